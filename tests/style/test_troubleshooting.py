@@ -4,6 +4,7 @@ from tests.style.error_sentences import GAP, collect_sentences, list_rows, sente
 
 FROM_ELSEWHERE = {
     "no ClickHouse answers at …: …",
+    "no store is running and there is no run here: start lightningbus store, or give --sql URL",
     "no NATS server answers at …: start one with lightningbus bus…",
     "… line …: …",
     "no store is running and there is no run here: start lightningbus store, or give --sql URL",

@@ -106,9 +106,15 @@ def _write_html(path: Path, name: str | None, run: str, sql: str | None, databas
     if not run and latest is None:
         exit_with("there is no run here: say which with --run")
     with require_extra("demo"):
+        from lightningbus.analysis.run_names import check_run
         from lightningbus.run.html_report import write_report
     which = run or latest.path.name if latest is not None else run
-    with_sql_client(sql, database, lambda client: write_report(path, client, database, which))
+
+    def write(client: Any) -> None:
+        check_run(client, which)
+        write_report(path, client, database, which)
+
+    with_sql_client(sql, database, write)
     print(path)
 
 
