@@ -46,8 +46,10 @@ class NotebookView(LiveView):
             await self._fleet.wait_for_change()
             self._remember()
             progress = self._progress
-            if (progress.step, progress.num_steps) != (self._bar.n, self._bar.total):
-                self._bar.n, self._bar.total = progress.step, progress.num_steps
+            if progress.num_steps and progress.num_steps != self._bar.total:
+                self._bar.reset(total=progress.num_steps)  # the widget takes its end from this alone
+            if progress.step != self._bar.n:
+                self._bar.n = progress.step
                 self._show_note()
             self._bar.refresh()
 

@@ -56,7 +56,11 @@ def format_cell(value: Any) -> str:
 def render_text(renderable: RenderableType, width: int = TEXT_WIDTH) -> str:
     """As plain text, such as the ``repr`` of an object."""
     file = io.StringIO()
-    Terminal(file=file, width=width, highlight=False, force_jupyter=False).print(renderable)
+    # A kernel's environment asks for colours, which are control characters here.
+    plain = Terminal(
+        file=file, width=width, highlight=False, force_jupyter=False, force_terminal=False, color_system=None
+    )
+    plain.print(renderable)
     return "\n".join(line.rstrip() for line in file.getvalue().rstrip().split("\n"))
 
 

@@ -55,7 +55,12 @@ def test_train_in_ten_cells(tmp_path: Path, environment: Callable[[str], Path]) 
     html = html_of(outputs)
     assert "held-out reward" in html and "3 weight versions" in html and "0 lost, 0 trained twice" in html
     assert "data:image/png;base64," in html
-    assert any("2/2" in json.dumps(output) for output in outputs), "the bar reached the last step"
+    notebook = json.loads((tmp_path / "notebooks" / "train_in_ten_cells.ipynb").read_text())
+    widgets = notebook["metadata"]["widgets"]["application/vnd.jupyter.widget-state+json"]["state"].values()
+    (bar,) = (widget["state"] for widget in widgets if widget["model_name"] == "FloatProgressModel")
+    assert (bar["value"], bar["max"], bar["bar_style"]) == (2, 2, "success"), "the bar reached the last step"
+    plain = "".join("".join(output.get("data", {}).get("text/plain", "")) for output in outputs)
+    assert "\x1b" not in plain
 
 
 @pytest.mark.unit

@@ -90,7 +90,8 @@ async def test_it_follows_a_run_from_its_store_to_its_files(
     await session.close()
 
 
-def test_text_of_agents_is_escaped() -> None:
+def test_text_of_agents_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as the kernel of a notebook does
     table = lb.Table((HOSTILE,), ((HOSTILE,),), HOSTILE)
     rollout = {"run_id": HOSTILE, "rollout_id": HOSTILE, "outcome": "ok", "reward": 1.0, "num_calls": 1}
     rollout |= {"response_tokens": 1, "seconds": 1.0, "attempt": 1, "error": HOSTILE}
