@@ -6,6 +6,7 @@ this server's are refused, which stops DNS rebinding.
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from common.listeners import open_listener, serve_app, url_of
 from schemas import ids
 from schemas.fleet import Heartbeat
 from store.embedded import origin_check
-from store.ui import filters, queries
+from store.ui import curves, filters, queries, run_list
 from store.ui.client import QueryFailed, QueryRow, Reader
 from store.ui.rollout import build_attempts, build_calls, expand_requests, select_attempt
 from store.ui.tree import build_tree
@@ -38,9 +39,11 @@ RUN_QUERIES = {
     "pulse": queries.CHANGE_TOKEN,
     "summary": queries.SUMMARY,
     "rewards": queries.REWARDS,
-    "steps": queries.STEPS,
+    "metric_names": curves.METRIC_NAMES,
+    "settings": curves.SETTINGS,
     "time": queries.TIME,
-    "throughput": queries.THROUGHPUT,
+    "throughput": curves.THROUGHPUT,
+    "idle_nodes": curves.IDLE_NODES,
     "trained": queries.TRAINED,
     "served": queries.ACTIVATIONS,
     "audit": queries.AUDIT,
@@ -66,6 +69,7 @@ class UiServer:
         app.router.add_get("/api/runs", self._runs)
         app.router.add_get("/api/fleet", self._fleet)
         app.router.add_get("/api/run/rollouts", self._rollouts)
+        app.router.add_get("/api/run/metrics", self._metrics)
         app.router.add_get("/api/run/{question}", self._run_query)
         app.router.add_get("/api/rollout", self._rollout)
         app.router.add_get("/api/request", self._request)
@@ -90,7 +94,11 @@ class UiServer:
         return web.FileResponse(STATIC / "index.html")
 
     async def _runs(self, request: web.Request) -> web.Response:
-        return _json(await self._reader.query(queries.RUNS))
+        members = self._list_members()
+        learners = None if isinstance(members, str) else {beat.run_id for beat in members if beat.role == "learner"}
+        queries_of_runs = (run_list.SETS, run_list.EVALUATION_RESULTS, run_list.LAST_STEPS)
+        sets, results, last_steps = await self._query_all({}, *queries_of_runs)
+        return _json(run_list.build_runs(sets, results, last_steps, learners, now_ms=time.time() * 1000))
 
     async def _fleet(self, request: web.Request) -> web.Response:
         members = self._list_members()
@@ -106,6 +114,11 @@ class UiServer:
         if question is None:
             raise web.HTTPNotFound(text=f"there is no {request.path}")
         return _json(await self._reader.query(question, run_id=_require_param(request, "run_id")))
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        run_id = _require_param(request, "run_id")
+        sql, values = curves.build_metrics_query(request.query)
+        return _json(await self._reader.query(sql, run_id=run_id, **values))
 
     async def _rollouts(self, request: web.Request) -> web.Response:
         run_id = _require_param(request, "run_id")

@@ -1,5 +1,6 @@
 // Which page is shown: the part of the address behind #, so that every page can be linked to and the back button works.
 
+import { comparePage } from "./compare.js";
 import { h, showTip } from "./dom.js";
 import { showLive } from "./live.js";
 import { linkTo, place } from "./place.js";
@@ -26,7 +27,7 @@ function show() {
   const [kind, run, part, rollout] = names;
   crumbs.replaceChildren(...trail(kind === "run" ? run : null, part === "rollout" ? rollout : null));
   document.title = [rollout, run, "lightningbus"].filter(Boolean).join(" · ");
-  const open = rollout ? rolloutPage : run ? runPage : runsPage;
+  const open = kind === "compare" ? comparePage : rollout ? rolloutPage : run ? runPage : runsPage;
   current = { path, leave, update: open(page, { run, rollout, query }, leave.signal) ?? (() => {}) };
 }
 

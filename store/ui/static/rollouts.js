@@ -5,6 +5,7 @@ import { empty, h, table } from "./dom.js";
 import { ago, clock, count, reward, seconds, versions } from "./format.js";
 import { fill, panel } from "./panel.js";
 import { change, linkTo } from "./place.js";
+import { setChip } from "./rollout_set.js";
 import { follows } from "./runs.js";
 
 const SORTS = {
@@ -15,7 +16,7 @@ const TYPED_MS = 300;
 
 const COLUMNS = [
   { title: "rollout", class: "name", cell: (row) => h("a", { href: link(row) }, row.rollout_id) },
-  { title: "mode", cell: (row) => h("span", { class: `chip ${row.mode}` }, row.mode) },
+  { title: "mode", about: "or the name of the evaluation", cell: setChip },
   { title: "outcome", cell: (row) => h("span", { class: `outcome ${row.outcome}`, title: row.error || null }, row.outcome) },
   { title: "reward", number: true, cell: (row) => reward(row.reward) },
   { title: "seconds", number: true, cell: (row) => seconds(row.seconds) },
@@ -34,7 +35,7 @@ const link = (row) => linkTo(run, row.rollout_id);
 /** The panel; `load` asks again, `ask` takes other filters, `outcomes` says which there are to choose from. */
 export function rolloutsPanel(of, query, signal) {
   run = of;
-  let params = query;
+  let params = filtersOf(query);
   const fields = form((changed, typed) => go(changed, typed));
   const pager = h("nav", { class: "pager", "aria-label": "Pages of rollouts" });
   const box = panel("Rollouts", { name: "rollouts", height: 420, extra: pager });
@@ -58,13 +59,20 @@ export function rolloutsPanel(of, query, signal) {
   }
 
   function take(next) {
-    params = next;
+    const filters = filtersOf(next);
+    if (String(filters) === String(params)) return;
+    params = filters;
     fields.set(params);
     load().catch(() => {}); // it stands in the panel
   }
 
   fields.set(params);
   return { root: box.root, load, ask: take, outcomes: fields.outcomes };
+}
+
+/** The query without what other parts of the page keep in it. */
+function filtersOf(query) {
+  return new URLSearchParams([...query].filter(([name]) => name !== "metrics" && name !== "smooth"));
 }
 
 function form(changed) {
