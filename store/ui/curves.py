@@ -56,21 +56,18 @@ GROUP BY bounds, width, intDiv(date_diff('second', bounds.1, ended_at), width) A
 IDLE_NODES = f"""
 WITH
 (
-    SELECT (min(started_at), max(ended_at)) FROM raw_model_calls WHERE run_id = {{run_id:String}}
+    SELECT (toUnixTimestamp64Milli(min(started_at)), toUnixTimestamp64Milli(max(ended_at))) FROM raw_model_calls
+    WHERE run_id = {{run_id:String}}
 ) AS bounds,
-greatest({MIN_BUCKET_SECONDS}, intDiv(date_diff('second', bounds.1, bounds.2), {MAX_BUCKETS}) + 1) AS width
-SELECT node, toUnixTimestamp64Milli(bounds.1) + 1000 * width * bucket AS start_ms, any(width) AS bucket_seconds,
-    least(toFloat64(width), date_diff('millisecond', bounds.1, bounds.2) / 1000 - width * bucket) AS seconds,
-    intervalLengthSum(
-        date_diff('millisecond', bounds.1, greatest(started_at, bounds.1 + toIntervalSecond(width * bucket))),
-        date_diff('millisecond', bounds.1, least(ended_at, bounds.1 + toIntervalSecond(width * (bucket + 1))))
-    ) / 1000 AS busy_seconds
+1000 * greatest({MIN_BUCKET_SECONDS}, intDiv(bounds.2 - bounds.1, 1000 * {MAX_BUCKETS}) + 1) AS width
+SELECT node, bounds.1 + width * bucket AS start_ms, any(width) / 1000 AS bucket_seconds,
+    least(width, bounds.2 - bounds.1 - width * bucket) / 1000 AS seconds,
+    intervalLengthSum(greatest(start, width * bucket), least(end, width * (bucket + 1))) / 1000 AS busy_seconds
 FROM
 (
-    SELECT node, started_at, ended_at, bounds, width, arrayJoin(range(
-        toUInt32(intDiv(date_diff('millisecond', bounds.1, started_at), 1000 * width)),
-        toUInt32(intDiv(date_diff('millisecond', bounds.1, ended_at), 1000 * width) + 1)
-    )) AS bucket
+    SELECT node, toUnixTimestamp64Milli(started_at) - bounds.1 AS start,
+        toUnixTimestamp64Milli(ended_at) - bounds.1 AS end,
+        arrayJoin(range(toUInt32(intDiv(start, width)), toUInt32(intDiv(end, width) + 1))) AS bucket
     FROM raw_model_calls WHERE run_id = {{run_id:String}}
 )
 GROUP BY bounds, width, node, bucket ORDER BY node, start_ms

@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import tomllib
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from itertools import pairwise
@@ -343,6 +344,14 @@ async def test_the_page_has_no_inline_code_and_a_strict_policy(site: str) -> Non
     assert "<style" not in text and text.count("<script") == text.count('<script type="module" src=') == 1
     for file in filter(Path.is_file, (Path(queries.__file__).parent / "static").rglob("*")):
         assert not any(word in file.read_text() for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "eval("))
+
+
+def test_every_file_of_the_page_is_in_the_package() -> None:
+    directory = Path(queries.__file__).parent
+    project = tomllib.loads((directory.parents[1] / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["store.ui"]
+    packaged = {file for pattern in patterns for file in directory.glob(pattern)}
+    assert set(filter(Path.is_file, (directory / "static").rglob("*"))) <= packaged
 
 
 def test_the_attempt_that_counts_is_the_first_result_in_the_stream() -> None:

@@ -24,7 +24,7 @@ export function lineChart({ name, series, x, y, height = 220 }) {
   const chart = name ?? y.label;
   if (!hidden.has(chart)) hidden.set(chart, new Set());
   const off = hidden.get(chart);
-  const root = h("div", { class: "chart", role: "img", "aria-label": `${y.label} over ${x.label}`, style: { height: `${height}px` } });
+  const root = h("div", { class: "chart", role: "img", "aria-label": `${chart} over ${x.label}`, style: { height: `${height}px` } });
   const toggle = (item, show) => {
     off[show ? "delete" : "add"](item.name);
     root.plot?.batch(() => drawn.filter((other) => other.name === item.name).forEach((other) => other.columns.forEach((column) => root.plot.setSeries(column, { show }))));
@@ -32,6 +32,7 @@ export function lineChart({ name, series, x, y, height = 220 }) {
   new ResizeObserver(([seen], observer) => {
     const { width } = seen.contentRect;
     if (!root.isConnected) {
+      if (root.plot?.cursor.left >= 0) showTip(null);
       root.plot?.destroy();
       observer.disconnect();
     } else if (root.plot) root.plot.setSize({ width, height });
@@ -60,6 +61,7 @@ function plot(root, drawn, off, x, y, width, height) {
   const formatX = x.format ?? figure, formatY = y.format ?? figure;
   const measure = (text) => ruler.measureText(text).width;
   const origin = x.origin ?? 0;
+  let hasTip = false;
   const splitX = (u, _, low, high) => {
     const pixels = u.bbox.width / devicePixelRatio / (high - low);
     const fits = (step, values) => haveRoom(values.map((value) => measure(formatX(value + origin))), step * pixels);
@@ -80,7 +82,11 @@ function plot(root, drawn, off, x, y, width, height) {
     cursor: { y: false, drag: { x: false, y: false }, points: { size: 2 * MARK }, dataIdx: (u, column, index, value) => (column && !values.has(column) ? null : nearestPoint(u, column, index, value)) },
     hooks: {
       draw: [(u) => drawn.filter((item) => item.marks).forEach((item) => drawMarks(u, item, colour(item.colour)))],
-      setCursor: [(u) => point(u, drawn, { x, formatX, formatY })],
+      setCursor: [(u) => {
+        const figures = figuresAt(u, drawn, { x, formatX, formatY });
+        if (figures || hasTip) showTip(figures, ...pointer(u));
+        hasTip = figures !== null;
+      }],
     },
   }, data, root);
 }
@@ -143,16 +149,20 @@ function nearestPoint(u, column, index, value) {
   }
 }
 
-function point(u, drawn, { x, formatX, formatY }) {
-  const { left, top, idxs, event } = u.cursor;
-  if (left === undefined || left < 0) return showTip(null);
+/** The figures of the points near the pointer, or null where there is none. */
+function figuresAt(u, drawn, { x, formatX, formatY }) {
+  if (!(u.cursor.left >= 0)) return null;
   const near = drawn.filter((item) => !item.faint && u.series[item.columns[0]].show)
-    .map((item) => [item, item.at[idxs[item.columns[0]]]]).filter(([, nearby]) => nearby);
-  if (!near.length) return showTip(null);
-  const [, first] = near[0];
+    .map((item) => [item, item.at[u.cursor.idxs[item.columns[0]]]]).filter(([, point]) => point);
+  if (!near.length) return null;
+  const [[, first]] = near;
+  return pairs([[x.label, first.title ?? formatX(first.x)], ...near.map(([item, point]) => [item.name, point.label ?? formatY(point.y), item.colour])]);
+}
+
+/** Where the pointer is in the window. */
+function pointer(u) {
   const area = u.over.getBoundingClientRect();
-  const rows = near.map(([item, nearby]) => [item.name, nearby.label ?? formatY(nearby.y), item.colour]);
-  return showTip(pairs([[x.label, first.title ?? formatX(first.x)], ...rows]), event?.clientX ?? area.left + left, event?.clientY ?? area.top + top);
+  return [area.left + u.cursor.left, area.top + u.cursor.top];
 }
 
 function redraw() {

@@ -19,14 +19,13 @@ export function metricCharts({ listNames, loadSeries, query, signal }) {
   const picker = metricPicker((chosen) => ask(change({ metrics: chosen.join(",") }, true)));
   const smoothing = smoothingField((weight) => ask(change({ smooth: weight }, false)));
   const box = panel("Metrics of the learner", { name: "metrics", about: "By training step.", extra: h("div", { class: "metric-tools" }, smoothing.root, picker.root) });
-  box.show(grid);
   let params = query, known = [], series = {}, boxes = new Map();
 
   const chosen = () => (params.get("metrics")?.split(",") ?? DEFAULTS.filter((name) => known.includes(name))).slice(0, MOST);
 
   /** Asks the store again. */
   async function load() {
-    await fill({ show: () => {}, fail: box.fail }, async () => {
+    await fill({ show: () => box.show(grid), fail: box.fail }, async () => {
       known = await listNames();
       picker.set(known, chosen());
       series = chosen().length ? await loadSeries(chosen()) : {};

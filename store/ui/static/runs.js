@@ -47,7 +47,12 @@ export function runsPage(root, { query }, signal) {
     else compare.href = `#/compare?runs=${[...chosen].map(encodeURIComponent).join(",")}`;
   }
 
-  follow(() => fill({ show: draw, fail: box.fail }, async () => { runs = await ask("runs", {}, signal); }, signal), signal, showLive);
+  function fail(error) {
+    list = null; // so that the next list takes the place of the error
+    box.fail(error);
+  }
+
+  follow(() => fill({ show: draw, fail }, async () => { runs = await ask("runs", {}, signal); }, signal), signal, showLive);
   return (next) => {
     words = next.get("search") ?? "";
     if (search.value.trim() !== words) search.value = words;
@@ -58,7 +63,7 @@ export function runsPage(root, { query }, signal) {
 function listed(rows, words, chosen, changed) {
   if (!rows.length && words) return empty(`No run fits “${words}”.`);
   if (!rows.length) return empty("No rollout has ended yet. Put tasks in and start a runner:", "lightningbus publish tasks.jsonl --run first");
-  const pick = { title: "", cell: (row) => {
+  const pick = { title: "compare", cell: (row) => {
     const input = h("input", { type: "checkbox", "aria-label": `Compare ${row.run_id}`, change: () => {
       chosen[input.checked ? "add" : "delete"](row.run_id);
       changed();
