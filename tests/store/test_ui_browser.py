@@ -338,6 +338,10 @@ def test_evaluations_are_marks_of_their_own_and_the_legend_switches_a_series(pag
     assert chart.locator(".chart").evaluate(lines) == [False, True, True, True, *[False] * 6], "training and its band"
     columns = "root => root.plot.data.slice(4).map(column => column.filter(value => value !== null).length)"
     assert chart.locator(".chart").evaluate(columns) == [3] * 6, "value and standard error of three versions each"
+    left = chart.locator(".chart").evaluate("root => root.plot.valToPos(36, 'x')")
+    chart.locator(".u-over").hover(position={"x": left, "y": 20})
+    figures = page.locator("#tip").inner_text().split()
+    assert figures[:3] == ["weight", "version", "36"] and figures.count("±") == 2, "of both evaluations"
     chart.get_by_role("button", name="greedy").click()
     switched = "root => root.plot.series.map(series => series.show)"
     assert chart.locator(".chart").evaluate(switched) == [True] * 4 + [False] * 3 + [True] * 3

@@ -4,7 +4,7 @@ const TICKS = 3; // at least
 const MANY = 40; // steps are not worth a look that give more
 const GAP = 6; // between two labels, in pixels
 const NICE = [1, 2, 5];
-const MARGIN_X = 0.04, MARGIN_Y = 0.08; // of the range, so that marks at the edge are inside the plot
+const MARGIN_X = 0.06, MARGIN_Y = 0.08; // of the range, so that marks at the edge are inside the plot
 const NOISE = 1e-8; // a smaller difference is drawn flat, as is one of a millionth
 const RELATIVE_NOISE = 1e-6;
 const FLAT = 0.2; // of the value: the range of what is drawn flat

@@ -118,12 +118,14 @@ function columns(drawn, off, colour) {
 
 const CORNERS = { diamond: [[0, -1.3], [1.3, 0], [0, 1.3], [-1.3, 0]], square: [[-1, -1], [1, -1], [1, 1], [-1, 1]], triangle: [[0, -1.2], [1.2, 1], [-1.2, 1]] };
 
+const SHIFTS = { diamond: -3, circle: 3, square: 0, triangle: 6 }; // pixels, so that marks of one value do not hide each other
+
 function drawMarks(u, item, colour) {
   if (!u.series[item.columns[0]].show) return;
   const { ctx } = u, size = MARK * devicePixelRatio;
   Object.assign(ctx, { fillStyle: colour, strokeStyle: colour, lineWidth: 1.5 * devicePixelRatio });
   for (const { x, y, low, high } of item.points) {
-    const left = u.valToPos(x, "x", true), top = u.valToPos(y, "y", true);
+    const left = u.valToPos(x, "x", true) + SHIFTS[item.marks] * devicePixelRatio, top = u.valToPos(y, "y", true);
     ctx.beginPath();
     if (low !== undefined) {
       ctx.moveTo(left, u.valToPos(low, "y", true));
