@@ -49,25 +49,28 @@ FROM rollouts_of GROUP BY mode, evaluation ORDER BY mode DESC, evaluation
 REWARDS = f"""
 {ROLLOUTS_CTE}
 SELECT mode, evaluation, intDiv(one, width) * width AS version, any(width) AS per_point, sum(count) AS rollouts,
-    avgMerge(mean) AS mean_reward, stddevPopMerge(spread) AS reward_spread, min(low) AS worst, max(high) AS best
+    avgMerge(mean) AS mean_reward, stddevPopMerge(spread) AS reward_spread,
+    stddevSamp(finalizeAggregation(mean)) / sqrt(count()) AS standard_error, min(low) AS worst, max(high) AS best
 FROM
 (
     SELECT *, intDiv(max(one) OVER (), {MAX_POINTS}) + 1 AS width
     FROM
     (
-        SELECT mode, evaluation, one, count() AS count, avgState(value) AS mean, stddevPopState(value) AS spread,
-            min(value) AS low, max(value) AS high
+        SELECT mode, evaluation, one, problem, count() AS count, avgState(value) AS mean,
+            stddevPopState(value) AS spread, min(value) AS low, max(value) AS high
         FROM
         (
-            SELECT mode, evaluation, assumeNotNull(max_weight_version) AS one, if(outcome = 'ok', reward, 0.) AS value
+            SELECT mode, evaluation, assumeNotNull(max_weight_version) AS one, if(outcome = 'ok', reward, 0.) AS value,
+                if(mode = 'eval', task_id, '') AS problem
             FROM rollouts_of WHERE (outcome = 'ok' OR mode = 'eval') AND max_weight_version IS NOT NULL
         )
-        GROUP BY mode, evaluation, one
+        GROUP BY mode, evaluation, one, problem
     )
 )
 GROUP BY mode, evaluation, version ORDER BY mode DESC, evaluation, version
 """
-"""Training: of the rollouts that ended well. Evaluation: of all, a failed one counts as 0, as in `train`'s results."""
+"""Training: of the rollouts that ended well. Evaluation: of all; a failed one counts as 0, and the standard error is
+over problems, as in `train`'s results."""
 
 TIME = f"""
 {ROLLOUTS_CTE}

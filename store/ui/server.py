@@ -14,6 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
+from bus.fleet.node_state import DONE
 from common.listeners import open_listener, serve_app, url_of
 from schemas import ids
 from schemas.fleet import Heartbeat
@@ -95,7 +96,11 @@ class UiServer:
 
     async def _runs(self, request: web.Request) -> web.Response:
         members = self._list_members()
-        learners = None if isinstance(members, str) else {beat.run_id for beat in members if beat.role == "learner"}
+        learners = (
+            None
+            if isinstance(members, str)
+            else {beat.run_id for beat in members if beat.role == "learner" and beat.state != DONE}
+        )
         queries_of_runs = (run_list.SETS, run_list.EVALUATION_RESULTS, run_list.LAST_STEPS)
         sets, results, last_steps = await self._query_all({}, *queries_of_runs)
         return _json(run_list.build_runs(sets, results, last_steps, learners, now_ms=time.time() * 1000))

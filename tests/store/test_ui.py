@@ -9,7 +9,7 @@ from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 import aiohttp
@@ -141,8 +141,14 @@ async def test_evaluations_have_results_of_their_own_in_which_a_failure_counts_a
         version = int(batch.task_id.rpartition("v")[2])
         rewards.setdefault((batch.evaluation, version), []).append(batch.end.reward or 0.0)
     curve = await ask("run/rewards", run_id="evaluated")
-    actual = {(row["evaluation"], row["version"]): (row["rollouts"], row["mean_reward"]) for row in curve}
-    assert actual == {key: (20, pytest.approx(mean(values))) for key, values in rewards.items()}
+    actual = {
+        (row["evaluation"], row["version"]): (row["rollouts"], row["mean_reward"], row["standard_error"])
+        for row in curve
+    }
+    assert actual == {
+        key: (20, pytest.approx(mean(values)), pytest.approx(stdev(values) / 20**0.5))
+        for key, values in rewards.items()
+    }
     assert any(batch.end.outcome != "ok" for batch in batches if batch.end is not None)
     run = next(run for run in await ask("runs") if run["run_id"] == "evaluated")
     results = {row["evaluation"]: (row["first_mean"], row["last_mean"]) for row in run["results"]}

@@ -31,8 +31,7 @@ export function rewardSeries(rows, { colour = (set) => set.colour, name = (set) 
     colour: colour(set),
     marks: set.mode === "train" ? undefined : markOf(evaluations.indexOf(set)),
     points: set.rows.map((row) => {
-      const error = row.rollouts > 1 ? row.reward_spread / Math.sqrt(row.rollouts - 1) : 0;
-      const around = set.mode === "train" ? row.reward_spread : error;
+      const around = set.mode === "train" ? row.reward_spread : row.standard_error ?? 0;
       const isBound = row.mean_reward !== null && (set.mode !== "train" || band);
       return {
         x: row.version,
