@@ -13,6 +13,7 @@ from lightningbus.cli.commands import (
     bus,
     demo,
     dlq,
+    env,
     inference,
     learner,
     provision,
@@ -41,7 +42,7 @@ app = typer.Typer(
 )
 COMMANDS = (
     demo.demo, train.train, up.up, publish.publish, query.query, status.status, report.report, ui.ui,
-    audit.audit, provision.provision,
+    audit.audit, env.env, provision.provision,
 )  # fmt: skip
 ROLES = (runner.runner, learner.learner, inference.inference, auditor.auditor)
 GROUPS = {

@@ -45,6 +45,12 @@ class RunDirectory:
         path = runs / LATEST
         return cls(path.resolve()) if path.exists() else None
 
+    @classmethod
+    def named(cls, name: str, runs: Path = RUNS) -> "RunDirectory | None":
+        """The directory of a run here, if there is one."""
+        path = runs / name
+        return cls(path) if Path(name).name == name and path.is_dir() else None
+
     def create(self) -> "RunDirectory":
         """Make it, for its owner alone, and make it the latest."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -96,6 +102,10 @@ class RunDirectory:
     def store(self) -> Path:
         """Where the embedded ClickHouse keeps its data."""
         return self.path / "store"
+
+    def has_stored_data(self) -> bool:
+        """Whether an embedded ClickHouse has been there; lock files do not count."""
+        return any(self.store.glob("[!.]*"))
 
     def write_endpoints(self, endpoints: Endpoints) -> None:
         """Say where the servers are."""

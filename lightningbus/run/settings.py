@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from auditor.settings import AuditorSettings
 from bus.stream_sizes import StreamSizes
 from common.name_suggestions import suggest_name
+from common.task_source import TaskSourceSetting
 from inference.settings import InferenceSettings
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.role_process import UserError
@@ -56,7 +57,7 @@ class EvalSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    tasks: Path = Field(description="JSONL of tasks, as `lightningbus publish` takes them")
+    tasks: TaskSourceSetting = Field(description="tasks, as `learner.tasks` names them")
     samples: int = Field(2, ge=1, description="sampled answers to each")
     every: int | None = Field(
         None,

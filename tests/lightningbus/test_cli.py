@@ -39,6 +39,7 @@ COMMANDS = [
     "up",
     "demo",
     "train",
+    "env",
 ]
 
 

@@ -1,11 +1,11 @@
-"""``lightningbus publish``: tasks of a file."""
+"""``lightningbus publish``: tasks of a file or a data set."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from bus.task_file import load_tasks
+from common.task_source import TaskSource, parse_columns
 from lightningbus.cli.options import (
     BusOption,
     check_names,
@@ -21,7 +21,22 @@ MAX_ROLLOUT_CHARACTERS = 200
 
 
 def publish(
-    tasks: Annotated[Path, typer.Argument(help='JSONL, one {"id": ..., "input": ..., "labels": {...}} per line')],
+    tasks: Annotated[
+        str,
+        typer.Argument(
+            help='JSONL, one {"id": ..., "input": ..., "labels": {...}} per line; or Parquet, CSV, directory of a data '
+            "set, hf:NAME of one on the Hugging Face Hub"
+        ),
+    ],
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(help="field=column of the input, as question=prompt; repeat it [default: every column]"),
+    ] = None,
+    id_column: Annotated[
+        str | None, typer.Option("--id", help="column of the ids [default: id if there is one, else row numbers]")
+    ] = None,
+    split: Annotated[str, typer.Option(help="split of a data set")] = "train",
+    config: Annotated[str | None, typer.Option(help="configuration of a data set that has several")] = None,
     samples: Annotated[int, typer.Option(min=1, help="rollouts per task: the group that is compared")] = 1,
     run: Annotated[str, typer.Option(help="run the results belong to")] = "run",
     agent: Annotated[str, typer.Option(help="agent name")] = "default",
@@ -40,7 +55,7 @@ def publish(
     timeout: Annotated[float, typer.Option(min=0.1, help="seconds to wait while the queue is full")] = 300.0,
     bus: BusOption = None,
 ) -> None:
-    """Publish the tasks of a file; every line is checked before the first is sent.
+    """Publish the tasks of a file or a data set; every row is checked before the first is sent.
 
     A task that the bus has already is not sent again, and counted: --pass makes new ones of the same file.
     """
@@ -51,7 +66,7 @@ def publish(
         exit_with(f"--mode: {mode!r} is neither train nor eval")
     if evaluation and mode != "eval":
         exit_with("--evaluation names an evaluation, and --mode train publishes training tasks: leave one of them out")
-    problems = exit_on_user_error(load_tasks, tasks)
+    problems = exit_on_user_error(load_tasks, _parse_source(tasks, columns, id_column, split, config))
     sampling = {} if temperature is None else {"temperature": temperature}
     fields: dict[str, Any] = {"run_id": run, "agent": agent, "mode": mode, "evaluation": evaluation}
     fields["weight_version"] = version
@@ -81,3 +96,13 @@ def publish(
         print(f"{new} of {new + there} published, {there} were there already: --pass NAME publishes them again")
     else:
         print(f"{new} rollouts of {len(problems)} tasks published")
+
+
+def _parse_source(
+    path: str, columns: list[str] | None, id_column: str | None, split: str, config: str | None
+) -> TaskSource:
+    try:
+        map_of_columns = parse_columns(columns or ())
+    except ValueError as error:
+        exit_with(f"--columns: {error}")
+    return TaskSource(path=path, columns=map_of_columns, id=id_column, split=split, config=config)

@@ -17,6 +17,7 @@ from lightningbus.cli.options import (
 )
 from lightningbus.cli.output import print_result, run_query
 from lightningbus.run.role_process import UserError, exit_with
+from lightningbus.run.run_directory import RunDirectory
 from store.reports import ResultTable
 
 NEXT = """
@@ -36,6 +37,9 @@ def report(
         list[str] | None, typer.Option("--param", help="NAME=VALUE of a report's own parameter, may be repeated")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="draw it into this PNG")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="write all reports of --run (else the latest) into this HTML file, to send")
+    ] = None,
     sql: SqlOption = None,
     database: DatabaseOption = "lightningbus",
     as_json: JsonOption = False,
@@ -44,6 +48,9 @@ def report(
     """The questions everybody asks, each also a view of SQL."""
     with require_extra("store"):
         from store.reports import REPORTS
+    if html is not None:
+        _write_html(html, name, run, sql, database)
+        return
     if name is None:
         rows: list[tuple[Any, ...]] = [
             (entry.name, entry.title, " ".join(_format_parameters(entry.parameters))) for entry in REPORTS.values()
@@ -75,6 +82,19 @@ def report(
         print(plot)
         return
     print_result(result, as_json, as_csv, definition.title, none="nothing yet")
+
+
+def _write_html(path: Path, name: str | None, run: str, sql: str | None, database: str) -> None:
+    if name is not None:
+        exit_with("--html writes all reports into one file: leave the report's name out")
+    latest = RunDirectory.latest()
+    if not run and latest is None:
+        exit_with("there is no run here: say which with --run")
+    with require_extra("demo"):
+        from lightningbus.run.html_report import write_report
+    which = run or latest.path.name if latest is not None else run
+    with_sql_client(sql, database, lambda client: write_report(path, client, database, which))
+    print(path)
 
 
 def _format_parameters(parameters: Any) -> list[str]:

@@ -19,7 +19,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="keep showing until Ctrl-C")] = False,
 ) -> None:
     """Who is alive and what they do."""
-    from lightningbus.run.heartbeat_text import firing_alerts
+    from bus.fleet.heartbeat_text import firing_alerts
     from lightningbus.run.live_view import LiveView, console, members_table
     from lightningbus.run.terminal import Terminal
 
