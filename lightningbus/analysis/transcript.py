@@ -10,6 +10,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from common.printable import printable_json
+from lightningbus.analysis.run_names import check_run
 from lightningbus.run.role_process import UserError
 from lightningbus.run.terminal import Terminal
 from schemas.semconv.span_kinds import entity_name, kind_of, summarize
@@ -58,6 +59,8 @@ class Transcript:
         """Of the newest such rollout of a run (empty: of any); raises `UserError` when there is none. Blocks."""
         rows = _rows(client, ROLLOUT, run_id=run, rollout_id=rollout)
         if not rows:
+            if run:
+                check_run(client, run)
             raise UserError(
                 f"no rollout is called {rollout!r}; `lightningbus report slowest_rollouts` has some that are"
             )

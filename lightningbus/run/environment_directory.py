@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -83,6 +84,11 @@ def parse_arguments(words: Sequence[str]) -> dict[str, Any]:
     return arguments
 
 
+def as_file_name(name: str) -> str:
+    """The last part of an environment's name, as a name of a run and its directory. Pure."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", name.rstrip("/").rsplit("/", 1)[-1])[:64]
+
+
 def write_environment(
     spec: EnvironmentSpec, directory: Path, model_path: Path, limit: int | None, num_heldout: int
 ) -> tuple[int, int]:
@@ -129,7 +135,7 @@ def render_run_file(spec: EnvironmentSpec, directory: Path, model_path: Path) ->
         "rollout_timeout_seconds": DEADLINE_SECONDS,
     }
     fields = {
-        "name": "".join(letter if letter.isalnum() else "-" for letter in spec.name)[:64],
+        "name": as_file_name(spec.name),
         "store": {},
         "inference": [{"model_path": str(model_path)}],
         "runners": [runner],

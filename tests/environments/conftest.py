@@ -63,7 +63,7 @@ async def play(bus: Bus, directory: Path, answer: Answer) -> list[dict[str, Any]
     async with Endpoint(answer).as_node(bus) as node, running(bus, **runner.model_dump()):
         for entry in tasks:
             await TaskPublisher(bus).publish_task(task(id=entry.id, input=entry.input, deadline=120.0))
-        batches = await ended(bus, len(tasks))
+        batches = await ended(bus, len(tasks), timeout=180.0)  # the first may install what a harness declares
     results = []
     for batch in batches:
         assert batch.end is not None and batch.end.outcome == "ok", batch.end

@@ -36,15 +36,14 @@ async def test_a_taskset_with_tools_is_played_by_its_own_harness(
     bus: Bus, foreign_python: Callable[[str], Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    written = write_environment(
-        "verifiers:reverse-words", foreign_python("verifiers"), out, "--arg", "taskset.num_tasks=4"
-    )
-    assert written.startswith("3 tasks and 1 held-out ones in ")
-    assert [entry.input["prompt"] for entry in load_tasks(out / "heldout.jsonl")] == ["Reverse delta"]
+    options = ["--arg", "taskset.num_tasks=3", "--env", "SSL_CERT_FILE"]  # uv installs what the harness declares
+    written = write_environment("verifiers:reverse-words", foreign_python("verifiers"), out, *options)
+    assert written.startswith("2 tasks and 1 held-out ones in ")
+    assert [entry.input["prompt"] for entry in load_tasks(out / "heldout.jsonl")] == ["Reverse gamma"]
     results = await play(bus, out, use_the_tool)
-    assert [(result["reward"], result["num_calls"]) for result in results] == [(2.0, 2)] * 3
+    assert [(result["reward"], result["num_calls"]) for result in results] == [(2.0, 2)] * 2
     assert [result["metrics"] for result in results] == [
-        {"correct": 2.0, "length": float(len("It is ") + len(word) + 1)} for word in ("alpha", "beta", "gamma")
+        {"correct": 2.0, "length": float(len("It is ") + len(word) + 1)} for word in ("alpha", "beta")
     ]
 
 

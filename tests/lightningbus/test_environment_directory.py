@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from lightningbus.run.environment_directory import EnvironmentSpec, parse_arguments, parse_name, render_run_file
+from lightningbus.run.environment_directory import (
+    EnvironmentSpec,
+    as_file_name,
+    parse_arguments,
+    parse_name,
+    render_run_file,
+)
 from lightningbus.run.preflight import parse_job
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import RunSettings, validate_settings
@@ -68,11 +74,19 @@ def test_a_run_file_is_a_training_job() -> None:
     settings = validate_settings(RunSettings, fields, "run.yaml")
     job = parse_job(settings, "run.yaml")
     assert (settings.name, job.learner.tasks, job.eval.tasks) == (
-        "owner-math-v1", Path("out/tasks.jsonl"), Path("out/heldout.jsonl")
+        "math-v1", Path("out/tasks.jsonl"), Path("out/heldout.jsonl")
     )  # fmt: skip
     (runner,) = settings.runners
     assert runner.env == ["PYTHONPATH=/m", "HF_HOME", "A=b"]
     assert (runner.concurrency, runner.max_concurrent_per_process) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "file_name"),
+    [("owner/math", "math"), ("echo.server.app:app", "echo-server-app-app"), ("http://h:80/", "h-80"), ("é", "-")],
+)
+def test_a_run_is_named_after_its_environment(name: str, file_name: str) -> None:
+    assert as_file_name(name) == file_name
 
 
 def test_arguments_are_json_with_levels() -> None:

@@ -79,7 +79,7 @@ def test_a_misspelt_variable_is_a_warning(monkeypatch: pytest.MonkeyPatch, caplo
 
 def test_the_store_takes_flags_beside_its_subcommands(monkeypatch: pytest.MonkeyPatch) -> None:
     group: Any = typer.main.get_command(app)
-    store = group.commands["store"]
+    store = group.load("store")
     context = store.make_context("store", ["--http-port", "0", "--batch-rows", "5"])
     assert context.args == ["--batch-rows", "5"] and context.params["http_port"] == 0
     assert read_flags(StoreSettings, "store", context.args) == {"batch_rows": "5"}

@@ -40,7 +40,7 @@ def env(
 
     kind, name = exit_on_user_error(directories.parse_name, environment)
     arguments = exit_on_user_error(directories.parse_arguments, arg or ())
-    directory = out or Path("environments") / name.rsplit("/", 1)[-1]
+    directory = out or Path("environments") / directories.as_file_name(name)
     spec = directories.EnvironmentSpec(
         kind, name, arguments, python or Path(sys.executable), path, concurrency, variable or ()
     )

@@ -51,7 +51,7 @@ class ReverseTaskset(vf.Taskset[ReverseTask, ReverseConfig]):
 
     def load(self) -> Iterator[Any]:
         """What verifiers calls."""
-        for word in ("alpha", "beta", "gamma", "delta")[: self.config.num_tasks]:
+        for word in ("alpha", "beta", "gamma")[: self.config.num_tasks]:
             yield ReverseTask(ReverseData(prompt=f"Reverse {word}", answer=word[::-1]), self.config.task)
 
 
