@@ -174,6 +174,9 @@ class TrainingLoop:
             version=self.state.version + 1,
             nonce=secrets.token_hex(NONCE_BYTES),
         )
+        ended_ns = time.time_ns()
+        idle_share = idle_seconds / (idle_seconds + (ended_ns - started_ns) / 1e9)
+        idle = {"seconds/idle": idle_seconds, "learner/idle_share": idle_share}
         event = TrainingStep(
             run_id=state.run_id,
             model=state.model,
@@ -181,9 +184,9 @@ class TrainingLoop:
             version=state.version,
             epoch=state.epoch,
             started_ns=started_ns,
-            ended_ns=time.time_ns(),
+            ended_ns=ended_ns,
             rollouts=(*batch.dispositions, *self.excluded.drain()),
-            metrics={**batch.metrics, **step_metrics, **self.recovery.status(), "seconds/idle": idle_seconds},
+            metrics={**batch.metrics, **step_metrics, **self.recovery.status(), **idle},
             batch_sha256=await self.in_thread(batch.compute_sha256),
             settings=self.settings.model_dump_json(),
             spans=(),

@@ -81,7 +81,8 @@ def run(
                 yield last
                 uses.append(_use(last, step, chance))
         yield _audit(name, uses[-1], step - 1, begun + 14 * SECOND_NS)
-        yield _step(name, step, begun + 15 * SECOND_NS, uses)
+        settings = learner_settings(max_steps=steps, groups_per_step=groups, group_size=samples, seed=seed)
+        yield _step(name, step, begun + 15 * SECOND_NS, uses, settings)
         yield _version(name, step, begun + 15 * SECOND_NS)
         yield WeightsActivated(
             node="node-0",
@@ -91,6 +92,24 @@ def run(
             pause_seconds=0.05,
             activated_at_ns=begun + 16 * SECOND_NS,
         )
+
+
+def evaluations(name: str, versions: Iterable[int], num_tasks: int = 6, seed: int = 7) -> Iterator[SpanBatch]:
+    """The ends of rollouts of two evaluations, greedy and sampled, of some versions of a run."""
+    chance = random.Random(seed)
+    for version in versions:
+        begun = START_NS + (version + 1) * 20 * SECOND_NS
+        for evaluation in ("greedy", "sampled"):
+            for number in range(num_tasks):
+                task = Task(
+                    id=f"h{number}@{name}-{evaluation}-v{version}",
+                    run_id=name,
+                    agent="default",
+                    mode="eval",
+                    evaluation=evaluation,
+                    input=number,
+                )
+                yield from attempt(task, version, begun, 2, chance)
 
 
 def attempt(task: Task, version: int, started_ns: int, turns: int, chance: random.Random) -> list[SpanBatch]:
@@ -254,8 +273,24 @@ def _audit(run: str, use: RolloutDisposition, version: int, audited_ns: int) -> 
     )  # fmt: skip
 
 
-def _step(name: str, step: int, ended_ns: int, uses: list[RolloutDisposition]) -> TrainingStep:
-    metrics = {"rollout_corr/k3_kl": 1e-4 * step, "actor/grad_norm": 1.0 / step, "off_policy/ess": 1 - 0.01 * step}
+def learner_settings(**settings: int) -> str:
+    """The settings of a learner, JSON."""
+    return json.dumps({"model_path": "models/Qwen3-0.6B", "actor": {"optim": {"lr": 1e-6}}, **settings})
+
+
+def _step(name: str, step: int, ended_ns: int, uses: list[RolloutDisposition], settings: str) -> TrainingStep:
+    metrics = {
+        "actor/entropy_loss": 2 / (1 + step / 20),
+        "actor/grad_norm": 1.0 / step,
+        "actor/pg_clipfrac": 0.01,
+        "actor/ppo_kl": (-1) ** step * 1e-5 * step,
+        "off_policy/ess": 1 - step / 1000,
+        "response_length/mean": 20 + step % 7,
+        "rollout_corr/k3_kl": 1e-9 * (step % 3),
+        "learner/idle_share": 0.25,
+        "seconds/idle": 1.0,
+        "staleness/max": step % 3,
+    }
     return TrainingStep(
         run_id=name,
         model="policy",
@@ -265,8 +300,9 @@ def _step(name: str, step: int, ended_ns: int, uses: list[RolloutDisposition]) -
         started_ns=ended_ns - 3 * SECOND_NS,
         ended_ns=ended_ns,
         rollouts=tuple(uses),
-        metrics={**metrics, "actor/ppo_kl": 1e-5 * step, "actor/pg_clipfrac": 0.01},
+        metrics=metrics,
         spans=tuple(_trained(use, step, ended_ns) for use in uses if use.trained),
+        settings=settings,
     )
 
 

@@ -52,13 +52,18 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """How a report is drawn: ``kind`` is line or bar; a line or group of bars for each of ``y`` and of ``series``."""
+    """How a report is drawn: ``kind`` is line or bar; a line or group of bars for each of ``y`` and of ``series``.
+
+    ``spread`` is drawn around a line, ``error`` around the marks of an evaluation, both within the columns ``bounds``.
+    """
 
     kind: str
     x: str
     y: tuple[str, ...]
     series: tuple[str, ...] = ()
     spread: str = ""
+    error: str = ""
+    bounds: tuple[str, ...] = ()
     stacked: bool = False
 
 
@@ -148,6 +153,8 @@ def _parse_plot(text: str) -> Plot:
         y=tuple(header["y"].split(",")),
         series=tuple(filter(None, header.get("series", "").split(","))),
         spread=header.get("spread", ""),
+        error=header.get("error", ""),
+        bounds=tuple(filter(None, header.get("bounds", "").split(","))),
         stacked="stacked" in words,
     )
 

@@ -1,40 +1,12 @@
 """The questions the pages ask, over the exact views. A name that ends in ``_ms`` is milliseconds since 1970.
 
 Every question about a run begins at its rows by the tables' key; where LIMIT 1 BY keeps one row of each identity, the
-tables are as exact as the views and faster. A curve has at most `MAX_POINTS` points however long the run is: versions,
-steps and minutes next to each other are taken together, ``per_point`` of them.
+tables are as exact as the views and faster. A curve has at most `MAX_POINTS` points however long the run is: versions
+next to each other are taken together, ``per_point`` of them.
 """
 
 MAX_POINTS = 300
-RECENT_ROLLOUTS = 200
-"""Rollouts that say how a run does now."""
 MAX_SPANS = 2000
-
-RUNS = f"""
-WITH lately AS
-(
-    SELECT run_id, mode, evaluation, avg(reward) AS mean_reward
-    FROM
-    (
-        SELECT * FROM
-        (
-            SELECT run_id, mode, evaluation, rollout_id, reward, ended_at FROM raw_attempts WHERE resolution = 'final'
-            AND outcome = 'ok'
-            ORDER BY ended_at DESC LIMIT {RECENT_ROLLOUTS} BY run_id, mode, evaluation
-        )
-        ORDER BY ended_at DESC LIMIT 1 BY run_id, mode, evaluation, rollout_id
-    )
-    GROUP BY run_id, mode, evaluation
-)
-SELECT r.run_id AS run_id, r.mode AS mode, r.evaluation AS evaluation, r.rollouts AS rollouts,
-    l.mean_reward AS mean_reward, v.version AS version,
-    toUnixTimestamp64Milli(r.first_started_at) AS first_ms, toUnixTimestamp64Milli(r.last_ended_at) AS last_ms
-FROM runs AS r
-LEFT JOIN lately AS l ON r.run_id = l.run_id AND r.mode = l.mode AND r.evaluation = l.evaluation
-LEFT JOIN (SELECT run_id, toNullable(max(version)) AS version FROM weight_versions GROUP BY run_id) AS v
-    ON r.run_id = v.run_id
-ORDER BY last_ms DESC, run_id, mode, evaluation
-"""
 
 ROLLOUTS_CTE = """
 WITH rollouts_of AS
@@ -69,7 +41,7 @@ CROSS JOIN (
 SUMMARY = f"""
 {ROLLOUTS_CTE}
 SELECT mode, evaluation, count() AS rollouts, countIf(outcome = 'ok') AS ended_well, countIf(attempt > 1) AS retried,
-    groupUniqArray(outcome) AS outcomes, max(max_weight_version) AS version,
+    sumMap(map(outcome, toUInt64(1))) AS outcomes, max(max_weight_version) AS version,
     toUnixTimestamp64Milli(min(started_at)) AS first_ms, toUnixTimestamp64Milli(max(ended_at)) AS last_ms
 FROM rollouts_of GROUP BY mode, evaluation ORDER BY mode DESC, evaluation
 """
@@ -77,45 +49,28 @@ FROM rollouts_of GROUP BY mode, evaluation ORDER BY mode DESC, evaluation
 REWARDS = f"""
 {ROLLOUTS_CTE}
 SELECT mode, evaluation, intDiv(one, width) * width AS version, any(width) AS per_point, sum(count) AS rollouts,
-    avgMerge(mean) AS mean_reward, stddevPopMerge(spread) AS reward_spread, min(low) AS worst, max(high) AS best
+    avgMerge(mean) AS mean_reward, stddevPopMerge(spread) AS reward_spread,
+    stddevSamp(finalizeAggregation(mean)) / sqrt(count()) AS standard_error, min(low) AS worst, max(high) AS best
 FROM
 (
     SELECT *, intDiv(max(one) OVER (), {MAX_POINTS}) + 1 AS width
     FROM
     (
-        SELECT mode, evaluation, assumeNotNull(max_weight_version) AS one, count() AS count, avgState(reward) AS mean,
-            stddevPopState(reward) AS spread, min(reward) AS low, max(reward) AS high
-        FROM rollouts_of WHERE outcome = 'ok' AND max_weight_version IS NOT NULL GROUP BY mode, evaluation, one
+        SELECT mode, evaluation, one, problem, count() AS count, avgState(value) AS mean,
+            stddevPopState(value) AS spread, min(value) AS low, max(value) AS high
+        FROM
+        (
+            SELECT mode, evaluation, assumeNotNull(max_weight_version) AS one, if(outcome = 'ok', reward, 0.) AS value,
+                if(mode = 'eval', task_id, '') AS problem
+            FROM rollouts_of WHERE (outcome = 'ok' OR mode = 'eval') AND max_weight_version IS NOT NULL
+        )
+        GROUP BY mode, evaluation, one, problem
     )
 )
 GROUP BY mode, evaluation, version ORDER BY mode DESC, evaluation, version
 """
-
-METRICS = {
-    "mean_staleness": "staleness/mean",
-    "max_staleness": "staleness/max",
-    "ess": "off_policy/ess",
-    "k3_kl": "rollout_corr/k3_kl",
-    "ppo_kl": "actor/ppo_kl",
-    "clip_share": "actor/pg_clipfrac",
-    "grad_norm": "actor/grad_norm",
-    "entropy": "actor/entropy",
-}
-"""What is drawn over the training steps; names on the right are the learner's."""
-
-_METRICS = ",\n    ".join(
-    f"avgOrNullIf(metrics['{key}'], mapContains(metrics, '{key}')) AS {name}" for name, key in METRICS.items()
-)
-STEPS = f"""
-SELECT model, intDiv(at, width) * width AS step, any(width) AS per_point, max(version) AS version,
-    {_METRICS}
-FROM
-(
-    SELECT model, toUInt32(step) AS at, version, metrics, intDiv(max(step) OVER (), {MAX_POINTS}) + 1 AS width
-    FROM training_steps WHERE run_id = {{run_id:String}}
-)
-GROUP BY model, step ORDER BY model, step
-"""
+"""Training: of the rollouts that ended well. Evaluation: of all; a failed one counts as 0, and the standard error is
+over problems, as in `train`'s results."""
 
 TIME = f"""
 {ROLLOUTS_CTE}
@@ -159,20 +114,6 @@ FROM
 GROUP BY tenth ORDER BY tenth
 """
 """How many of the rollouts that ended were trained, by tenth of their duration."""
-
-THROUGHPUT = f"""
-WITH bounds AS
-(
-    SELECT intDiv(date_diff('minute', min(ended_at), max(ended_at)), {MAX_POINTS}) + 1 AS width
-    FROM attempts WHERE run_id = {{run_id:String}}
-)
-SELECT toInt64(intDiv(toUnixTimestamp(ended_at), 60 * width) * 60 * width) * 1000 AS minute_ms,
-    any(b.width) AS per_point,
-    count() / (60 * width) AS rollouts_per_s, sum(response_tokens) / (60 * width) AS response_tokens_per_s,
-    sum(num_calls) / (60 * width) AS calls_per_s, countIf(outcome != 'ok') AS failed
-FROM attempts AS a CROSS JOIN bounds AS b WHERE run_id = {{run_id:String}}
-GROUP BY minute_ms, b.width ORDER BY minute_ms
-"""
 
 ACTIVATIONS = """
 SELECT node, version, fetch_seconds, pause_seconds, toUnixTimestamp64Milli(at) AS activated_ms,

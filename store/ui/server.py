@@ -12,10 +12,11 @@ from pathlib import Path
 from aiohttp import web
 
 from bus.fleet.heartbeat_text import describe
+from bus.fleet.node_state import DONE
 from common.listeners import open_listener, serve_app, url_of
 from schemas.fleet import Heartbeat
 from store.embedded import origin_check
-from store.ui import queries, rollout_queries
+from store.ui import curves, queries, rollout_queries, run_list
 from store.ui.client import QueryFailed, Reader, StoreGone, StoreState
 from store.ui.responses import json_response, require_param
 from store.ui.rollout_routes import RolloutRoutes
@@ -39,9 +40,11 @@ RUN_QUERIES = {
     "pulse": queries.CHANGE_TOKEN,
     "summary": queries.SUMMARY,
     "rewards": queries.REWARDS,
-    "steps": queries.STEPS,
+    "metric_names": curves.METRIC_NAMES,
+    "settings": curves.SETTINGS,
     "time": queries.TIME,
-    "throughput": queries.THROUGHPUT,
+    "throughput": curves.THROUGHPUT,
+    "idle_nodes": curves.IDLE_NODES,
     "trained": queries.TRAINED,
     "served": queries.ACTIVATIONS,
     "audit": queries.AUDIT,
@@ -68,6 +71,7 @@ class UiServer:
         app.router.add_get("/api/runs", self._runs)
         app.router.add_get("/api/fleet", self._fleet)
         RolloutRoutes(self._reader).add_to(app)
+        app.router.add_get("/api/run/metrics", self._metrics)
         app.router.add_get("/api/run/state", self._run_state)
         app.router.add_get("/api/run/{question}", self._run_query)
         return app
@@ -94,7 +98,19 @@ class UiServer:
         return web.FileResponse(STATIC / "index.html")
 
     async def _runs(self, request: web.Request) -> web.Response:
-        return json_response(await self._reader.query(queries.RUNS))
+        queries_of_runs = (run_list.SETS, run_list.EVALUATION_RESULTS, run_list.LAST_STEPS)
+        sets, results, last_steps = await self._reader.query_all({}, *queries_of_runs)
+        learners = self._runs_with_learner()
+        return json_response(run_list.build_runs(sets, results, last_steps, learners, now_ms=time.time() * 1000))
+
+    def _runs_with_learner(self) -> set[str] | None:
+        """The runs whose learner trains; None: nobody knows."""
+        if self._reader.state is StoreState.FINISHED:
+            return set()
+        members = self._list_members()
+        if isinstance(members, str):
+            return None
+        return {beat.run_id for beat in members if beat.role == "learner" and beat.state != DONE}
 
     async def _fleet(self, request: web.Request) -> web.Response:
         members = self._list_members()
@@ -121,6 +137,11 @@ class UiServer:
         if question is None:
             raise web.HTTPNotFound(text=f"there is no {request.path}")
         return json_response(await self._reader.query(question, run_id=require_param(request, "run_id")))
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        run_id = require_param(request, "run_id")
+        sql, values = curves.build_metrics_query(request.query)
+        return json_response(await self._reader.query(sql, run_id=run_id, **values))
 
 
 @asynccontextmanager

@@ -204,6 +204,10 @@ def test_a_step_is_made_again_to_the_bit(loop: Loop) -> None:
         assert [(actual["batch_sha256"], actual["loss"], actual["grad_norm"])] == recorded
         assert actual["same_batch"] and actual["same_loss"] and actual["tokens"] > 0
     assert loop.fetch_value("SELECT max(metrics['actor/grad_norm']) FROM training_steps WHERE run_id = 'small'") > 0
+    idle_share = loop.fetch_value(
+        "SELECT avg(metrics['learner/idle_share']) FROM training_steps WHERE run_id = 'small'"
+    )
+    assert 0 < idle_share < 1
     missing = loop.run("steps", "replay", "--step", 99, *arguments, check=False)
     assert missing.returncode == 2 and "step 99 of run 'small' is not on record" in missing.stderr
 

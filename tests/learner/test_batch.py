@@ -100,6 +100,7 @@ def test_every_rollout_is_accounted_for_and_stale_ones_are_left_out() -> None:
     # The masked rollout is no part of its group: the advantage is that of 1, 0, 0.
     assert batch.dispositions[0].advantage == pytest.approx((1 - 1 / 3) / np.std([1, 0, 0], ddof=1), rel=1e-4)
     assert batch.metrics["staleness/max"] == 0 and batch.metrics["tokens"] == 15
+    assert batch.metrics["response_length/mean"] == 15 / 6, "tokens a call"
 
 
 def test_a_token_is_as_stale_as_the_version_that_made_it() -> None:

@@ -71,7 +71,8 @@ def test_every_report_answers_and_is_a_view_that_says_the_same(store: StoreProce
         assert rows, report.name
         assert report.about and report.title
         if report.plot is not None:
-            named = {report.plot.x, *report.plot.y, *report.plot.series, *filter(None, [report.plot.spread])}
+            edges = filter(None, [report.plot.spread, report.plot.error, *report.plot.bounds])
+            named = {report.plot.x, *report.plot.y, *report.plot.series, *edges}
             assert named <= rows[0].keys(), report.name
         call = f"{report.name}(a = 'small', b = 'other')" if fields else report.name
         assert store.fetch_value(f"SELECT count() FROM {call}") == len(rows), report.name

@@ -4,11 +4,12 @@ import asyncio
 import json
 import subprocess
 import sys
+import tomllib
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 import aiohttp
@@ -21,10 +22,11 @@ from schemas.spans import SpanBatch
 from store.clickhouse import migrations
 from store.clickhouse.client import connect_readonly
 from store.clickhouse.query_limits import UI, explain_error, settings_for
+from store.ui import curves, queries
 from store.ui import filters as finding
-from store.ui import queries
 from store.ui.client import QueryFailed, Reader, to_json_value
 from store.ui.rollout import build_attempts, build_calls, parse_messages, select_attempt
+from store.ui.run_list import RECENT_MS, build_runs, choose_state
 from store.ui.server import UiServer, serve
 from tests import seed_store
 from tests.store.conftest import StoreProcess, client
@@ -80,10 +82,13 @@ def good(ends: list[SpanBatch]) -> list[SpanBatch]:
 async def test_runs_and_their_figures_are_those_of_the_rollouts(ask: Ask, ends: list[SpanBatch]) -> None:
     (run,) = await ask("runs")
     rewards = [batch.end.reward for batch in good(ends) if batch.end is not None]
-    assert (run["run_id"], run["mode"], run["rollouts"], run["version"]) == (RUN, "train", len(ends), 6)
-    assert run["mean_reward"] == pytest.approx(mean(reward for reward in rewards if reward is not None))
+    (training,) = run["sets"]
+    assert (run["run_id"], training["mode"], training["rollouts"], run["version"]) == (RUN, "train", len(ends), 6)
+    assert training["mean_reward"] == pytest.approx(mean(reward for reward in rewards if reward is not None))
+    assert (run["state"], run["step"], run["max_steps"], run["settings"]["lr"]) == ("finished", 6, 6, 1e-6)
     (summary,) = await ask("run/summary", run_id=RUN)
     assert (summary["rollouts"], summary["ended_well"]) == (len(ends), len(good(ends)))
+    assert sum(summary["outcomes"].values()) == len(ends) and summary["outcomes"]["ok"] == len(good(ends))
     curve = await ask("run/rewards", run_id=RUN)
     assert [row["version"] for row in curve] == list(range(6))
     assert sum(row["rollouts"] for row in curve) == len(good(ends))
@@ -91,15 +96,28 @@ async def test_runs_and_their_figures_are_those_of_the_rollouts(ask: Ask, ends: 
 
 
 async def test_steps_time_throughput_and_versions_served(ask: Ask, ends: list[SpanBatch]) -> None:
-    steps = await ask("run/steps", run_id=RUN)
-    assert [(row["step"], row["ess"]) for row in steps] == [
-        (step, pytest.approx(1 - 0.01 * step)) for step in range(1, 7)
+    stored = {row["name"]: row["steps"] for row in await ask("run/metric_names", run_id=RUN)}
+    assert stored["off_policy/ess"] == stored["actor/ppo_kl"] == 6 and "staleness/mean" not in stored
+    steps = await ask("run/metrics", run_id=RUN, names="off_policy/ess,staleness/mean,actor/ppo_kl")
+    assert [(row["name"], row["step"]) for row in steps] == [
+        (name, step) for name in ("actor/ppo_kl", "off_policy/ess") for step in range(1, 7)
     ]
-    assert steps[0]["mean_staleness"] is None, "nobody said so"
+    assert [row["value"] for row in steps[6:]] == pytest.approx([1 - step / 1000 for step in range(1, 7)])
+    (settings,) = await ask("run/settings", run_id=RUN)
+    assert (settings["step"], json.loads(settings["settings"])["max_steps"]) == (6, 6)
     parts = {row["part"]: row["mean_seconds"] for row in await ask("run/time", run_id=RUN)}
     assert parts["queue"] == pytest.approx(0.25) and parts["tool"] == pytest.approx(0.15)
-    minutes = await ask("run/throughput", run_id=RUN)
-    assert sum(row["rollouts_per_s"] * 60 * row["per_point"] for row in minutes) == pytest.approx(len(ends))
+    intervals = await ask("run/throughput", run_id=RUN)
+    assert sum(row["rollouts"] for row in intervals) == len(ends)
+    assert {row["seconds"] for row in intervals[:-1]} == {10.0} and 0 < intervals[-1]["seconds"] < 10, (
+        "the last is partial"
+    )
+    assert all(later["start_ms"] - row["start_ms"] >= 10_000 for row, later in pairwise(intervals))
+    nodes = await ask("run/idle_nodes", run_id=RUN)
+    assert {row["node"] for row in nodes} == {"node-0"}
+    assert all(0 < row["busy_seconds"] <= min(2.5, row["seconds"] + 0.01) for row in nodes), (
+        "calls that overlap count once"
+    )
     (audit,) = await ask("run/audit", run_id=RUN)
     assert audit == {"tokens": 60, "differing": 0, "quarantined": 0, "trained_before": 0}, "ten tokens in each step"
     tenths = await ask("run/trained", run_id=RUN)
@@ -112,9 +130,57 @@ async def test_steps_time_throughput_and_versions_served(ask: Ask, ends: list[Sp
     assert await ask("fleet") == {"members": [], "problem": "no bus here"}
 
 
+async def test_evaluations_have_results_of_their_own_in_which_a_failure_counts_as_0(
+    ask: Ask, store: StoreProcess
+) -> None:
+    batches = [batch for batch in seed_store.evaluations("evaluated", (0, 3), num_tasks=20) if batch.end is not None]
+    seed_store.insert(store.sql, batches, first=300_000)
+    rewards: dict[tuple[str, int], list[float]] = {}
+    for batch in batches:
+        assert batch.end is not None
+        version = int(batch.task_id.rpartition("v")[2])
+        rewards.setdefault((batch.evaluation, version), []).append(batch.end.reward or 0.0)
+    curve = await ask("run/rewards", run_id="evaluated")
+    actual = {
+        (row["evaluation"], row["version"]): (row["rollouts"], row["mean_reward"], row["standard_error"])
+        for row in curve
+    }
+    assert actual == {
+        key: (20, pytest.approx(mean(values)), pytest.approx(stdev(values) / 20**0.5))
+        for key, values in rewards.items()
+    }
+    assert any(batch.end.outcome != "ok" for batch in batches if batch.end is not None)
+    run = next(run for run in await ask("runs") if run["run_id"] == "evaluated")
+    results = {row["evaluation"]: (row["first_mean"], row["last_mean"]) for row in run["results"]}
+    assert results == {
+        name: tuple(pytest.approx(mean(rewards[name, version])) for version in (0, 3)) for name in ("greedy", "sampled")
+    }
+    assert run["state"] == "ended" and run["settings"] == {}
+    for table in ("raw_attempts", "raw_runs"):
+        await asyncio.to_thread(store.sql.command, f"DELETE FROM {table} WHERE run_id = 'evaluated'")
+
+
+def test_the_state_of_a_run_is_what_is_known_of_it() -> None:
+    half, whole = ([{"step": step, "settings": {"max_steps": 10}}] for step in (5, 10))
+    assert choose_state(half, has_learner=True, is_recent=False) == "running"
+    assert choose_state(half, has_learner=None, is_recent=True) == "running", "nobody hears heartbeats"
+    assert choose_state(half, has_learner=False, is_recent=True) == "stopped"
+    assert choose_state(whole, has_learner=False, is_recent=True) == "finished"
+    assert choose_state([*whole, *half], has_learner=None, is_recent=False) == "stopped", "one of two models"
+    assert choose_state([], has_learner=False, is_recent=True) == "running", "rollouts without a learner"
+    assert choose_state([], has_learner=None, is_recent=False) == "ended"
+    sets = [
+        {"run_id": run, "mode": "train", "evaluation": "", "rollouts": 1, "mean_reward": None, "version": None}
+        | {"first_ms": 0, "last_ms": last_ms}
+        for run, last_ms in (("old", 0), ("new", 5))
+    ]
+    runs = build_runs(sets, [], [], alive=None, now_ms=RECENT_MS + 1)
+    assert [(run["run_id"], run["state"]) for run in runs] == [("new", "running"), ("old", "ended")]
+
+
 async def test_a_curve_has_only_so_many_points(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("REWARDS", "STEPS", "THROUGHPUT"):
-        assert f", {queries.MAX_POINTS}) + 1" in getattr(queries, name)
+    for query in (queries.REWARDS, curves.METRICS):
+        assert f", {queries.MAX_POINTS}) + 1" in query
     monkeypatch.setitem(server_questions(), "rewards", queries.REWARDS.replace(f", {queries.MAX_POINTS})", ", 3)"))
     curve = await ask("run/rewards", run_id=RUN)
     assert [(row["version"], row["per_point"]) for row in curve] == [(0, 2), (2, 2), (4, 2)]
@@ -263,6 +329,9 @@ async def test_what_is_not_there_or_wrong_is_a_sentence(ask: Ask) -> None:
         "no such attempt"
     )
     assert (await ask("rollout", 400, run_id=RUN))["error"] == "rollout_id is missing"
+    assert (await ask("run/metrics", 400, run_id=RUN))["error"].startswith("names: ")
+    many = ",".join(map(str, range(curves.MAX_METRICS + 1)))
+    assert (await ask("run/metrics", 400, run_id=RUN, names=many))["error"] == "names: at most 24 metrics, not 25"
     assert (await ask("run/secrets", 404, run_id=RUN))["error"] == "there is no /api/run/secrets"
     wrong = {"reward_from": "much", "version_to": "-1", "sort": "random", "page": "0", "words": "!!", "step": "x"}
     for name, value in wrong.items():
@@ -322,8 +391,16 @@ async def test_the_page_has_no_inline_code_and_a_strict_policy(site: str) -> Non
     assert "default-src 'none'" in policy and "unsafe" not in policy
     assert "<style" not in text and text.count("<script") == text.count('src="/static/theme.js"></script>') + 1 == 2
     assert text.count('<script type="module" src=') == 1
-    for file in (Path(queries.__file__).parent / "static").iterdir():
+    for file in filter(Path.is_file, (Path(queries.__file__).parent / "static").rglob("*")):
         assert not any(word in file.read_text() for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "eval("))
+
+
+def test_every_file_of_the_page_is_in_the_package() -> None:
+    directory = Path(queries.__file__).parent
+    project = tomllib.loads((directory.parents[1] / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["store.ui"]
+    packaged = {file for pattern in patterns for file in directory.glob(pattern)}
+    assert set(filter(Path.is_file, (directory / "static").rglob("*"))) <= packaged
 
 
 def test_the_attempt_that_counts_is_the_first_result_in_the_stream() -> None:

@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from schemas.fleet import Heartbeat
-from schemas.spans import SpanBatch
 from store.clickhouse import migrations
 from store.clickhouse.client import connect
 from store.ui.client import Reader
@@ -38,6 +36,8 @@ SIZE = {"width": 1360, "height": 900}
 TALLEST = 1500
 expect = api.expect
 PICTURES = os.environ.get("LIGHTNINGBUS_SCREENSHOTS")
+LENGTHS = (8, 36, 400)
+"""Training steps of the runs whose charts are measured."""
 RUN = "adding"
 ROLLOUT = "t1@p4.2"
 
@@ -60,15 +60,6 @@ def alive() -> list[Heartbeat]:
         Heartbeat(role="runner", id="runner-0", state="running", status={"busy": 4, "free": 0}, sent_at_ns=0),
         Heartbeat(role="store", id="store-1", state="inserting", status={"rows_per_s": 812.0}, sent_at_ns=0),
     ]
-
-
-def evaluations() -> Iterator[SpanBatch]:
-    """Two evaluations of the same run."""
-    for place, evaluation in enumerate(("greedy", "sampled")):
-        for event in seed_store.run(RUN, steps=12, groups=2, samples=2, seed=7 + place):
-            if isinstance(event, SpanBatch):
-                identity = {name: f"{evaluation}-{getattr(event, name)}" for name in ("task_id", "rollout_id")}
-                yield replace(event, mode="eval", evaluation=evaluation, **identity)
 
 
 @contextmanager
@@ -98,13 +89,19 @@ def pages_of(url: str, reader: Reader | None = None) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
-    """A store with a run of a dozen steps and a short one."""
+    """A store with a run of a dozen steps, a short one, and those whose charts are measured."""
     with serving_store(tmp_path_factory.mktemp("store")) as built:
         migrations.migrate(client(built.url, "default"), "lightningbus")
         migrations.create_views(built.sql, "lightningbus")
         seed_store.insert(built.sql, seed_store.run(RUN, steps=12, groups=3, seed=3))
-        seed_store.insert(built.sql, evaluations(), first=50_000)
+        seed_store.insert(built.sql, seed_store.evaluations(RUN, (0, 6, 12)), first=50_000)
         seed_store.insert(built.sql, seed_store.run("before", steps=2, groups=2, seed=2), first=100_000)
+        for number, steps in enumerate(LENGTHS):
+            first, name = 1_000_000 * (1 + number), f"steps-{steps}"
+            seed_store.insert(
+                built.sql, seed_store.run(name, steps=steps, groups=1, samples=2, seed=steps), first=first
+            )
+            seed_store.insert(built.sql, seed_store.evaluations(name, (0, steps // 2, steps)), first=first + 500_000)
         yield built
 
 
@@ -176,19 +173,23 @@ def colours(page: Any) -> list[str]:
 def test_from_the_runs_to_a_run_to_a_rollout_and_back(page: Any, site: str) -> None:
     page.goto(site)
     page.locator("#runs tbody tr").first.wait_for()
-    assert page.locator("#runs tbody tr td.name").all_inner_texts() == [RUN, RUN, "before"]
+    assert page.locator("#runs tbody tr td.name").all_inner_texts() == [
+        "steps-400",
+        "steps-36",
+        RUN,
+        "steps-8",
+        "before",
+    ]
     picture(page, "runs")
-    page.locator("#runs tbody tr", has_text="train").get_by_role("link", name=RUN).click()
-    page.locator("#chart-rewards path.line").first.wait_for()
+    page.locator("#runs tbody").get_by_role("link", name=RUN).click()
     page.locator("#rollouts tbody tr").first.wait_for()
-    for chart in ("staleness", "drift"):
-        page.locator(f"#chart-steps-{chart} path.line").first.wait_for()
-    page.locator("#chart-throughput-throughput path.line").first.wait_for()
+    for chart in ("chart-rewards", "chart-staleness", "chart-drift", "chart-throughput", "chart-idle", "served"):
+        page.locator(f"#{chart} canvas").wait_for()
+    page.locator('[data-metric="learner/idle_share"] canvas').wait_for()
     assert page.locator("#fleet tbody tr").count() == 4
-    assert "up to" in page.locator("#chart-trained-trained dl").inner_text()
+    assert "up to" in page.locator("#chart-trained dl").inner_text()
     assert "120 tokens recomputed" in page.locator("#audit").inner_text()
-    assert "model calls" in page.locator("#chart-time-where").inner_text()
-    page.locator("#served path.line").wait_for()
+    assert "model calls" in page.locator("#chart-time").inner_text()
     picture(page, "run")
     page.locator("#rollouts tbody tr td.name a").first.click()
     page.locator("#calls .token").first.wait_for()
@@ -209,11 +210,14 @@ def test_filters_narrow_the_table_and_are_part_of_the_address(page: Any, site: s
     page.go_back()
     expect(page.locator("#rollouts tbody tr")).to_have_count(len(every))
     assert names(page) == every
-    page.locator("input[name=name]").fill("T1@p4")
+    page.locator("input[name=name]").fill("H1@")
     expect(page.locator("#rollouts tbody tr")).to_have_count(6)
-    page.locator("select[name=mode]").select_option("train")
-    expect(page.locator("#rollouts tbody tr")).to_have_count(4)
-    assert set(names(page)) == {f"t1@p4.{sample}" for sample in range(4)}
+    assert set(page.locator("#rollouts tbody .chip.eval").all_inner_texts()) == {"greedy", "sampled"}
+    page.locator("select[name=mode]").select_option("eval")
+    assert "mode=eval" in page.url
+    assert set(names(page)) == {
+        f"h1@{RUN}-{name}-v{version}.0" for name in ("greedy", "sampled") for version in (0, 6, 12)
+    }
     page.locator("input[name=words]").fill("zebra")
     page.get_by_text("No rollout fits these filters").wait_for()
     page.get_by_role("button", name="Show all").click()
@@ -315,3 +319,93 @@ def test_what_goes_wrong_is_a_sentence_in_the_page(browser: Any, site: str) -> N
     page.goto(f"{site}/#/run/{RUN}?reward_from=much")
     page.get_by_text("reward_from: 'much' is not a number").wait_for()
     page.close()
+
+
+GEOMETRY = (Path(__file__).parent / "chart_geometry.js").read_text()
+"""What is wrong with the charts of the page that is open, as they say themselves where they draw."""
+
+
+@pytest.mark.parametrize("width", [190, 390])
+def test_charts_have_three_ticks_and_nothing_outside_the_plot_and_no_two_bars_overlap(
+    page: Any, site: str, width: int
+) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    for steps in LENGTHS:
+        page.goto(f"{site}/#/run/steps-{steps}")
+        expect(page.locator(".chart canvas")).to_have_count(10)
+        page.locator("#chart-trained .bars").wait_for()
+        geometry = page.evaluate(GEOMETRY)
+        assert geometry["faults"] == [] and geometry["numBars"] > 25, f"{steps} steps"
+
+
+def test_evaluations_are_marks_of_their_own_and_the_legend_switches_a_series(page: Any, site: str) -> None:
+    page.goto(f"{site}/#/run/steps-36")
+    chart = page.locator("#chart-rewards")
+    chart.locator("canvas").wait_for()
+    assert chart.locator(".toggle").all_inner_texts() == ["train", "greedy", "sampled"]
+    lines = "root => root.plot.series.map(series => Boolean(series._paths?.stroke))"
+    assert chart.locator(".chart").evaluate(lines) == [False, True, True, True, *[False] * 6], "training and its band"
+    columns = "root => root.plot.data.slice(4).map(column => column.filter(value => value !== null).length)"
+    assert chart.locator(".chart").evaluate(columns) == [3] * 6, "value and standard error of three versions each"
+    left = chart.locator(".chart").evaluate("root => root.plot.valToPos(36, 'x')")
+    chart.locator(".u-over").hover(position={"x": left, "y": 20})
+    figures = page.locator("#tip").inner_text().split()
+    assert figures[:3] == ["weight", "version", "36"] and figures.count("±") == 2, "of both evaluations"
+    chart.get_by_role("button", name="greedy").click()
+    switched = "root => root.plot.series.map(series => series.show)"
+    assert chart.locator(".chart").evaluate(switched) == [True] * 4 + [False] * 3 + [True] * 3
+
+
+def test_any_metric_can_be_chosen_and_smoothed_and_the_address_keeps_it(page: Any, site: str) -> None:
+    page.goto(f"{site}/#/run/{RUN}")
+    page.locator("#metrics .metric canvas").nth(3).wait_for()
+    page.locator("#metrics summary").click()
+    page.get_by_label("Search metrics").fill("KL")
+    assert page.locator("#metrics .options li").all_inner_texts() == ["actor/ppo_kl", "rollout_corr/k3_kl"]
+    page.get_by_label("actor/ppo_kl").check()
+    page.locator('[data-metric="actor/ppo_kl"] canvas').wait_for()
+    page.locator("input[name=smooth]").fill("0.8")
+    assert "smooth=0.8" in page.url and "actor%2Fppo_kl" in page.url
+    page.reload()
+    page.locator("#metrics .metric canvas").nth(4).wait_for()
+    raw, smoothed = page.locator('[data-metric="actor/ppo_kl"] .chart').evaluate("root => root.plot.data.slice(1)")
+    assert max(map(abs, smoothed)) < max(map(abs, raw)) / 2, "it goes up and down with every step"
+    assert page.locator("#rollouts tbody tr").count() == 50, "the metrics are no filter of the rollouts"
+
+
+def test_the_runs_can_be_searched_and_compared(page: Any, site: str) -> None:
+    page.goto(site)
+    row = page.locator("#runs tbody tr", has_text="steps-36")
+    assert "finished" in row.inner_text() and "36 of 36" in row.inner_text() and "→" in row.inner_text()
+    page.locator("input[name=search]").fill("finished STEPS-")
+    expect(page.locator("#runs tbody tr")).to_have_count(3)
+    assert "search=finished" in page.url
+    for name in ("steps-36", "steps-8"):
+        page.get_by_label(f"Compare {name}").check()
+    page.get_by_role("link", name="Compare 2 runs").click()
+    page.locator("#chart-rewards canvas").wait_for()
+    assert page.url.endswith("#/compare?runs=steps-36,steps-8")
+    legend = page.locator("#chart-rewards .toggle").all_inner_texts()
+    assert legend == [f"{run} {name}" for run in ("steps-36", "steps-8") for name in ("train", "greedy", "sampled")]
+    settings = page.locator("#settings tbody tr").all_inner_texts()
+    assert [line.split() for line in settings] == [["max_steps", "36", "8"], ["seed", "36", "8"]]
+    page.locator("#metrics .metric canvas").nth(3).wait_for()
+    assert page.evaluate(GEOMETRY)["faults"] == []
+    picture(page, "compare")
+
+
+def test_noise_is_drawn_flat(page: Any, site: str) -> None:
+    page.goto(site)
+    low, high = page.evaluate(
+        "async () => (await import('/static/axes.js')).rangeY(1e-9, 2e-9, { min: 0, span: 1e-5 })"
+    )
+    assert low == 0 and high >= 1e-5
+    low, high = page.evaluate("async () => (await import('/static/axes.js')).rangeY(0.5, 0.5 + 1e-9)")
+    assert low < 0.46 and high > 0.54
+    width = page.evaluate(
+        """async () => {
+            const { bars } = await import('/static/bars.js');
+            return bars([{ name: 'agent', values: [{ value: 1e-9 }] }], { span: 1e-3 }).querySelector('i').style.width;
+        }"""
+    )
+    assert float(width.removesuffix("%")) < 0.01

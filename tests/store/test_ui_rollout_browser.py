@@ -23,6 +23,7 @@ ROLLOUT_PATH = f"run/{RUN}/rollout/{ROLLOUT}"
 PAGES = {
     "runs": ("", "#runs tbody tr"),
     "run": (f"run/{RUN}", "#rollouts tbody tr"),
+    "compare": (f"compare?runs={RUN},nowhere", "#settings tbody tr"),
     "rollout": (ROLLOUT_PATH, "#group tbody tr"),
     "diff": (f"run/{RUN}/diff?a={ROLLOUT}&b=t1@p4.3", ".sides .side"),
     "missing-run": ("run/nowhere", ".missing"),

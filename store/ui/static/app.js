@@ -1,5 +1,6 @@
 // Which page is shown: the part of the address behind #, so that every page can be linked to and the back button works.
 
+import { comparePage } from "./compare.js";
 import { h, showTip } from "./dom.js";
 import { setRunState, showLive } from "./live.js";
 import { linkTo, place } from "./place.js";
@@ -29,7 +30,7 @@ function show() {
   const [kind, run, part, rollout] = names;
   crumbs.replaceChildren(...trail(kind === "run" ? run : null, part === "rollout" ? rollout : null));
   document.title = [rollout, run, "lightningbus"].filter(Boolean).join(" · ");
-  const openPage = rollout ? rolloutPage : part === "diff" ? diffPage : run ? runPage : runsPage;
+  const openPage = kind === "compare" ? comparePage : rollout ? rolloutPage : part === "diff" ? diffPage : run ? runPage : runsPage;
   current = { path, leave, update: () => {} };
   openIn(page, openPage, { run, rollout, query }, leave);
 }

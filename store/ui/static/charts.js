@@ -1,140 +1,175 @@
-// Line charts in SVG: axes with names, a band for the spread, and the figures under the pointer.
+// Line charts by uPlot: axes that fit, a band for the spread, marks with error bars, and the figures under the pointer.
 
-import { empty, h, pairs, s, showTip } from "./dom.js";
+import { decimalSteps, haveRoom, labels, rangeX, rangeY, ticks } from "./axes.js";
+import { h, pairs, showTip } from "./dom.js";
 import { figure } from "./format.js";
+import uPlot from "./vendor/uPlot.esm.js";
 
-const MARGIN = { top: 10, right: 22, bottom: 36, left: 58 };
+export { timeAxis } from "./axes.js";
+
+const FONT = '11px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif';
+const MARK = 3.5; // radius, in pixels
+const NEAR = 10; // pixels from the pointer to a point that it is about
+const ruler = document.createElement("canvas").getContext("2d");
+ruler.font = FONT;
+const hidden = new Map(); // names of the series that a reader has switched off, by chart
 
 /**
- * `series`: `{name, colour, points: [{x, y, low, high}], steps}`; `x`, `y`: `{label, format, min, max}`.
- * Drawn for the width it has, and again when that changes.
+ * `series`: `{name, colour, points: [{x, y, low, high, title, label}], steps, marks, faint}`; `x`, `y`: `{label, format}`.
+ * Marks are joined by nothing: circle, diamond, square or triangle. Null where there is no point.
  */
-export function lineChart({ series, x, y, height = 220 }) {
+export function lineChart({ name, series, x, y, height = 220 }) {
   const drawn = series.map((item) => ({ ...item, points: item.points.filter((point) => point.y !== null) })).filter((item) => item.points.length);
   if (!drawn.length) return null;
-  const root = h("div", { class: "chart", style: { height: `${height}px` } });
-  const whole = h("div", {}, legend(drawn), root);
-  new ResizeObserver(([seen]) => root.replaceChildren(picture(drawn, x, y, seen.contentRect.width, height))).observe(root);
-  return whole;
-}
-
-/** Names of series beside their colours. */
-export function legend(series) {
-  return h("ul", { class: "legend" }, series.map((item) => h("li", {}, h("i", { class: "swatch", style: { background: item.colour } }), item.name)));
-}
-
-function picture(series, x, y, width, height) {
-  const points = series.flatMap((item) => item.points);
-  const inner = { width: Math.max(60, width - MARGIN.left - MARGIN.right), height: height - MARGIN.top - MARGIN.bottom };
-  const across = scale(bounds(points.map((point) => point.x), x), MARGIN.left, MARGIN.left + inner.width);
-  const heights = points.flatMap((point) => [point.y, point.low ?? point.y, point.high ?? point.y]);
-  const up = scale(padded(bounds(heights, y), y), MARGIN.top + inner.height, MARGIN.top);
-  const formatX = x.format ?? figure, formatY = y.format ?? figure;
-  const svg = s("svg", { width, height, role: "img", "aria-label": `${y.label} over ${x.label}` });
-  for (const tick of ticks(up.low, up.high, 4)) {
-    svg.append(s("line", { class: "grid", x1: MARGIN.left, x2: MARGIN.left + inner.width, y1: up(tick), y2: up(tick) }),
-      s("text", { class: "tick", x: MARGIN.left - 6, y: up(tick) + 3.5, "text-anchor": "end" }, formatY(tick)));
-  }
-  for (const tick of x.ticks?.(across.low, across.high) ?? ticks(across.low, across.high, Math.max(2, Math.floor(inner.width / 90)), x.whole)) {
-    svg.append(s("text", { class: "tick", x: across(tick), y: height - 20, "text-anchor": "middle" }, formatX(tick)));
-  }
-  svg.append(s("text", { class: "axis", x: MARGIN.left + inner.width / 2, y: height - 4, "text-anchor": "middle" }, x.label),
-    s("text", { class: "axis", transform: `translate(10 ${MARGIN.top + inner.height / 2}) rotate(-90)`, "text-anchor": "middle" }, y.label));
-  for (const item of series) {
-    if (item.points.some((point) => point.low !== undefined)) svg.append(band(item, across, up));
-  }
-  for (const item of series) svg.append(...line(item, across, up));
-  const marks = s("g", {});
-  svg.append(marks);
-  svg.addEventListener("pointermove", (event) => point(event, svg, marks, series, across, up, { x, formatX, formatY, top: MARGIN.top, bottom: MARGIN.top + inner.height }));
-  svg.addEventListener("pointerleave", () => { marks.replaceChildren(); showTip(null); });
-  return svg;
-}
-
-function line(item, across, up) {
-  if (item.points.length === 1) return [s("circle", { cx: across(item.points[0].x), cy: up(item.points[0].y), r: 3, fill: item.colour })];
-  const at = item.points.map((point, place) => {
-    const [px, py] = [across(point.x).toFixed(1), up(point.y).toFixed(1)];
-    return place && item.steps ? `H${px}V${py}` : `${place ? "L" : "M"}${px} ${py}`;
-  });
-  return [s("path", { class: "line", d: at.join(""), stroke: item.colour })];
-}
-
-function band(item, across, up) {
-  const top = item.points.map((point) => `${across(point.x).toFixed(1)} ${up(point.high ?? point.y).toFixed(1)}`);
-  const bottom = item.points.map((point) => `${across(point.x).toFixed(1)} ${up(point.low ?? point.y).toFixed(1)}`).reverse();
-  return s("path", { class: "band", d: `M${[...top, ...bottom].join("L")}Z`, fill: item.colour });
-}
-
-function point(event, svg, marks, series, across, up, how) {
-  const at = event.clientX - svg.getBoundingClientRect().left;
-  const near = series.map((item) => [item, nearest(item.points, at, across)]);
-  const first = near.map(([, nearby]) => nearby).reduce((best, nearby) => (Math.abs(across(nearby.x) - at) < Math.abs(across(best.x) - at) ? nearby : best));
-  const seen = near.filter(([, nearby]) => Math.abs(across(nearby.x) - across(first.x)) < 4);
-  marks.replaceChildren(
-    s("line", { class: "cursor", x1: across(first.x), x2: across(first.x), y1: how.top, y2: how.bottom }),
-    ...seen.map(([item, nearby]) => s("circle", { cx: across(nearby.x), cy: up(nearby.y), r: 3.5, fill: item.colour, class: "mark" })));
-  const rows = seen.map(([item, nearby]) => [item.name, nearby.label ?? how.formatY(nearby.y), item.colour]);
-  showTip(pairs([[how.x.label, first.title ?? how.formatX(first.x)], ...rows]), event.clientX, event.clientY);
-}
-
-function nearest(points, at, across) {
-  let low = 0, high = points.length - 1;
-  while (high - low > 1) {
-    const middle = (low + high) >> 1;
-    if (across(points[middle].x) < at) low = middle; else high = middle;
-  }
-  return Math.abs(across(points[low].x) - at) < Math.abs(across(points[high].x) - at) ? points[low] : points[high];
-}
-
-function bounds(values, axis) {
-  const low = axis.min ?? values.reduce((a, b) => Math.min(a, b), Infinity);
-  const high = axis.max ?? values.reduce((a, b) => Math.max(a, b), -Infinity);
-  return low === high ? [low - (axis.min === undefined ? 0.5 : 0), high + 0.5] : [low, high];
-}
-
-function padded([low, high], axis) {
-  const room = (high - low) * 0.06;
-  return [axis.min === undefined ? low - room : low, axis.max === undefined ? high + room : high];
-}
-
-function scale([low, high], from, to) {
-  const at = (value) => from + ((value - low) / (high - low)) * (to - from);
-  return Object.assign(at, { low, high });
-}
-
-function ticks(low, high, about, whole = false) {
-  const rough = (high - low) / about;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  let step = [1, 2, 5, 10].map((nice) => nice * power).find((nice) => nice >= rough * 0.99);
-  if (whole) step = Math.max(1, Math.round(step));
-  const values = [];
-  for (let place = Math.ceil(low / step - 1e-9); place * step <= high + step * 1e-9; place += 1) values.push(Number((place * step).toPrecision(12)));
-  return values;
-}
-
-const MINUTE = 60_000;
-const ROUND = [1 / 12, 1 / 6, 1 / 4, 1 / 2, 1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 10080].map((minutes) => minutes * MINUTE);
-
-/** The axis of a chart over times, in milliseconds: round ones, with seconds where it is short. */
-export function timeAxis(times) {
-  const [low, high] = [Math.min(...times), Math.max(...times)];
-  const step = ROUND.find((item) => (high - low) / item <= 5) ?? ROUND.at(-1);
-  const short = { hour: "2-digit", minute: "2-digit", ...(step < MINUTE ? { second: "2-digit" } : {}) };
-  return {
-    label: "time",
-    format: (ms) => (step < 1440 * MINUTE ? new Date(ms).toLocaleTimeString("en-GB", short) : new Date(ms).toLocaleDateString("sv-SE")),
-    ticks: () => Array.from({ length: 12 }, (_, place) => (Math.ceil(low / step) + place) * step).filter((at) => at <= high),
+  const chart = name ?? y.label;
+  if (!hidden.has(chart)) hidden.set(chart, new Set());
+  const off = hidden.get(chart);
+  const root = h("div", { class: "chart", role: "img", "aria-label": `${chart} over ${x.label}`, style: { height: `${height}px` } });
+  const toggle = (item, show) => {
+    off[show ? "delete" : "add"](item.name);
+    root.plot?.batch(() => drawn.filter((other) => other.name === item.name).forEach((other) => other.columns.forEach((column) => root.plot.setSeries(column, { show }))));
   };
+  new ResizeObserver(([seen], observer) => {
+    const { width } = seen.contentRect;
+    if (!root.isConnected) {
+      if (root.plot?.cursor.left >= 0) showTip(null);
+      root.plot?.destroy();
+      observer.disconnect();
+    } else if (root.plot) root.plot.setSize({ width, height });
+    else if (width) root.plot = plot(root, drawn, off, x, y, width, height);
+  }).observe(root);
+  return h("div", {}, h("div", { class: "chart-key" }, h("span", { class: "unit" }, y.label), switches(drawn, off, toggle)), root);
 }
 
-/** Parts of a whole, a row each: `{name, values: [{value, label, colour, tip}]}`, a bar for every value. */
-export function bars(rows, none) {
-  const most = Math.max(...rows.flatMap((row) => row.values.map((item) => item.value)), 0);
-  if (!rows.length || most <= 0) return empty(none);
-  return h("dl", { class: "bars" }, rows.map((row) => [
-    h("dt", {}, row.name),
-    row.values.map((item) => h("dd", { title: item.tip },
-      h("span", {}, h("i", { style: { width: `${(100 * item.value) / most}%`, background: item.colour } })), item.label)),
-  ]));
+/** Names of series, where there are several, beside their colours; a click switches one off or on. */
+function switches(series, off, toggle) {
+  const named = series.filter((item) => !item.faint);
+  if (named.length < 2) return null;
+  return h("ul", { class: "legend" }, named.map((item) => h("li", {}, h("button", {
+    type: "button", class: "toggle", "aria-pressed": String(!off.has(item.name)),
+    click: ({ currentTarget: button }) => {
+      button.setAttribute("aria-pressed", String(off.has(item.name)));
+      toggle(item, off.has(item.name));
+    },
+  }, h("i", { class: `swatch ${item.marks ?? "line"}`, style: { background: item.colour } }), item.name))));
 }
+
+function plot(root, drawn, off, x, y, width, height) {
+  const colour = (value) => { root.style.color = value; return getComputedStyle(root).color; };
+  const { data, series, bands } = columns(drawn, off, colour);
+  const values = new Set(drawn.map((item) => item.columns[0])); // the other columns are their edges
+  const formatX = x.format ?? figure, formatY = y.format ?? figure;
+  const measure = (text) => ruler.measureText(text).width;
+  const origin = x.origin ?? 0;
+  let hasTip = false;
+  const splitX = (u, _, low, high) => {
+    const pixels = u.bbox.width / devicePixelRatio / (high - low);
+    const fits = (step, values) => haveRoom(values.map((value) => measure(formatX(value + origin))), step * pixels);
+    return ticks(low - origin, high - origin, u.bbox.width / devicePixelRatio / 70, fits, x.steps ?? decimalSteps(low, high, x.whole)).map((value) => value + origin);
+  };
+  const splitY = (u, _, low, high) => ticks(low, high, u.bbox.height / devicePixelRatio / 34, () => true);
+  const axis = { font: FONT, labelFont: FONT, stroke: () => colour("var(--quiet)"), ticks: { show: false }, space: 1 };
+  const line = { stroke: () => colour("var(--line)"), width: 1 };
+  return new uPlot({
+    width, height, series, bands,
+    legend: { show: false },
+    padding: [6, measure(formatX(data[0].at(-1))) / 2 + 4, 0, 0],
+    scales: { x: { time: false, range: (_, low, high) => rangeX(low, high, x) }, y: { range: (_, low, high) => rangeY(low, high, y) } },
+    axes: [
+      { ...axis, label: x.label, labelSize: 16, labelGap: 0, size: 22, gap: 5, grid: { show: false }, border: { show: true, ...line }, splits: splitX, values: (_, values) => labels(values, formatX) },
+      { ...axis, size: (_, values) => Math.max(24, ...(values ?? []).map((value) => measure(value) + 9)), gap: 6, grid: line, splits: splitY, values: (_, values) => labels(values, formatY) },
+    ],
+    cursor: { y: false, drag: { x: false, y: false }, points: { size: 2 * MARK }, dataIdx: (u, column, index, value) => (column && !values.has(column) ? null : nearestPoint(u, column, index, value)) },
+    hooks: {
+      draw: [(u) => drawn.filter((item) => item.marks).forEach((item) => drawMarks(u, item, colour(item.colour)))],
+      setCursor: [(u) => {
+        const figures = figuresAt(u, drawn, { x, formatX, formatY });
+        if (figures || hasTip) showTip(figures, ...pointer(u));
+        hasTip = figures !== null;
+      }],
+    },
+  }, data, root);
+}
+
+/** uPlot's columns: x, then y, low and high of each series; `columns` of a series are their places. */
+function columns(drawn, off, colour) {
+  const xs = [...new Set(drawn.flatMap((item) => item.points.map((point) => point.x)))].sort((a, b) => a - b);
+  const place = new Map(xs.map((value, index) => [value, index]));
+  const data = [xs], series = [{}], bands = [];
+  for (const item of drawn) {
+    item.at = Array(xs.length).fill(null);
+    for (const point of item.points) item.at[place.get(point.x)] = point;
+    const show = !off.has(item.name);
+    const add = (value, options) => {
+      data.push(item.at.map((point) => (point ? value(point) : null)));
+      series.push({ show, spanGaps: true, points: { show: false }, ...options });
+      return data.length - 1;
+    };
+    const stroke = () => colour(item.colour);
+    const paths = item.marks ? () => null : item.steps ? uPlot.paths.stepped({ align: 1 }) : undefined;
+    item.columns = [add((point) => point.y, { stroke, width: 1.75, alpha: item.faint ? 0.3 : 1, paths, points: { show: !item.marks && item.points.length === 1, size: 2 * MARK } })];
+    if (!item.points.some((point) => point.low !== undefined)) continue;
+    const edge = { width: 0, stroke: "transparent", ...(item.marks ? { paths: () => null } : {}) };
+    item.columns.push(add((point) => point.low ?? point.y, edge), add((point) => point.high ?? point.y, edge));
+    if (!item.marks) bands.push({ series: [item.columns[2], item.columns[1]], fill: () => colour(`color-mix(in srgb, ${item.colour} 14%, transparent)`) });
+  }
+  return { data, series, bands };
+}
+
+const CORNERS = { diamond: [[0, -1.3], [1.3, 0], [0, 1.3], [-1.3, 0]], square: [[-1, -1], [1, -1], [1, 1], [-1, 1]], triangle: [[0, -1.2], [1.2, 1], [-1.2, 1]] };
+
+const SHIFTS = { diamond: -3, circle: 3, square: 0, triangle: 6 }; // pixels, so that marks of one value do not hide each other
+
+function drawMarks(u, item, colour) {
+  if (!u.series[item.columns[0]].show) return;
+  const { ctx } = u, size = MARK * devicePixelRatio;
+  Object.assign(ctx, { fillStyle: colour, strokeStyle: colour, lineWidth: 1.5 * devicePixelRatio });
+  for (const { x, y, low, high } of item.points) {
+    const left = u.valToPos(x, "x", true) + SHIFTS[item.marks] * devicePixelRatio, top = u.valToPos(y, "y", true);
+    ctx.beginPath();
+    if (low !== undefined) {
+      ctx.moveTo(left, u.valToPos(low, "y", true));
+      ctx.lineTo(left, u.valToPos(high, "y", true));
+      ctx.stroke();
+      ctx.beginPath();
+    }
+    if (CORNERS[item.marks]) CORNERS[item.marks].forEach(([right, down]) => ctx.lineTo(left + right * size, top + down * size));
+    else ctx.arc(left, top, size, 0, 2 * Math.PI);
+    ctx.fill();
+  }
+}
+
+/** The index of a series' point nearest to the pointer, or null where it has none that is near. */
+function nearestPoint(u, column, index, value) {
+  if (!column || u.data[column][index] !== null) return index;
+  const isNear = (place) => Math.abs(u.valToPos(u.data[0][place], "x") - u.valToPos(value, "x")) <= NEAR;
+  for (let away = 1; ; away += 1) {
+    const around = [index - away, index + away].filter((place) => place >= 0 && place < u.data[0].length && isNear(place));
+    if (!around.length) return null;
+    const nearest = around.find((place) => u.data[column][place] !== null);
+    if (nearest !== undefined) return nearest;
+  }
+}
+
+/** The figures of the points near the pointer, or null where there is none. */
+function figuresAt(u, drawn, { x, formatX, formatY }) {
+  if (!(u.cursor.left >= 0)) return null;
+  const near = drawn.filter((item) => !item.faint && u.series[item.columns[0]].show)
+    .map((item) => [item, item.at[u.cursor.idxs[item.columns[0]]]]).filter(([, point]) => point);
+  if (!near.length) return null;
+  const [[, first]] = near;
+  return pairs([[x.label, first.title ?? formatX(first.x)], ...near.map(([item, point]) => [item.name, point.label ?? formatY(point.y), item.colour])]);
+}
+
+/** Where the pointer is in the window. */
+function pointer(u) {
+  const area = u.over.getBoundingClientRect();
+  return [area.left + u.cursor.left, area.top + u.cursor.top];
+}
+
+function redraw() {
+  for (const chart of document.querySelectorAll(".chart")) chart.plot?.redraw(false);
+}
+
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+new MutationObserver(redraw).observe(document.documentElement, { attributes: true }); // a theme is an attribute of the document

@@ -1,18 +1,8 @@
 // Elements from data. Everything that comes from the store becomes text, never markup: agents are not trusted.
 
-const SVG = "http://www.w3.org/2000/svg";
-
 /** An HTML element: `h("a", {href, class}, "text", child)`; functions become listeners, null and false are left out. */
 export function h(tag, attributes = {}, ...children) {
-  return filled(document.createElement(tag), attributes, children);
-}
-
-/** An SVG element. */
-export function s(tag, attributes = {}, ...children) {
-  return filled(document.createElementNS(SVG, tag), attributes, children);
-}
-
-function filled(element, attributes, children) {
+  const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
     if (typeof value === "function") element.addEventListener(name, value);

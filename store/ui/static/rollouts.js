@@ -37,7 +37,7 @@ const link = (row) => linkTo(run, row.rollout_id);
 /** The panel; `load` asks again, `ask` takes other filters, `outcomes` says which there are to choose from. */
 export function rolloutsPanel(of, query, signal) {
   run = of;
-  let params = query;
+  let params = filtersOf(query);
   const fields = form((changed, typed) => go(changed, typed));
   const pager = h("nav", { class: "pager", "aria-label": "Pages of rollouts" });
   const box = panel("Rollouts", { name: "rollouts", height: 420, extra: pager });
@@ -61,7 +61,9 @@ export function rolloutsPanel(of, query, signal) {
   }
 
   function take(next) {
-    params = next;
+    const filters = filtersOf(next);
+    if (String(filters) === String(params)) return;
+    params = filters;
     fields.set(params);
     load().catch(() => {}); // it stands in the panel
   }
@@ -69,6 +71,11 @@ export function rolloutsPanel(of, query, signal) {
   fields.set(params);
   ask("run/choices", { run_id: of }, signal).then(([data]) => fields.choices(data), () => {}); // without them the fields stay hidden
   return { root: box.root, load, ask: take, outcomes: fields.outcomes };
+}
+
+/** The query without what other parts of the page keep in it. */
+function filtersOf(query) {
+  return new URLSearchParams([...query].filter(([name]) => name !== "metrics" && name !== "smooth"));
 }
 
 function form(changed) {

@@ -1,43 +1,102 @@
-// Every run there is, the one that moved last first.
+// Every run there is, the one that moved last first: state, result, settings; chosen ones can be compared.
 
 import { ask } from "./api.js";
 import { empty, h, table } from "./dom.js";
-import { ago, clock, count, reward, seconds } from "./format.js";
+import { ago, clock, count, figure, reward, seconds } from "./format.js";
 import { follow, showLive } from "./live.js";
 import { fill, panel } from "./panel.js";
-import { linkTo } from "./place.js";
+import { change, linkTo } from "./place.js";
 
 const COLUMNS = [
-  { title: "run", class: "name", cell: (row) => h("a", { href: link(row) }, row.run_id) },
-  { title: "mode", cell: (row) => h("span", { class: `chip ${row.mode}` }, row.mode) },
-  { title: "rollouts", number: true, cell: (row) => count(row.rollouts) },
-  { title: "mean reward lately", number: true, about: "of the last 200 that ended well", cell: (row) => lately(row.mean_reward) },
-  { title: "newest version", number: true, cell: (row) => row.version ?? "–" },
+  { title: "run", class: "name", cell: (row) => h("a", { href: linkTo(row.run_id) }, row.run_id) },
+  { title: "state", cell: (row) => h("span", { class: `run-state ${row.state}` }, row.state) },
+  { title: "steps", number: true, class: "wide", about: "training steps, and how many were asked for", cell: steps },
+  { title: "training reward", number: true, about: "mean of the last 200 training rollouts that ended well", cell: (row) => reward(trained(row)?.mean_reward) },
+  { title: "evaluations, first and last version", about: "mean reward; a failed rollout counts as 0", cell: results },
+  { title: "settings", class: "short-settings", cell: (row) => settingsText(row) || "–" },
+  { title: "rollouts", number: true, class: "wide", cell: (row) => count(row.sets.reduce((sum, set) => sum + set.rollouts, 0)) },
   { title: "began", class: "wide", cell: (row) => clock(row.first_ms) },
   { title: "lasted", number: true, class: "wide", cell: (row) => seconds((row.last_ms - row.first_ms) / 1000) },
   { title: "last rollout", number: true, cell: (row) => h("time", { title: clock(row.last_ms) }, ago(row.last_ms)) },
 ];
 
 /** The first page. */
-export function runsPage(root, _, signal) {
-  const box = panel("Runs", { name: "runs", height: 240 });
+export function runsPage(root, { query }, signal) {
+  let runs = [], list = null, words = query.get("search") ?? "";
+  const chosen = new Set();
+  const search = h("input", { type: "search", name: "search", placeholder: "name, state or settings", "aria-label": "Search runs", value: words, input: () => {
+    words = search.value.trim();
+    change({ search: words }, false);
+    draw();
+  } });
+  const compare = h("a", { class: "button", id: "compare" });
+  const box = panel("Runs", { name: "runs", height: 240, extra: h("div", { class: "run-tools" }, search, compare) });
   root.append(box.root);
-  follow(() => fill(box, async () => listed(await ask("runs", {}, signal)), signal), signal, showLive);
+
+  function draw() {
+    const next = listed(runs.filter((row) => matches(row, words)), words, chosen, offer);
+    offer();
+    if (list?.isEqualNode(next)) return; // keeps the focus where it is
+    list = next;
+    box.show(list);
+  }
+
+  function offer() {
+    compare.textContent = chosen.size < 2 ? "Compare: choose two runs" : `Compare ${chosen.size} runs`;
+    if (chosen.size < 2) compare.removeAttribute("href");
+    else compare.href = `#/compare?runs=${[...chosen].map(encodeURIComponent).join(",")}`;
+  }
+
+  function fail(error) {
+    list = null; // so that the next list takes the place of the error
+    box.fail(error);
+  }
+
+  follow(() => fill({ show: draw, fail }, async () => { runs = await ask("runs", {}, signal); }, signal), signal, showLive);
+  return (next) => {
+    words = next.get("search") ?? "";
+    if (search.value.trim() !== words) search.value = words;
+    draw();
+  };
 }
 
-function listed(rows) {
+function listed(rows, words, chosen, changed) {
+  if (!rows.length && words) return empty(`No run fits “${words}”.`);
   if (!rows.length) return empty("No rollout has ended yet. Put tasks in and start a runner:", "lightningbus publish tasks.jsonl --run first");
-  return table(COLUMNS, rows, (row) => ({ class: "link", click: (event) => follows(event, link(row)) }));
+  const pick = { title: "compare", cell: (row) => {
+    const input = h("input", { type: "checkbox", "aria-label": `Compare ${row.run_id}`, change: () => {
+      chosen[input.checked ? "add" : "delete"](row.run_id);
+      changed();
+    } });
+    input.checked = chosen.has(row.run_id);
+    return input;
+  } };
+  return table([pick, ...COLUMNS], rows, (row) => ({ class: "link", click: (event) => follows(event, linkTo(row.run_id)) }));
 }
-
-const link = (row) => linkTo(row.run_id, "", row.mode === "train" ? {} : { mode: row.mode });
 
 /** A click anywhere in a row is one on its link, unless text is being marked. */
 export function follows(event, href) {
-  if (!event.target.closest("a") && !String(getSelection())) location.hash = href;
+  if (!event.target.closest("a, input") && !String(getSelection())) location.hash = href;
 }
 
-function lately(value) {
-  if (value === null) return "–";
-  return h("span", { class: "meter" }, h("span", {}, h("i", { style: { width: `${100 * Math.max(0, Math.min(1, value))}%` } })), reward(value));
+const trained = (row) => row.sets.find((set) => set.mode === "train");
+
+function steps(row) {
+  if (row.step === null) return "–";
+  return row.max_steps ? `${count(row.step)} of ${count(row.max_steps)}` : count(row.step);
+}
+
+function results(row) {
+  if (!row.results.length) return "–";
+  return h("dl", { class: "results" }, row.results.map((result) => [
+    h("dt", {}, result.evaluation || "eval"),
+    h("dd", { title: `version ${result.first_version} and version ${result.last_version}` },
+      result.first_version === result.last_version ? reward(result.last_mean) : `${reward(result.first_mean)} → ${reward(result.last_mean)}`)]));
+}
+
+const settingsText = (row) => Object.entries(row.settings).map(([name, value]) => (name === "model" ? value : `${name} ${typeof value === "number" ? figure(value) : value}`)).join(", ");
+
+function matches(row, words) {
+  const text = [row.run_id, row.state, settingsText(row), ...row.results.map((result) => result.evaluation)].join(" ").toLowerCase();
+  return words.toLowerCase().split(/\s+/).every((word) => text.includes(word));
 }

@@ -1,0 +1,69 @@
+// Several runs beside each other: their curves in the same charts, and the settings that differ.
+
+import { ask } from "./api.js";
+import { empty, h, table } from "./dom.js";
+import { follow, showLive } from "./live.js";
+import { metricCharts } from "./metrics.js";
+import { fill, panel } from "./panel.js";
+import { linkTo } from "./place.js";
+import { colourOf, pointsOf, rewardChart, rewardSeries } from "./run_charts.js";
+import { differingSettings } from "./settings_diff.js";
+
+/** The page of a comparison: `runs` of the query, separated by commas. */
+export function comparePage(root, { query }, signal) {
+  const runs = [...new Set((query.get("runs") ?? "").split(",").filter(Boolean))];
+  const head = h("section", { class: "head" }, h("h1", {}, "Compare"), h("ul", { class: "legend", id: "compared" }, runs.map((run, place) =>
+    h("li", {}, h("i", { class: "swatch", style: { background: colourOf(place) } }), h("a", { href: linkTo(run) }, run)))));
+  root.append(head);
+  if (runs.length < 2) {
+    root.append(empty("Choose two or more runs on the first page, or name them in the address:", "#/compare?runs=first,second"));
+    return undefined;
+  }
+  const each = (question, parameters = {}) => Promise.all(runs.map((run) => ask(`run/${question}`, { run_id: run, ...parameters }, signal)));
+  const rewards = panel("Reward by weight version", { name: "chart-rewards", about: "Training: lines. Evaluations: marks with their standard error.", height: 250 });
+  const settings = panel("Settings that differ", { name: "settings", about: "In force in the last training step.", height: 120 });
+  const metrics = metricCharts({
+    listNames: async () => [...new Set((await each("metric_names")).flat().map((row) => row.name))].sort(),
+    loadSeries: async (names) => seriesByMetric(runs, await each("metrics", { names: names.join(",") })),
+    query, signal,
+  });
+  root.append(rewards.root, settings.root, metrics.root);
+
+  let seen = "";
+  follow(async () => {
+    const pulse = JSON.stringify(await each("pulse"));
+    if (pulse === seen) return;
+    await Promise.all([
+      fill(rewards, async () => rewardChart((await each("rewards")).flatMap((rows, place) => rewardSeries(rows, {
+        colour: () => colourOf(place), name: (set) => `${runs[place]} ${set.name}`, band: false,
+      }))), signal),
+      fill(settings, async () => settingsTable(runs, await each("settings")), signal),
+      metrics.load(),
+    ]);
+    seen = pulse;
+  }, signal, showLive);
+  return (next) => {
+    if (next.get("runs") !== query.get("runs")) location.reload();
+    else metrics.ask(next);
+  };
+}
+
+function seriesByMetric(runs, answers) {
+  const names = [...new Set(answers.flat().map((row) => row.name))];
+  return Object.fromEntries(names.map((name) => [name, answers.flatMap((rows, place) => {
+    const models = [...new Set(rows.map((row) => row.model))];
+    return models.map((model) => ({
+      name: models.length > 1 ? `${runs[place]} ${model}` : runs[place], colour: colourOf(place),
+      points: pointsOf(rows.filter((row) => row.name === name && row.model === model)),
+    }));
+  })]));
+}
+
+function settingsTable(runs, answers) {
+  const rows = differingSettings(answers);
+  if (!rows.length) return empty("No setting differs.");
+  return table([
+    { title: "setting", cell: (row) => row.name },
+    ...runs.map((run, place) => ({ title: run, class: "setting", cell: (row) => row.values[place] ?? "–" })),
+  ], rows);
+}

@@ -1,0 +1,78 @@
+"""Pictures of reports: bars beside each other, labels inside the picture, evaluations as marks."""
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from lightningbus.run.plot import draw_report
+from store.reports import REPORTS
+
+SETS = (("train", ""), ("eval", "greedy"), ("eval", "sampled"))
+
+
+@pytest.fixture
+def draw() -> Any:
+    """Draws a report of rows and closes its figure."""
+    from matplotlib import pyplot
+
+    figures = []
+
+    def draw(name: str, rows: list[dict[str, Any]]) -> Any:
+        plot = REPORTS[name].plot
+        assert plot is not None
+        figures.append(draw_report(name, plot, rows))
+        figures[-1].canvas.draw()
+        return figures[-1]
+
+    yield draw
+    for figure in figures:
+        pyplot.close(figure)
+
+
+def rows_of(column: str, names: list[str], **values: float) -> list[dict[str, Any]]:
+    """A row for each name, of training and of two evaluations."""
+    return [
+        {"run_id": "a", "mode": mode, "evaluation": evaluation, "agent": "default", column: name, **values}
+        for mode, evaluation in SETS
+        for name in names
+    ]
+
+
+@pytest.mark.parametrize(
+    ("report", "rows", "num_bars"),
+    [
+        ("outcomes", rows_of("outcome", ["ok", "agent_error", "timeout"], rollouts=5.0), 9),
+        ("time_in_rollout", rows_of("part", ["1 queue", "2 model"], mean_seconds=1.0, p95_seconds=2.0), 12),
+        ("slowest_rollouts", [
+            {"rollout_id": f"a-task-with-a-long-name-{number:03}@some-run-{'x' * 40}.0", "model_seconds": 1.0}
+            | {"tool_seconds": 2.0, "other_seconds": None if number else 3.0}
+            for number in range(30)
+        ], 61),
+    ],
+)  # fmt: skip
+def test_no_bar_lies_over_another_and_no_label_is_cut(
+    draw: Any, report: str, rows: list[dict[str, Any]], num_bars: int
+) -> None:
+    figure = draw(report, rows)
+    (axes,) = figure.axes
+    boxes = [bar.get_window_extent().padded(-0.5) for bar in axes.patches]
+    assert len(boxes) == num_bars
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+    texts = [label.get_window_extent() for label in axes.get_yticklabels()]
+    assert not any(a.overlaps(b) for a, b in combinations(texts, 2))
+    for text in [*texts, axes.title.get_window_extent(), *(part.get_window_extent() for part in figure.legends)]:
+        assert figure.bbox.x0 <= text.x0 and text.x1 <= figure.bbox.x1
+        assert figure.bbox.y0 <= text.y0 and text.y1 <= figure.bbox.y1
+    assert all(box.x1 <= axes.bbox.x1 for box in boxes)
+
+
+def test_evaluations_are_marks_with_errors_within_the_rewards(draw: Any) -> None:
+    fields = {"mean_reward": 0.9, "reward_spread": 0.3, "standard_error": 0.2, "worst": 0.0, "best": 1.0}
+    rows = [{**row, "version": version} for version in range(3) for row in rows_of("name", ["x"], **fields)]
+    (axes,) = draw("reward_by_version", rows).axes
+    joined = [line for line in axes.lines if line.get_linestyle() != "None" and len(line.get_xdata()) > 1]
+    assert len(joined) == 1, "training alone is a line"
+    assert len(axes.containers) == 2, "two evaluations"
+    drawn = [path.vertices[:, 1] for part in axes.collections for path in part.get_paths()]
+    assert max(values.max() for values in drawn) == pytest.approx(1.0)
