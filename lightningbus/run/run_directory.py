@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Iterator
@@ -93,6 +94,13 @@ class RunDirectory:
         return self.path / "logs" / f"{role}.log"
 
     @property
+    def export_command(self) -> str:
+        """The command that writes the run's model into a directory."""
+        return (
+            f"lightningbus weights export --run {shlex.quote(str(self.path))} {shlex.quote(f'{self.path.name}-model')}"
+        )
+
+    @property
     def store(self) -> Path:
         """Where the embedded ClickHouse keeps its data."""
         return self.path / "store"
@@ -104,8 +112,11 @@ class RunDirectory:
         temporary.write_text(json.dumps(asdict(endpoints), indent=2))
         temporary.replace(self.path / "endpoints.json")
 
-    def read_endpoints(self) -> Endpoints | None:
-        """Where the servers are, if the run is up; raises `bus.BusError` when the file that says so is corrupt."""
+    def read_endpoints(self, *, is_up: bool = True) -> Endpoints | None:
+        """Where the servers are; None unless the run ``is_up``, if that is asked for.
+
+        Raises `bus.BusError` when the file that says so is corrupt.
+        """
         path = self.path / "endpoints.json"
         try:
             endpoints = msgspec.json.decode(path.read_bytes(), type=Endpoints)
@@ -113,7 +124,7 @@ class RunDirectory:
             return None
         except (OSError, ValueError, RecursionError) as error:
             raise BusError(f"{path} cannot be read ({error}): start the run again, or give --bus") from error
-        return endpoints if _alive(endpoints.pid) else None
+        return endpoints if not is_up or _alive(endpoints.pid) else None
 
 
 def _alive(pid: int) -> bool:

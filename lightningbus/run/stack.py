@@ -177,6 +177,8 @@ async def up(settings: RunSettings) -> None:
     with RunDirectory(settings.runs / settings.name).lock() as directory:
         async with start_stack(directory, settings.bus, title) as stack:
             await _run(stack, settings, stop)
+    if settings.learner is not None:
+        console().print(f"export the model: {directory.export_command}", highlight=False, soft_wrap=True)
 
 
 async def _run(stack: LocalStack, settings: RunSettings, stop: asyncio.Event) -> None:

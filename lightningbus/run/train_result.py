@@ -10,6 +10,7 @@ from rich.table import Table
 
 from lightningbus.run.evaluation import Evaluation
 from lightningbus.run.held_out import SAMPLINGS
+from lightningbus.run.run_directory import RunDirectory
 
 PICTURE = "reward.png"
 
@@ -36,7 +37,9 @@ def report(result: TrainResult) -> None:
         f"staleness {figures['mean_staleness']} on average, {figures['max_staleness']} at most",
         highlight=False,
     )
-    console.print(f"picture: {result.directory / PICTURE}\n", highlight=False)
+    console.print(f"picture: {result.directory / PICTURE}", highlight=False)
+    export_command = RunDirectory(result.directory).export_command
+    console.print(f"export the model: {export_command}\n", highlight=False, soft_wrap=True)
     print(json.dumps(figures), flush=True)
 
 
