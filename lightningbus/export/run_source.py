@@ -92,7 +92,7 @@ def _read_credentials(directory: Path | None) -> Credentials | None:
 def _read_more_mib(config: Path) -> int:
     """Room for enlarged streams that the run's server had: with less it would not open them."""
     try:
-        found = re.search(r"max_file_store: (\d+)GB", config.read_text())
+        limit = re.search(r"max_file_store: (\d+)GB", config.read_text())
     except OSError:
-        found = None
-    return max(0, int(found.group(1)) - STORE_GIB) * 1024 if found is not None else 0
+        limit = None
+    return max(0, int(limit.group(1)) - STORE_GIB) * 1024 if limit is not None else 0

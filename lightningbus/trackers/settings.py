@@ -50,10 +50,12 @@ class TrackerSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    tensorboard: TensorBoardSettings | None = None
-    wandb: WandbSettings | None = None
-    mlflow: MlflowSettings | None = None
-    trackio: TrackioSettings | None = None
+    tensorboard: TensorBoardSettings | None = Field(
+        None, description="event files for TensorBoard; `{}` takes the defaults"
+    )
+    wandb: WandbSettings | None = Field(None, description="a run of Weights & Biases; `{}` takes the defaults")
+    mlflow: MlflowSettings | None = Field(None, description="a run of MLflow; `{}` takes the defaults")
+    trackio: TrackioSettings | None = Field(None, description="a run of trackio; `{}` takes the defaults")
 
     @property
     def chosen(self) -> list[str]:

@@ -18,8 +18,8 @@ class TrackioTracker:
 
     def log(self, axis: Axis, position: int, metrics: Mapping[str, float]) -> None:
         """See `Tracker.log`."""
-        own: dict[str, float] = {} if axis == "step" else {axis: position}  # trackio keeps the step itself
-        self._run.log({**metrics, **own}, step=position)
+        position_metric: dict[str, float] = {} if axis == "step" else {axis: position}  # trackio keeps the step itself
+        self._run.log({**metrics, **position_metric}, step=position)
 
     def flush(self) -> None:
         """See `Tracker.flush`; the client sends in a thread of its own, and keeps what it could not send."""
