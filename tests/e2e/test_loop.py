@@ -339,13 +339,14 @@ async def test_engine_and_learner_agree_on_every_token(loop: Loop) -> None:
 
 ANSWER_BY_VLLM = """
 import json, sys
+from pathlib import Path
 from vllm import LLM, SamplingParams
 
 if __name__ == "__main__":
     engine = LLM(model=sys.argv[1], dtype="float32", max_model_len=128, max_num_seqs=4, enforce_eager=True)
     sampling = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     (output,) = engine.generate([{"prompt_token_ids": json.loads(sys.argv[2])}], sampling, use_tqdm=False)
-    print(json.dumps(list(output.outputs[0].token_ids)))
+    Path(sys.argv[3]).write_text(json.dumps(list(output.outputs[0].token_ids)))
 """
 
 
@@ -365,13 +366,13 @@ async def test_an_exported_version_answers_as_its_node(loop: Loop) -> None:
     published = loop.directory / f"published-{version}.safetensors"
     assert (exported / "model.safetensors").read_bytes() == published.read_bytes()
     (loop.directory / "answer.py").write_text(ANSWER_BY_VLLM)
-    command = [sys.executable, "answer.py", str(exported), json.dumps(prompt)]
+    command = [sys.executable, "answer.py", str(exported), json.dumps(prompt), "answer.json"]
     fields = {**loop.environment, "VLLM_CPU_KVCACHE_SPACE": "1"}
     done = await asyncio.to_thread(
         subprocess.run, command, cwd=loop.directory, env=fields, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == served
+    assert json.loads((loop.directory / "answer.json").read_text()) == served
     model = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([prompt + served])).logits[0, len(prompt) - 1 : -1]
