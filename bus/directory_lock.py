@@ -1,4 +1,8 @@
-"""One process in a directory at a time: a lock that ends with its processes, however they end."""
+"""One process in a directory at a time: a lock that ends with its processes, however they end.
+
+A process that only reads the directory has a lock of its own (`lock_for_reading`). It leaves when another process
+wants the directory (`is_wanted`), so it never keeps a writer out.
+"""
 
 import fcntl
 import os
@@ -12,8 +16,14 @@ from common.procfs import is_alive
 
 LOCK = ".lock"
 """The file in the directory that is locked; it holds the id of the process that locked it, for messages only."""
+READER_LOCK = ".reader"
+"""The same for the process that reads the directory."""
 ORPHAN_SECONDS = 10.0
 """How long a lock is waited for whose process is gone: what it started is on its way out."""
+READER_SECONDS = 20.0
+"""How long a reader has to leave; its last query may take ten seconds."""
+PROBE_SECONDS = 0.2
+"""A lock that ends within this time was a reader's probe, see `is_wanted`."""
 
 
 class DirectoryInUseError(BusError):
@@ -33,8 +43,8 @@ class DirectoryInUseError(BusError):
 def lock_directory(directory: Path) -> Iterator[int]:
     """Keep a directory for this process while the block runs; it is made if it is missing, for its owner alone.
 
-    Yields the lock's file descriptor: a child that inherits it keeps the lock for as long as it lives. Raises
-    `DirectoryInUseError`, or `BusError` when the directory cannot be used.
+    A reader is waited for. Yields the lock's file descriptor: a child that inherits it keeps the lock for as long as
+    it lives. Raises `DirectoryInUseError`, or `BusError` when the directory cannot be used.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -45,27 +55,86 @@ def lock_directory(directory: Path) -> Iterator[int]:
     try:
         os.ftruncate(file, 0)
         os.pwrite(file, str(os.getpid()).encode(), 0)
+        _wait_for_reader(directory)
         yield file
     finally:
         os.close(file)
 
 
-def _lock(directory: Path) -> int:
-    deadline = time.monotonic() + ORPHAN_SECONDS
-    while True:
-        file = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+@contextmanager
+def lock_for_reading(directory: Path) -> Iterator[None]:
+    """Read a directory while the block runs, until `is_wanted`; one reader at a time.
+
+    Raises `DirectoryInUseError`, or `BusError` when the directory cannot be used.
+    """
+    try:
+        file, pid = _try_lock(directory / READER_LOCK)
+    except OSError as error:
+        raise BusError(f"{directory} cannot be used: {error.strerror}") from error
+    if file is None:
+        raise DirectoryInUseError(directory, pid)
+    try:
+        os.ftruncate(file, 0)
+        os.pwrite(file, str(os.getpid()).encode(), 0)
+        if is_wanted(directory):
+            raise DirectoryInUseError(directory, _try_lock(directory / LOCK)[1])
+        yield
+    finally:
+        os.close(file)
+
+
+def is_wanted(directory: Path) -> bool:
+    """Whether another process keeps a directory that this process reads, or waits for it."""
+    try:
+        file, _ = _try_lock(directory / LOCK)
+    except OSError:  # the directory has been moved or removed
+        return True
+    if file is not None:
+        os.close(file)
+    return file is None
+
+
+def _wait_for_reader(directory: Path) -> None:
+    """Wait until nobody reads the directory; a new reader cannot begin, because the directory is locked."""
+    deadline = time.monotonic() + READER_SECONDS
+    while (directory / READER_LOCK).exists():
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_file_at(directory / LOCK, file):
-                return file
+            file, pid = _try_lock(directory / READER_LOCK)
+        except OSError as error:
+            raise BusError(f"{directory / READER_LOCK} cannot be used: {error.strerror}") from error
+        if file is not None:
             os.close(file)
-        except BlockingIOError:
-            words = os.pread(file, 20, 0)
-            os.close(file)
-            pid = int(words) if words.isdigit() else None
-            if pid is None or is_alive(pid) or time.monotonic() > deadline:
-                raise DirectoryInUseError(directory, pid) from None
+            return
+        if time.monotonic() > deadline:
+            raise DirectoryInUseError(directory, pid)
+        time.sleep(0.05)  # nobody tells when a lock is free
+
+
+def _lock(directory: Path) -> int:
+    started = time.monotonic()
+    while True:
+        file, pid = _try_lock(directory / LOCK)
+        if file is None:
+            seconds = time.monotonic() - started
+            if seconds > PROBE_SECONDS and (pid is None or is_alive(pid) or seconds > ORPHAN_SECONDS):
+                raise DirectoryInUseError(directory, pid)
             time.sleep(0.05)  # nobody tells when a lock is free
+        elif _is_file_at(directory / LOCK, file):
+            return file
+        else:
+            os.close(file)
+
+
+def _try_lock(path: Path) -> tuple[int | None, int | None]:
+    """The descriptor of the file once it is locked; without one, the id of the process that locked it, if known."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        words = os.pread(file, 20, 0)
+        os.close(file)
+        return None, int(words) if words.isdigit() else None
+    return file, None
 
 
 def _is_file_at(path: Path, file: int) -> bool:

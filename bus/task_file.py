@@ -1,21 +1,25 @@
-"""Task files: a JSON object a line."""
+"""Tasks of files and data sets: a JSON object a line, or a row of a table."""
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from bus.task_tables import TASK_KEYS as KEYS
+from bus.task_tables import is_table, map_row, read_rows
 from common.name_suggestions import suggest_name
+from common.task_source import TaskSource, as_task_source
 from schemas.base import Labels
 from schemas.codec import MAX_BYTES
 
 MAX_INPUT_BYTES = MAX_BYTES - 64 * 1024
 """Of a task's input: the rest of the message, and the record of it, need room too."""
 MAX_ID_CHARACTERS = 128
-KEYS = ("id", "input", "labels")
+NO_TASK = 'it is not a task, which needs the form {"id": "...", "input": ...}'
 
 
 class TaskFileError(ValueError):
@@ -24,48 +28,81 @@ class TaskFileError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TaskInput:
-    """One line of a task file: ``{"id": "...", "input": any JSON, "labels": {"difficulty": "hard"}}``."""
+    """One task of a file: ``{"id": "...", "input": any JSON, "labels": {"difficulty": "hard"}}``."""
 
     id: str
     input: Any
     labels: dict[str, str] = field(default_factory=dict)
 
 
-def load_tasks(path: Path) -> list[TaskInput]:
-    """All tasks of a JSONL file; raises `TaskFileError` at the first line that is not one, before any is used.
+def load_tasks(source: Path | str | TaskSource) -> list[TaskInput]:
+    """All tasks of a file or a data set; raises `TaskFileError` at the first row that is not one, before any is used.
 
-    ``id`` may be left out: it is then the line number. So may ``labels``. Whatever is returned can be published.
+    ``id`` may be left out: it is then the number of the line or the row, from 1. So may ``labels``. Whatever is
+    returned can be published.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # and nothing else: a text may hold other line ends
-    except (OSError, ValueError) as error:
-        raise TaskFileError(f"{path} cannot be read: {error}") from error
+    source = as_task_source(source)
     inputs: dict[str, TaskInput] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            task = parse_task_line(line, number)
-        except ValueError as error:
-            raise TaskFileError(f"{path} line {number}: {error}") from error
+    for where, task in _read_tasks(source):
         if task.id in inputs:
-            raise TaskFileError(f"{path} line {number}: id {task.id!r} stands twice")
+            raise TaskFileError(f"{source} {where}: id {task.id!r} stands twice")
         inputs[task.id] = task
     if not inputs:
-        raise TaskFileError(f"{path} holds no task")
+        raise TaskFileError(f"{source} holds no task")
     return list(inputs.values())
 
 
-def parse_task_line(line: str, number: int) -> TaskInput:
-    """The problem on a line; raises ValueError saying why it is none, or why it could not be published."""
+def _read_tasks(source: TaskSource) -> Iterator[tuple[str, TaskInput]]:
+    """Each task and where it stands; raises `TaskFileError`."""
+    is_rows = is_table(source)
+    rows = read_rows(source) if is_rows else _read_lines(Path(source.path))
+    number = 0
+    while True:
+        try:
+            row = next(rows, None)
+        except (OSError, ValueError) as error:
+            after = f" after row {number}" if is_rows and number else ""
+            raise TaskFileError(f"{source} cannot be read{after}: {error}") from error
+        if row is None:
+            return
+        number += 1
+        where = f"{'row' if is_rows else 'line'} {number}"
+        try:
+            if isinstance(row, str):
+                if not row.strip():
+                    continue
+                fields = parse_json_object(row)
+            else:
+                fields = dict(row)
+            if is_rows or source.has_map:
+                fields = map_row(fields, source)
+            yield where, parse_task(fields, number)
+        except ValueError as error:
+            raise TaskFileError(f"{source} {where}: {error}") from error
+
+
+def _read_lines(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8", newline="\n") as file:  # and no other line end: a text may hold those
+        yield from file
+
+
+def parse_json_object(line: str) -> dict[str, Any]:
+    """The fields on a line; raises ValueError saying why there are none."""
     try:
         fields = json.loads(line, parse_constant=_reject_number, parse_float=_parse_float)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"it is not JSON: {error}") from error
-    if not isinstance(fields, dict) or "input" not in fields:
-        raise ValueError('it is not a task, which needs the form {"id": "...", "input": ...}')
+    if not isinstance(fields, dict):
+        raise ValueError(NO_TASK)
+    return fields
+
+
+def parse_task(fields: dict[str, Any], number: int) -> TaskInput:
+    """The task that fields make; raises ValueError saying why it is none, or why it could not be published."""
+    if "input" not in fields:
+        raise ValueError(NO_TASK)
     for key in fields:
         if key not in KEYS:
             raise ValueError(f"unknown key {key!r}: {suggest_name(key, KEYS)}")

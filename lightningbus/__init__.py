@@ -1,1 +1,78 @@
-"""The front door: command line, settings, supervisor, demo. The one package that knows all rooms."""
+"""Train any LLM agent by reinforcement learning, over an event bus.
+
+``import lightningbus as lb`` is the API for Python and notebooks: `train`, `evaluate`, `connect`, their async forms,
+and what they return. Importing it loads nothing else; each name is loaded when it is used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightningbus.analysis.transcript import Transcript
+    from lightningbus.api.async_session import AsyncSession, aconnect
+    from lightningbus.api.evaluation_job import EvaluationResult, aevaluate, evaluate
+    from lightningbus.api.reward_curve import RewardCurve
+    from lightningbus.api.session import Session, connect
+    from lightningbus.api.table import Table
+    from lightningbus.api.training import RunInterrupted, atrain, train
+    from lightningbus.run.evaluation import Evaluation
+    from lightningbus.run.role_process import UserError
+    from lightningbus.run.train_result import TrainResult
+
+_MODULES = {
+    "train": "api.training",
+    "atrain": "api.training",
+    "RunInterrupted": "api.training",
+    "TrainResult": "run.train_result",
+    "evaluate": "api.evaluation_job",
+    "aevaluate": "api.evaluation_job",
+    "EvaluationResult": "api.evaluation_job",
+    "Evaluation": "run.evaluation",
+    "connect": "api.session",
+    "Session": "api.session",
+    "aconnect": "api.async_session",
+    "AsyncSession": "api.async_session",
+    "Table": "api.table",
+    "RewardCurve": "api.reward_curve",
+    "Transcript": "analysis.transcript",
+    "UserError": "run.role_process",
+}
+"""Name -> the module of this package that has it."""
+
+__all__ = [
+    "AsyncSession",
+    "Evaluation",
+    "EvaluationResult",
+    "RewardCurve",
+    "RunInterrupted",
+    "Session",
+    "Table",
+    "TrainResult",
+    "Transcript",
+    "UserError",
+    "aconnect",
+    "aevaluate",
+    "atrain",
+    "connect",
+    "evaluate",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'lightningbus' has no attribute {name!r}")
+    try:
+        module = import_module(f"lightningbus.{_MODULES[name]}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("lightningbus"):
+            raise
+        raise ImportError(
+            f"lightningbus.{name} needs {error.name}, which is not installed: pip install 'lightningbus[store]'"
+        ) from error
+    globals()[name] = getattr(module, name)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from common.observability.faults import MAX_TRACEBACK, count_fault
-from runners.agent.executors import AgentError, AgentExecutor, WorkerProcessDied
+from runners.agent.executors import AgentError, AgentExecutor, RolloutInfo, WorkerProcessDied
 from runners.agent.launcher import AgentStartError
 from runners.gateway.slot import Slot
+from runners.protocol.request import find_invalid_sampling
 from runners.recording import rewards
 from runners.recording.attempt import MAX_ERROR, AttemptRecorder
 from schemas.base import Outcome
@@ -49,7 +50,7 @@ async def _run_executor(executor: AgentExecutor, slot: Slot, task: Task, recorde
         await executor.start()  # of an agent that died: its imports are not part of the rollout's time
         slot.begin(recorder, task, asyncio.get_running_loop().time() + seconds)
         async with asyncio.timeout(seconds):
-            answer = await executor.run(task.input)
+            answer = await executor.run(task.input, describe_rollout(task, recorder))
         reward, span = rewards.resolve_reward(answer, recorder.reward_spans)
         result = parse_result(answer)
     except TimeoutError:
@@ -67,6 +68,18 @@ async def _run_executor(executor: AgentExecutor, slot: Slot, task: Task, recorde
     if recorder.unrecordable_reason:
         return RolloutResult("agent_error", recorder.unrecordable_reason)
     return RolloutResult("ok", reward=reward, reward_span=span, result=result)
+
+
+def describe_rollout(task: Task, recorder: AttemptRecorder) -> RolloutInfo:
+    """What an agent may be told of its rollout."""
+    return {
+        "id": recorder.rollout,
+        "attempt": recorder.number,
+        "mode": task.mode,
+        "model": task.model,
+        # What is no JSON is refused where the model is called.
+        "sampling_params": {} if find_invalid_sampling(task.sampling_params) else task.sampling_params,
+    }
 
 
 def parse_result(answer: Mapping[str, Any]) -> str:

@@ -53,7 +53,7 @@ class RunnerSettings(RoleSettings):
         [],
         description="put in front of the agent's command, as [bwrap, ...]; {path}, {tmp}, {python}, {venv}, {base} and "
         "{worker} stand for its directory, its private one, its interpreter, that one's environment and installation, "
-        "and our script; {relay}, {gateway} and {address} for what lets it reach the gateway without a network",
+        "and our scripts; {relay}, {gateway} and {address} for what lets it reach the gateway without a network",
     )
     max_concurrent_requests: int = Field(64, ge=1, description="of an agent at the gateway; beyond it 429")
     rate_limit: float | None = Field(

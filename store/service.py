@@ -12,6 +12,7 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from bus.client import Bus
+from bus.directory_lock import lock_directory
 from bus.fleet.heartbeats import default_instance_id
 from bus.security.secrets import new_key, read_key, write_secret
 from bus.streams import STORE_CONSUMERS
@@ -20,7 +21,7 @@ from common.aio import cancel_and_wait
 from common.observability import metrics
 from store.clickhouse import migrations
 from store.clickhouse.client import StoreUnavailable, connect, query_row, without_secrets
-from store.embedded.engine import EmbeddedClickHouse
+from store.embedded.engine import DirectoryLock, EmbeddedClickHouse
 from store.embedded.http_interface import HttpInterface
 from store.embedded.readonly_guard import KEY_FILE, WRITER
 from store.ingest.batch import load_column_types
@@ -58,21 +59,26 @@ async def run(bus: Bus, settings: StoreSettings, stop: asyncio.Event) -> None:
 
 
 @asynccontextmanager
-async def serve_readonly(path: Path, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
+async def serve_readonly(path: Path, lock: DirectoryLock = lock_directory) -> AsyncIterator[str]:
     """Serve the embedded engine of a directory over ClickHouse's HTTP interface while the block runs.
 
-    Yields the URL for readers; raises `engine.EngineBusy`.
+    Yields the URL for readers; raises `engine.EngineBusy`. With `bus.directory_lock.lock_for_reading` the caller
+    leaves the block when the directory is wanted.
     """
-    async with serve_embedded(path, host, port) as (_, url):
+    async with serve_embedded(path, lock=lock) as (_, url):
         yield without_secrets(url)
 
 
 @asynccontextmanager
 async def serve_embedded(
-    path: Path, host: str = "127.0.0.1", port: int = 0, allowed_hosts: Collection[str] = ()
+    path: Path,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    allowed_hosts: Collection[str] = (),
+    lock: DirectoryLock = lock_directory,
 ) -> AsyncIterator[tuple[EmbeddedClickHouse, str]]:
     """Like `serve_readonly`, but yields the engine and the URL for the writer, whose key is a file in the directory."""
-    engine = await asyncio.to_thread(EmbeddedClickHouse, path)
+    engine = await asyncio.to_thread(EmbeddedClickHouse, path, lock)
     try:
         if not (path / KEY_FILE).exists():
             write_secret(path / KEY_FILE, new_key())

@@ -1,7 +1,8 @@
 """Which tier a test belongs to.
 
 ``unit`` starts no process. ``integration`` starts nats-server, ClickHouse, agents or a role. ``e2e`` starts whole runs,
-vLLM, network namespaces, a browser or the examples' environments. ``main_job`` marks the e2e tests of ``make test``.
+vLLM, network namespaces, a browser, or runs in the packages of examples and other frameworks. ``main_job`` marks the
+e2e tests of ``make test``.
 """
 
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 UNIT, INTEGRATION, E2E = "unit", "integration", "e2e"
 TIERS = (UNIT, INTEGRATION, E2E)
-E2E_FOLDERS = frozenset({"chaos", "examples", "hosts", "e2e"})
+E2E_FOLDERS = frozenset({"chaos", "environments", "examples", "hosts", "e2e"})
 SERVER_FIXTURES = frozenset({"nats", "nats_url", "bus", "start_store", "store", "engine", "environment"})
 """Whoever asks for one of them starts a process."""
 PROCESS_EVENTS = frozenset(

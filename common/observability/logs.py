@@ -7,26 +7,18 @@ structlog's context variables add.
 import json
 import logging
 import sys
-from enum import StrEnum
 from types import TracebackType
 from typing import Any
 
 import structlog
 from structlog.typing import EventDict
 
+from common.observability.log_format import LogFormat
 from common.printable import printable_json, to_printable
 
-FORMAT_VARIABLE = "LIGHTNINGBUS_LOG_FORMAT"
 WARNING_LOGGERS = ("asyncio", "httpx", "filelock", "nats")
 ERROR_LOGGERS = ("urllib3", "clickhouse_connect")
 """What these warn of they also raise, and we log it in one sentence."""
-
-
-class LogFormat(StrEnum):
-    """How a log line looks."""
-
-    human = "human"
-    json = "json"
 
 
 class JsonFormatter(structlog.stdlib.ProcessorFormatter):

@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from common.role_settings import RoleSettings
+from common.task_source import TaskSourceSetting
 from learner.settings.algorithm import ActorSettings, AlgorithmSettings, CreditSettings, CriticSettings, LoraSettings
 from learner.settings.weights import WeightSettings
 
@@ -46,8 +47,10 @@ class LearnerSettings(RoleSettings):
     run: str = Field("run", description="name of the run; only its rollouts are used", pattern=NAME)
     model_path: Path = Field(description="Hugging Face model directory to start from")
     model: str = Field("policy", description="name the versions are published under", pattern=NAME)
-    tasks: Path | None = Field(
-        None, description="JSONL of training tasks to dispatch; none: others publish them, with this run's name"
+    tasks: TaskSourceSetting | None = Field(
+        None,
+        description="training tasks to dispatch: a path as `path` below has it, or these fields; none: others publish "
+        "them, with this run's name",
     )
     agent: str = Field("default", description="agent the tasks are for", pattern=NAME)
     group_size: int = Field(8, ge=2, description="rollouts per task: GRPO's group (verl: rollout.n)")

@@ -9,6 +9,7 @@ from typing import Any
 
 from clickhouse_connect.driver.client import Client
 
+from common.name_suggestions import suggest_name
 from learner.rollouts.assembler import Rollout
 from learner.rollouts.groups import RolloutGroup
 from learner.rollouts.intermediate_rewards import intermediate_rewards
@@ -93,9 +94,9 @@ class RunHistory:
             return cls(sql, names[0])
         if run in names and run is not None:
             return cls(sql, run)
-        there = ", ".join(names) or "none"
-        advice = "say which" if run is None else f"there is no {run!r}"
-        raise UserError(f"--run: {advice}; runs with training steps: {there}")
+        if run is not None and (hint := suggest_name(run, names)):
+            raise UserError(f"--run: there is no run {run!r} with training steps; {hint}")
+        raise UserError(f"--run: name one of the runs with training steps: {', '.join(names) or 'there is none yet'}")
 
     def steps(self, first: int, last: int) -> list[RecordedStep]:
         """Training steps in order; raises `UserError` if one of them is not on record."""

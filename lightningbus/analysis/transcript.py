@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from clickhouse_connect.driver.client import Client
+from rich.console import Group
 from rich.rule import Rule
 from rich.text import Text
 
 from common.printable import printable_json
+from lightningbus.analysis.run_names import check_run
 from lightningbus.run.role_process import UserError
-from lightningbus.run.terminal import Terminal
+from lightningbus.run.terminal import Terminal, render_html, render_text
 from schemas.semconv.span_kinds import entity_name, kind_of, summarize
 
 ROLLOUT = """
@@ -42,7 +44,7 @@ FROM spans WHERE run_id = {run_id:String} AND rollout_id = {rollout_id:String} A
 RED_TO_GREEN = ("red", "dark_orange", "white", "green_yellow", "green")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Transcript:
     """A rollout's attempt that counts; rows as ClickHouse gave them."""
 
@@ -58,6 +60,8 @@ class Transcript:
         """Of the newest such rollout of a run (empty: of any); raises `UserError` when there is none. Blocks."""
         rows = _rows(client, ROLLOUT, run_id=run, rollout_id=rollout)
         if not rows:
+            if run:
+                check_run(client, run)
             raise UserError(
                 f"no rollout is called {rollout!r}; `lightningbus report slowest_rollouts` has some that are"
             )
@@ -74,7 +78,10 @@ class Transcript:
 
     def show(self, color: str) -> None:
         """As text; ``color`` is what the colour of a token shows."""
-        console = Terminal(highlight=False)
+        Terminal(highlight=False).print(self.render(color))
+
+    def render(self, color: str = "none") -> Group:
+        """What `show` prints; rich turns it into HTML too."""
         rollout = self.rollout
         reward = "none" if rollout["reward"] is None else f"{rollout['reward']:.4g}"
         heading = (
@@ -82,23 +89,28 @@ class Transcript:
             f"{rollout['num_calls']} calls, {rollout['response_tokens']} tokens, {rollout['seconds']:.3f} s, "
             f"attempt {rollout['attempt']}"
         )
-        console.print(Text.assemble((rollout["rollout_id"], "bold"), heading))
+        parts: list[Text | Rule] = [Text.assemble((rollout["rollout_id"], "bold"), heading)]
         if rollout["error"]:
-            console.print(Text(rollout["error"], "red"))
+            parts.append(Text(rollout["error"], "red"))
         num_shown = 0  # messages shown so far
         waiting = list(self.spans)
         for call in self.calls:
             while waiting and waiting[0]["started_at"] < call["started_at"]:
-                console.print(_span(waiting.pop(0)))
+                parts.append(_span(waiting.pop(0)))
             tokens = self.tokens.get(call["call"], [])
-            console.print(Rule(Text(_format_heading(call, tokens)), align="left", style="dim"))
+            parts.append(Rule(Text(_format_heading(call, tokens)), align="left", style="dim"))
             messages = _messages(call["request"])
             for role, text in messages[num_shown if num_shown < len(messages) else 0 :]:
-                console.print(Text.assemble((f"{role}: ", "bold cyan"), text))
+                parts.append(Text.assemble((f"{role}: ", "bold cyan"), text))
             num_shown = len(messages) + 1
-            console.print(Text.assemble(("assistant: ", "bold magenta"), _format_completion(call, tokens, color)))
-        for span in waiting:
-            console.print(_span(span))
+            parts.append(Text.assemble(("assistant: ", "bold magenta"), _format_completion(call, tokens, color)))
+        return Group(*parts, *map(_span, waiting))
+
+    def __repr__(self) -> str:
+        return render_text(self.render())
+
+    def _repr_html_(self) -> str:
+        return render_html(self.render())
 
 
 def _rows(client: Client, sql: str, **parameters: Any) -> list[Mapping[str, Any]]:

@@ -6,54 +6,61 @@ from typing import Annotated
 
 import typer
 
-from common.observability.logs import FORMAT_VARIABLE, LogFormat, configure_logging
-from lightningbus.cli.commands import (
-    audit,
-    auditor,
-    bus,
-    demo,
-    dlq,
-    inference,
-    learner,
-    provision,
-    publish,
-    query,
-    report,
-    rollouts,
-    runner,
-    status,
-    steps,
-    store,
-    train,
-    ui,
-    up,
-    weights,
-)
-from lightningbus.cli.options import ANY_SETTING
-from lightningbus.run.discovery import CREDENTIALS_VARIABLE
+from common.observability.log_format import FORMAT_VARIABLE, LogFormat
+from lightningbus.cli.lazy_group import Command, LazyGroup
+
+START = "Start"
+TRAIN, RESULTS, MANAGE, ROLES = "Train", "See what happened", "Manage a run", "Run one role by itself"
+COMMANDS = (
+    Command("doctor", START, "Check this machine, and name what to do.", "lightningbus doctor"),
+    Command("init", START, "Write a first project to change.", "lightningbus init first --framework openai"),
+    Command("demo", START, "Train the calculator agent on this machine.", "lightningbus demo"),
+    Command("env", TRAIN, "Tasks and a run file of an environment.", "lightningbus env gymnasium:NAME --limit 100"),
+    Command("train", TRAIN, "Run a training job to its end.", "lightningbus train -c run.yaml"),
+    Command("up", TRAIN, "Run all roles of a run file, until Ctrl-C.", "lightningbus up -c run.yaml"),
+    Command("status", RESULTS, "Which roles are alive, and what they do.", "lightningbus status --watch"),
+    Command("ui", RESULTS, "Show runs and rollouts in the browser.", "lightningbus ui"),
+    Command("report", RESULTS, "Rewards, speed, tokens: the usual questions.", "lightningbus report reward_by_version"),
+    Command("query", RESULTS, "SQL on all that was recorded.", "lightningbus query 'SELECT count() FROM rollouts'"),
+    Command("rollouts", RESULTS, "Read a rollout, follow them, export the best.", "lightningbus rollouts tail -n 10"),
+    Command("steps", RESULTS, "Compute a training step again.", "lightningbus steps replay --step 3"),
+    Command("audit", RESULTS, "What the auditor found in engines and versions.", "lightningbus audit"),
+    Command("publish", MANAGE, "Publish the tasks of a file.", "lightningbus publish tasks.jsonl --samples 8"),
+    Command("weights", MANAGE, "List, pin and revoke weight versions.", "lightningbus weights list"),
+    Command("dlq", MANAGE, "List and replay dead letters.", "lightningbus dlq list"),
+    Command("provision", MANAGE, "Make the streams on your own NATS server.", "lightningbus provision --replicas 3"),
+    Command("bus", ROLES, "A nats-server with all streams.", "lightningbus bus --port 4222"),
+    Command("store", ROLES, "Events into ClickHouse, SQL out of it.", "lightningbus store --data-dir runs/store"),
+    Command("inference", ROLES, "vLLM behind a gateway.", "lightningbus inference --model-path models/M", True),
+    Command("learner", ROLES, "Train on finished rollouts.", "lightningbus learner --settings learner.yaml", True),
+    Command("runner", ROLES, "Run an agent on the tasks of the bus.", "lightningbus runner --agent agent:solve", True),
+    Command("auditor", ROLES, "Recompute log-probabilities.", "lightningbus auditor --model-path models/M", True),
+)  # fmt: skip
+"""Every command, by section in the order of `--help`. Its module is imported when it is called."""
+
+
+class Commands(LazyGroup):
+    """The commands of the table."""
+
+    table = COMMANDS
+
 
 app = typer.Typer(
     help="Train any LLM agent by reinforcement learning, over an event bus.",
+    epilog="`lightningbus COMMAND --help` has the options of a command; docs/cli.md has all of them, and exit codes.",
+    cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-COMMANDS = (
-    demo.demo, train.train, up.up, publish.publish, query.query, status.status, report.report, ui.ui,
-    audit.audit, provision.provision,
-)  # fmt: skip
-ROLES = (runner.runner, learner.learner, inference.inference, auditor.auditor)
-GROUPS = {
-    "rollouts": rollouts.app, "steps": steps.app, "weights": weights.app, "dlq": dlq.app,
-    "store": store.app, "bus": bus.app,
-}  # fmt: skip
-for command in COMMANDS:
-    app.command()(command)
-for role in ROLES:
-    app.command(context_settings=ANY_SETTING)(role)
-for name, group in GROUPS.items():
-    app.add_typer(group, name=name)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        print(f"lightningbus {version('lightningbus')}")
+        raise typer.Exit
 
 
 @app.callback()
@@ -64,9 +71,15 @@ def _main(
     ] = LogFormat.human,
     credentials: Annotated[
         Path | None,
-        typer.Option(help=f"keys for the bus, of `lightningbus bus create-users` [default: ${CREDENTIALS_VARIABLE}]"),
+        typer.Option(help="keys for the bus, of `lightningbus bus create-users` [default: $LIGHTNINGBUS_CREDENTIALS]"),
     ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="print the version and exit")
+    ] = False,
 ) -> None:
+    from common.observability.logs import configure_logging
+    from lightningbus.run.discovery import CREDENTIALS_VARIABLE
+
     os.environ[FORMAT_VARIABLE] = log_format  # for the roles that `up`, `train` and `demo` start
     configure_logging(verbose, log_format)
     if credentials is not None:

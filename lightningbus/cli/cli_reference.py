@@ -7,6 +7,7 @@ import typer
 from typer.core import TyperArgument, TyperGroup, TyperOption
 
 from lightningbus.cli.app import app
+from lightningbus.cli.lazy_group import LazyGroup
 
 
 def render_commands() -> str:
@@ -14,14 +15,19 @@ def render_commands() -> str:
     return "\n".join(_sections("lightningbus", typer.main.get_command(app)))
 
 
-def _sections(path: str, command: Any) -> Iterator[str]:
+def _sections(path: str, command: Any, example: str = "") -> Iterator[str]:
     yield from (f"## `{path}`", "", _plain(command.help or ""), "")
     parameters = [parameter for parameter in command.params if parameter.name != "help"]
     if parameters:
         yield from ("| option | default | meaning |", "|---|---|---|")
         yield from (_row(parameter) for parameter in parameters)
         yield ""
-    if isinstance(command, TyperGroup):
+    if example:
+        yield from (f"Example: `{example}`", "")
+    if isinstance(command, LazyGroup):
+        for row in command.table:
+            yield from _sections(f"{path} {row.name}", row.load(), row.example)
+    elif isinstance(command, TyperGroup):
         for name in command.commands:
             yield from _sections(f"{path} {name}", command.commands[name])
 

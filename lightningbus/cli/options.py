@@ -43,9 +43,6 @@ DatabaseOption = Annotated[str, typer.Option(help="ClickHouse database")]
 JsonOption = Annotated[bool, typer.Option("--json", help="a list of objects")]
 CsvOption = Annotated[bool, typer.Option("--csv", help="comma-separated, with a header")]
 
-ANY_SETTING = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""Context settings of a role's command: any field of its settings is an option too, see `load_settings`."""
-
 
 class RoleGroup(TyperGroup):
     """A role's command that has subcommands beside its flags."""

@@ -2,7 +2,6 @@
 
 import csv
 import sys
-from datetime import datetime
 from typing import Any
 
 from common.printable import printable_json, to_printable
@@ -28,22 +27,6 @@ def print_result(
         writer.writerow(columns)
         writer.writerows([to_printable(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
         return
-    from rich.table import Table
-    from rich.text import Text
+    from lightningbus.run.terminal import output, render_table
 
-    from lightningbus.run.terminal import output
-
-    table = Table(title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False)
-    for column in columns:
-        table.add_column(Text(to_printable(column)))
-    for row in rows:
-        table.add_row(*(Text(_format_cell(value)) for value in row))
-    output().print(table if columns else none)
-
-
-def _format_cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return value.strftime("%Y-%m-%d %H:%M:%S") if isinstance(value, datetime) else to_printable(str(value))
+    output().print(render_table(columns, rows, title) if columns else none)

@@ -55,7 +55,7 @@ async def open_run(run: str | None, url: str | None) -> AsyncIterator[RunSource]
         return
     directory = find_run(run)
     streams = directory.path / "bus" / "jetstream"
-    endpoints = directory.read_endpoints(is_up=streams.is_dir())
+    endpoints = directory.read_endpoints()
     if endpoints is not None:
         credentials = _read_credentials(Path(endpoints.credentials) if endpoints.credentials else None)
         async with Bus.connect(endpoints.bus, NAME, credentials=credentials) as bus:

@@ -30,14 +30,14 @@ class BusEndpoint:
     inference_api_key: Path | None = None
 
 
-def discover_bus(url: str | None, role: str) -> BusEndpoint:
-    """Where a role finds the bus: ``url``, else what the environment says, else the latest run that is up here.
+def discover_bus(url: str | None, role: str, run: RunDirectory | None = None) -> BusEndpoint:
+    """Where a role finds the bus: ``url``, else what the environment says, else ``run`` or the latest that is up here.
 
     Credentials and the inference API key come from the environment, else from the same run. Raises `BusError` for
     unusable credentials, or when nothing names the bus and the latest run's endpoints are corrupt.
     """
     url = url or os.environ.get(BUS_VARIABLE)
-    run = RunDirectory.latest()
+    run = run or RunDirectory.latest()
     try:
         endpoints = run.read_endpoints() if run is not None else None
     except BusError as error:
@@ -77,9 +77,13 @@ def find_api_key(role: str, directory: Path | None = None) -> Path | None:
 
 @asynccontextmanager
 async def connect(
-    url: str | None, name: str, role: str = "client", wait: float = CONNECT_SECONDS
+    url: str | None,
+    name: str,
+    role: str = "client",
+    wait: float = CONNECT_SECONDS,
+    run: RunDirectory | None = None,
 ) -> AsyncIterator[Bus]:
     """A connection to the bus that `discover_bus` finds; raises as `Bus.connect`."""
-    endpoint = discover_bus(url, role)
+    endpoint = discover_bus(url, role, run)
     async with Bus.connect(endpoint.url, name, wait, endpoint.credentials) as bus:
         yield bus

@@ -13,9 +13,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from bus.fleet.heartbeat_text import describe, firing_alerts
 from bus.fleet.heartbeats import Fleet
 from common.aio import cancel_and_wait
-from lightningbus.run.heartbeat_text import describe, firing_alerts
 from lightningbus.run.progress import StepProgress, format_reward, sparkline
 from lightningbus.run.terminal import Terminal
 from schemas.fleet import Heartbeat

@@ -1,4 +1,4 @@
-"""Whether a training job can run: everything is read, loaded and started but the weights."""
+"""Whether a training job can run: everything is loaded but the weights, and the agent runs once."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,18 +8,13 @@ from pathlib import Path
 from bus.stream_sizes import DEFAULT_MIB, MAX_ACK_PENDING, MIB
 from bus.streams import MAX_MESSAGES
 from bus.task_file import load_tasks
-from common.unix_sockets import bind_unix_socket, private_directory
 from inference.settings import InferenceSettings
 from learner.rollouts.capacity import Capacity, find_shortage
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.role_process import UserError
-from lightningbus.run.settings import EvalSettings, RunSettings
+from lightningbus.run.settings import EvalSettings, RunSettings, describe_problems
 from lightningbus.run.stack import child_specs
-from runners.agent.factory import make_executors
-from runners.agent.launcher import AgentStartError
-from runners.agent.process import ProcessWatchdog
-from runners.gateway.slot import Slot
-from runners.settings import RunnerSettings
+from lightningbus.run.trial_rollout import TrialTask, try_agent
 from schemas.subjects import TRAIN_ROLLOUTS
 
 VERSIONS_AHEAD = 3
@@ -35,7 +30,7 @@ class TrainJob:
 
 
 def parse_job(settings: RunSettings, source: str) -> TrainJob:
-    """Raises `UserError` naming what the run file lacks."""
+    """Raises `UserError` naming what the run file lacks, and everything in it that does not fit together."""
     lacking = [name for name in ("store", "inference", "runners", "learner", "eval") if not getattr(settings, name)]
     if lacking:
         raise UserError(f"{source}: a training job needs {', '.join(lacking)} too")
@@ -47,7 +42,8 @@ def parse_job(settings: RunSettings, source: str) -> TrainJob:
     if learner.tasks is None:
         raise UserError(f"{source}: learner.tasks: a training job has tasks to train on")
     assert settings.eval is not None
-    _check_consistency(settings, learner, settings.eval, source)
+    if problems := list(_find_inconsistencies(settings, learner, settings.eval)):
+        raise UserError(describe_problems(source, problems))
     return TrainJob(_keep_versions_to_evaluate(learner, settings.eval), settings.eval)
 
 
@@ -59,24 +55,24 @@ def _keep_versions_to_evaluate(learner: LearnerSettings, heldout: EvalSettings) 
     return learner.model_copy(update={"keep_weight_versions": num_kept})
 
 
-def _check_consistency(settings: RunSettings, learner: LearnerSettings, heldout: EvalSettings, source: str) -> None:
+def _find_inconsistencies(settings: RunSettings, learner: LearnerSettings, heldout: EvalSettings) -> Iterator[str]:
     agents = {runner.agent_name for runner in settings.runners}
     for field, agent in (("learner.agent", learner.agent), ("eval.agent", heldout.agent)):
         if agent not in agents:
-            raise UserError(f"{source}: {field}: no runner here takes tasks of {agent!r}")
+            yield f"{field}: no runner here takes tasks of {agent!r}"
     if learner.model not in {node.model for node in settings.inference}:
-        raise UserError(f"{source}: learner.model: no inference node here serves {learner.model!r}")
+        yield f"learner.model: no inference node here serves {learner.model!r}"
     rank = learner.lora.lora_rank
     if any(
         node.lora is not None and node.lora.rank < rank for node in settings.inference if node.model == learner.model
     ):
-        raise UserError(f"{source}: inference.lora.rank: the learner's adapters are of rank {rank}")
+        yield f"inference.lora.rank: the learner's adapters are of rank {rank}"
     if heldout.every is not None and learner.staleness.admission == "unbounded":
-        raise UserError(f"{source}: eval.every: it needs staleness.admission bounded, or versions expire unevaluated")
+        yield "eval.every: it needs staleness.admission bounded, or versions expire unevaluated"
     if learner.run != settings.name:
-        raise UserError(f"{source}: learner.run: a job's run has its name, {settings.name!r}; leave it out")
+        yield f"learner.run: a job's run has its name, {settings.name!r}; leave it out"
     if not learner.max_steps:
-        raise UserError(f"{source}: learner.max_steps: a training job trains for at least one")
+        yield "learner.max_steps: a training job trains for at least one"
 
 
 def run_checks(settings: RunSettings, job: TrainJob) -> Iterator[str]:
@@ -89,7 +85,7 @@ def run_checks(settings: RunSettings, job: TrainJob) -> Iterator[str]:
     for path in dict.fromkeys([job.learner.model_path, *(node.model_path for node in settings.inference)]):
         yield f"{path}: {_check_model(path, [node for node in settings.inference if node.model_path == path])}"
     for runner in {runner.model_dump_json(): runner for runner in settings.runners}.values():
-        yield asyncio.run(_check_agent(runner))
+        yield from asyncio.run(try_agent(runner, _first_task(job, runner.agent_name)))
 
 
 def _check_sizes(settings: RunSettings, learner: LearnerSettings) -> str:
@@ -142,20 +138,11 @@ def _check_parsers(node: InferenceSettings) -> None:
             raise UserError(f"inference.{field}: vLLM has no {name!r}, but {', '.join(sorted(known))}")
 
 
-async def _check_agent(runner: RunnerSettings) -> str:
-    # An endpoint nobody listens at: an agent that is only imported asks nothing.
-    nowhere = Slot(0, base_url="http://127.0.0.1:9/slot/0")
-    with private_directory("check") as directory, bind_unix_socket(directory / "socket"):
-        paths = {"gateway": str(directory / "socket"), "address": "127.0.0.1:0"}
-        (host,) = make_executors(
-            runner.model_copy(update={"concurrency": 1}), [nowhere.environment], ProcessWatchdog(), paths
-        )
-        try:
-            await host.start()
-        except AgentStartError as error:
-            raise UserError(str(error)) from error
-        finally:
-            await host.stop()
-    if runner.command is not None:
-        return f"{runner.command[0]}: started for each rollout"
-    return f"{runner.entrypoint}: imported by {runner.python_executable or 'this interpreter'}"
+def _first_task(job: TrainJob, agent: str) -> TrialTask:
+    """The first task of a job for an agent: to train on, else of the evaluation."""
+    learner, heldout = job.learner, job.eval
+    assert learner.tasks is not None
+    if agent == learner.agent or agent != heldout.agent:
+        seconds, sampling_params = learner.rollout_timeout_seconds, learner.sampling_params
+        return TrialTask(load_tasks(learner.tasks)[0], "train", learner.model, seconds, sampling_params)
+    return TrialTask(load_tasks(heldout.tasks)[0], "eval", learner.model, heldout.deadline, {})

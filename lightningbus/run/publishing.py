@@ -1,17 +1,81 @@
 """Publishing the tasks of a file, with progress."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from bus.client import Bus
 from bus.task_file import TaskInput
 from bus.task_publisher import TaskPublisher
+from lightningbus.run.role_process import UserError
+from schemas import ids
 from schemas.tasks import Task
 
 CHUNK_SIZE, MAX_CHUNKS_IN_FLIGHT = 64, 4
 """Samples that are recorded together, and how many such lots are on their way at once."""
+
+MAX_ROLLOUT_CHARACTERS = 200
+"""Of a rollout's id, as `schemas.base.Identifier` has it."""
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """How tasks are published: for which agent, in which run, how often, and under which weight version."""
+
+    samples: int = 1
+    run: str = "run"
+    agent: str = "default"
+    mode: str | None = None
+    """train or eval; None: train, eval with an ``evaluation``."""
+    evaluation: str = ""
+    version: int | None = None
+    pass_name: str = ""
+    """Part of task ids, to publish the same tasks again under the same run."""
+    temperature: float | None = None
+    deadline: float = 60.0
+    """Seconds a rollout may take."""
+    option_prefix: str = ""
+    """Put in front of a field's name in errors, such as ``--``."""
+
+    def tasks(self, problems: Sequence[TaskInput]) -> Iterator[Task]:
+        """Each problem ``samples`` times; raises `UserError` where they could not be published like this."""
+        mode = self.mode or ("eval" if self.evaluation else "train")
+        dash = self.option_prefix
+        if mode not in ("train", "eval"):
+            raise UserError(f"{dash}mode: {mode!r} is neither train nor eval")
+        if self.evaluation and mode != "eval":
+            raise UserError(
+                f"{dash}evaluation names an evaluation, and {dash}mode train publishes training tasks: leave one of "
+                "them out"
+            )
+        if self.samples < 1:
+            raise UserError(f"{dash}samples: {self.samples} is less than 1")
+        self._check_names()
+        suffix = "@" + "-".join(filter(None, (self.run, self.evaluation, self.pass_name)))
+        longest = max((problem.id for problem in problems), key=len)
+        if (length := len(ids.rollout_id(longest + suffix, self.samples - 1))) > MAX_ROLLOUT_CHARACTERS:
+            raise UserError(
+                f"id {longest!r} with {dash}run and {dash}pass has {length} characters; "
+                f"the limit is {MAX_ROLLOUT_CHARACTERS}"
+            )
+        return expand_samples(
+            problems, self.samples, suffix, run_id=self.run, agent=self.agent, mode=mode, evaluation=self.evaluation,
+            weight_version=self.version, deadline=self.deadline,
+            sampling_params={} if self.temperature is None else {"temperature": self.temperature},
+        )  # fmt: skip
+
+    def _check_names(self) -> None:
+        required = {"run": self.run, "agent": self.agent}
+        optional = {"evaluation": self.evaluation, "pass": self.pass_name}
+        for field, name in {**required, **{field: name for field, name in optional.items() if name}}.items():
+            if not NAME.fullmatch(name):
+                raise UserError(
+                    f"{self.option_prefix}{field}: {name!r} is not a name: letters, digits, _ and -, at most 64"
+                )
 
 
 def expand_samples(problems: Iterable[TaskInput], samples: int, suffix: str = "", **fields: Any) -> Iterator[Task]:

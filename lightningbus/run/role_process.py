@@ -31,6 +31,10 @@ EX_TEMPFAIL = 75
 class UserError(Exception):
     """Something the user can put right; shown as one sentence, without a traceback."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What Jupyter shows instead of a traceback."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 def exit_with(sentence: object, code: int = 2) -> NoReturn:
     """Say what is wrong on standard error and exit; 2 tells a supervisor not to try again."""

@@ -46,6 +46,12 @@ class RunDirectory:
         path = runs / LATEST
         return cls(path.resolve()) if path.exists() else None
 
+    @classmethod
+    def named(cls, name: str, runs: Path = RUNS) -> "RunDirectory | None":
+        """The directory of a run here, if there is one."""
+        path = runs / name
+        return cls(path) if Path(name).name == name and path.is_dir() else None
+
     def create(self) -> "RunDirectory":
         """Make it, for its owner alone, and make it the latest."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -96,14 +102,18 @@ class RunDirectory:
     @property
     def export_command(self) -> str:
         """The command that writes the run's model into a directory."""
-        return (
-            f"lightningbus weights export --run {shlex.quote(str(self.path))} {shlex.quote(f'{self.path.name}-model')}"
-        )
+        run, model = shlex.quote(str(self.path)), shlex.quote(f"{self.path.name}-model")
+        bus = "" if (self.path / "bus" / "jetstream").is_dir() else " --bus URL"  # it is not the run's own
+        return f"lightningbus weights export --run {run}{bus} {model}"
 
     @property
     def store(self) -> Path:
         """Where the embedded ClickHouse keeps its data."""
         return self.path / "store"
+
+    def has_stored_data(self) -> bool:
+        """Whether an embedded ClickHouse has been there; lock files do not count."""
+        return any(self.store.glob("[!.]*"))
 
     def write_endpoints(self, endpoints: Endpoints) -> None:
         """Say where the servers are."""
@@ -112,11 +122,12 @@ class RunDirectory:
         temporary.write_text(json.dumps(asdict(endpoints), indent=2))
         temporary.replace(self.path / "endpoints.json")
 
-    def read_endpoints(self, *, is_up: bool = True) -> Endpoints | None:
-        """Where the servers are; None unless the run ``is_up``, if that is asked for.
+    def clear_endpoints(self) -> None:
+        """Say that no server is up any more; the process that ran them may live on, as a notebook does."""
+        (self.path / "endpoints.json").unlink(missing_ok=True)
 
-        Raises `bus.BusError` when the file that says so is corrupt.
-        """
+    def read_endpoints(self) -> Endpoints | None:
+        """Where the servers are, if the run is up; raises `bus.BusError` when the file that says so is corrupt."""
         path = self.path / "endpoints.json"
         try:
             endpoints = msgspec.json.decode(path.read_bytes(), type=Endpoints)
@@ -124,7 +135,7 @@ class RunDirectory:
             return None
         except (OSError, ValueError, RecursionError) as error:
             raise BusError(f"{path} cannot be read ({error}): start the run again, or give --bus") from error
-        return endpoints if not is_up or _alive(endpoints.pid) else None
+        return endpoints if _alive(endpoints.pid) else None
 
 
 def _alive(pid: int) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from bus.task_file import load_tasks
+from common.task_source import TaskSource
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.results import Results
 from lightningbus.run.role_process import UserError
@@ -24,7 +26,10 @@ CHANGEABLE = {
 
 
 def describe_job(learner: LearnerSettings, heldout: EvalSettings) -> dict[str, Any]:
-    """The settings that a resume must keep, with a digest of each file of tasks."""
+    """The settings that a resume must keep, with a digest of its tasks.
+
+    Raises `bus.task_file.TaskFileError`.
+    """
     sections = {"learner": learner.model_dump(mode="json"), "eval": heldout.model_dump(mode="json")}
     job: dict[str, Any] = {
         section: {name: value for name, value in fields.items() if name not in CHANGEABLE[section]}
@@ -58,7 +63,7 @@ def check_resumable(directory: Path, job: Mapping[str, Any], max_steps: int) -> 
     for path, before, now in find_differences(record, job):
         what = f"{path} was {_quote(before)} and is {_quote(now)} now"
         if path.endswith(".tasks"):
-            what = f"the file of {path} has other content than before"
+            what = f"{path} holds other tasks than before"
         raise UserError(f"run {name!r} cannot be resumed with other settings: {what}; or start it without --resume")
     results = Results.read(directory)
     if results is not None and results.is_finished and max_steps <= results.steps:
@@ -78,10 +83,9 @@ def _quote(value: Any) -> str:
     return json.dumps(value)
 
 
-def _digest(path: Path | None) -> str:
-    if path is None:
-        return ""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+def _digest(source: Path | TaskSource | None) -> str:
+    """Of the tasks themselves: a source that names the same ones in another form is no other."""
+    digest = hashlib.sha256()
+    for task in load_tasks(source) if source is not None else ():
+        digest.update(json.dumps([task.id, task.input, task.labels]).encode())
+    return digest.hexdigest()

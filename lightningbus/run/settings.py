@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from auditor.settings import AuditorSettings
 from bus.stream_sizes import StreamSizes
 from common.name_suggestions import suggest_name
+from common.task_source import TaskSourceSetting
 from inference.settings import InferenceSettings
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.role_process import UserError
@@ -57,7 +58,7 @@ class EvalSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    tasks: Path = Field(description="JSONL of tasks, as `lightningbus publish` takes them")
+    tasks: TaskSourceSetting = Field(description="tasks, as `learner.tasks` names them")
     samples: int = Field(2, ge=1, description="sampled answers to each")
     every: int | None = Field(
         None,
@@ -130,15 +131,22 @@ def load_fields(path: Path) -> dict[str, Any]:
 
 
 def validate_settings(kind: type[M], fields: "Mapping[str, Any]", source: str) -> M:
-    """Settings from fields; raises `UserError` naming the first field that is wrong."""
+    """Settings from fields; raises `UserError` naming every field that is wrong."""
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        first, more = error.errors()[0], error.error_count() - 1
-        field = "".join(f"{part}." for part in first["loc"]).removesuffix(".")
-        rest = f" (and {more} more)" if more else ""
-        sentence = ": ".join(filter(None, (source, field, _explain(kind, first))))
-        raise UserError(f"{sentence}{rest}") from error
+        problems = [
+            ": ".join(filter(None, (".".join(map(str, entry["loc"])), _explain(kind, entry))))
+            for entry in error.errors()
+        ]
+        raise UserError(describe_problems(source, problems)) from error
+
+
+def describe_problems(source: str, problems: "Sequence[str]") -> str:
+    """A sentence for what is wrong with a file of settings; one line each where it is several things."""
+    if len(problems) == 1:
+        return f"{source}: {problems[0]}"
+    return "\n  ".join((f"{source}: {len(problems)} settings are wrong", *problems))
 
 
 def _explain(kind: type[BaseModel], error: "ErrorDetails") -> str:

@@ -24,6 +24,7 @@ from common.aio import cancel_and_wait, run_unless
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.discovery import API_KEY_VARIABLE, CREDENTIALS_VARIABLE, find_api_key, find_credentials_directory
 from lightningbus.run.live_view import LiveView, console
+from lightningbus.run.notebook_view import choose_view
 from lightningbus.run.process_liveness import LivenessWatch
 from lightningbus.run.role_process import UserError, on_stop_signals
 from lightningbus.run.run_directory import Endpoints, RunDirectory
@@ -145,6 +146,7 @@ class LocalStack:
 async def start_stack(directory: RunDirectory, settings: BusSettings, title: str) -> AsyncIterator[LocalStack]:
     """Bus, supervisor and view while the block runs; children are stopped in order at its end."""
     async with AsyncExitStack() as exits:
+        exits.callback(directory.clear_endpoints)
         keys = KeyPaths.create(directory, settings)
         url, server = settings.url, None
         if url is None:
@@ -181,7 +183,7 @@ async def start_stack(directory: RunDirectory, settings: BusSettings, title: str
         exits.push_async_callback(cancel_and_wait, watching)
         supervisor.watch(bus.keep_provisioned(settings.streams, durables))
         exits.push_async_callback(supervisor.stop_all)
-        view = await exits.enter_async_context(LiveView(fleet, title, console()).showing())
+        view = await exits.enter_async_context(choose_view(fleet, title).showing())
         stack = LocalStack(directory, bus, url, fleet, supervisor, view, keys)
         stack.write_endpoints()
         yield stack

@@ -17,6 +17,7 @@ from store.embedded.engine import EngineBusy
 from store.service import serve_readonly
 
 SQL_VARIABLE = "LIGHTNINGBUS_SQL"
+NO_STORE = "no store is running and there is no run here: start `lightningbus store`, or give --sql URL"
 LISTEN_SECONDS = 2.5
 """A store says where it is once a second."""
 
@@ -24,13 +25,13 @@ LISTEN_SECONDS = 2.5
 @asynccontextmanager
 async def sql_client(url: str | None, database: str, limits: QueryLimits = INTERACTIVE) -> AsyncIterator[Client]:
     """A reader of whatever holds the latest data: a store that runs, else the latest run's files, opened here."""
-    url = url or os.environ.get(SQL_VARIABLE) or await _running_store()
+    url = url or os.environ.get(SQL_VARIABLE) or await find_running_store()
     if url is not None:
         yield await asyncio.to_thread(connect_readonly, url, database, limits)
         return
     run = RunDirectory.latest()
-    if run is None or not any(run.store.iterdir()):
-        raise UserError("no store is running and there is no run here: start `lightningbus store`, or give --sql URL")
+    if run is None or not run.has_stored_data():
+        raise UserError(NO_STORE)
     try:
         async with serve_readonly(run.store) as address:
             yield await asyncio.to_thread(connect_readonly, address, database, limits)
@@ -38,7 +39,8 @@ async def sql_client(url: str | None, database: str, limits: QueryLimits = INTER
         raise UserError(f"{error}; give the store's address with --sql") from error
 
 
-async def _running_store() -> str | None:
+async def find_running_store() -> str | None:
+    """The address of the latest run's store, else of one on the bus; None: there is none."""
     run = RunDirectory.latest()
     endpoints = run.read_endpoints() if run is not None else None
     if endpoints is not None and endpoints.sql:

@@ -1,12 +1,20 @@
-"""Where commands print what others wrote."""
+"""What others wrote, on a terminal and in a notebook: nothing of it steers either."""
 
-from collections.abc import Iterable
+import io
+from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
 
 from common.printable import to_printable
+
+TEXT_WIDTH = 120
+"""Characters of a line where there is no terminal to fit into."""
+HTML_FORMAT = "<pre style='line-height: 1.35; white-space: pre-wrap; overflow-wrap: anywhere'>{code}</pre>"
 
 
 class Terminal(Console):
@@ -24,3 +32,36 @@ def output(**options: Any) -> Terminal:
     if not terminal.is_terminal:
         terminal.width = 400
     return terminal
+
+
+def render_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> Table:
+    """A table to print; cells are short forms of their values."""
+    table = Table(title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(Text(to_printable(column)))
+    for row in rows:
+        table.add_row(*(Text(format_cell(value)) for value in row))
+    return table
+
+
+def format_cell(value: Any) -> str:
+    """A value in a table: four digits of a number, seconds of a time."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value.strftime("%Y-%m-%d %H:%M:%S") if isinstance(value, datetime) else to_printable(str(value))
+
+
+def render_text(renderable: RenderableType, width: int = TEXT_WIDTH) -> str:
+    """As plain text, such as the ``repr`` of an object."""
+    file = io.StringIO()
+    Terminal(file=file, width=width, highlight=False, force_jupyter=False).print(renderable)
+    return "\n".join(line.rstrip() for line in file.getvalue().rstrip().split("\n"))
+
+
+def render_html(renderable: RenderableType, width: int = TEXT_WIDTH) -> str:
+    """As HTML with all text escaped, for a notebook's light and dark pages."""
+    console = Terminal(file=io.StringIO(), width=width, highlight=False, force_jupyter=False, record=True)
+    console.print(renderable)
+    return console.export_html(inline_styles=True, code_format=HTML_FORMAT)

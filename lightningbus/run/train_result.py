@@ -5,17 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
 
 from lightningbus.run.evaluation import Evaluation
 from lightningbus.run.held_out import SAMPLINGS
 from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.terminal import render_html, render_text
 
 PICTURE = "reward.png"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class TrainResult:
     """What a training job has come to: where it lies, its figures, and every evaluation in order."""
 
@@ -25,22 +27,33 @@ class TrainResult:
     """The content of ``results.json``, see `lightningbus.run.results.Results`."""
     evaluations: list[Evaluation]
 
+    def render(self) -> Group:
+        """Held-out rewards, and the figures in a sentence."""
+        figures = self.figures
+        sentence = (
+            f"{figures['rollouts']} rollouts, {figures['tokens_trained']} tokens trained into "
+            f"{figures['weight_versions']} weight versions in {figures['seconds']:.0f} s; "
+            f"{figures['rollouts_lost']} lost, {figures['rollouts_trained_twice']} trained twice; "
+            f"staleness {figures['mean_staleness']} on average, {figures['max_staleness']} at most"
+        )
+        picture = f"picture: {self.directory / PICTURE}"
+        command = RunDirectory(self.directory).export_command
+        export = Text(f"export the model: {command}", no_wrap=True, overflow="ignore")
+        return Group(evaluations_table(self.evaluations), Text(sentence), Text(picture), export)
+
+    def __repr__(self) -> str:
+        return render_text(self.render())
+
+    def _repr_html_(self) -> str:
+        return render_html(self.render())
+
 
 def report(result: TrainResult) -> None:
     """Print what came of a job to the terminal, and its figures as JSON to standard output."""
-    figures, console = result.figures, Console(stderr=True)
-    console.print(evaluations_table(result.evaluations))
-    console.print(
-        f"{figures['rollouts']} rollouts, {figures['tokens_trained']} tokens trained into "
-        f"{figures['weight_versions']} weight versions in {figures['seconds']:.0f} s; "
-        f"{figures['rollouts_lost']} lost, {figures['rollouts_trained_twice']} trained twice; "
-        f"staleness {figures['mean_staleness']} on average, {figures['max_staleness']} at most",
-        highlight=False,
-    )
-    console.print(f"picture: {result.directory / PICTURE}", highlight=False)
-    export_command = RunDirectory(result.directory).export_command
-    console.print(f"export the model: {export_command}\n", highlight=False, soft_wrap=True)
-    print(json.dumps(figures), flush=True)
+    console = Console(stderr=True, highlight=False)
+    console.print(result.render())
+    console.print()
+    print(json.dumps(result.figures), flush=True)
 
 
 def evaluations_table(evaluations: list[Evaluation]) -> Table:

@@ -5,17 +5,18 @@ import itertools
 import json
 import logging
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from common.observability.faults import MAX_TRACEBACK
 from runners.agent.launcher import AgentLauncher, AgentStartError
 from runners.agent.process import AgentProcess
 from runners.recording.attempt import MAX_ERROR
+from schemas.base import Mode
 from schemas.text import shorten
 
 log = logging.getLogger(__name__)
 
-WORKER_SCRIPT = Path(__file__).with_name("worker_script.py")
+WORKER_SCRIPT = Path(__file__).with_name("worker") / "worker_script.py"
 IMPORT_TIMEOUT_SECONDS = 120.0
 """Importing an agent's framework may take long; longer than this is a fault."""
 
@@ -43,13 +44,23 @@ def parse_reply(line: bytes) -> dict[str, Any]:
     return answer
 
 
+class RolloutInfo(TypedDict):
+    """What agents of other frameworks expect to be told of their rollout."""
+
+    id: str
+    attempt: int
+    mode: Mode
+    model: str
+    sampling_params: dict[str, Any]
+
+
 class AgentExecutor(Protocol):
     """Runs one rollout at a time."""
 
     async def start(self) -> None:
         """Make ready, if it is not; raises `AgentStartError`."""
 
-    async def run(self, task: Any) -> dict[str, Any]:
+    async def run(self, task: Any, rollout: RolloutInfo | None = None) -> dict[str, Any]:
         """``{"value": ..., "reward": ...}`` of one task; raises `AgentError`. Cancelled: the process is killed."""
 
     async def stop(self) -> None:
@@ -94,11 +105,11 @@ class PythonExecutor:
             reason = shorten(str(reply["error"]), MAX_ERROR)
             raise AgentStartError(f"{self._target} cannot be loaded from {self._launcher.directory}: {reason}")
 
-    async def run(self, task: Any) -> dict[str, Any]:
+    async def run(self, task: Any, rollout: RolloutInfo | None = None) -> dict[str, Any]:
         """One rollout."""
         job = next(self._requests)
         try:
-            self._send({"job": job, "arguments": [task]})
+            self._send({"job": job, "arguments": [task], "rollout": rollout})
             answer = await self._receive()
             while answer.get("job") != job:  # of a process the agent forked, for a rollout that is over
                 answer = await self._receive()
@@ -150,7 +161,7 @@ class CommandExecutor:
         """Nothing to keep warm; raises `AgentStartError` when there is no such program."""
         self._launcher.check(self._command[0])
 
-    async def run(self, task: Any) -> dict[str, Any]:
+    async def run(self, task: Any, rollout: RolloutInfo | None = None) -> dict[str, Any]:
         """One process from start to end."""
         process = self._process = await self._launcher.start(*self._command)
         try:

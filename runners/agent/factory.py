@@ -30,7 +30,7 @@ def sandbox_paths(python: Path) -> dict[str, str]:
     if not (venv / "pyvenv.cfg").exists():  # an interpreter that stands anywhere, perhaps in somebody's home
         venv = base
     return {
-        "worker": str(WORKER_SCRIPT),
+        "worker": str(WORKER_SCRIPT.parent),
         "relay": str(RELAY_SCRIPT),
         "python": str(interpreter),
         "venv": str(venv),

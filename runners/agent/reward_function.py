@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from runners.agent.executors import AgentError, AgentExecutor, WorkerProcessDied
+from runners.agent.executors import AgentError, AgentExecutor, RolloutInfo, WorkerProcessDied
 from runners.agent.shared_process import SharedExecutor
 
 
@@ -36,9 +36,9 @@ class RewardingExecutor:
         await self._executor.start()
         await self._function.start()
 
-    async def run(self, task: Any) -> dict[str, Any]:
+    async def run(self, task: Any, rollout: RolloutInfo | None = None) -> dict[str, Any]:
         """One rollout, and its reward; the agent's process has no part in that."""
-        answer = await self._executor.run(task)
+        answer = await self._executor.run(task, rollout)
         return {**answer, "reward": await self._function.compute_reward(task, answer.get("value"))}
 
     async def stop(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runners.agent.executors import AgentError, PythonExecutor, WorkerProcessDied
+from runners.agent.executors import AgentError, PythonExecutor, RolloutInfo, WorkerProcessDied
 from runners.agent.launcher import AgentLauncher
 from runners.agent.process import AgentProcess
 
@@ -100,7 +100,7 @@ class SharedSlotExecutor:
         """The process of all of them."""
         await self._shared.start()
 
-    async def run(self, task: Any) -> dict[str, Any]:
+    async def run(self, task: Any, rollout: RolloutInfo | None = None) -> dict[str, Any]:
         """One rollout, with a key of its own."""
         slot = self._slot()
         endpoint = {name: slot[variable] for name, variable in ENDPOINT.items()}

@@ -1,6 +1,7 @@
 """The endpoint an agent talks to, in its own dialect: one URL per host slot, so every call is some rollout's.
 
-``/slot/{k}/v1/…`` answers model calls and records them; ``/slot/{k}/otlp/v1/…`` takes the agent's own telemetry.
+``/slot/{k}/v1/…`` answers model calls and records them. ``/slot/{k}/otlp/v1/…`` takes the agent's own telemetry,
+``/slot/{k}/events`` the events of an agent of Agent Lightning 1.0.
 """
 
 import asyncio
@@ -8,9 +9,11 @@ import contextlib
 import json
 import logging
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +22,6 @@ from aiohttp import web
 from nats.errors import Error as NatsError
 
 from bus.errors import BusError, StreamFullError
-from bus.fleet.heartbeats import Fleet
 from bus.security.secrets import constant_time_equal
 from common.http_server import HttpServer
 from common.observability import metrics
@@ -46,6 +48,7 @@ from runners.gateway.upstream import (
     READ_TIMEOUT_SECONDS,
     CallContext,
     EngineRejected,
+    Nodes,
     NoNodeAvailable,
     UnknownModel,
     Upstream,
@@ -54,12 +57,15 @@ from runners.protocol.dialects.anthropic import AnthropicDialect
 from runners.protocol.dialects.registry import APIS, Api, translate_error
 from runners.protocol.request import find_invalid_sampling
 from runners.recording import otlp
+from runners.recording.agent_events import convert_event
 from runners.recording.otlp_limits import InvalidOtlp
 
 log = logging.getLogger(__name__)
 
 WAITING_STATUS = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_TIMEOUT_SECONDS)
 RETRY_AFTER_SECONDS = 1
+AUTO_MODEL = "auto"
+"""Stands for the model of the task, as Agent Lightning's examples ask for it."""
 
 
 class Gateway:
@@ -67,7 +73,7 @@ class Gateway:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: Nodes,
         send: PublishSpans,
         slots: int,
         host: str = "127.0.0.1",
@@ -107,6 +113,7 @@ class Gateway:
         self._app.router.add_get("/slot/{k}/v1/models", self._models)
         self._app.router.add_get("/slot/{k}/v1/models/{model}", self._model)
         self._app.router.add_post("/slot/{k}/otlp/v1/{signal}", self._otlp)
+        self._app.router.add_post("/slot/{k}/events", self._event)
         self.upstream: Upstream
         self._handler: ModelCallHandler
 
@@ -158,6 +165,8 @@ class Gateway:
         body = await read_limited_body(request)
         with raise_on_malformed():
             dialect = api.parse(json.loads(body), running.recorder.history)
+        if dialect.call.model == AUTO_MODEL:
+            dialect.call = replace(dialect.call, model=running.task.model)
         if problem := find_invalid_sampling(running.task.sampling_params):
             raise ApiError(400, "invalid_request_error", problem)
         try:
@@ -220,6 +229,17 @@ class Gateway:
         except (BusError, NatsError):
             return otlp.error_response(503, kind, "the bus does not answer", retry_after=RETRY_AFTER_SECONDS)
         return otlp.success_response(signal, kind, refused)
+
+    async def _event(self, request: web.Request) -> web.Response:
+        _, running = self._running(request)
+        recorder, body = running.recorder, await read_limited_body(request)
+        with raise_on_malformed():
+            span = convert_event(
+                json.loads(body), recorder.rollout, recorder.root_id, recorder.num_spans, time.time_ns()
+            )
+        if not recorder.add(span):
+            raise ApiError(413, "request_too_large", "the attempt has no room for this event")
+        return web.json_response({})
 
     def _slot(self, request: web.Request) -> Slot:
         number = request.match_info["k"]

@@ -50,6 +50,10 @@ class Slot:
             "OPENAI_API_KEY": self.key,
             "ANTHROPIC_BASE_URL": self.base_url,
             "ANTHROPIC_API_KEY": self.key,
+            # By these names agents of Agent Lightning 1.0 find the same.
+            "AGL_OPENAI_BASE_URL": f"{self.base_url}/v1",
+            "AGL_EVENT_URL": f"{self.base_url}/events",
+            "AGL_KEY": self.key,
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"{self.base_url}/otlp",
             "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
             # Needs no escape: LangSmith sends what stands here as it is.

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from bus.fleet.heartbeats import Fleet
 from bus.security.secrets import bearer_header
 from common.observability import metrics, tracing
 from runners.gateway import routing
@@ -70,12 +69,22 @@ class Content(Protocol):
     def iter_any(self) -> AsyncIterator[bytes]: ...
 
 
+class Nodes(Protocol):
+    """The inference nodes as they are known now, such as `bus.fleet.heartbeats.Fleet`."""
+
+    def members(self) -> Sequence[Heartbeat]: ...
+
+    def suspect(self, role: str, id: str) -> None: ...
+
+    async def wait_for_change(self) -> None: ...
+
+
 class Upstream:
     """The inference nodes, as one: chooses a node, holds a call, asks again elsewhere."""
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: Nodes,
         session: aiohttp.ClientSession,
         inference_api_key: str = "",
         sticky_weight_version: bool = False,

@@ -76,6 +76,11 @@ class AttemptRecorder:
         self._ids: set[str] = set()
 
     @property
+    def num_spans(self) -> int:
+        """Spans so far, without the root."""
+        return len(self._ids)
+
+    @property
     def calls(self) -> int:
         """Model calls so far."""
         return self._meter.num_calls
@@ -208,7 +213,7 @@ class AttemptRecorder:
                 reward=reward,
                 reward_span=reward_span,
                 error=shorten(error, MAX_ERROR),
-                num_spans=len(self._ids) + 1,
+                num_spans=self.num_spans + 1,
                 usage=self._meter.usage(),
                 enqueued_ns=self.published_ns,
                 started_ns=self.started_ns,

@@ -42,6 +42,8 @@ DROPPED_SPANS = "lightningbus.spans.dropped"
 AGL_REWARD_PREFIX = "agentlightning.reward"
 AGL_REWARD = f"{AGL_REWARD_PREFIX}.0.value"
 """Agent Lightning's reward attribute, for agents that are instrumented for it; the first dimension counts."""
+AGL_EVENT_DATA = "agentlightning.event.data"
+"""The data of an event of Agent Lightning 1.0, as JSON."""
 
 EVALUATION_EVENT = "gen_ai.evaluation.result"
 EVALUATION_SCORE = "gen_ai.evaluation.score.value"

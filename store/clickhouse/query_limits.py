@@ -56,10 +56,15 @@ def settings_for(readonly: str, limits: QueryLimits) -> dict[str, int]:
             return {}
 
 
+def is_unreachable(error: Exception) -> bool:
+    """Whether ClickHouse did not answer at all."""
+    return isinstance(error, OperationalError) and EXCEPTION_MARK not in str(error)
+
+
 def explain_error(error: Exception) -> str:
     """ClickHouse's error and a hint, on one line and without its source location."""
     text = " ".join(str(error).split())
-    if EXCEPTION_MARK not in text and isinstance(error, OperationalError):
+    if is_unreachable(error):
         return "the store does not answer any more"
     message = ERROR_SUFFIX.sub("", text.rsplit(EXCEPTION_MARK, 1)[-1].split(". Stack trace", 1)[0]).rstrip(". ")[:400]
     hint = next((HINTS[name] for name in ERROR_NAME.findall(text) if name in HINTS), "")

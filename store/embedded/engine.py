@@ -3,8 +3,8 @@
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,6 +24,9 @@ INSERT_WITH_DATA = re.compile(
 GUARD_SCOPE = re.compile(r"(?s)[:.]? In scope SELECT formatQuerySingleLine\(.*\)(?=\. \()")
 """The position of a parser error in the guard's own query, which means nothing to the user."""
 ERROR_CODE = re.compile(r"Code: (\d+)\.")
+
+DirectoryLock = Callable[[Path], AbstractContextManager[object]]
+"""How the directory is kept for this process: `lock_directory` or `bus.directory_lock.lock_for_reading`."""
 
 
 class EngineError(Exception):
@@ -63,10 +66,10 @@ class QueryResult:
 class EmbeddedClickHouse:
     """The engine of one directory; `execute` may be called from several threads at once."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, lock: DirectoryLock = lock_directory) -> None:
         self._exit_stack = ExitStack()
         try:
-            self._exit_stack.enter_context(lock_directory(path))
+            self._exit_stack.enter_context(lock(path))
         except BusError as error:
             raise EngineBusy(str(error)) from error
         self._path = str(path.resolve())

@@ -87,12 +87,16 @@ class Report:
                 body = body.replace(f"{{{parameter.name}:{parameter.kind}}}", value)
         return f"CREATE OR REPLACE VIEW {{database}}.{self.name}{{on_cluster}} AS\n{body}"
 
-    def query(self, database: str) -> str:
-        """The question of one run and as of a moment: parameters ``run_id``, ``until`` and its own."""
+    def query(self, database: str, limit: int = 0) -> str:
+        """The question of one run and as of a moment: parameters ``run_id``, ``until`` and its own.
+
+        ``limit`` is the number of rows at most; 0: all.
+        """
+        last = f"\nLIMIT {limit}" if limit else ""
         ctes = SNAPSHOT_CTES.replace("{database}", database).replace("{of_run}", RUN_CONDITION).strip()
         if match := re.match(r"WITH\s", self.body):
-            return f"WITH {ctes},\n{self.body[match.end() :]}"
-        return f"WITH {ctes}\n{self.body}"
+            return f"WITH {ctes},\n{self.body[match.end() :]}{last}"
+        return f"WITH {ctes}\n{self.body}{last}"
 
     def values(self, arguments: Mapping[str, str], run: str, until: datetime | None) -> dict[str, Any]:
         """All parameters of `query`; raises ValueError with a sentence for one that is missing, unknown or wrong."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from store.ui.queries import ROLLOUTS_CTE
+from store.ui.rollout_queries import TOOL
 
 PAGE_SIZE = 50
 SORTS = {
@@ -15,6 +16,7 @@ SORTS = {
     "best": "reward DESC NULLS LAST",
     "worst": "reward NULLS LAST",
 }
+OF_ATTEMPTS = "(rollout_id, execution_id) IN (SELECT rollout_id, execution_id FROM"
 FILTERS = {
     "mode": "mode = {mode:String}",
     "evaluation": "evaluation = {evaluation:String}",
@@ -24,9 +26,15 @@ FILTERS = {
     "reward_to": "reward <= {reward_to:Float64}",
     "version_from": "max_weight_version >= {version_from:UInt32}",
     "version_to": "min_weight_version <= {version_to:UInt32}",
+    "role": f"{OF_ATTEMPTS} raw_model_calls WHERE run_id = {{run_id:String}} AND role = {{role:String}})",
+    "tool": f"{OF_ATTEMPTS} raw_spans WHERE run_id = {{run_id:String}} AND {TOOL} = {{tool:String}})",
+    "step": "rollout_id IN (SELECT rollout_id FROM raw_training_rollouts "
+    "WHERE run_id = {run_id:String} AND step = {step:UInt32} AND trained)",
 }
 """By the name of the parameter; a rollout's id begins with its task's."""
-NUMBERS: dict[str, type[float]] = {"reward_from": float, "reward_to": float, "version_from": int, "version_to": int}
+NUMBERS: dict[str, type[float]] = {
+    "reward_from": float, "reward_to": float, "version_from": int, "version_to": int, "step": int,
+}  # fmt: skip
 
 MATCHING_ROLLOUTS = f"""
 {ROLLOUTS_CTE}
@@ -79,8 +87,8 @@ def _number(name: str, text: str, kind: type[float] | None = None) -> float:
         value = float(text) if (kind or NUMBERS[name]) is float else int(text)
     except ValueError:
         raise ValueError(f"{name}: {text!r} is not a number") from None
-    if name.startswith("version") and not 0 <= value < 2**32:
-        raise ValueError(f"{name}: {text!r} is not a version")
+    if NUMBERS.get(name) is int and not 0 <= value < 2**32:
+        raise ValueError(f"{name}: {text!r} is not a {name.removesuffix('_from').removesuffix('_to')}")
     return value
 
 
@@ -101,4 +109,4 @@ def _text_filter(text: str) -> tuple[str, dict[str, Any]]:
         for column in ("request", "response")
     ]
     calls = f"raw_call_payloads WHERE run_id = {{run_id:String}} AND (({conditions[0]}) OR ({conditions[1]}))"
-    return f"(rollout_id, execution_id) IN (SELECT rollout_id, execution_id FROM {calls})", values
+    return f"{OF_ATTEMPTS} {calls})", values

@@ -4,23 +4,22 @@ Neither agents nor other sites are trusted: no text of an agent becomes code, an
 this server's are refused, which stops DNS rebinding.
 """
 
-import asyncio
-import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 
+from bus.fleet.heartbeat_text import describe
 from common.listeners import open_listener, serve_app, url_of
-from schemas import ids
 from schemas.fleet import Heartbeat
 from store.embedded import origin_check
-from store.ui import filters, queries
-from store.ui.client import QueryFailed, QueryRow, Reader
-from store.ui.rollout import build_attempts, build_calls, expand_requests, select_attempt
-from store.ui.tree import build_tree
+from store.ui import queries, rollout_queries
+from store.ui.client import QueryFailed, Reader, StoreGone, StoreState
+from store.ui.responses import json_response, require_param
+from store.ui.rollout_routes import RolloutRoutes
+from store.ui.run_state import run_state
 
 STATIC = Path(__file__).parent / "static"
 RESPONSE_HEADERS = {
@@ -34,6 +33,8 @@ RESPONSE_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+STORE_HEADER = "Lightningbus-Store"
+"""Says with every answer what the page reads: a `StoreState`."""
 RUN_QUERIES = {
     "pulse": queries.CHANGE_TOKEN,
     "summary": queries.SUMMARY,
@@ -44,6 +45,7 @@ RUN_QUERIES = {
     "trained": queries.TRAINED,
     "served": queries.ACTIVATIONS,
     "audit": queries.AUDIT,
+    "choices": rollout_queries.CHOICES,
 }
 """Queries with one parameter, by the last part of their path."""
 
@@ -65,10 +67,9 @@ class UiServer:
         app.router.add_static("/static", STATIC)
         app.router.add_get("/api/runs", self._runs)
         app.router.add_get("/api/fleet", self._fleet)
-        app.router.add_get("/api/run/rollouts", self._rollouts)
+        RolloutRoutes(self._reader).add_to(app)
+        app.router.add_get("/api/run/state", self._run_state)
         app.router.add_get("/api/run/{question}", self._run_query)
-        app.router.add_get("/api/rollout", self._rollout)
-        app.router.add_get("/api/request", self._request)
         return app
 
     @web.middleware
@@ -77,90 +78,49 @@ class UiServer:
             if not origin_check.is_allowed_host(request.host, self._host):
                 raise web.HTTPMisdirectedRequest(text=f"{request.host} is not a name of this page")
             response = await handler(request)
+        except StoreGone as error:
+            response = json_response({"error": str(error)}, 503)
         except QueryFailed as error:
-            response = _json({"error": str(error)}, 502)
+            response = json_response({"error": str(error)}, 502)
         except ValueError as error:
-            response = _json({"error": str(error)}, 400)
+            response = json_response({"error": str(error)}, 400)
         except web.HTTPException as error:
-            response = _json({"error": error.text or error.reason}, error.status)
+            response = json_response({"error": error.text or error.reason}, error.status)
         response.headers.update(RESPONSE_HEADERS)
+        response.headers[STORE_HEADER] = StoreState.GONE if response.status == 503 else self._reader.state
         return response
 
     async def _index(self, request: web.Request) -> web.StreamResponse:
         return web.FileResponse(STATIC / "index.html")
 
     async def _runs(self, request: web.Request) -> web.Response:
-        return _json(await self._reader.query(queries.RUNS))
+        return json_response(await self._reader.query(queries.RUNS))
 
     async def _fleet(self, request: web.Request) -> web.Response:
         members = self._list_members()
         if isinstance(members, str):
-            return _json({"members": [], "problem": members})
+            return json_response({"members": [], "problem": members})
         fields = ("role", "id", "run_id", "state", "version", "model", "status")
-        return _json(
-            {"members": [{name: getattr(heartbeat, name) for name in fields} for heartbeat in members], "problem": ""}
+        rows = [{**{name: getattr(beat, name) for name in fields}, "doing": describe(beat)} for beat in members]
+        return json_response({"members": rows, "problem": ""})
+
+    async def _run_state(self, request: web.Request) -> web.Response:
+        run_id, members = require_param(request, "run_id"), self._list_members()
+        (activity,) = await self._reader.query(rollout_queries.ACTIVITY, run_id=run_id)
+        state = run_state(
+            run_id,
+            activity["events"],
+            time.time() - activity["last_ms"] / 1000,
+            self._reader.state,
+            () if isinstance(members, str) else members,
         )
+        return json_response({"state": state, "last_ms": activity["last_ms"]})
 
     async def _run_query(self, request: web.Request) -> web.Response:
         question = RUN_QUERIES.get(request.match_info["question"])
         if question is None:
             raise web.HTTPNotFound(text=f"there is no {request.path}")
-        return _json(await self._reader.query(question, run_id=_require_param(request, "run_id")))
-
-    async def _rollouts(self, request: web.Request) -> web.Response:
-        run_id = _require_param(request, "run_id")
-        sql, values = filters.build_query(request.query)
-        matches = await self._reader.query(sql, run_id=run_id, **values)
-        names = [row["rollout_id"] for row in matches]
-        summaries = await self._reader.query(filters.ROLLOUTS, run_id=run_id, rollouts=names) if names else []
-        rows = {(row["rollout_id"], row["execution_id"]): row for row in summaries}
-        return _json(
-            {
-                "rollouts": [
-                    rows[identity] for row in matches if (identity := (row["rollout_id"], row["execution_id"])) in rows
-                ],
-                "count": matches[0]["count"] if matches else 0,
-                "page_size": filters.PAGE_SIZE,
-            }
-        )
-
-    async def _rollout(self, request: web.Request) -> web.Response:
-        key = {"run_id": _require_param(request, "run_id"), "rollout_id": _require_param(request, "rollout_id")}
-        ended, executions = await self._query_all(key, queries.ATTEMPTS, queries.EXECUTIONS)
-        attempts = build_attempts(ended, executions)
-        task = [] if attempts else await self._reader.query(queries.TASK, **key)
-        if not attempts and not task:
-            raise web.HTTPNotFound(text=f"no rollout of run {key['run_id']} is called {key['rollout_id']}")
-        attempt = select_attempt(attempts, request.query.get("execution_id", ""))
-        if attempt is None and attempts:
-            raise web.HTTPNotFound(text=f"{key['rollout_id']} has no such attempt")
-        key["execution_id"] = attempt["execution_id"] if attempt else ""
-        queries_of_attempt = (queries.SPANS, queries.CALLS, queries.CALL_PAYLOADS, queries.TRAINING_ROLLOUTS)
-        spans, calls, contents, uses = await self._query_all(key, *queries_of_attempt)
-        root = ids.root_span_id(key["rollout_id"], key["execution_id"])
-        return _json(
-            {
-                **key,
-                "task": task[0] if task else None,
-                "attempts": attempts,
-                "attempt": attempt,
-                "spans": await asyncio.to_thread(build_tree, spans, calls, contents, root),
-                "spans_cut": len(spans) == queries.MAX_SPANS,
-                "uses": [{name: value for name, value in use.items() if name != "call_advantages"} for use in uses],
-                "calls": build_calls(calls, contents, uses),
-            }
-        )
-
-    async def _request(self, request: web.Request) -> web.Response:
-        identity = {name: _require_param(request, name) for name in ("run_id", "rollout_id", "execution_id")}
-        whole = expand_requests(await self._reader.query(queries.CALL_PAYLOADS, **identity))
-        for call, text in whole.items():
-            if str(call) == _require_param(request, "call"):
-                return _json({"request": text})
-        raise web.HTTPNotFound(text="there is no such call")
-
-    async def _query_all(self, values: dict[str, Any], *statements: str) -> list[list[QueryRow]]:
-        return await asyncio.gather(*(self._reader.query(sql, **values) for sql in statements))
+        return json_response(await self._reader.query(question, run_id=require_param(request, "run_id")))
 
 
 @asynccontextmanager
@@ -169,14 +129,3 @@ async def serve(pages: UiServer, host: str, port: int) -> AsyncIterator[str]:
     listener = open_listener(host, port, "--port", "give another, or 0")
     async with serve_app(pages.application(), listener):
         yield url_of(host, listener)
-
-
-def _require_param(request: web.Request, name: str) -> str:
-    value = request.query.get(name, "")
-    if not value:
-        raise ValueError(f"{name} is missing")
-    return value
-
-
-def _json(value: Any, status: int = 200) -> web.Response:
-    return web.json_response(value, status=status, dumps=lambda item: json.dumps(item, default=str, ensure_ascii=False))

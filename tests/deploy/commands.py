@@ -67,7 +67,7 @@ class Commands:
                 self._monkeypatch.setenv(variable, str(text))
         command: Any = typer.main.get_group(app)
         while isinstance(command, TyperGroup) and words and words[0] in command.commands:
-            name, command, words = words[0], command.commands[words[0]], words[1:]
+            name, command, words = command.resolve_command(typer.Context(command), list(words))
         if name not in ROLES:
             params = command.make_context(name, list(words)).params
             if name == "bus":

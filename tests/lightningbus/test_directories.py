@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bus.directory_lock import DirectoryInUseError, lock_directory
+from bus.directory_lock import DirectoryInUseError, is_wanted, lock_directory, lock_for_reading
 from bus.embedded.nats_server import free_port
 from common.procfs import children_of, is_alive
 from lightningbus.run.run_directory import RunDirectory
@@ -196,6 +197,38 @@ def test_a_lock_on_a_directory_that_was_moved_is_none_on_its_successor(tmp_path:
         directory.rename(tmp_path / "aside")
         with lock_directory(directory), (tmp_path / "aside" / ".lock").open() as old, pytest.raises(BlockingIOError):
             fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_reader_leaves_a_directory_to_whoever_locks_it(tmp_path: Path) -> None:
+    locked = threading.Event()
+
+    def lock() -> None:
+        with lock_directory(tmp_path):
+            locked.set()
+
+    with lock_for_reading(tmp_path):
+        assert not is_wanted(tmp_path)
+        with pytest.raises(DirectoryInUseError, match=rf"\(pid {os.getpid()}\)"), lock_for_reading(tmp_path):
+            pass
+        writer = threading.Thread(target=lock)
+        writer.start()
+        while not is_wanted(tmp_path):
+            time.sleep(0.01)
+        assert not locked.is_set()
+    assert locked.wait(10)
+    writer.join()
+    with lock_directory(tmp_path), pytest.raises(DirectoryInUseError), lock_for_reading(tmp_path):
+        pass
+
+
+def test_a_reader_that_does_not_leave_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bus.directory_lock.READER_SECONDS", 0.1)
+    with (
+        lock_for_reading(tmp_path),
+        pytest.raises(DirectoryInUseError, match=rf"\(pid {os.getpid()}\)"),
+        lock_directory(tmp_path),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("kind", ["run", "bus"])

@@ -24,6 +24,7 @@ from bus.fleet.readiness import not_ready_reason
 from bus.task_publisher import TaskPublisher
 from common import disk_space
 from common.observability import logs, metric_registry
+from common.observability.log_format import FORMAT_VARIABLE
 from common.role_settings import parse_address
 from runners.settings import RunnerSettings
 from schemas import subjects
@@ -107,7 +108,7 @@ async def start(nats_url: str, tmp_path: Path) -> AsyncIterator[Start]:
         file.write_text(json.dumps({"id": name, "health_address": "0", **settings}, default=str))
         command = [sys.executable, "-m", "lightningbus", name, "--bus", nats_url, "--settings", str(file)]
         with log.open("wb") as out:
-            env = {**os.environ, logs.FORMAT_VARIABLE: "json"}
+            env = {**os.environ, FORMAT_VARIABLE: "json"}
             process = await asyncio.create_subprocess_exec(*command, stderr=out, stdout=out, cwd=tmp_path, env=env)
         running.append(role := Role(name, process, log))
         async with asyncio.timeout(60):

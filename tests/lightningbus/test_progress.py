@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import pytest
 
-from lightningbus.run.heartbeat_text import describe
+from bus.fleet.heartbeat_text import describe
 from lightningbus.run.live_view import LiveView
 from lightningbus.run.progress import StepProgress, format_duration, format_reward, sparkline
 from lightningbus.run.terminal import Terminal

@@ -98,6 +98,20 @@ async def test_tasks_that_were_there_already_are_counted_and_a_pass_publishes_th
     )
 
 
+async def test_columns_of_a_table_are_published_under_the_names_the_agent_reads(
+    bus: Bus, nats_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.csv").write_text("uid,prompt,target\na,2+2,4\n")
+    columns = ["--columns", "question=prompt,answer=target", "--id", "uid"]
+    done = await asyncio.to_thread(run, "publish", "train.csv", *columns, "--bus", nats_url, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "1 rollouts of 1 tasks published\n"), done.stderr
+    last = await bus.js.get_last_msg(subjects.TASKS, subjects.task("train", "default"))
+    task = decode(Task, last.data or b"")
+    assert (task.id, task.input) == ("a@run", {"question": "2+2", "answer": "4"})
+    wrong = await asyncio.to_thread(run, "publish", "train.csv", "--columns", "prompt", "--bus", nats_url, cwd=tmp_path)
+    assert says(wrong) == "--columns: 'prompt' is not of the form field=column"
+
+
 @pytest.mark.integration
 async def test_an_id_that_a_run_and_a_pass_make_too_long_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"id": "i" * 128, "input": 1}) + "\n")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import typer
 
+from common.task_source import TaskSource
 from learner.settings.learner import LearnerSettings
 from lightningbus.cli.app import app
 from lightningbus.cli.options import load_settings
@@ -78,7 +79,7 @@ def test_a_misspelt_variable_is_a_warning(monkeypatch: pytest.MonkeyPatch, caplo
 
 def test_the_store_takes_flags_beside_its_subcommands(monkeypatch: pytest.MonkeyPatch) -> None:
     group: Any = typer.main.get_command(app)
-    store = group.commands["store"]
+    store = group.load("store")
     context = store.make_context("store", ["--http-port", "0", "--batch-rows", "5"])
     assert context.args == ["--batch-rows", "5"] and context.params["http_port"] == 0
     assert read_flags(StoreSettings, "store", context.args) == {"batch_rows": "5"}
@@ -102,3 +103,34 @@ def test_a_level_is_merged_and_anything_else_replaced() -> None:
         "a": {"b": 1, "c": [2]},
         "d": {"e": 1},
     }
+
+
+def test_tasks_are_a_path_or_a_mapping_in_a_file_a_variable_and_a_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = {"path": "train.parquet", "columns": {"question": "prompt"}, "id": "uid"}
+    (tmp_path / "a.yaml").write_text(json.dumps({"model_path": "m", "tasks": source}))
+    settings = load(tmp_path / "a.yaml")
+    assert settings.tasks == TaskSource.model_validate(source)
+    assert LearnerSettings.model_validate_json(settings.model_dump_json()) == settings, "a child process reads it so"
+    assert load(tmp_path / "a.yaml", tasks=Path("b.jsonl")).tasks == Path("b.jsonl")
+    monkeypatch.setenv("LIGHTNINGBUS_LEARNER_TASKS", "c.csv")
+    assert load(tmp_path / "a.yaml").tasks == Path("c.csv")
+    monkeypatch.setenv("LIGHTNINGBUS_LEARNER_TASKS", '{"path": "hf:d", "columns": {"question": "text"}}')
+    assert str(load(tmp_path / "a.yaml").tasks) == "hf:d"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "reason"),
+    [
+        ({"path": "a.csv", "colums": {}}, "tasks: colums: no such setting; did you mean 'columns'?"),
+        ({"columns": {"q": "prompt"}}, "tasks: path: it is needed"),
+        ({"path": "a.csv", "columns": {"q": 3}}, "tasks: columns.q: Input should be a valid string"),
+    ],
+)
+def test_a_wrong_field_of_tasks_is_named(tmp_path: Path, tasks: dict[str, Any], reason: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps({"learner": {"model_path": "m", "tasks": tasks}}))
+    with pytest.raises(UserError) as raised:
+        load_run_settings(path)
+    assert str(raised.value) == f"{path}: learner.{reason}"

@@ -142,7 +142,8 @@ def test_tensorboard_reads_the_event_files(tmp_path: Path) -> None:
 @pytest.mark.integration
 def test_wandb_keeps_the_points_of_an_offline_run(tmp_path: Path) -> None:
     run_tracker(sys.executable, tmp_path, "wandb", "WandbTracker", "project=p", WANDB_MODE="offline")
-    files = list((tmp_path / "wandb").glob("offline-run-*-abc123/run-abc123.wandb"))
+    files = list((tmp_path / "wandb").glob("offline-run-*/run-abc123.wandb"))
+    assert len(files) == 2, "the run, and its resume"
     content = b"".join(file.read_bytes() for file in files)
     assert content.count(b"actor/loss") >= 2 and b"reward_by_version/eval/greedy/mean_reward" in content
 

@@ -97,7 +97,7 @@ def test_a_job_is_resumed_with_what_it_began_with_and_nothing_else(tmp_path: Pat
         resume({"samples": 3})
     _, job = job_of(tmp_path)
     (tmp_path / "heldout.jsonl").write_text('{"id": "another", "input": 1}\n')
-    with pytest.raises(UserError, match=r"the file of eval\.tasks has other content than before"):
+    with pytest.raises(UserError, match=r"eval\.tasks holds other tasks than before"):
         check_resumable(directory, describe_job(job.learner, job.eval), 100)
 
 

@@ -12,7 +12,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from bus.client import Bus
-from bus.streams import STORE_EVAL
+from bus.streams import STORE_EVAL, ConsumerSpec
 from runners import runner
 from runners.settings import RunnerSettings
 from schemas.spans import ModelCall, Span, SpanBatch
@@ -136,11 +136,17 @@ async def running(bus: Bus, **settings: Any) -> AsyncIterator[asyncio.Event]:
         await work
 
 
-async def ended(bus: Bus, count: int = 1, final: bool | None = True) -> list[SpanBatch]:
+async def ended(
+    bus: Bus,
+    count: int = 1,
+    final: bool | None = True,
+    timeout: float = 60.0,
+    consumer: ConsumerSpec = STORE_EVAL,
+) -> list[SpanBatch]:
     """The next attempts to end, each with all its spans; by default those that are the last word on their rollout."""
     actual: list[SpanBatch] = []
     before: dict[str, tuple[Span, ...]] = {}
-    async with asyncio.timeout(60), bus.pull(STORE_EVAL, slots=8) as puller:
+    async with asyncio.timeout(timeout), bus.pull(consumer, slots=8) as puller:
         async for delivery in puller:
             event = delivery.event()
             await delivery.ack()

@@ -19,12 +19,13 @@ from aiohttp import web
 
 from bus.client import Bus
 from bus.embedded.nats_server import free_port
+from bus.task_file import TaskInput
 from bus.task_publisher import TaskPublisher
 from common.procfs import descendants, is_alive
 from common.subprocesses import kill_group, spawn
 from inference.engine.vllm_server import VllmServer
 from inference.settings import InferenceSettings
-from lightningbus.run import preflight
+from lightningbus.run.trial_rollout import TrialTask, try_agent
 from runners.agent.factory import RELAY_SCRIPT, sandbox_paths
 from runners.agent.launcher import AgentLauncher, AgentStartError
 from runners.agent.limits import ResourceLimits
@@ -115,6 +116,7 @@ async def test_whatever_hands_on_input_output_and_environment_may_stand_in_front
 GIVEN = {
     *("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),
     *("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_HEADERS"),
+    *("AGL_OPENAI_BASE_URL", "AGL_EVENT_URL", "AGL_KEY"),
     *("OTEL_BSP_SCHEDULE_DELAY", "PYTHONUNBUFFERED", "TMPDIR"),
 }
 """What an agent needs to find its model and to be heard."""
@@ -296,7 +298,9 @@ async def test_the_documented_sandbox_reaches_the_gateway_and_nothing_else(
 @pytest.mark.integration
 async def test_a_dry_run_starts_the_agent_in_its_sandbox() -> None:
     settings = RunnerSettings.model_validate({"entrypoint": "hostile:knocks", "working_dir": AGENTS, **documented()})
-    assert await preflight._check_agent(settings) == "hostile:knocks: imported by this interpreter"
+    trial = TrialTask(TaskInput("t", {"addresses": {}, "sockets": {}}), "train", "policy", 20.0, {})
+    (summary,) = await try_agent(settings, trial)
+    assert "hostile:knocks: task 't' with scripted answers: 2 model calls, reward 1" in summary
 
 
 async def test_a_directory_too_long_for_the_gateways_socket_is_one_sentence(

@@ -224,6 +224,22 @@ def test_the_command_prints_tables_json_csv_and_pictures(store: StoreProcess, tm
     assert wrong.returncode == 2 and "neither a weight version nor a time" in wrong.stderr
 
 
+def test_a_report_is_bounded_and_tells_how_to_see_the_rest(store: StoreProcess) -> None:
+    assert len(ask(store, "token_credit", run="")) > 1000
+    done = command(store, "report", "token_credit", "--json")
+    assert len(json.loads(done.stdout)) == 1000
+    assert done.stderr == ("these are the first 1000 rows: --limit 0 shows all, --param rollout_id=... fewer\n")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["report", "outcomes"], ["audit"], ["rollouts", "show", "t0@p1.0"]], ids=lambda words: words[0]
+)
+def test_an_unknown_run_is_an_error_with_the_nearest_name(store: StoreProcess, arguments: list[str]) -> None:
+    done = command(store, *arguments, "--run", "smal", check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "lightningbus: --run: there is no run 'smal'; did you mean 'small'?\n"
+
+
 def test_a_rollout_can_be_read(store: StoreProcess) -> None:
     stdout = command(store, "rollouts", "show", "t0@p1.0", "--run", "small", "--color", "advantage").stdout
     assert "user: question t0@p1 0" in stdout and "assistant: " in stdout and "execute_tool add" in stdout

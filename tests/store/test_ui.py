@@ -146,6 +146,10 @@ async def test_the_pulse_changes_when_a_rollout_ends(ask: Ask, store: StoreProce
             lambda end: 3 in (end.usage.min_weight_version, end.usage.max_weight_version),
         ),
         ({"mode": "eval"}, lambda end: False),
+        ({"role": "writer"}, lambda end: True),
+        ({"role": "nobody"}, lambda end: False),
+        ({"tool": "add"}, lambda end: True),
+        ({"tool": "subtract"}, lambda end: False),
     ],
 )
 async def test_filters(ask: Ask, ends: list[SpanBatch], filters: dict[str, str], fits: Callable[[Any], bool]) -> None:
@@ -179,6 +183,44 @@ async def test_words_are_looked_for_in_prompts_and_answers(ask: Ask, store: Stor
     )
     assert ROLLOUT in {row["rollout_id"] for row in (await ask("run/rollouts", run_id=RUN, words=replies))["rollouts"]}
     assert (await ask("run/rollouts", run_id=RUN, words="question zebra"))["count"] == 0
+
+
+async def test_a_rollout_knows_its_group_its_neighbours_and_its_step(ask: Ask, ends: list[SpanBatch]) -> None:
+    group = await ask("rollout/group", run_id=RUN, rollout_id=ROLLOUT)
+    rewards = {batch.rollout_id: batch.end.reward for batch in ends if batch.end and batch.task_id == "t1@p4"}
+    assert {row["rollout_id"]: row["reward"] for row in group["rollouts"]} == rewards and len(rewards) == 4
+    times = sorted((batch.end.ended_ns, batch.rollout_id) for batch in ends if batch.end)
+    place = [rollout for _, rollout in times].index(ROLLOUT)
+    assert (group["previous"], group["next"]) == (times[place - 1][1], times[place + 1][1])
+    ends_of_run = [await ask("rollout/group", run_id=RUN, rollout_id=times[index][1]) for index in (0, -1)]
+    assert (ends_of_run[0]["previous"], ends_of_run[1]["next"]) == ("", "")
+    advantages = {row["rollout_id"]: row["advantage"] for row in group["rollouts"]}
+    uses = (await ask("rollout", run_id=RUN, rollout_id=ROLLOUT))["uses"]
+    assert advantages[ROLLOUT] == uses[0]["advantage"]
+    step = await ask("run/rollouts", run_id=RUN, step=str(uses[0]["step"]))
+    assert ROLLOUT in {row["rollout_id"] for row in step["rollouts"]}
+    assert {row["rollout_id"].split("@")[1].split(".")[0] for row in step["rollouts"]} == {"p4"}
+
+
+async def test_two_rollouts_are_compared_by_message(ask: Ask) -> None:
+    diff = await ask("rollout/diff", run_id=RUN, a=ROLLOUT, b="t1@p4.3")
+    assert (diff["a"]["rollout_id"], diff["b"]["rollout_id"]) == (ROLLOUT, "t1@p4.3")
+    assert diff["rows"][0]["same"] and diff["rows"][0]["a"]["role"] == "system"
+    assert {len(row["a"]["pieces"]) > 1 for row in diff["rows"][1:]} == {True}
+    same = await ask("rollout/diff", run_id=RUN, a=ROLLOUT, b=ROLLOUT)
+    assert all(row["same"] for row in same["rows"]) and len(same["rows"]) == len(diff["rows"])
+    assert "is called nobody" in (await ask("rollout/diff", 404, run_id=RUN, a=ROLLOUT, b="nobody"))["error"]
+
+
+async def test_the_choices_of_the_filters_and_the_state_of_a_run(ask: Ask) -> None:
+    (choices,) = await ask("run/choices", run_id=RUN)
+    assert {name: sorted(values) for name, values in choices.items()} == {
+        "evaluations": [],
+        "roles": ["checker", "writer"],
+        "tools": ["add"],
+    }
+    assert (await ask("run/state", run_id=RUN))["state"] in ("idle", "live")
+    assert (await ask("run/state", run_id="nowhere"))["state"] == "missing"
 
 
 def test_words_are_found_at_the_beginning_of_a_line_and_in_any_case() -> None:
@@ -222,7 +264,7 @@ async def test_what_is_not_there_or_wrong_is_a_sentence(ask: Ask) -> None:
     )
     assert (await ask("rollout", 400, run_id=RUN))["error"] == "rollout_id is missing"
     assert (await ask("run/secrets", 404, run_id=RUN))["error"] == "there is no /api/run/secrets"
-    wrong = {"reward_from": "much", "version_to": "-1", "sort": "random", "page": "0", "words": "!!"}
+    wrong = {"reward_from": "much", "version_to": "-1", "sort": "random", "page": "0", "words": "!!", "step": "x"}
     for name, value in wrong.items():
         assert (await ask("run/rollouts", 400, run_id=RUN, **{name: value}))["error"].startswith(f"{name}: ")
     injected = await ask("run/rollouts", run_id=RUN, name="' OR 1 = 1 --", outcome="') OR (1", words="x') --")
@@ -278,7 +320,8 @@ async def test_the_page_has_no_inline_code_and_a_strict_policy(site: str) -> Non
     async with aiohttp.ClientSession() as session, session.get(site) as response:
         policy, text = response.headers["Content-Security-Policy"], await response.text()
     assert "default-src 'none'" in policy and "unsafe" not in policy
-    assert "<style" not in text and text.count("<script") == text.count('<script type="module" src=') == 1
+    assert "<style" not in text and text.count("<script") == text.count('src="/static/theme.js"></script>') + 1 == 2
+    assert text.count('<script type="module" src=') == 1
     for file in (Path(queries.__file__).parent / "static").iterdir():
         assert not any(word in file.read_text() for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "eval("))
 

@@ -49,7 +49,14 @@ def alive() -> list[Heartbeat]:
         Heartbeat(
             role="learner", id="learner-1", run_id=RUN, state="training", version=12, status=detail, sent_at_ns=0
         ),
-        Heartbeat(role="inference", id="node-0", state="ready", version=12, status={"inflight": 7}, sent_at_ns=0),
+        Heartbeat(
+            role="inference",
+            id="node-0",
+            state="ready",
+            version=12,
+            status={"inflight": 7, "broadcast": {"engine": "e1", "ranks": 1, "backends": ["gloo", "nccl"]}},
+            sent_at_ns=0,
+        ),
         Heartbeat(role="runner", id="runner-0", state="running", status={"busy": 4, "free": 0}, sent_at_ns=0),
         Heartbeat(role="store", id="store-1", state="inserting", status={"rows_per_s": 812.0}, sent_at_ns=0),
     ]
@@ -65,15 +72,15 @@ def evaluations() -> Iterator[SpanBatch]:
 
 
 @contextmanager
-def pages_of(url: str) -> Iterator[str]:
+def pages_of(url: str, reader: Reader | None = None) -> Iterator[str]:
     """The pages, on a loop of their own in a thread: Playwright's has this one."""
     ready, stop = threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
     at: list[str] = []
 
     async def run() -> None:
-        reader = Reader(connect(url))
-        async with serve(UiServer(reader, "127.0.0.1", alive), "127.0.0.1", 0) as address:
+        pages = UiServer(reader or Reader(connect(url)), "127.0.0.1", alive)
+        async with serve(pages, "127.0.0.1", 0) as address:
             at.append(address)
             ready.set()
             await stop.wait()
@@ -81,10 +88,12 @@ def pages_of(url: str) -> Iterator[str]:
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
     thread.start()
     assert ready.wait(30)
-    yield at[0]
-    loop.call_soon_threadsafe(stop.set)
-    thread.join(30)
-    loop.close()
+    try:
+        yield at[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(30)
+        loop.close()
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +291,7 @@ def test_what_comes_in_while_a_page_is_open_appears(page: Any, site: str, store:
     (_, *events) = seed_store.run("before", steps=3, groups=2, seed=2)
     seed_store.insert(store.sql, events, first=100_000)
     page.locator("#rollouts tbody tr").first.wait_for()
-    assert page.locator("#live").inner_text() == "live"
+    assert page.locator("#live").inner_text() == "idle", "nothing has happened in it for two minutes"
 
 
 def test_what_an_agent_said_is_never_code(page: Any, site: str, store: StoreProcess) -> None:

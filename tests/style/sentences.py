@@ -15,11 +15,13 @@ MAX_MEAN_WORDS = {
     "docs/concepts.md": 15.0,
     "docs/bring-your-agent.md": 18.0,
     "docs/deployment.md": 18.0,
+    **{f"docs/from-{name}.md": 15.0 for name in ("agent-lightning", "art", "prime-rl", "trl", "verl")},
     "docs/guarantees.md": 18.0,
     "docs/lightningrl.md": 18.0,
     "docs/operations.md": 18.0,
     "docs/sizing.md": 18.0,
     "docs/store.md": 18.0,
+    "docs/tutorial.md": 15.0,
     "docs/ui.md": 18.0,
 }
 """Mean number of words of a sentence, by file."""

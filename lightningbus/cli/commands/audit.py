@@ -45,10 +45,13 @@ def audit(
         print(f"the verdict on {overturn} does not hold any more")
         return
     with require_extra("store"):
+        from lightningbus.analysis.run_names import check_run
         from store.reports import REPORTS
     definition = REPORTS["audit"]
 
     def answer(client: Any) -> ResultTable:
+        if run:
+            check_run(client, run)
         return run_query(client, definition.query(database), **definition.values({}, run, None))
 
     print_result(with_sql_client(sql, database, answer), as_json, as_csv, definition.title, none="nothing audited yet")

@@ -21,7 +21,7 @@ from lightningbus.run.role_process import run_role
 def learner(
     context: typer.Context,
     model_path: Annotated[Path | None, typer.Option(help="model directory to start from")] = None,
-    tasks: Annotated[Path | None, typer.Option(help="JSONL of training tasks to dispatch")] = None,
+    tasks: Annotated[Path | None, typer.Option(help="file of training tasks to dispatch")] = None,
     steps: Annotated[int | None, typer.Option(help="training steps [default: 100]")] = None,
     run: Annotated[str | None, typer.Option(help="name of the run [default: run]")] = None,
     bus: BusOption = None,

@@ -1,27 +1,34 @@
-"""``lightningbus publish``: tasks of a file."""
+"""``lightningbus publish``: tasks of a file or a data set."""
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from bus.task_file import load_tasks
-from lightningbus.cli.options import (
-    BusOption,
-    check_names,
-    exit_on_user_error,
-    run_async,
-)
+from common.task_source import TaskSource, parse_columns
+from lightningbus.cli.options import BusOption, exit_on_user_error, run_async
 from lightningbus.run.discovery import connect
 from lightningbus.run.role_process import exit_with
-from schemas import ids, subjects
-
-MAX_ROLLOUT_CHARACTERS = 200
-"""Of a rollout's id, as `schemas.base.Identifier` has it."""
+from schemas import subjects
 
 
 def publish(
-    tasks: Annotated[Path, typer.Argument(help='JSONL, one {"id": ..., "input": ..., "labels": {...}} per line')],
+    tasks: Annotated[
+        str,
+        typer.Argument(
+            help='JSONL, one {"id": ..., "input": ..., "labels": {...}} per line; or Parquet, CSV, directory of a data '
+            "set, hf:NAME of one on the Hugging Face Hub"
+        ),
+    ],
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(help="field=column of the input, as question=prompt; repeat it [default: every column]"),
+    ] = None,
+    id_column: Annotated[
+        str | None, typer.Option("--id", help="column of the ids [default: id if there is one, else row numbers]")
+    ] = None,
+    split: Annotated[str, typer.Option(help="split of a data set")] = "train",
+    config: Annotated[str | None, typer.Option(help="configuration of a data set that has several")] = None,
     samples: Annotated[int, typer.Option(min=1, help="rollouts per task: the group that is compared")] = 1,
     run: Annotated[str, typer.Option(help="run the results belong to")] = "run",
     agent: Annotated[str, typer.Option(help="agent name")] = "default",
@@ -40,30 +47,17 @@ def publish(
     timeout: Annotated[float, typer.Option(min=0.1, help="seconds to wait while the queue is full")] = 300.0,
     bus: BusOption = None,
 ) -> None:
-    """Publish the tasks of a file; every line is checked before the first is sent.
+    """Publish the tasks of a file or a data set; every row is checked before the first is sent.
 
     A task that the bus has already is not sent again, and counted: --pass makes new ones of the same file.
     """
-    from lightningbus.run.publishing import expand_samples, publish_all
+    from lightningbus.run.publishing import Publication, publish_all
 
-    mode = mode or ("eval" if evaluation else "train")
-    if mode not in ("train", "eval"):
-        exit_with(f"--mode: {mode!r} is neither train nor eval")
-    if evaluation and mode != "eval":
-        exit_with("--evaluation names an evaluation, and --mode train publishes training tasks: leave one of them out")
-    problems = exit_on_user_error(load_tasks, tasks)
-    sampling = {} if temperature is None else {"temperature": temperature}
-    fields: dict[str, Any] = {"run_id": run, "agent": agent, "mode": mode, "evaluation": evaluation}
-    fields["weight_version"] = version
-    optional = {"evaluation": evaluation, "pass": pass_}
-    check_names(run=run, agent=agent, **{name: value for name, value in optional.items() if value})
-    suffix = "@" + "-".join(filter(None, (run, evaluation, pass_)))
-    longest = max((problem.id for problem in problems), key=len)
-    if (length := len(ids.rollout_id(longest + suffix, samples - 1))) > MAX_ROLLOUT_CHARACTERS:
-        exit_with(
-            f"id {longest!r} with --run and --pass has {length} characters; the limit is {MAX_ROLLOUT_CHARACTERS}"
-        )
-    tasks_of = expand_samples(problems, samples, suffix, **fields, sampling_params=sampling, deadline=deadline)
+    problems = exit_on_user_error(load_tasks, _parse_source(tasks, columns, id_column, split, config))
+    publication = Publication(
+        samples, run, agent, mode, evaluation, version, pass_, temperature, deadline, option_prefix="--"
+    )
+    expanded = exit_on_user_error(publication.tasks, problems)
 
     async def send() -> tuple[int, int]:
         from rich.progress import Progress
@@ -74,10 +68,20 @@ def publish(
             await at.check_stream(subjects.TASKS)
             with Progress(console=console(), transient=True) as progress:
                 bar = progress.add_task("publishing", total=len(problems) * samples)
-                return await publish_all(at, tasks_of, timeout, lambda: progress.advance(bar))
+                return await publish_all(at, expanded, timeout, lambda: progress.advance(bar))
 
     new, there = run_async(send())
     if there:
         print(f"{new} of {new + there} published, {there} were there already: --pass NAME publishes them again")
     else:
         print(f"{new} rollouts of {len(problems)} tasks published")
+
+
+def _parse_source(
+    path: str, columns: list[str] | None, id_column: str | None, split: str, config: str | None
+) -> TaskSource:
+    try:
+        map_of_columns = parse_columns(columns or ())
+    except ValueError as error:
+        exit_with(f"--columns: {error}")
+    return TaskSource(path=path, columns=map_of_columns, id=id_column, split=split, config=config)

@@ -1,6 +1,8 @@
 """``lightningbus report``: the reports, as tables or pictures."""
 
+import sys
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,8 +19,10 @@ from lightningbus.cli.options import (
 )
 from lightningbus.cli.output import print_result, run_query
 from lightningbus.run.role_process import UserError, exit_with
+from lightningbus.run.run_directory import RunDirectory
 from store.reports import ResultTable
 
+MAX_ROWS = 1000
 NEXT = """
 SELECT min(created_at) FROM weight_versions
 WHERE {run_id:String} IN ('', run_id) AND version = {version:UInt32} HAVING count() > 0
@@ -32,10 +36,14 @@ def report(
         str | None,
         typer.Option(help="as it was at a time (2026-11-21T10:00, UTC) or while a weight version was newest"),
     ] = None,
+    limit: Annotated[int, typer.Option(min=0, help="rows at most; 0: all of them")] = MAX_ROWS,
     parameters: Annotated[
         list[str] | None, typer.Option("--param", help="NAME=VALUE of a report's own parameter, may be repeated")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="draw it into this PNG")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="write all reports of --run (else the latest) into this HTML file, to send")
+    ] = None,
     sql: SqlOption = None,
     database: DatabaseOption = "lightningbus",
     as_json: JsonOption = False,
@@ -43,7 +51,11 @@ def report(
 ) -> None:
     """The questions everybody asks, each also a view of SQL."""
     with require_extra("store"):
+        from lightningbus.analysis.run_names import check_run
         from store.reports import REPORTS
+    if html is not None:
+        _write_html(html, name, run, sql, database)
+        return
     if name is None:
         rows: list[tuple[Any, ...]] = [
             (entry.name, entry.title, " ".join(_format_parameters(entry.parameters))) for entry in REPORTS.values()
@@ -51,21 +63,26 @@ def report(
         print_result((["report", "what it says", "parameters"], rows), as_json, as_csv)
         return
     if name not in REPORTS:
-        exit_with(f"there is no report {name!r}; there are: {', '.join(REPORTS)}")
+        near = get_close_matches(name, REPORTS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(REPORTS)}"
+        exit_with(f"there is no report {name!r}; {hint}")
     definition = REPORTS[name]
     if plot is not None and definition.plot is None:
         exit_with(
             f"report {name} has no picture; with one are: {', '.join(o.name for o in REPORTS.values() if o.plot)}"
         )
+    most = limit + 1 if limit and plot is None else 0  # one more tells whether there are more
     arguments = dict(_pair(text) for text in parameters or ())
 
     def answer(client: Any) -> ResultTable:
+        if run:
+            check_run(client, run)
         until = _moment(client, as_of, run) if as_of is not None else None
         try:
             values = definition.values(arguments, run, until)
         except ValueError as error:
             raise UserError(str(error)) from error
-        return run_query(client, definition.query(database), **values)
+        return run_query(client, definition.query(database, most), **values)
 
     result = with_sql_client(sql, database, answer)
     if plot is not None and definition.plot is not None:
@@ -74,7 +91,25 @@ def report(
         exit_on_user_error(plot_report, plot, definition.title, definition.plot, result)
         print(plot)
         return
-    print_result(result, as_json, as_csv, definition.title, none="nothing yet")
+    columns, all_rows = result
+    first_rows = all_rows[:limit] if limit else all_rows
+    print_result((columns, first_rows), as_json, as_csv, definition.title, none="nothing yet")
+    if len(first_rows) < len(all_rows):
+        narrower = "".join(f", --param {entry.name}=... fewer" for entry in definition.parameters)
+        print(f"these are the first {limit} rows: --limit 0 shows all{narrower}", file=sys.stderr)
+
+
+def _write_html(path: Path, name: str | None, run: str, sql: str | None, database: str) -> None:
+    if name is not None:
+        exit_with("--html writes all reports into one file: leave the report's name out")
+    latest = RunDirectory.latest()
+    if not run and latest is None:
+        exit_with("there is no run here: say which with --run")
+    with require_extra("demo"):
+        from lightningbus.run.html_report import write_report
+    which = run or latest.path.name if latest is not None else run
+    with_sql_client(sql, database, lambda client: write_report(path, client, database, which))
+    print(path)
 
 
 def _format_parameters(parameters: Any) -> list[str]:

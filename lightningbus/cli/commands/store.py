@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from common.listeners import AddressInUseError
+from lightningbus.cli.lazy_group import ANY_SETTING
 from lightningbus.cli.options import (
-    ANY_SETTING,
     BusOption,
     DatabaseOption,
     HealthOption,

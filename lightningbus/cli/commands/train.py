@@ -16,7 +16,9 @@ from lightningbus.cli.options import (
 
 def train(
     config: Annotated[Path, typer.Option("--config", "-c", help="run file with a learner and held-out tasks")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="load and check everything but the weights")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="check everything but the weights; run the agent once")
+    ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="go on where the run was stopped, instead of moving it aside")
     ] = False,

@@ -9,7 +9,7 @@ import typer
 
 from bus.errors import BusError
 from bus.fleet.heartbeats import Fleet
-from common.aio import cancel_and_wait
+from common.aio import first_completed
 from common.listeners import AddressInUseError
 from lightningbus.cli.options import BusOption, DatabaseOption, SqlOption, require_extra, run_async
 from lightningbus.run.discovery import connect
@@ -52,28 +52,32 @@ def ui(
     database: DatabaseOption = "lightningbus",
     bus: BusOption = None,
 ) -> None:
-    """Show runs and rollouts in the browser, live, until Ctrl-C; it only reads."""
+    """Show runs and rollouts in the browser, live, until Ctrl-C; it only reads.
+
+    When a run ends, the page goes on from the run's files.
+    """
     with require_extra("store"):
-        from lightningbus.run.store_discovery import sql_client
+        from lightningbus.run.followed_store import FollowedStore
         from store.clickhouse.client import StoreUnreachable
-        from store.clickhouse.query_limits import UI
         from store.ui.client import Reader
         from store.ui.server import UiServer, serve
 
     async def run() -> None:
         stop = asyncio.Event()
         on_stop_signals(asyncio.get_running_loop(), stop)
-        listener = Listener(bus)
-        async with sql_client(sql, database, UI) as client:
-            listening = asyncio.create_task(listener.listen())
-            try:
-                async with serve(UiServer(Reader(client), host, listener.members), host, port) as url:
-                    print(f"UI at {url}", file=sys.stderr, flush=True)
-                    await stop.wait()
-            except AddressInUseError as error:
-                raise UserError(str(error)) from error
-            finally:
-                await cancel_and_wait(listening)
+        listener, reader = Listener(bus), Reader()
+        store = FollowedStore(reader, sql, database)
+
+        async def show() -> None:
+            await store.wait_until_opened()
+            async with serve(UiServer(reader, host, listener.members), host, port) as url:
+                print(f"UI at {url}", file=sys.stderr, flush=True)
+                await stop.wait()
+
+        try:
+            await first_completed(show(), store.follow(), listener.listen(), stop.wait())
+        except AddressInUseError as error:
+            raise UserError(str(error)) from error
 
     try:
         run_async(run())

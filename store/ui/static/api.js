@@ -1,6 +1,11 @@
 // What the server knows, as JSON.
 
-/** The answer of one endpoint; throws an Error whose message is a sentence to show. */
+import { setStoreState } from "./store_state.js";
+
+const STORE_HEADER = "Lightningbus-Store";
+const NO_SERVER = "lightningbus ui does not answer. Start it again with the same --port; this page goes on by itself.";
+
+/** The answer of one endpoint; throws an Error whose message is a sentence to show, with the answer's `status`. */
 export async function ask(path, parameters = {}, signal = null) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(parameters)) {
@@ -11,9 +16,12 @@ export async function ask(path, parameters = {}, signal = null) {
     response = await fetch(`/api/${path}?${query}`, { signal });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Error("lightningbus ui does not answer: has it been stopped?");
+    setStoreState("gone", NO_SERVER);
+    throw new Error(NO_SERVER);
   }
   const body = await response.json().catch(() => ({ error: `the server said ${response.status}` }));
-  if (!response.ok) throw new Error(body.error ?? `the server said ${response.status}`);
+  const sentence = body.error ?? `the server said ${response.status}`;
+  setStoreState(response.headers.get(STORE_HEADER), response.status === 503 ? sentence : "");
+  if (!response.ok) throw Object.assign(new Error(sentence), { status: response.status });
   return body;
 }

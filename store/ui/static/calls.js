@@ -43,11 +43,14 @@ function described(call, of) {
   return h("article", { class: "call" },
     h("header", {}, h("h3", {}, `Call ${call.call}`), h("p", {}, facts.filter(Boolean).join(" · ")), whole(call, of)),
     known ? h("p", { class: "known" }, known) : null,
-    call.messages.map((message) => messageOf(String(message?.role ?? "message"), h("div", { class: "text" }, textOf(message)))),
-    messageOf("assistant", call.tokens.length ? tokensOf(call) : h("div", { class: "text" }, textOf(call.answer))));
+    call.messages.map((message) => messageOf(String(message?.role ?? "message"), textBox(textOf(message)))),
+    messageOf("assistant", call.tokens.length ? tokensOf(call) : textBox(textOf(call.answer))));
 }
 
 const signed = (value) => `${value > 0 ? "+" : ""}${value.toFixed(3)}`;
+
+/** A text; one that may be long enough to scroll is reached by keyboard. */
+const textBox = (text) => h("div", { class: "text", tabindex: text.length > 400 || text.split("\n").length > 12 ? "0" : null }, text);
 
 function messageOf(role, content) {
   return h("div", { class: "message" }, h("span", { class: `role ${["system", "user", "assistant", "tool"].includes(role) ? role : ""}` }, role), content);
@@ -65,7 +68,7 @@ function textOf(message) {
 }
 
 function whole(call, of) {
-  const text = h("pre", {});
+  const text = h("pre", { tabindex: "0" });
   return h("details", {
     async toggle(event) {
       if (!event.target.open || text.textContent) return;

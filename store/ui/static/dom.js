@@ -27,7 +27,7 @@ function filled(element, attributes, children) {
 /** A table of named columns: `{title, cell(row), number, class}`. */
 export function table(columns, rows, rowAttributes = () => ({})) {
   const kind = (column) => [column.number ? "number" : "", column.class ?? ""].join(" ").trim() || null;
-  return h("div", { class: "scroll" }, h("table", {},
+  return h("div", { class: "scroll", tabindex: "0" }, h("table", {},
     h("thead", {}, h("tr", {}, columns.map((column) => h("th", { class: kind(column), title: column.about, scope: "col" }, column.title)))),
     h("tbody", {}, rows.map((row) => h("tr", rowAttributes(row), columns.map((column) => h("td", { class: kind(column) }, column.cell(row)))))),
   ));

@@ -3,7 +3,7 @@
 import { ask } from "./api.js";
 import { lineChart, timeAxis } from "./charts.js";
 import { empty, h, table } from "./dom.js";
-import { ago, clock, count, figure, seconds } from "./format.js";
+import { ago, clock, count, seconds } from "./format.js";
 import { follow } from "./live.js";
 import { fill, panel } from "./panel.js";
 
@@ -33,13 +33,8 @@ function members({ members: all, problem }) {
     { title: "name", cell: (member) => member.id },
     { title: "state", cell: (member) => h("span", { class: `state ${member.state}` }, member.state) },
     { title: "version", number: true, cell: (member) => member.version ?? "–" },
-    { title: "doing", class: "doing", cell: (member) => doing(member.status) },
+    { title: "doing", class: "doing", cell: (member) => member.doing },
   ], sorted));
-}
-
-function doing(detail) {
-  const entries = Object.entries(detail).filter(([name, value]) => name !== "alert" && value !== null && value !== "");
-  return entries.map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "number" ? figure(value) : typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
 }
 
 function served(rows) {

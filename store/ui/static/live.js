@@ -1,5 +1,7 @@
 // Asking again while a page is open and seen, but never more than a third of the time.
 
+import { onStoreState, storeState } from "./store_state.js";
+
 const EVERY_MS = 2000;
 const REST = 2; // of the time an answer took, so that a busy store is not kept busy by looking at it
 
@@ -34,10 +36,31 @@ function once(target, event, signal) {
 }
 
 const light = document.getElementById("live");
+const TITLES = {
+  live: "This page refreshes every two seconds.",
+  idle: "Nothing has happened in this run for two minutes.",
+  finished: "The run has ended. The page reads its files.",
+};
+let problem = null, runState = "";
 
-/** The light at the top of every page: live, or the sentence why not. */
-export function showLive(error, still = false) {
-  light.className = error ? "live bad" : still ? "live still" : "live on";
-  light.textContent = error ? "not live" : still ? "" : "live";
-  light.title = error ? error.message : "";
+/** Takes the state of the run that is open; empty: no run is open, so the light shows the store's. */
+export function setRunState(state) {
+  runState = state;
+  draw();
 }
+
+/** The light at the top of every page: live, idle or finished, or the sentence why the page does not refresh. */
+export function showLive(error) {
+  problem = error;
+  draw();
+}
+
+function draw() {
+  const gone = problem !== null || storeState() === "gone";
+  const state = storeState() === "finished" ? "finished" : runState || storeState();
+  light.className = gone ? "live bad" : state === "live" ? "live on" : "live still";
+  light.textContent = gone ? "not live" : state in TITLES ? state : "";
+  light.title = problem?.message ?? TITLES[state] ?? "";
+}
+
+onStoreState(draw);

@@ -13,6 +13,9 @@ export function linkTo(run, rollout = "", query = {}) {
   return search ? `${path}?${search}` : path;
 }
 
+/** The address of two rollouts compared. */
+export const linkToDiff = (run, a, b) => `#/run/${encodeURIComponent(run)}/diff?${new URLSearchParams({ a, b })}`;
+
 /** Changes the query of the page that is open; empty values are left out. A step is one the back button undoes. */
 export function change(values, step) {
   const { path, query } = place();

@@ -4,18 +4,22 @@ import { ask } from "./api.js";
 import { callsPanel } from "./calls.js";
 import { empty, h, table } from "./dom.js";
 import { clock, count, reward, seconds, versions } from "./format.js";
+import { groupPanel } from "./group.js";
 import { follow, showLive } from "./live.js";
 import { panel } from "./panel.js";
 import { linkTo, place } from "./place.js";
+import { setChip } from "./rollout_set.js";
+import { missingPanel } from "./run_watch.js";
 import { waterfall } from "./waterfall.js";
 
 /** The page of a rollout; it is asked for again until it has ended. */
 export function rolloutPage(root, { run, rollout, query }, signal) {
-  const head = h("section", { class: "head" }, h("h1", {}, rollout), h("div", { class: "facts" }, h("p", { class: "empty" }, "…")));
+  const group = groupPanel(run, rollout, signal);
+  const head = h("section", { class: "head" }, h("div", { class: "headline" }, h("h1", {}, rollout), group.steps), h("div", { class: "facts" }, h("p", { class: "empty" }, "…")));
   const attempts = panel("Attempts", { name: "attempts" });
   const trace = panel("Trace", { name: "trace", about: "Wide gaps in which nothing happened are cut short.", height: 220 });
   const calls = callsPanel({ run_id: run, rollout_id: rollout });
-  root.append(head, attempts.root, trace.root, calls.root);
+  root.append(head, group.root, attempts.root, trace.root, calls.root);
   let execution = query.get("execution_id"), drawn = "", ended = false;
 
   const look = async () => {
@@ -24,6 +28,11 @@ export function rolloutPage(root, { run, rollout, query }, signal) {
     try {
       data = await ask("rollout", { run_id: run, rollout_id: rollout, execution_id: execution }, signal);
     } catch (error) {
+      if (error.status === 404) {
+        ended = true;
+        root.replaceChildren(missingPanel(execution ? "There is no such attempt" : `There is no rollout ${rollout} here`, error.message, linkTo(run), `Run ${run}`));
+        return;
+      }
       if (!signal.aborted) trace.fail(error);
       throw error;
     }
@@ -37,8 +46,10 @@ export function rolloutPage(root, { run, rollout, query }, signal) {
     trace.show(data.spans.length ? waterfall(data, params.get("span") ?? "") : empty("No span of it has been stored yet."));
     if (data.spans_cut) trace.fail(new Error("This attempt has very many spans; only the first 2,000 are shown."));
     calls.show(data, params.get("colour") ?? "");
+    if (data.attempts.some((item) => item.counts)) group.load().catch(() => {}); // it stands in the panel
+    else group.show(empty("Shown when this rollout has ended."));
   };
-  follow(look, signal, (error) => showLive(error, ended));
+  follow(look, signal, showLive);
   return (next) => {
     if (next.get("execution_id") === execution) return;
     [execution, drawn, ended] = [next.get("execution_id"), "", false];
@@ -46,7 +57,7 @@ export function rolloutPage(root, { run, rollout, query }, signal) {
   };
 }
 
-function facts({ attempt, task, uses }) {
+function facts({ attempt, task, uses, run_id: run }) {
   const fact = (name, ...value) => h("dl", { class: "fact" }, h("dt", {}, name), h("dd", {}, ...value));
   if (!attempt) return [fact("state", "published, taken by nobody yet"), fact("published", clock(task.enqueued_ms))];
   if (attempt.running) return [fact("state", h("span", { class: "outcome" }, "at work")), fact("attempt", attempt.attempt), fact("began", clock(attempt.started_ms, true))];
@@ -54,13 +65,13 @@ function facts({ attempt, task, uses }) {
   return [
     fact("outcome", h("span", { class: `outcome ${attempt.outcome}` }, attempt.outcome)),
     fact("reward", h("b", {}, reward(attempt.reward))),
-    fact("mode", h("span", { class: `chip ${attempt.mode}` }, attempt.mode)),
+    fact("mode", setChip(attempt)),
     fact("attempt", attempt.attempt),
     fact("versions", versions(attempt.min_weight_version, attempt.max_weight_version)),
     fact("took", seconds((attempt.ended_ms - attempt.started_ms) / 1000)),
     fact("in queue", seconds(Math.max(0, attempt.started_ms - attempt.enqueued_ms) / 1000)),
     fact("tokens", `${count(attempt.response_tokens)} sampled in ${count(attempt.num_calls)} calls`),
-    fact("training", trained ? `step ${trained.step}, advantage ${trained.advantage.toFixed(3)}, ${trained.max_staleness} behind`
+    fact("training", trained ? [h("a", { href: linkTo(run, "", { step: trained.step }) }, `step ${trained.step}`), `, advantage ${trained.advantage.toFixed(3)}, ${trained.max_staleness} behind`]
       : uses.length ? `left out of step ${uses[0].step}: ${uses[0].exclusion_reason}` : "not trained on"),
     attempt.error ? h("p", { class: "problem" }, attempt.error) : null,
   ].filter(Boolean);
@@ -70,7 +81,7 @@ function listed({ attempts, attempt, rollout_id: rollout }, run) {
   if (!attempts.length) return empty("Published, and taken by nobody yet. Start a runner with", "lightningbus runner --agent module:function");
   return table([
     { title: "attempt", number: true, cell: (item) => h("a", { href: linkTo(run, rollout, { execution_id: item.execution_id }) }, item.attempt) },
-    { title: "", cell: (item) => (item.counts ? h("span", { class: "chip counts" }, "counts") : "") },
+    { title: "counts", cell: (item) => (item.counts ? h("span", { class: "chip counts" }, "counts") : "") },
     { title: "outcome", cell: (item) => h("span", { class: `outcome ${item.outcome ?? ""}` }, item.running ? "at work" : item.outcome) },
     { title: "reward", number: true, cell: (item) => reward(item.reward) },
     { title: "runner", cell: (item) => item.runner ?? "–" },

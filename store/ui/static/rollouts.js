@@ -5,6 +5,7 @@ import { empty, h, table } from "./dom.js";
 import { ago, clock, count, reward, seconds, versions } from "./format.js";
 import { fill, panel } from "./panel.js";
 import { change, linkTo } from "./place.js";
+import { setChip } from "./rollout_set.js";
 import { follows } from "./runs.js";
 
 const SORTS = {
@@ -13,9 +14,11 @@ const SORTS = {
 };
 const TYPED_MS = 300;
 
+const CHOICES = { evaluation: "evaluations", role: "roles", tool: "tools" };
+
 const COLUMNS = [
   { title: "rollout", class: "name", cell: (row) => h("a", { href: link(row) }, row.rollout_id) },
-  { title: "mode", cell: (row) => h("span", { class: `chip ${row.mode}` }, row.mode) },
+  { title: "mode", about: "or the name of the evaluation", cell: setChip },
   { title: "outcome", cell: (row) => h("span", { class: `outcome ${row.outcome}`, title: row.error || null }, row.outcome) },
   { title: "reward", number: true, cell: (row) => reward(row.reward) },
   { title: "seconds", number: true, cell: (row) => seconds(row.seconds) },
@@ -64,6 +67,7 @@ export function rolloutsPanel(of, query, signal) {
   }
 
   fields.set(params);
+  ask("run/choices", { run_id: of }, signal).then(([data]) => fields.choices(data), () => {}); // without them the fields stay hidden
   return { root: box.root, load, ask: take, outcomes: fields.outcomes };
 }
 
@@ -80,11 +84,16 @@ function form(changed) {
   });
   const range = (name, step) => ["from", "to"].map((end) => text(`${name}_${end}`, { type: "number", step, placeholder: end, "aria-label": `${name} ${end}` }));
   const outcome = select("outcome", [h("option", { value: "" }, "any")]);
+  const choices = Object.fromEntries(Object.keys(CHOICES).map((name) => [name, field(name, name, select(name, [h("option", { value: "" }, "any")]))]));
+  for (const item of Object.values(choices)) item.hidden = true; // until there is something to choose
   const root = h("form", { class: "filters", submit: (event) => event.preventDefault() },
     field("name", "task or rollout", text("name", { placeholder: "part of its name" })),
     field("words", "words in prompts and answers", text("words", { placeholder: "all of these" })),
     field("mode", "mode", select("mode", [h("option", { value: "" }, "any"), ...["train", "eval"].map((value) => h("option", { value }, value))])),
+    choices.evaluation,
     field("outcome", "outcome", outcome),
+    choices.role, choices.tool,
+    field("step", "trained in step", text("step", { type: "number", min: 0, step: 1, placeholder: "any" })),
     h("fieldset", { class: "field range" }, h("legend", {}, "reward"), range("reward", "any")),
     h("fieldset", { class: "field range" }, h("legend", {}, "version"), range("version", "1")),
     field("sort", "order", select("sort", Object.entries(SORTS).map(([value, name]) => h("option", { value: value === "newest" ? "" : value }, name)))));
@@ -93,15 +102,27 @@ function form(changed) {
     set(query) {
       for (const input of root.elements) {
         const value = query.get(input.name) ?? "";
-        if (input.name === "outcome" && value && ![...outcome.options].some((option) => option.value === value)) outcome.append(h("option", { value }, value));
+        if (value && input.tagName === "SELECT") offer(input, [value]);
+        if (value && input.name in choices) choices[input.name].hidden = false;
         if (input.name && input !== document.activeElement && input.value !== value) input.value = value;
       }
     },
     outcomes(data) {
-      const known = [...outcome.options].map((option) => option.value);
-      for (const value of data) if (!known.includes(value)) outcome.append(h("option", { value }, value));
+      offer(outcome, data);
+    },
+    choices(data) {
+      for (const [name, plural] of Object.entries(CHOICES)) {
+        offer(choices[name].querySelector("select"), data[plural].toSorted());
+        choices[name].hidden = data[plural].length < (name === "role" ? 2 : 1) && !choices[name].querySelector("select").value;
+      }
     },
   };
+}
+
+/** Adds the options that a select does not have yet. */
+function offer(select, values) {
+  const known = new Set([...select.options].map((option) => option.value));
+  for (const value of values) if (!known.has(value)) select.append(h("option", { value }, value));
 }
 
 function listed({ rollouts }, params, clear) {

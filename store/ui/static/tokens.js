@@ -28,11 +28,25 @@ function mixed(colour, value, full) {
   return `color-mix(in oklab, var(${colour}) ${Math.round(10 + 70 * Math.min(1, value / full))}%, transparent)`;
 }
 
-/** The tokens of a call's answer as one text; `paint` of it changes what the colour shows. */
+/** The tokens of a call's answer as one text; `paint` of it changes what the colour shows. Arrow keys go from token to token. */
 export function tokensOf(call) {
-  const pieces = call.tokens.map((id, place) => h("span", { class: "token", data: { place } }, pieceOf(call, place)));
+  const pieces = call.tokens.map((id, place) => h("span", { class: "token", data: { place }, tabindex: place ? "-1" : "0" }, pieceOf(call, place)));
+  const steps = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity };
   const root = h("div", {
-    class: "text tokens",
+    class: "text tokens", role: "group", "aria-label": `Tokens of call ${call.call}; arrow keys go from token to token`,
+    keydown: (event) => {
+      const place = Number(event.target.dataset.place);
+      if (!(event.key in steps) || Number.isNaN(place)) return;
+      event.preventDefault();
+      pieces[Math.max(0, Math.min(pieces.length - 1, place + steps[event.key]))].focus();
+    },
+    focusin: (event) => {
+      for (const token of root.querySelectorAll('.token[tabindex="0"]')) token.tabIndex = -1;
+      event.target.tabIndex = 0; // Tab comes back to this token
+      const { left, bottom } = event.target.getBoundingClientRect();
+      showTip(pairs(facts(call, Number(event.target.dataset.place))), left, bottom);
+    },
+    focusout: () => showTip(null),
     pointermove: (event) => {
       const token = event.target.closest(".token");
       showTip(token ? pairs(facts(call, Number(token.dataset.place))) : null, event.clientX, event.clientY);

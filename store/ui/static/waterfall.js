@@ -83,7 +83,7 @@ function axis({ scale, pieces, start, work }) {
     class: "gap", style: { left: percent(scale(item.from)), width: percent(scale(item.to) - scale(item.from)) }, title: `${seconds((item.to - item.from) / 1000)} in which nothing happened`,
   }));
   const ticks = pieces.filter((item) => !item.cut && item.width > 0.12 * work).map((item) => h("span", { class: "tick", style: { left: percent(scale(item.from)) } }, `+${seconds((item.from - start) / 1000)}`));
-  return h("li", { class: "axis" }, h("span", {}, "kind"), h("span", {}, "span"), h("span", { class: "track" }, marks, ticks));
+  return h("li", { class: "axis" }, h("span", {}, "kind"), h("span", {}, "span"), h("span", { class: "track" }, marks, ticks), h("span", { class: "length" }, "took"));
 }
 
 const percent = (share) => `${(100 * share).toFixed(3)}%`;
@@ -91,20 +91,14 @@ const percent = (share) => `${(100 * share).toFixed(3)}%`;
 function bar(span, depth, { scale, pieces }, choose) {
   const left = scale(span.start_ms), width = Math.max(0.002, scale(span.end_ms) - left);
   const gaps = pieces.filter((item) => item.cut).map((item) => h("span", { class: "gap", style: { left: percent(scale(item.from)), width: percent(scale(item.to) - scale(item.from)) } }));
-  const length = h("span", { class: "length", style: beside(left, width) }, seconds((span.end_ms - span.start_ms) / 1000));
+  const length = h("span", { class: "length" }, seconds((span.end_ms - span.start_ms) / 1000));
   return h("button", {
     type: "button", class: span.status === "error" ? "bar error" : "bar", data: { span: span.span_id, what: span.what }, "aria-pressed": "false", click: choose,
     pointermove: (event) => showTip(pairs(inShort(span)), event.clientX, event.clientY), pointerleave: () => showTip(null),
   },
   h("span", { class: "kind" }, span.what === "other" ? "" : span.what),
   h("span", { class: "what", style: { paddingLeft: `${Math.min(depth, DEEPEST) * INDENT}px` } }, depth ? h("span", { class: "elbow" }, "└ ") : null, label(span)),
-  h("span", { class: "track" }, gaps, h("span", { class: "fill", style: { left: percent(left), width: percent(width) } }), length));
-}
-
-/** Where a bar's length stands: after it, before it where there is no room, in it where there is none either. */
-function beside(left, width) {
-  if (left + width < 0.8) return { left: percent(left + width + 0.006) };
-  return left > 0.15 ? { right: percent(1 - left + 0.006) } : { right: percent(1 - left - width + 0.006), color: "var(--card)" };
+  h("span", { class: "track" }, gaps, h("span", { class: "fill", style: { left: percent(left), width: percent(width) } })), length);
 }
 
 /** What a span is called; of what an agent emitted, what it says. */
@@ -135,7 +129,7 @@ function described(span, attempt) {
       ["took", seconds((span.end_ms - span.start_ms) / 1000)], ["began", clock(span.start_ms, true)],
       ...(from.length && span.start_ms >= attempt.started_ms ? from : []), ["span kind", span.kind], ["said by", span.scope || "–"], ["span", span.span_id],
     ]),
-    Object.entries(span.payload_keys).map(([part, name]) => h("div", { class: "payload" }, h("h4", {}, part), h("pre", {}, pretty(span.attributes[name])))),
+    Object.entries(span.payload_keys).map(([part, name]) => h("div", { class: "payload" }, h("h4", {}, part), h("pre", { tabindex: "0" }, pretty(span.attributes[name])))),
     attributes("Attributes", without(span.attributes, Object.values(span.payload_keys))), attributes("Resource", span.resource),
     events.length ? h("div", { class: "all-width" }, h("h4", {}, "Events"), table([
       { title: "event", cell: (item) => String(item.name ?? "") },

@@ -5,7 +5,8 @@ input and writes one per line to its standard output, so that a sandbox may stan
 ``{"ready": true}`` or ``{"error": "..."}``. For each ``{"job": n, "arguments": [...]}`` it writes
 ``{"job": n, "value": ...}`` or ``{"job": n, "error": "...", "traceback": "..."}``.
 
-- ``exclusive``: the agent runs one rollout at a time.
+- ``exclusive``: the agent runs one rollout at a time. Of Agent Lightning, it may be a class or an object too; the job's
+  ``"rollout"`` says what `agent_lightning` needs to know.
 - ``shared``: an async agent, which runs many jobs at once. Its last argument is the job's ``{"endpoint": {...}}``, the
   address of its model. ``{"cancel": n}`` ends a job.
 - ``reward``: a reward function; an async one runs many jobs at once too.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.util
 import inspect
 import json
 import numbers
@@ -22,10 +24,14 @@ import os
 import sys
 import traceback
 import types
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 MAX_LINE = 64 * 1024 * 1024
 PR_SET_DUMPABLE = 4
+PARAMETERS = {"shared": ("task", "endpoint"), "reward": ("input", "result")}
+"""What a function is called with, by mode; that of an exclusive agent is its task."""
 
 
 def main() -> None:
@@ -41,6 +47,10 @@ def main() -> None:
         function = load(target)
         if mode == "shared" and not inspect.iscoroutinefunction(function):
             raise TypeError(f"{target} is no async function, so it cannot run many rollouts in one process")
+        if mode == "exclusive":
+            function = accept_rollout(function)
+        else:
+            check_parameters(function, PARAMETERS[mode])
     except BaseException as error:
         send(replies, {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
         return
@@ -53,7 +63,7 @@ def main() -> None:
     us = os.getpid()
     for line in requests:
         job = json.loads(line)
-        answer = run(loop, function, job["arguments"])
+        answer = run(loop, function, [*job["arguments"], job.get("rollout")])
         if os.getpid() != us:  # the agent forked, and this is its child: the answer is its parent's to give
             os._exit(0)
         send(replies, dict(answer, job=job["job"]))
@@ -109,9 +119,39 @@ def load(target: str) -> Any:
     function = importlib.import_module(module)
     for name in path.split("."):
         function = getattr(function, name)
-    if not callable(function):
-        raise TypeError(f"{target} is not a function")
     return function
+
+
+def accept_rollout(agent: Any) -> Any:
+    """A function of (task, rollout); raises TypeError where the agent could not be called so."""
+    if isinstance(agent, type) or "agentlightning" in sys.modules:
+        path = Path(__file__).with_name("agent_lightning.py")
+        spec = importlib.util.spec_from_file_location("lightningbus_agent_lightning", path)
+        adapter = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+        spec.loader.exec_module(adapter)  # type: ignore[union-attr]
+        if adapter.is_adaptable(agent):
+            return adapter.adapt(agent, check_parameters)
+    check_parameters(agent, ("task",))
+    return lambda task, rollout: agent(task)
+
+
+def check_parameters(function: Any, positional: Sequence[str], named: Sequence[str] = ()) -> None:
+    """Raises TypeError unless a call with these arguments fills every parameter that has no default."""
+    if not callable(function):
+        raise TypeError(f"it is not a function, but of type {type(function).__name__}")
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)  # a decorator may fill what it wraps
+    except (TypeError, ValueError):  # written in C: it does not say what it takes
+        return
+    call = f"the call is {getattr(function, '__name__', type(function).__name__)}({', '.join([*positional, *named])})"
+    try:
+        filled = signature.bind_partial(*positional, **dict.fromkeys(named)).arguments
+    except TypeError as error:
+        raise TypeError(f"{error}: {call}") from None
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for name, parameter in signature.parameters.items():
+        if name not in filled and parameter.default is parameter.empty and parameter.kind not in variadic:
+            raise TypeError(f"nothing fills the parameter {name!r}: {call}")
 
 
 def run(loop: asyncio.AbstractEventLoop, function: Any, arguments: list[Any]) -> dict[str, Any]:

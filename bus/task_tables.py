@@ -1,0 +1,145 @@
+"""Rows of tables and data sets, and the task that a row makes."""
+
+import csv
+import importlib
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from common.task_source import HUB_PREFIX, TaskSource
+
+MAX_CSV_FIELD_CHARACTERS = 64 * 1024 * 1024
+BATCH_ROWS = 256
+"""Rows of Parquet that are converted at once."""
+TASK_KEYS = ("id", "input", "labels")
+Row = Mapping[str, Any]
+
+
+def is_table(source: TaskSource) -> bool:
+    """Whether the source holds rows of columns rather than a JSON object a line."""
+    return source.path.startswith(HUB_PREFIX) or _suffix(source) in (".parquet", ".csv") or Path(source.path).is_dir()
+
+
+def read_rows(source: TaskSource) -> Iterator[Row]:
+    """The rows of a table or a data set, one after another; raises ValueError or OSError saying what to do."""
+    if source.path.startswith(HUB_PREFIX) or Path(source.path).is_dir():
+        return _read_dataset(source)
+    return _read_csv(Path(source.path)) if _suffix(source) == ".csv" else _read_parquet(source)
+
+
+def map_row(row: Row, source: TaskSource) -> dict[str, Any]:
+    """The fields ``id``, ``input`` and ``labels`` of a row; raises ValueError naming the column that is wrong. Pure.
+
+    Without a map of columns, a row of only these three is a task as it stands, and any other row is the input whole.
+    """
+    if not source.has_map and "input" in row and all(name in TASK_KEYS for name in row):
+        return {name: _to_json(row[name], name) for name in row if name == "input" or row[name] is not None}
+    id_column = source.id or ("id" if "id" in row else None)
+    columns = source.columns or {name: name for name in row if name != id_column}
+    task: dict[str, Any] = {"input": {name: _to_json(_cell(row, column), column) for name, column in columns.items()}}
+    if id_column is not None:
+        id = _cell(row, id_column)
+        if not isinstance(id, str | int) or isinstance(id, bool):
+            raise ValueError(f"column {id_column}: an id is text or an integer, not {str(id)[:40]!r}")
+        task["id"] = id
+    if source.labels:
+        task["labels"] = {label: str(_cell(row, column)) for label, column in source.labels.items()}
+    return task
+
+
+def _cell(row: Row, column: str) -> Any:
+    """A column, or with dots a field of a column that holds records."""
+    if column in row:
+        return row[column]
+    first, dot, rest = column.partition(".")
+    if dot and isinstance(row.get(first), Mapping):
+        return _cell(row[first], rest)
+    raise ValueError(f"there is no column {column!r}; the columns are {', '.join(row)}")
+
+
+def _to_json(value: Any, column: str) -> Any:
+    """The value as JSON has it; raises ValueError for what JSON has not, such as times, bytes and NaN."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"column {column}: {value} is no JSON number")
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _to_json(inner, column) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_json(inner, column) for inner in value]
+    raise ValueError(
+        f"column {column}: {type(value).__name__} is no JSON value; name the columns the agent needs in `columns`"
+    )
+
+
+def _suffix(source: TaskSource) -> str:
+    return Path(source.path).suffix.lower()
+
+
+def _read_csv(path: Path) -> Iterator[Row]:
+    csv.field_size_limit(MAX_CSV_FIELD_CHARACTERS)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        lines = csv.reader(file, strict=True)
+        try:
+            header = next(lines, [])
+            if len(set(header)) < len(header):
+                raise ValueError(f"two columns of the header {', '.join(header)} have one name")
+            for fields in filter(None, lines):
+                if len(fields) != len(header):
+                    raise ValueError(f"line {lines.line_num} has {len(fields)} fields, and the header {len(header)}")
+                yield dict(zip(header, fields, strict=True))
+        except csv.Error as error:
+            raise ValueError(f"line {lines.line_num} is not CSV: {error}") from error
+
+
+def _read_parquet(source: TaskSource) -> Iterator[Row]:
+    parquet = _require("pyarrow.parquet")
+    try:
+        with parquet.ParquetFile(source.path) as file:
+            names = _needed_columns(source, file.schema_arrow.names)
+            for batch in file.iter_batches(BATCH_ROWS, columns=names):
+                yield from batch.to_pylist()
+    except _require("pyarrow").ArrowException as error:
+        raise ValueError(f"it is not Parquet: {error}") from error
+
+
+def _read_dataset(source: TaskSource) -> Iterator[Row]:
+    datasets = _require("datasets")
+    if source.path.startswith(HUB_PREFIX):
+        data = _load_dataset(datasets, source.path.removeprefix(HUB_PREFIX), source)
+    elif (Path(source.path) / "dataset_dict.json").exists() or (Path(source.path) / "state.json").exists():
+        data = datasets.load_from_disk(source.path)
+        if isinstance(data, datasets.DatasetDict):
+            if source.split not in data:
+                raise ValueError(f"there is no split {source.split!r}; the splits are {', '.join(data)}")
+            data = data[source.split]
+    else:
+        data = _load_dataset(datasets, source.path, source)
+    yield from data.select_columns(_needed_columns(source, data.column_names))
+
+
+def _load_dataset(datasets: ModuleType, name: str, source: TaskSource) -> Any:
+    try:
+        return datasets.load_dataset(name, source.config, split=source.split)
+    except Exception as error:  # the library raises whatever its builders and its client of the Hub raise
+        raise ValueError(f"the data set cannot be loaded: {' '.join(str(error).split())[:300]}") from error
+
+
+def _needed_columns(source: TaskSource, names: list[str]) -> list[str]:
+    """The columns that a task is made of, so that no other is read; all of them without a map."""
+    if not source.columns:
+        return names
+    wanted = {*source.columns.values(), *source.labels.values(), source.id or "id"}
+    return [name for name in names if any(column == name or column.startswith(f"{name}.") for column in wanted)]
+
+
+def _require(module: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = (error.name or module).partition(".")[0]
+        raise ValueError(f"{missing} is not installed: pip install 'lightningbus[data]'") from error

@@ -1,0 +1,72 @@
+"""Where tasks are read from: a file or a data set, and which columns of it make a task. Pure."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from common.name_suggestions import suggest_name
+
+HUB_PREFIX = "hf:"
+"""Before the name of a data set on the Hugging Face Hub."""
+
+
+class TaskSource(BaseModel):
+    """A file of rows, or a data set, and the columns that make a task of each row."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str = Field(
+        min_length=1,
+        description="JSONL, Parquet or CSV file, directory of a data set, or `hf:NAME` of one on the Hugging Face Hub",
+    )
+    columns: dict[str, str] = Field(
+        {}, description="field of the input: column it is read from, as {question: prompt}; default: every column"
+    )
+    id: str | None = Field(None, description="column of the task's id; default: `id` if there is one, else row numbers")
+    labels: dict[str, str] = Field({}, description="label: column it is read from")
+    split: str = Field("train", description="split of a data set")
+    config: str | None = Field(None, description="configuration of a data set that has several")
+
+    @property
+    def has_map(self) -> bool:
+        """Whether columns have names of their own, rather than those of a task."""
+        return bool(self.columns or self.id or self.labels)
+
+    def __str__(self) -> str:
+        return self.path
+
+
+def as_task_source(value: Path | str | TaskSource) -> TaskSource:
+    """A path as the source that reads it by its suffix."""
+    return value if isinstance(value, TaskSource) else TaskSource(path=str(value))
+
+
+def parse_columns(words: Sequence[str]) -> dict[str, str]:
+    """``question=prompt`` or ``question=prompt,answer=target`` as a map; raises ValueError naming the word."""
+    columns: dict[str, str] = {}
+    for word in (part for words_of_option in words for part in words_of_option.split(",")):
+        field, separator, column = word.partition("=")
+        if not (field and separator and column):
+            raise ValueError(f"{word!r} is not of the form field=column")
+        columns[field] = column
+    return columns
+
+
+def parse_task_source(value: Any) -> Any:
+    """A mapping as the source it names, and anything else as it is; raises ValueError naming the wrong field."""
+    if not isinstance(value, Mapping):
+        return value
+    try:
+        return TaskSource.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            raise ValueError(f"{name}: no such setting; {suggest_name(name, TaskSource.model_fields)}") from error
+        raise ValueError(f"{name}: {'it is needed' if first['type'] == 'missing' else first['msg']}") from error
+
+
+TaskSourceSetting = Annotated[Path | TaskSource, BeforeValidator(parse_task_source)]
+"""The type of a setting: a path, or a mapping with the fields of `TaskSource`."""

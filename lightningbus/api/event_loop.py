@@ -1,0 +1,47 @@
+"""Coroutines run from code that is not async, also where an event loop runs already, as in Jupyter."""
+
+import asyncio
+import signal
+import threading
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def run_blocking(work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, run by an event loop in a thread of its own.
+
+    Ctrl-C cancels it, waits until it has cleaned up, and raises KeyboardInterrupt.
+    """
+    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = Future()
+
+    async def run() -> T:
+        task = asyncio.ensure_future(work)
+        started.set_result((asyncio.get_running_loop(), task))
+        return await task
+
+    with _keyboard_interrupt(), ThreadPoolExecutor(1, "lightningbus") as pool:
+        ended = pool.submit(asyncio.run, run())
+        try:
+            return ended.result()
+        except KeyboardInterrupt:
+            loop, task = started.result()
+            loop.call_soon_threadsafe(task.cancel)
+            wait([ended])
+            raise
+
+
+@contextmanager
+def _keyboard_interrupt() -> Iterator[None]:
+    """Let Ctrl-C raise KeyboardInterrupt here: below `asyncio.run` it would only cancel a task of the blocked loop."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,96 @@
+"""Reward over weight versions: of training rollouts, and of evaluations, each by itself."""
+
+import base64
+import io
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from clickhouse_connect.driver.client import Client
+
+from lightningbus.api.table import Table
+from lightningbus.api.user_errors import require_package
+
+TRAINING = """
+SELECT version, rollouts, mean_reward, standard_error FROM reward_by_version
+WHERE run_id = {run_id:String} AND mode = 'train' ORDER BY version
+"""
+# By problem first: the answers to one problem are not independent of each other.
+EVALUATIONS = """
+SELECT evaluation, version, sum(num_rollouts) AS rollouts, avg(reward) AS mean_reward,
+    if(count() > 1, stddevSamp(reward) / sqrt(count()), NULL) AS standard_error
+FROM (
+    SELECT r.evaluation AS evaluation, assumeNotNull(coalesce(t.weight_version, r.max_weight_version)) AS version,
+        count() AS num_rollouts, avg(if(r.outcome = 'ok', ifNull(r.reward, 0), 0)) AS reward
+    FROM rollouts AS r INNER JOIN tasks AS t ON r.run_id = t.run_id AND r.rollout_id = t.rollout_id
+    WHERE r.run_id = {run_id:String} AND r.mode = 'eval'
+        AND coalesce(t.weight_version, r.max_weight_version) IS NOT NULL
+    GROUP BY evaluation, version, r.task_id
+) GROUP BY evaluation, version ORDER BY evaluation, version
+"""
+"""A rollout that failed counts as 0, as in `lightningbus.run.evaluation`."""
+MARKERS = ("D", "o", "s", "^", "v")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RewardCurve:
+    """Mean reward and its standard error by weight version."""
+
+    run: str
+    training: Table
+    """``version, rollouts, mean_reward, standard_error`` of training rollouts that went well."""
+    evaluations: Table
+    """``evaluation, version, rollouts, mean_reward, standard_error``."""
+
+    @classmethod
+    def load(cls, client: Client, run: str) -> "RewardCurve":
+        """Of one run. Blocks."""
+        training, evaluations = (client.query(sql, parameters={"run_id": run}) for sql in (TRAINING, EVALUATIONS))
+        return cls(
+            run,
+            Table(tuple(training.column_names), tuple(map(tuple, training.result_rows)), "training"),
+            Table(tuple(evaluations.column_names), tuple(map(tuple, evaluations.result_rows)), "evaluations"),
+        )
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw it on Matplotlib's ``axes``, or on new ones; returns them."""
+        require_package("matplotlib", "notebook")
+        if axes is None:
+            from matplotlib.figure import Figure
+
+            axes = Figure(figsize=(7, 3.6), layout="constrained").subplots()
+        versions, means, errors = _points(self.training)
+        if versions:
+            low, high = ([mean + sign * error for mean, error in zip(means, errors, strict=True)] for sign in (-1, 1))
+            axes.fill_between(versions, low, high, alpha=0.2, linewidth=0)
+            axes.plot(versions, means, label="training")
+        for number, name in enumerate(dict.fromkeys(row["evaluation"] for row in self.evaluations)):
+            versions, means, errors = _points(self.evaluations, name)
+            marker = MARKERS[number % len(MARKERS)]
+            axes.errorbar(versions, means, errors, fmt=marker, capsize=3, label=name or "evaluation", zorder=3)
+        axes.set(title=self.run, xlabel="weight version", ylabel="mean reward ± standard error")
+        axes.grid(alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False)
+        return axes
+
+    def __repr__(self) -> str:
+        return f"reward of run {self.run}\n{self.training!r}\n{self.evaluations!r}"
+
+    def _repr_html_(self) -> str:
+        image = io.BytesIO()
+        self.plot().figure.savefig(image, format="png", dpi=110)
+        data = base64.b64encode(image.getvalue()).decode()
+        text = escape(f"reward of run {self.run}")
+        evaluations = self.evaluations._repr_html_() if self.evaluations else ""
+        return f'<img alt="{text}" src="data:image/png;base64,{data}">{evaluations}'
+
+
+def _points(table: Table, evaluation: str | None = None) -> tuple[list[int], list[float], list[float]]:
+    """Versions, means and standard errors, 0 where there is one rollout only."""
+    rows = [row for row in table if evaluation is None or row["evaluation"] == evaluation]
+    return (
+        [row["version"] for row in rows],
+        [row["mean_reward"] for row in rows],
+        [row["standard_error"] or 0.0 for row in rows],
+    )

@@ -1,0 +1,98 @@
+"""Tasks of a notebook: a list, a DataFrame or a datasets.Dataset beside the files that `bus.task_file` reads."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from bus.task_file import TaskFileError, TaskInput, load_tasks, parse_json_object, parse_task
+from bus.task_tables import map_row
+from common.task_source import TaskSource, parse_task_source
+
+Tasks: TypeAlias = str | os.PathLike[str] | TaskSource | Mapping[str, Any] | Iterable[Any]
+"""A path, ``hf:NAME``, a mapping with ``path`` and a map of columns as in a run file, or rows of tasks or inputs."""
+ROWS = TaskSource(path="rows")
+"""How a row becomes a task: as one of a table without a map of columns."""
+INPUTS = ".inputs"
+"""Below the directory of runs: what a notebook passes to them. No run has such a name."""
+
+
+def read_tasks(tasks: Tasks) -> list[TaskInput]:
+    """All tasks; raises `TaskFileError` at the first that is not one, before any is used.
+
+    A row with ``id``, ``input`` and ``labels`` only is a task. Any other mapping is an input, whose id is its ``id`` if
+    it has one. Anything else is an input too. Without an id it is the position, from 1.
+    """
+    if (source := _as_source(tasks)) is not None:
+        return load_tasks(source)
+    read: dict[str, TaskInput] = {}
+    for number, row in enumerate(_rows(tasks), start=1):
+        try:
+            task = parse_task(_fields(row), number)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise TaskFileError(f"task {number}: {error}") from error
+        if task.id in read:
+            raise TaskFileError(f"task {number}: id {task.id!r} stands twice")
+        read[task.id] = task
+    if not read:
+        raise TaskFileError("there are no tasks: give at least one")
+    return list(read.values())
+
+
+def save_tasks(tasks: Tasks, runs: Path) -> str | dict[str, Any]:
+    """As a run file names them: their own source, or a file below ``runs`` that is named after its content."""
+    if (source := _as_source(tasks)) is not None:
+        return source.model_dump() if source.has_map or source.split != ROWS.split or source.config else source.path
+    content = "".join(
+        json.dumps({"id": task.id, "input": task.input, "labels": task.labels}, ensure_ascii=False) + "\n"
+        for task in read_tasks(tasks)
+    ).encode()
+    path = input_directory(runs) / f"tasks-{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
+    path.write_bytes(content)
+    return str(path)
+
+
+def input_directory(runs: Path) -> Path:
+    """Where a notebook's tasks and functions lie, for their owner alone."""
+    directory = runs.absolute() / INPUTS
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return directory
+
+
+def _as_source(tasks: Tasks) -> TaskSource | None:
+    """The source they name; None: they are rows."""
+    if isinstance(tasks, TaskSource):
+        return tasks
+    if isinstance(tasks, str | os.PathLike):
+        return TaskSource(path=os.fspath(tasks))
+    if not isinstance(tasks, Mapping):
+        return None
+    if "path" not in tasks:
+        raise TaskFileError("the tasks are one mapping: give a list of them, or {'path': ..., 'columns': {...}}")
+    try:
+        source: TaskSource = parse_task_source(tasks)
+    except ValueError as error:
+        raise TaskFileError(f"tasks: {error}") from error
+    return source
+
+
+def _rows(tasks: Any) -> Iterator[Any]:
+    """The rows of what is iterable; a DataFrame would iterate its columns."""
+    is_frame = hasattr(tasks, "itertuples") and hasattr(tasks, "to_dict")
+    return iter(tasks.to_dict("records") if is_frame else tasks)
+
+
+def _fields(row: Any) -> dict[str, Any]:
+    """The fields of a task; values become what JSON makes of them."""
+    plain = parse_json_object(json.dumps({"row": row}, default=_to_json))["row"]
+    return map_row(plain, ROWS) if isinstance(plain, dict) else {"input": plain}
+
+
+def _to_json(value: Any) -> Any:
+    """Numbers and arrays of NumPy, and times, as JSON has them."""
+    for convert in ("tolist", "isoformat"):
+        if hasattr(value, convert):
+            return getattr(value, convert)()
+    raise TypeError(f"{type(value).__name__} cannot be part of a task")

@@ -1,0 +1,88 @@
+"""`train`: a training job from Python, with this process as the supervisor of its processes."""
+
+import os
+from collections.abc import Callable
+from typing import Any, Unpack
+
+from lightningbus.api.agent_function import runner_fields
+from lightningbus.api.event_loop import run_blocking
+from lightningbus.api.settings import TrainSettings, build_run_settings, runs_directory
+from lightningbus.api.sql_source import release_files
+from lightningbus.api.tasks import Tasks, save_tasks
+from lightningbus.api.user_errors import as_user_error, require_package
+from lightningbus.run import preflight, train_job
+from lightningbus.run.settings import RunSettings
+from lightningbus.run.train_result import TrainResult
+
+CONCURRENCY = 8
+"""Rollouts at once, unless given."""
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """Ctrl-C, or the stop button of a notebook, ended a run; everything it started has ended, nothing is lost."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What Jupyter shows instead of a traceback."""
+        return [str(self)]
+
+
+def train(
+    agent: str | Callable[..., Any],
+    model: str | os.PathLike[str],
+    tasks: Tasks,
+    heldout: Tasks,
+    *,
+    resume: bool = False,
+    **settings: Unpack[TrainSettings],
+) -> TrainResult:
+    """Train an agent to the end, as ``lightningbus train`` does: held-out reward before, training, and after.
+
+    Args:
+        agent: ``"module:function"`` in the current directory, or a function. A function of a notebook runs in a process
+            of its own, with the functions and constants it uses.
+        model: a Hugging Face model directory.
+        tasks: what is trained on: a path, a list, a DataFrame or a dataset, see `Tasks`.
+        heldout: tasks the model is never trained on.
+        resume: go on where the run of this name was stopped.
+        settings: the common settings by name (`max_steps`, `lr`, ...), all others in the section of a run file
+            (`learner={...}`).
+
+    Returns:
+        Figures, evaluations and the run's directory.
+
+    Raises:
+        UserError: something the user can put right, in one sentence.
+        RunInterrupted: Ctrl-C stopped it.
+    """
+    try:
+        return run_blocking(atrain(agent, model, tasks, heldout, resume=resume, **settings))
+    except KeyboardInterrupt:
+        name = settings.get("name", RunSettings.model_fields["name"].default)
+        raise RunInterrupted(
+            f"run {name!r} is stopped and its data is kept: the same call with resume=True goes on"
+        ) from None
+
+
+async def atrain(
+    agent: str | Callable[..., Any],
+    model: str | os.PathLike[str],
+    tasks: Tasks,
+    heldout: Tasks,
+    *,
+    resume: bool = False,
+    **settings: Unpack[TrainSettings],
+) -> TrainResult:
+    """`train` for code with an event loop; cancel it to stop the run."""
+    require_package("matplotlib", "notebook")  # the picture comes last, and is not to be what fails
+    with as_user_error():
+        runs = runs_directory(settings)
+        base = {
+            "inference": [{"model_path": os.fspath(model)}],
+            "runners": [{**runner_fields(agent, runs), "concurrency": CONCURRENCY}],
+            "learner": {"model_path": os.fspath(model), "tasks": save_tasks(tasks, runs)},
+            "eval": {"tasks": save_tasks(heldout, runs)},
+        }
+        checked = build_run_settings(base, settings, TrainSettings)
+        job = preflight.parse_job(checked, "settings")
+        release_files(checked.runs / checked.name)
+        return await train_job.run(checked, job, resume=resume)

@@ -1,0 +1,25 @@
+"""What a user can put right, as one kind of exception."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+from bus.errors import BusError
+from bus.task_file import TaskFileError
+from common.listeners import AddressInUseError
+from lightningbus.run.role_process import UserError
+
+
+@contextmanager
+def as_user_error() -> Iterator[None]:
+    """Raise `UserError` with the same sentence for errors of the bus and of task files, inside the block."""
+    try:
+        yield
+    except (BusError, TaskFileError, AddressInUseError) as error:
+        raise UserError(str(error)) from error
+
+
+def require_package(name: str, extra: str) -> None:
+    """Raise `UserError` that says what to install, unless a package is there."""
+    if find_spec(name) is None:
+        raise UserError(f"{name} is not installed: pip install 'lightningbus[{extra}]'")

@@ -1,0 +1,49 @@
+"""The agent of an environment: plays a rollout in it, or writes its tasks. Runs in the environment's own interpreter.
+
+A runner calls `rollout`. ``python -m environment.entrypoint FILE train|heldout [LIMIT]`` writes tasks, a JSON object a
+line. ``environment.json`` in the working directory says which adapter, the environment's name and its arguments.
+"""
+
+import importlib
+import itertools
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def load_adapter() -> Any:
+    """The adapter of this directory's environment; programs beside the interpreter are found by what it starts."""
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    config = json.loads(Path("environment.json").read_text(encoding="utf-8"))
+    module = importlib.import_module(f".{config['adapter']}", __package__)
+    return module.Adapter(config["name"], config["arguments"])
+
+
+async def rollout(task: dict[str, Any], endpoint: Any = None) -> dict[str, Any]:
+    """Play one rollout: ``{"reward": 1.0, "metrics": {...}}``, with whatever else the adapter says of it.
+
+    ``endpoint`` says where the model is if many rollouts share this process; else the environment variables do.
+    """
+    base_url = endpoint.base_url if endpoint is not None else os.environ["OPENAI_BASE_URL"]
+    api_key = endpoint.api_key if endpoint is not None else os.environ["OPENAI_API_KEY"]
+    played: dict[str, Any] = await adapter.rollout(task, base_url, api_key, os.environ.get("MODEL", "policy"))
+    return played
+
+
+def write_tasks(path: Path, split: str, limit: int | None) -> None:
+    """Write the tasks of a split, unless the environment has no such split; ends the process if they have no end."""
+    tasks = adapter.tasks(split)
+    if tasks is None:
+        return
+    if limit is None and adapter.is_endless:
+        sys.exit("it makes tasks without end: say how many by --limit")
+    with path.open("w", encoding="utf-8") as file:
+        for task in itertools.islice(tasks, limit):
+            file.write(json.dumps(task) + "\n")
+
+
+adapter = load_adapter()
+if __name__ == "__main__":
+    write_tasks(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else None)

@@ -1,0 +1,133 @@
+"""An evaluation by itself: of a model directory, or of a weight version of a run that has ended."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from nats.errors import Error as NatsError
+
+from bus.errors import BusError
+from bus.fleet.node_state import is_ready, serves_version
+from bus.task_file import TaskInput, load_tasks
+from bus.weights.registry import WeightRegistry
+from learner.settings.learner import LearnerSettings
+from lightningbus.run.evaluation import Evaluation, evaluate
+from lightningbus.run.held_out import NODE_SECONDS, SAMPLINGS
+from lightningbus.run.role_process import UserError
+from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.settings import EvalSettings, RunSettings
+from lightningbus.run.stack import LocalStack, child_specs, start_stack
+from lightningbus.run.supervisor import ChildSpec
+from schemas.weights.release_policy import is_servable
+from store.clickhouse.client import connect
+
+ACTOR = "evaluate"
+"""Who pins the version, in the record of decisions."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateJob:
+    """What is evaluated, and how."""
+
+    eval: EvalSettings
+    problems: Sequence[TaskInput]
+    samplings: Sequence[str]
+    """Of `SAMPLINGS`."""
+    label_prefix: str = ""
+    """Part of the labels, so that rollouts of other problems in the same run stay apart."""
+    first: LearnerSettings | None = None
+    """Publishes the model that is evaluated; None: the run has versions."""
+    version: int | None = None
+    """Weight version of the run; None: the newest."""
+
+
+def parse_job(
+    settings: RunSettings, samplings: Sequence[str], *, publishes_model: bool, label_prefix: str, version: int | None
+) -> EvaluateJob:
+    """The job of a run's settings, with its problems read; raises `bus.task_file.TaskFileError`."""
+    assert settings.eval is not None
+    problems = load_tasks(settings.eval.tasks)
+    first = None
+    if publishes_model:
+        children = child_specs(settings, settings.runs / settings.name)
+        (first,) = (child.settings for child in children if isinstance(child.settings, LearnerSettings))
+    return EvaluateJob(settings.eval, problems, samplings, label_prefix, first, version)
+
+
+async def run(settings: RunSettings, job: EvaluateJob) -> dict[str, Evaluation]:
+    """Start a run's processes but the learner, evaluate one version, and stop them; results by sampling.
+
+    Raises `UserError` when a part fails for good, or when there is no such version.
+    """
+    with RunDirectory(settings.runs / settings.name).lock(fresh=job.first is not None) as directory:
+        async with start_stack(directory, settings.bus, f"lightningbus evaluate · {settings.name}") as stack:
+            registry = WeightRegistry(stack.bus, settings.inference[0].model)
+            version = await _find_version(registry, job.version) if job.first is None else 0
+            for child in child_specs(settings.model_copy(update={"learner": None}), directory.path):
+                await stack.supervisor.start(child)
+            store = await stack.wait_for_member(lambda beat: beat.role == "store", "store", 60)
+            stack.write_endpoints(store.address)
+            if job.first is not None:
+                stack.view.set_phase("publishing the model")
+                await stack.supervisor.start(ChildSpec("learner-first", "learner", job.first))
+                await stack.or_child_failure(stack.supervisor.wait_finished("learner-first"))
+                await registry.refresh()
+            async with _pinned(registry, version):
+                return await _evaluate(stack, store.address, settings, job, version)
+
+
+async def _find_version(registry: WeightRegistry, version: int | None) -> int:
+    """The version, if nodes can load it, or the newest; raises `UserError`."""
+    release = await registry.refresh()
+    available = []
+    async for manifest, _ in registry.list_versions():
+        if is_servable(release, manifest) and not await registry.find_expired_blob(manifest):
+            available.append(manifest.version)
+    if not available:
+        raise UserError("no weight version is left to evaluate: `lightningbus weights list` says why")
+    if version is None:
+        return max(available)
+    if version not in available:
+        names = ", ".join(map(str, sorted(set(available))))
+        raise UserError(f"nodes cannot load version {version}: it is not on the run's bus any more; these are: {names}")
+    return version
+
+
+@asynccontextmanager
+async def _pinned(registry: WeightRegistry, version: int) -> AsyncIterator[None]:
+    """Let nodes serve the version while the block runs; afterwards what was pinned before."""
+    before = registry.state.pinned
+    if before != version:
+        await registry.append_decision("pinned", version, actor=ACTOR, reason="it is evaluated")
+    try:
+        yield
+    finally:
+        with suppress(BusError, NatsError):
+            if before is None:
+                await registry.append_decision("unpinned", version, actor=ACTOR)
+            elif before != version:
+                await registry.append_decision("pinned", before, actor=ACTOR, reason="it was before an evaluation")
+
+
+async def _evaluate(
+    stack: LocalStack, sql: str, settings: RunSettings, job: EvaluateJob, version: int
+) -> dict[str, Evaluation]:
+    stack.view.set_phase(f"problems under version {version}: {', then '.join(job.samplings)}")
+    await stack.wait_for_member(
+        lambda beat: beat.role == "inference" and is_ready(beat.state) and serves_version(beat, version),
+        f"node with version {version}",
+        NODE_SECONDS,
+    )
+    assert settings.store is not None, "an evaluation has a store"
+    client = await asyncio.to_thread(connect, settings.store.url or sql, settings.store.database)
+    results = {}
+    for name in job.samplings:
+        work = evaluate(
+            stack.bus, client, settings.name, job.problems, label=job.label_prefix + name, version=version,
+            samples=job.eval.samples if name == "sampled" else 1, sampling=SAMPLINGS[name],
+            deadline=job.eval.deadline, agent=job.eval.agent,
+        )  # fmt: skip
+        results[name] = await stack.or_child_failure(work)
+        stack.view.set_note(f"{name}: {results[name].format_mean()}")
+    return results

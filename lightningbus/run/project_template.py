@@ -1,0 +1,84 @@
+"""The files of a first project, by framework: agent, tasks, run file, README. Pure, but for reading the templates."""
+
+import json
+import random
+from dataclasses import dataclass
+from importlib import resources
+from string import Template
+
+MODEL = "Qwen/Qwen3-0.6B"
+NUM_TASKS, NUM_HELDOUT = 512, 64
+PYTHON_RUNNER = 'entrypoint: "agent:solve", python_executable: .venv/bin/python'
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """How an agent of a framework is written, installed and started."""
+
+    title: str
+    source: str
+    """The agent's file among the templates."""
+    packages: dict[str, str]
+    """Version of each package that it needs."""
+    is_python: bool = True
+
+
+FRAMEWORKS = {
+    "langgraph": Framework("LangGraph", "langgraph.py", {"langgraph": "1.2.22", "langchain-openai": "1.7.3"}),
+    "openai-agents": Framework("the OpenAI Agents SDK", "openai_agents.py", {"openai-agents": "0.24.0"}),
+    "autogen": Framework("AutoGen", "autogen.py", {"autogen-agentchat": "0.7.5", "autogen-ext[openai]": "0.7.5"}),
+    "node": Framework("Node.js", "node.js", {"openai": "7.57.0"}, is_python=False),
+}
+"""Frameworks whose agent points at a model to download."""
+PLAIN = "openai"
+"""Plain Python with OpenAI's client: its model is made on the spot, so that it trains on any machine."""
+
+
+def render_project(framework: str) -> dict[str, str]:
+    """Name -> text of each file; raises KeyError for an unknown framework."""
+    tasks, heldout = make_tasks(NUM_TASKS, NUM_HELDOUT, seed=0)
+    files = {"tasks.jsonl": tasks, "heldout.jsonl": heldout}
+    if framework == PLAIN:
+        return {name: _read("plain", name) for name in ("agent.py", "model.py", "run.yaml", "README.md")} | files
+    return _render_real(FRAMEWORKS[framework]) | files
+
+
+def make_tasks(num_tasks: int, num_heldout: int, seed: int) -> tuple[str, str]:
+    """Two files of arithmetic tasks; no pair of numbers of the held-out ones is among those trained on."""
+    rng = random.Random(seed)
+    pairs = rng.sample(
+        [(left, right) for left in range(10, 100) for right in range(10, left + 1)], num_tasks + num_heldout
+    )
+    lines = [_make_task(rng, number, *pair) for number, pair in enumerate(pairs)]
+    return "".join(lines[:num_tasks]), "".join(lines[num_tasks:])
+
+
+def _make_task(rng: random.Random, number: int, left: int, right: int) -> str:
+    results = {"plus": left + right, "minus": left - right, "times": left * right}
+    word, answer = rng.choice(list(results.items()))
+    problem = {"question": f"what is {left} {word} {right} ?", "answer": str(answer)}
+    return json.dumps({"id": f"task-{number}", "input": problem}) + "\n"
+
+
+def _render_real(framework: Framework) -> dict[str, str]:
+    agent = "agent.py" if framework.is_python else "agent.js"
+    files = {agent: _read("real", framework.source)}
+    if framework.is_python:
+        files["requirements.txt"] = "".join(f"{name}=={number}\n" for name, number in framework.packages.items())
+        install = "python -m venv .venv && .venv/bin/pip install -r requirements.txt"
+    else:
+        package = {"private": True, "type": "module", "dependencies": framework.packages}
+        files["package.json"] = json.dumps(package, indent=2) + "\n"
+        install = "npm install"
+    values = {
+        "framework": framework.title,
+        "agent": agent,
+        "install": install,
+        "model": MODEL,
+        "runner": PYTHON_RUNNER if framework.is_python else "command: [node, agent.js]",
+    }
+    return files | {name: Template(_read("real", name)).substitute(values) for name in ("run.yaml", "README.md")}
+
+
+def _read(folder: str, name: str) -> str:
+    return (resources.files("lightningbus.templates") / folder / name).read_text("utf-8")

@@ -1,0 +1,85 @@
+"""One rollout of an agent before training: the real processes and gateway, with scripted answers."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from bus.task_file import TaskInput
+from lightningbus.run.role_process import UserError
+from lightningbus.run.scripted_node import ANSWER, ScriptedNode
+from runners.agent.factory import make_executors, uses_socket
+from runners.agent.launcher import AgentStartError
+from runners.agent.process import ProcessWatchdog
+from runners.gateway.server import Gateway
+from runners.recording.attempt import AttemptRecorder
+from runners.recording.rewards import NO_REWARD
+from runners.rollout import RolloutResult, run_agent
+from runners.settings import RunnerSettings
+from schemas.base import Mode
+from schemas.tasks import Task
+
+
+@dataclass(frozen=True, slots=True)
+class TrialTask:
+    """The first task of a job for an agent, and how the job would publish it."""
+
+    task: TaskInput
+    mode: Mode
+    model: str
+    deadline: float
+    sampling_params: dict[str, Any]
+
+
+async def try_agent(runner: RunnerSettings, trial: TrialTask) -> list[str]:
+    """Sentences of what the agent did; raises `UserError` if it cannot be started, or if its rollout fails."""
+    task = Task(
+        id=trial.task.id,
+        run_id="dry-run",
+        agent=runner.agent_name,
+        mode=trial.mode,
+        input=trial.task.input,
+        deadline=trial.deadline,
+        model=trial.model,
+        sampling_params=trial.sampling_params,
+    )
+    recorder = AttemptRecorder(task, 1, "dry-run")
+    async with (
+        ScriptedNode(trial.model).serving() as node,
+        Gateway(node, _discard_spans, 1, runner.host, at_socket=uses_socket(runner)) as gateway,
+        ProcessWatchdog() as watchdog,
+    ):
+        (slot,) = gateway.slots
+        settings = runner.model_copy(update={"concurrency": 1})
+        (executor,) = make_executors(settings, [slot.environment], watchdog, gateway.paths)
+        try:
+            await executor.start()
+            started_at = time.monotonic()
+            result = await run_agent(executor, slot, task, recorder)
+            seconds = time.monotonic() - started_at
+        except AgentStartError as error:
+            raise UserError(str(error)) from error
+        finally:
+            await executor.stop()
+    return list(describe(runner, trial.task.id, result, recorder.calls, seconds))
+
+
+async def _discard_spans(recorder: AttemptRecorder, seconds: float) -> None:
+    recorder.outbox.clear()
+
+
+def describe(
+    runner: RunnerSettings, task_id: str, result: RolloutResult, num_calls: int, seconds: float
+) -> Iterator[str]:
+    """What a rollout with scripted answers shows; raises `UserError` if it failed. Pure."""
+    name = runner.entrypoint or (runner.command or [""])[0]
+    has_reward = result.error != NO_REWARD
+    if result.outcome != "ok" and has_reward:
+        raise UserError(f"{name}: task {task_id!r} failed when each answer of the model was {ANSWER!r}: {result.error}")
+    reward = f"reward {result.reward:g}" if result.reward is not None else "no reward"
+    calls = f"{num_calls} model call{'' if num_calls == 1 else 's'}"
+    yield f"{name}: task {task_id!r} with scripted answers: {calls}, {reward}, {seconds:.1f} s"
+    if not num_calls:
+        yield f"warning: {name} made no model call: its client must ask OPENAI_BASE_URL or ANTHROPIC_BASE_URL"
+    if not has_reward:
+        yield f"warning: {NO_REWARD}"

@@ -1,0 +1,1 @@
+"""The files that `lightningbus init` writes; they import nothing of lightningbus."""

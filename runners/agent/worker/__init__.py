@@ -1,0 +1,1 @@
+"""What runs in the agent's interpreter: nothing of ours is imported there."""

@@ -1,0 +1,54 @@
+"""The questions of a rollout's page and of the list's filters. Names and exactness are as in `store.ui.queries`."""
+
+from store.ui.queries import ROLLOUTS_CTE
+
+GROUP = f"""
+{ROLLOUTS_CTE}
+SELECT r.rollout_id AS rollout_id, r.sample_index AS sample_index, r.outcome AS outcome, r.reward AS reward,
+    r.min_weight_version AS min_weight_version, r.max_weight_version AS max_weight_version,
+    r.response_tokens AS response_tokens, date_diff('microsecond', r.started_at, r.ended_at) / 1e6 AS seconds,
+    t.advantage AS advantage
+FROM rollouts_of AS r
+LEFT JOIN
+(
+    SELECT rollout_id, toNullable(advantage) AS advantage FROM raw_training_rollouts
+    WHERE run_id = {{run_id:String}} AND startsWith(rollout_id, {{task_id:String}}) AND trained
+    ORDER BY epoch DESC LIMIT 1 BY rollout_id
+) AS t ON t.rollout_id = r.rollout_id
+WHERE startsWith(r.rollout_id, {{task_id:String}}) AND r.task_id = {{task_id:String}}
+ORDER BY sample_index, rollout_id LIMIT 1000
+"""
+"""The rollouts of one task; a rollout's id begins with its task's, so few rows are read."""
+
+NEIGHBOURS = f"""
+{ROLLOUTS_CTE},
+(SELECT (ended_at, rollout_id) FROM rollouts_of WHERE rollout_id = {{rollout_id:String}}) AS here
+SELECT argMaxIf(rollout_id, (ended_at, rollout_id), (ended_at, rollout_id) < here) AS previous,
+    argMinIf(rollout_id, (ended_at, rollout_id), (ended_at, rollout_id) > here) AS next
+FROM rollouts_of WHERE mode = {{mode:String}} AND evaluation = {{evaluation:String}}
+"""
+"""The rollouts that ended just before and after one, in training or in the same evaluation; empty: there is none."""
+
+TOOL = """multiIf(startsWith(name, 'execute_tool '), substring(name, 14),
+    attributes['gen_ai.tool.name'] != '', attributes['gen_ai.tool.name'], attributes['tool.name'])"""
+"""The tool that a span calls, empty for other spans; as `schemas.semconv.span_kinds` names it."""
+
+CHOICES = f"""
+SELECT
+    (SELECT groupUniqArray(100)(evaluation) FROM raw_attempts
+        WHERE run_id = {{run_id:String}} AND evaluation != '') AS evaluations,
+    (SELECT groupUniqArray(100)(role) FROM raw_model_calls WHERE run_id = {{run_id:String}} AND role != '') AS roles,
+    (SELECT groupUniqArrayIf(100)({TOOL} AS tool, tool != '') FROM raw_spans WHERE run_id = {{run_id:String}}) AS tools
+"""
+"""What the list can be filtered by."""
+
+ACTIVITY = """
+SELECT count() AS events, toUnixTimestamp64Milli(max(at)) AS last_ms FROM
+(
+    SELECT enqueued_at AS at FROM raw_tasks WHERE run_id = {run_id:String}
+    UNION ALL SELECT ended_at AS at FROM raw_attempts WHERE run_id = {run_id:String}
+    UNION ALL SELECT ended_at AS at FROM raw_training_steps WHERE run_id = {run_id:String}
+    UNION ALL SELECT created_at AS at FROM raw_weight_versions WHERE run_id = {run_id:String}
+)
+"""
+"""Whether a run exists, and when something last happened in it."""

@@ -1,0 +1,38 @@
+// The group of a rollout: the rollouts of the same task, and the ones that ended before and after.
+
+import { ask } from "./api.js";
+import { h, table } from "./dom.js";
+import { count, figure, reward, seconds, versions } from "./format.js";
+import { fill, panel } from "./panel.js";
+import { linkTo, linkToDiff } from "./place.js";
+
+/** The panel and the links to the neighbours; `load` asks for both. */
+export function groupPanel(run, rollout, signal) {
+  const box = panel("Group", { name: "group", about: "The rollouts of the same task." });
+  const steps = h("nav", { class: "steps", "aria-label": "Rollouts before and after" });
+  const load = () => fill(box, async () => {
+    const group = await ask("rollout/group", { run_id: run, rollout_id: rollout }, signal);
+    steps.replaceChildren(...neighbours(run, group));
+    return listed(run, rollout, group.rollouts);
+  }, signal);
+  return { root: box.root, steps, load, show: box.show };
+}
+
+function neighbours(run, { previous, next }) {
+  const step = (name, id, rel) => (id ? h("a", { href: linkTo(run, id), rel, title: id }, name) : h("span", {}, name));
+  return [step("← Previous", previous, "prev"), step("Next →", next, "next")];
+}
+
+function listed(run, rollout, rollouts) {
+  const best = Math.max(...rollouts.map((row) => row.reward ?? -Infinity));
+  return table([
+    { title: "rollout", class: "name", cell: (row) => (row.rollout_id === rollout ? row.rollout_id : h("a", { href: linkTo(run, row.rollout_id) }, row.rollout_id)) },
+    { title: "reward", number: true, cell: (row) => (row.reward === best && rollouts.length > 1 ? h("b", {}, reward(row.reward)) : reward(row.reward)) },
+    { title: "advantage", number: true, cell: (row) => figure(row.advantage) },
+    { title: "outcome", cell: (row) => h("span", { class: `outcome ${row.outcome}` }, row.outcome) },
+    { title: "version", number: true, cell: (row) => versions(row.min_weight_version, row.max_weight_version) },
+    { title: "tokens", number: true, about: "sampled", cell: (row) => count(row.response_tokens) },
+    { title: "took", number: true, cell: (row) => seconds(row.seconds) },
+    { title: "messages", cell: (row) => (row.rollout_id === rollout ? "this rollout" : h("a", { href: linkToDiff(run, rollout, row.rollout_id) }, "compare")) },
+  ], rollouts, (row) => ({ class: row.rollout_id === rollout ? "here" : null }));
+}

@@ -1,0 +1,42 @@
+"""`lb.evaluate` of a model directory, with the stand-in for vLLM."""
+
+from pathlib import Path
+
+import pytest
+
+import lightningbus as lb
+from tests.api.test_training import ENGINE, HELDOUT, STORE
+from tests.commands import ROOT
+from tests.learner.conftest import tiny_model
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(200)
+def test_a_model_directory_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runner = {"working_dir": str(ROOT / "tests" / "agents")}
+    result = lb.evaluate(
+        "steady:solve", HELDOUT, model=tiny_model(tmp_path / "model"), samples=3, inference=ENGINE, store=STORE,
+        runners=runner,
+    )  # fmt: skip
+    assert [(name, each.version, each.rollouts) for name, each in result.evaluations.items()] == [
+        ("greedy", 0, len(HELDOUT)),
+        ("sampled", 0, 3 * len(HELDOUT)),
+    ]
+    assert all(0 <= each.accuracy <= 1 and each.standard_error is not None for each in result.evaluations.values())
+    with lb.connect() as session:
+        assert session.reward_curve().evaluations.column("evaluation") == ["greedy", "sampled"]
+
+
+@pytest.mark.unit
+async def test_wrong_arguments_end_in_one_sentence(tmp_path: Path) -> None:
+    for arguments, sentence in (
+        ({}, "give model='DIRECTORY', or run='NAME' of a run that has ended"),
+        ({"sampling": "best", "model": "m"}, "sampling: 'best' is none of greedy, sampled"),
+        ({"run": "a", "name": "b"}, "name: leave it out, because run= names the run"),
+        ({"run": "a"}, f"there is no run 'a'; there is no run in {tmp_path}"),
+        ({"model": "m", "max_steps": 3}, "max_steps: no such setting"),
+    ):
+        with pytest.raises(lb.UserError) as raised:
+            await lb.aevaluate("agent:solve", HELDOUT, **{"runs": tmp_path, **arguments})  # type: ignore[arg-type]
+        assert str(raised.value).startswith(sentence)

@@ -1,0 +1,54 @@
+"""`import lightningbus` is cheap, and every public name of it is documented."""
+
+import inspect
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import lightningbus as lb
+from tests.commands import ROOT
+
+HEAVY = {"torch", "vllm", "verl", "chdb", "clickhouse_connect", "pandas", "transformers", "nats", "rich", "pydantic"}
+PAGE = (ROOT / "docs" / "api" / "python.md").read_text()
+
+
+@pytest.mark.integration
+def test_importing_it_loads_nothing_else() -> None:
+    script = "import sys, lightningbus; print(*dir(lightningbus)); print(*sys.modules)"
+    names, modules = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert not HEAVY & {name.partition(".")[0] for name in modules.split()}
+    assert sorted(names.split()) == sorted(lb.__all__)
+
+
+@pytest.mark.integration
+def test_a_name_whose_packages_are_missing_says_what_to_install() -> None:
+    script = (
+        "import sys; sys.modules['clickhouse_connect'] = None; import lightningbus as lb\n"
+        "try: lb.connect\nexcept ImportError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "pip install 'lightningbus[store]'" in done.stdout
+
+
+@pytest.mark.parametrize("name", lb.__all__)
+def test_every_public_name_has_a_docstring_and_a_place_in_the_page(name: str) -> None:
+    value: Any = getattr(lb, name)
+    assert re.search(rf"^::: {re.escape(value.__module__)}\.{name}$", PAGE, re.M), f"{value.__module__}.{name}"
+    assert inspect.getdoc(value)
+    for method, function in vars(value).items() if inspect.isclass(value) else ():
+        assert method.startswith("_") or not callable(function) or inspect.getdoc(function), f"{name}.{method}"
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
+        lb.trian  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_notebook_shows_an_error_of_the_user_as_a_sentence() -> None:
+    assert lb.UserError("there is no run 'a'")._render_traceback_() == ["UserError: there is no run 'a'"]
+    assert lb.RunInterrupted("run 'a' is stopped")._render_traceback_() == ["run 'a' is stopped"]

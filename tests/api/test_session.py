@@ -1,0 +1,139 @@
+"""A session reads a finished run's files and a live run's store, and what it returns shows itself."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+
+import lightningbus as lb
+from bus.client import Bus
+from lightningbus.run.run_directory import Endpoints, RunDirectory
+from lightningbus.run.terminal import render_html
+from tests.store.conftest import Start
+
+pytestmark = pytest.mark.integration
+
+HOSTILE = "<script>alert(1)</script>\x1b[2J"
+
+
+def test_it_reads_the_files_of_a_finished_run(seeded: Path) -> None:
+    with lb.connect(runs=seeded) as session:
+        assert [row["run_id"] for row in session.runs()] == ["first"]
+        failed = session.rollouts(outcome="agent_error")
+        assert len(failed) and {row["outcome"] for row in failed} == {"agent_error"}
+        assert len(session.rollouts(limit=3)) == 3 and not len(session.rollouts(run="second"))
+        frame = session.query_df("SELECT version, rollouts FROM reward_by_version ORDER BY version")
+        assert isinstance(frame, pandas.DataFrame) and list(frame["version"]) == list(range(6))
+        assert session.query("SELECT {n:UInt8} + 1 AS n", n=1)[0] == {"n": 2}
+        curve = session.reward_curve()
+        assert curve.training.column("version") == list(range(6)) and "data:image/png;base64," in curve._repr_html_()
+        assert "call 0 · writer" in repr(session.transcript(failed[0]["rollout_id"]))
+
+
+async def test_its_methods_can_be_awaited(seeded: Path) -> None:
+    async with await lb.aconnect("first", runs=seeded) as session:
+        rollouts = await session.rollouts(mode="train", limit=5)
+        assert len(rollouts) == 5 and len(await session.runs()) == 1
+        assert (await session.transcript(rollouts[0]["rollout_id"])).rollout["run_id"] == "first"
+        assert (await session.reward_curve()).run == "first"
+        assert len(await session.query_df("SELECT 1")) == len(await session.query("SELECT 1")) == 1
+
+
+def test_wrong_input_ends_in_one_sentence(seeded: Path) -> None:
+    with lb.connect(runs=seeded) as session:
+        for call, sentence in (
+            (lambda: lb.connect("frist", runs=seeded), "there is no run 'frist'; did you mean 'first'?"),
+            (lambda: session.query("INSERT INTO raw_runs (run_id) VALUES ('x')"), "questions only read"),
+            (lambda: session.query("SELECT * FROM rollout"), "rollout"),
+            (lambda: session.transcript("nobody"), "no rollout is called 'nobody'"),
+            (lambda: session.publish(["1+1"]), "run 'first' is not up"),
+            (lambda: session.publish(["1+1"], sample=3), "sample: no such option; did you mean 'samples'?"),
+            (lambda: session.publish(["1+1"], samples=0), "samples: 0 is less than 1"),
+            (lambda: session.publish(["1+1"], mode="test"), "mode: 'test' is neither train nor eval"),
+        ):
+            with pytest.raises(lb.UserError) as raised:
+                call()  # type: ignore[no-untyped-call]
+            assert sentence in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_files_that_another_process_has_are_not_opened(seeded: Path) -> None:
+    with lb.connect(runs=seeded) as session, lb.connect(runs=seeded) as other:
+        session.runs()
+        with pytest.raises(lb.UserError, match="in use by"):
+            other.runs()
+        session.close()
+        assert len(other.runs()) == 1
+
+
+async def test_it_follows_a_run_from_its_store_to_its_files(
+    bus: Bus, nats_url: str, start_store: Start, tmp_path: Path
+) -> None:
+    store = start_store(nats_url, flush_interval_seconds=0.05)
+    directory = RunDirectory(tmp_path)  # the store's data lies in it, as in a run's
+    directory.write_endpoints(Endpoints(os.getpid(), nats_url, store.url))
+    session = await lb.aconnect(tmp_path.name, runs=tmp_path.parent)
+    published = await session.publish([{"question": "1+1"}, {"question": "2+2"}], samples=3, evaluation="mine")
+    assert published == (6, 0)
+    assert await session.publish([{"question": "1+1"}], samples=3, evaluation="mine") == (0, 3)
+    count = "SELECT count() AS n FROM tasks WHERE evaluation = 'mine'"
+    store.until(count, 6)
+    assert (await session.query(count))[0]["n"] == 6
+    store.process.terminate()
+    store.process.wait()
+    directory.clear_endpoints()
+    assert (await session.query(count))[0]["n"] == 6
+    await session.close()
+
+
+def test_text_of_agents_is_escaped() -> None:
+    table = lb.Table((HOSTILE,), ((HOSTILE,),), HOSTILE)
+    rollout = {"run_id": HOSTILE, "rollout_id": HOSTILE, "outcome": "ok", "reward": 1.0, "num_calls": 1}
+    rollout |= {"response_tokens": 1, "seconds": 1.0, "attempt": 1, "error": HOSTILE}
+    call = {"call": 0, "role": HOSTILE, "finish_reason": "stop", "prompt_tokens": 1, "started_at": 0}
+    call |= {"request": json.dumps({"messages": [{"role": "user", "content": HOSTILE}]}), "response": '{"content": ""}'}
+    transcript = lb.Transcript(rollout, [call], {0: []}, [])
+    for html in (table._repr_html_(), transcript._repr_html_(), render_html(transcript.render())):
+        assert "<script" not in html and "&lt;script&gt;" in html and "\x1b" not in html
+    assert "\x1b" not in repr(table) + repr(transcript)
+
+
+def test_a_long_table_says_how_many_rows_there_are() -> None:
+    table = lb.Table(("n",), tuple((n,) for n in range(60)))
+    assert repr(table).endswith("60 rows, 50 shown") and "60 rows, 50 shown" in table._repr_html_()
+    assert (len(table[50:]), table[-1], [row["n"] for row in table][:2]) == (10, {"n": 59}, [0, 1])
+    assert list(table.df()["n"]) == table.column("n") == list(range(60))
+    assert repr(lb.Table((), ())) == "no rows"
+
+
+INTERRUPTED = """
+import asyncio, os, signal, threading
+from lightningbus.api.event_loop import run_blocking
+
+async def work():
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.sleep(0)
+        print("cleaned up")
+
+async def cell():
+    try:
+        run_blocking(work())
+    except KeyboardInterrupt:
+        print("interrupted")
+
+asyncio.run(cell())
+"""
+
+
+def test_ctrl_c_waits_until_the_work_has_cleaned_up(tmp_path: Path) -> None:
+    done: Any = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split("\n")[:2] == ["cleaned up", "interrupted"]

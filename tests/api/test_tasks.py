@@ -1,0 +1,78 @@
+"""Tasks of a notebook are read as a task file would be."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy
+import pandas
+import pytest
+
+from bus.task_file import TaskFileError, load_tasks
+from lightningbus.api.tasks import read_tasks, save_tasks
+
+ROWS = [{"id": "a", "input": {"question": "1+1"}}, {"id": "b", "input": {"question": "2+2"}}]
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [ROWS, iter(ROWS), pandas.DataFrame(ROWS), datasets.Dataset.from_list(ROWS)],
+    ids=["list", "iterator", "DataFrame", "Dataset"],
+)
+def test_rows_with_id_and_input_are_tasks(tasks: Any) -> None:
+    assert [(task.id, task.input) for task in read_tasks(tasks)] == [(row["id"], row["input"]) for row in ROWS]
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [
+        [{"question": "1+1", "n": 2}],
+        pandas.DataFrame({"question": ["1+1"], "n": numpy.array([2])}),
+        datasets.Dataset.from_dict({"question": ["1+1"], "n": [2]}),
+    ],
+    ids=["list", "DataFrame", "Dataset"],
+)
+def test_rows_of_other_columns_are_inputs_numbered_from_1(tasks: Any) -> None:
+    (task,) = read_tasks(tasks)
+    assert (task.id, task.input) == ("1", {"question": "1+1", "n": 2})
+
+
+def test_text_is_an_input_and_a_path_is_a_file(tmp_path: Path) -> None:
+    assert [task.input for task in read_tasks(["what is 1+1?", "and 2+2?"])] == ["what is 1+1?", "and 2+2?"]
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    assert [task.id for task in read_tasks(tmp_path / "tasks.jsonl")] == ["a"]
+    assert save_tasks(tmp_path / "tasks.jsonl", tmp_path) == str(tmp_path / "tasks.jsonl")
+    table = {"path": "tasks.csv", "columns": {"question": "prompt"}}
+    saved = save_tasks(table, tmp_path)
+    assert isinstance(saved, dict) and saved.items() >= table.items()
+
+
+def test_a_missing_id_or_label_of_a_row_is_left_out() -> None:
+    frame = pandas.DataFrame({"id": ["a", None], "input": [1, 2], "labels": [{"level": "hard"}, None]}, dtype=object)
+    assert [(task.id, task.labels) for task in read_tasks(frame)] == [("a", {"level": "hard"}), ("2", {})]
+
+
+def test_the_same_tasks_are_saved_once_and_read_back(tmp_path: Path) -> None:
+    path = save_tasks(ROWS, tmp_path / "runs")
+    assert save_tasks(list(ROWS), tmp_path / "runs") == path
+    assert isinstance(path, str) and load_tasks(path) == read_tasks(ROWS)
+    assert Path(path).parent.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    ("tasks", "sentence"),
+    [
+        ({"path": "t.csv", "column": {}}, "tasks: column: no such setting; did you mean 'columns'?"),
+        ([], "there are no tasks"),
+        ({"id": "a", "input": 1}, "the tasks are one mapping: give a list of them"),
+        ([{"id": "a", "input": 1}, {"id": "a", "input": 2}], "task 2: id 'a' stands twice"),
+        ([{"input": object()}], "task 1: object cannot be part of a task"),
+        ([float("nan")], "task 1: NaN is no JSON number"),
+        ([{"id": "a b ", "input": 1}], "task 1: id 'a b '"),
+    ],
+)
+def test_a_wrong_task_is_named_by_its_position(tasks: Any, sentence: str) -> None:
+    with pytest.raises(TaskFileError) as raised:
+        read_tasks(tasks)
+    assert sentence in str(raised.value)

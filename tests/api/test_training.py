@@ -1,0 +1,143 @@
+"""`lb.train` and what follows it, with a real learner and the stand-in for vLLM: one run for all tests here."""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lightningbus as lb
+from tests.commands import ROOT
+from tests.learner.conftest import tiny_model
+from tests.polling import until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.main_job, pytest.mark.timeout(280)]
+
+STEPS, GROUPS, SAMPLES = 2, 2, 2
+TRAIN = [{"id": f"train-{n}", "input": {"question": f"{n}"}} for n in range(6)]
+HELDOUT = [{"id": f"heldout-{n}", "input": {"question": f"{n}"}} for n in range(3)]
+ENGINE = {"vllm_command": [sys.executable, str(ROOT / "tests" / "chaos" / "vllm.py")], "max_model_len": 256}
+STORE = {"flush_interval_seconds": 0.1}
+NOTEBOOK = '''
+BONUS = 0.25
+
+
+def solve(task):
+    """A function of a notebook: it makes its client where it runs."""
+    from openai import OpenAI
+
+    messages = [{"role": "user", "content": task["question"]}]
+    answer = OpenAI(max_retries=0).chat.completions.create(model="policy", messages=messages, max_tokens=8)
+    return BONUS + len(answer.choices[0].message.content or "") % 2
+'''
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run that has ended, and the directory of the notebook."""
+
+    directory: Path
+    solve: Any
+    result: lb.TrainResult
+
+
+def interrupt_when(path: Path) -> None:
+    """Press Ctrl-C as soon as a file is there."""
+    until(path.exists, True)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    """Trained while an event loop runs in the caller's thread, as in a notebook; stopped once, and resumed."""
+    directory = tmp_path_factory.mktemp("notebook")
+    tiny_model(directory / "model")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(NOTEBOOK, names)
+
+    async def cell(resume: bool) -> lb.TrainResult:
+        return lb.train(
+            names["solve"],
+            directory / "model",
+            TRAIN,
+            HELDOUT,
+            resume=resume,
+            name="small",
+            group_size=SAMPLES,
+            groups_per_step=GROUPS,
+            max_steps=STEPS,
+            concurrency=2,
+            inference=ENGINE,
+            store=STORE,
+            learner={"cpu_threads": 1, "seq_len": 128},
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        threading.Thread(target=interrupt_when, args=[Path("runs/small/logs/learner-first.log").absolute()]).start()
+        with pytest.raises(lb.RunInterrupted) as stopped:
+            asyncio.run(cell(resume=False))
+        assert str(stopped.value) == (
+            "run 'small' is stopped and its data is kept: the same call with resume=True goes on"
+        )
+        yield Trained(directory, names["solve"], asyncio.run(cell(resume=True)))
+
+
+def test_it_returns_what_the_command_prints(trained: Trained) -> None:
+    result = trained.result
+    assert result.directory == Path("runs/small") and (result.directory / "reward.png").exists()
+    assert (result.figures["weight_versions"], result.figures["rollouts_lost"]) == (STEPS + 1, 0)
+    assert [(each.label, each.version) for each in result.evaluations] == [
+        (label, version) for version in (0, STEPS) for label in ("greedy", "sampled")
+    ]
+    assert all(each.standard_error is not None and each.accuracy >= 0.25 for each in result.evaluations)
+    assert "greedy" in repr(result) and "weight versions" in result._repr_html_()
+
+
+def test_a_session_reads_the_files_of_the_run_and_of_the_next(trained: Trained) -> None:
+    with lb.connect() as session:
+        rollouts = session.rollouts(mode="train", outcome="ok", limit=1000)
+        assert len(rollouts) == STEPS * GROUPS * SAMPLES and {row["run_id"] for row in rollouts} == {"small"}
+        assert session.query_df("SELECT count() AS n FROM rollouts WHERE mode = 'eval'")["n"][0] == 2 * 3 * (1 + 2)
+        curve = session.reward_curve()
+        assert sum(curve.training.column("rollouts")) == STEPS * GROUPS * SAMPLES
+        measured = [(row["evaluation"], row["version"], pytest.approx(row["mean_reward"])) for row in curve.evaluations]
+        by_label = sorted((each.label, each.version, each.accuracy) for each in trained.result.evaluations)
+        assert by_label == measured
+        transcript = session.transcript(rollouts[0]["rollout_id"])
+        assert rollouts[0]["rollout_id"] in repr(transcript) and "assistant:" in transcript._repr_html_()
+        assert "no_such_table" in str(raises(lambda: session.query("SELECT * FROM no_such_table")))
+        assert raises(lambda: session.publish(TRAIN)) == "run 'small' is not up: tasks are published while it is"
+
+
+def test_a_weight_version_of_the_run_is_evaluated_later(trained: Trained) -> None:
+    with lb.connect("small") as session:
+        num_before = len(session.rollouts(limit=1000))  # the session has the files open, and lets go of them
+        result = lb.evaluate(
+            trained.solve,
+            [{"question": f"{n}"} for n in range(2)],
+            run="small",
+            version=1,
+            sampling="greedy",
+            label="later",
+            inference=ENGINE,
+            store=STORE,
+        )
+        assert (result["greedy"].version, result["greedy"].rollouts, result["greedy"].label) == (1, 2, "later-greedy")
+        assert len(session.rollouts(limit=1000)) == num_before + 2
+        assert len(session.rollouts(evaluation="later-greedy")) == 2
+    assert "standard_error" in result._repr_html_()
+    sentence = raises(lambda: lb.evaluate(trained.solve, TRAIN, run="small", version=9, inference=ENGINE, store=STORE))
+    assert sentence == "nodes cannot load version 9: it is not on the run's bus any more; these are: 0, 1, 2"
+
+
+def raises(call: Any) -> str:
+    with pytest.raises(lb.UserError) as raised:
+        call()
+    return str(raised.value)

@@ -1,0 +1,68 @@
+"""Environments of verifiers, unmodified: turns and tools by their own rollout, rewards by their own functions."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bus.client import Bus
+from bus.task_file import load_tasks
+from tests.environments.conftest import play, write_environment
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    """The assistant's message that calls a tool."""
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "call-1", "type": "function", "function": function}],
+    }
+
+
+def use_the_tool(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Calls the environment's tool once, then says what it answered."""
+    question = next(str(message["content"]) for message in messages if message["role"] == "user")
+    if messages[-1]["role"] == "tool":
+        return {"role": "assistant", "content": f"It is {messages[-1]['content']}."}
+    if word := re.search(r"Reverse (\w+)", question):
+        return call("words_reverse", word=word[1])
+    left, right = re.findall(r"\d+", question)
+    return call("multiply", left=int(left), right=int(right))
+
+
+async def test_a_taskset_with_tools_is_played_by_its_own_harness(
+    bus: Bus, foreign_python: Callable[[str], Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    options = ["--arg", "taskset.num_tasks=3", "--env", "SSL_CERT_FILE"]  # uv installs what the harness declares
+    written = write_environment("verifiers:reverse-words", foreign_python("verifiers"), out, *options)
+    assert written.startswith("2 tasks and 1 held-out ones in ")
+    assert [entry.input["prompt"] for entry in load_tasks(out / "heldout.jsonl")] == ["Reverse gamma"]
+    results = await play(bus, out, use_the_tool)
+    assert [(result["reward"], result["num_calls"]) for result in results] == [(2.0, 2)] * 2
+    assert [result["metrics"] for result in results] == [
+        {"correct": 2.0, "length": float(len("It is ") + len(word) + 1)} for word in ("alpha", "beta")
+    ]
+
+
+async def test_an_environment_with_tools_is_scored_by_its_rubric(
+    bus: Bus, foreign_python: Callable[[str], Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    python = foreign_python("verifiers_0_1")
+    written = write_environment("verifiers:arithmetic-tools", python, out, "--arg", "num_tasks=4")
+    assert written.startswith("3 tasks and 1 held-out ones in ")
+    results = await play(bus, out, use_the_tool)
+    assert [(result["reward"], result["num_calls"]) for result in results] == [(1.0, 2)] * 3
+    assert all(result["metrics"]["correct"] == 1.0 for result in results)
+    assert all(result["metrics"]["num_messages"] == 3.0 for result in results)
+
+
+async def test_a_wrong_answer_has_its_rubrics_reward(
+    bus: Bus, foreign_python: Callable[[str], Path], tmp_path: Path
+) -> None:
+    write_environment("verifiers:arithmetic-tools", foreign_python("verifiers_0_1"), tmp_path / "out")
+    results = await play(bus, tmp_path / "out", lambda messages: {"role": "assistant", "content": "I do not know."})
+    assert [(result["reward"], result["num_calls"]) for result in results] == [(0.0, 1)] * 3

@@ -1,0 +1,123 @@
+"""`lightningbus env` where the environment is a stand-in module: what it writes, and what it says of wrong input."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightningbus.run.environment_directory import (
+    EnvironmentSpec,
+    as_file_name,
+    parse_arguments,
+    parse_name,
+    render_run_file,
+)
+from lightningbus.run.preflight import parse_job
+from lightningbus.run.role_process import UserError
+from lightningbus.run.settings import RunSettings, validate_settings
+from tests.lightningbus.test_cli import run, says
+
+GYMNASIUM = """
+class error:
+    class Error(Exception): ...
+
+class spaces:
+    class Text: ...
+    class Discrete: ...
+
+class Environment:
+    action_space, render_mode, metadata = spaces.Text(), None, {}
+    def close(self): ...
+
+def make(name, **arguments):
+    if name != "known":
+        raise error.Error(f"{name} is not registered")
+    return Environment()
+"""
+
+
+@pytest.fixture
+def modules(tmp_path: Path) -> Path:
+    """A directory with a module that loads as Gymnasium does."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "gymnasium.py").write_text(GYMNASIUM)
+    return tmp_path / "modules"
+
+
+@pytest.mark.integration
+def test_a_directory_is_written_whole_or_not_at_all(modules: Path, tmp_path: Path) -> None:
+    options = ["--path", modules, "--out", "out", "--heldout", 2]
+    sentence = says(run("env", "gymnasium:unknown", *options, cwd=tmp_path))
+    assert sentence.startswith("gymnasium:unknown cannot be used in ") and "unknown is not registered" in sentence
+    sentence = says(run("env", "gymnasium:known", *options, cwd=tmp_path))
+    assert sentence.endswith("it makes tasks without end: say how many by --limit")
+    sentence = says(run("env", "gymnasium:known", *options, "--arg", "turns=3", cwd=tmp_path))
+    assert "no such argument: turns; known are actions, make, max_tokens, max_turns, prompt" in sentence
+    assert [path.name for path in tmp_path.iterdir()] == ["modules"], "nothing half made stays"
+    done = run("env", "gymnasium:known", *options, "--limit", 3, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (
+        0, "3 tasks and 2 held-out ones in out\nlightningbus train -c out/run.yaml\n"
+    ), done.stderr  # fmt: skip
+    tasks = [json.loads(line) for line in (tmp_path / "out" / "tasks.jsonl").read_text().splitlines()]
+    heldout = [json.loads(line) for line in (tmp_path / "out" / "heldout.jsonl").read_text().splitlines()]
+    assert [task["input"] for task in tasks] == [{"seed": 0}, {"seed": 1}, {"seed": 2}]
+    assert not {str(task) for task in tasks} & {str(task) for task in heldout}
+    assert says(run("env", "gymnasium:known", *options, cwd=tmp_path)) == "out is there already: choose another --out"
+
+
+def test_a_run_file_is_a_training_job() -> None:
+    spec = EnvironmentSpec("verifiers", "owner/math-v1", {}, Path("py"), Path("/m"), 4, ["HF_HOME", "A=b"])
+    fields: dict[str, Any] = yaml.safe_load(render_run_file(spec, Path("out"), Path("models/small")))
+    settings = validate_settings(RunSettings, fields, "run.yaml")
+    job = parse_job(settings, "run.yaml")
+    assert (settings.name, job.learner.tasks, job.eval.tasks) == (
+        "math-v1", Path("out/tasks.jsonl"), Path("out/heldout.jsonl")
+    )  # fmt: skip
+    (runner,) = settings.runners
+    assert runner.env == ["PYTHONPATH=/m", "HF_HOME", "A=b"]
+    assert (runner.concurrency, runner.max_concurrent_per_process) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "file_name"),
+    [("owner/math", "math"), ("echo.server.app:app", "echo-server-app-app"), ("http://h:80/", "h-80"), ("é", "-")],
+)
+def test_a_run_is_named_after_its_environment(name: str, file_name: str) -> None:
+    assert as_file_name(name) == file_name
+
+
+def test_arguments_are_json_with_levels() -> None:
+    words = ["num_tasks=4", "taskset.level=hard", "taskset.words=[1, 2]", "text=a=b"]
+    assert parse_arguments(words) == {"num_tasks": 4, "taskset": {"level": "hard", "words": [1, 2]}, "text": "a=b"}
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [(["a"], "'a' is not of the form key=value"), (["a=1", "a.b=2"], "'a.b' has a level that has a value already")],
+)
+def test_a_wrong_argument_is_named(words: list[str], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        parse_arguments(words)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("gsm8k", "not of the form KIND:NAME"), ("verifier:gsm8k", "no kind of environment: did you mean 'verifiers'?")],
+)
+def test_a_wrong_name_is_named(name: str, reason: str) -> None:
+    with pytest.raises(UserError) as raised:
+        parse_name(name)
+    assert reason in str(raised.value)
+
+
+@pytest.mark.integration
+def test_an_interpreter_that_is_none_is_named(tmp_path: Path) -> None:
+    options = ["--python", "nowhere/python", "--out", "out"]
+    assert says(run("env", "verifiers:x", *options, cwd=tmp_path)) == (
+        "nowhere/python cannot be started: No such file or directory"
+    )
+    sentence = says(run("env", "verifiers:x", "--python", sys.executable, "--out", "out", cwd=tmp_path))
+    assert sentence.endswith("ModuleNotFoundError: No module named 'verifiers'")

@@ -1,0 +1,123 @@
+"""``lightningbus init``: a first project for each framework, which runs and overwrites nothing."""
+
+import ast
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from transformers import Qwen2Config
+from typer.testing import CliRunner
+
+from lightningbus.cli.app import app
+from lightningbus.cli.commands.init import Framework
+from lightningbus.run.preflight import parse_job, run_checks
+from lightningbus.run.project_template import FRAMEWORKS, PLAIN, render_project
+from lightningbus.run.settings import RunSettings, validate_settings
+from tests.examples.endpoint import EXAMPLES, Endpoint
+from tests.learner.conftest import tiny_tokenizer
+
+OURS = {"bus", "common", "inference", "learner", "lightningbus", "runners", "schemas", "store"}
+
+
+def write_project(framework: str, directory: Path) -> Path:
+    """A project as `init` writes it."""
+    done = CliRunner().invoke(app, ["init", str(directory), "--framework", framework])
+    assert done.exit_code == 0, done.output
+    assert all(str(directory / name) in done.output for name in render_project(framework))
+    return directory
+
+
+@pytest.mark.parametrize("framework", [PLAIN, *FRAMEWORKS])
+def test_a_project_is_complete_and_its_settings_are_right(framework: str, tmp_path: Path) -> None:
+    project = write_project(framework, tmp_path / "first")
+    settings = validate_settings(RunSettings, yaml.safe_load((project / "run.yaml").read_text()), "run.yaml")
+    job = parse_job(settings, "run.yaml")
+    assert (project / str(job.learner.tasks)).exists() and (project / job.eval.tasks).exists()
+    files = {path.name for path in project.iterdir()}
+    assert {"tasks.jsonl", "heldout.jsonl", "run.yaml", "README.md"} < files
+    if framework == "node":
+        assert settings.runners[0].command == ["node", "agent.js"] and {"agent.js", "package.json"} < files
+        return
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(ast.parse((project / "agent.py").read_text()))
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [])
+    }
+    assert imported and not imported & OURS
+
+
+def test_no_task_is_trained_on_and_held_out(tmp_path: Path) -> None:
+    files = render_project(PLAIN)
+    tasks, heldout = (
+        [json.loads(line)["input"]["question"].split() for line in files[name].splitlines()]
+        for name in ("tasks.jsonl", "heldout.jsonl")
+    )
+    pairs = [frozenset((question[2], question[4])) for question in tasks + heldout]
+    assert (len(tasks), len(heldout)) == (512, 64) and len(set(pairs)) == len(pairs)
+
+
+def test_the_packages_of_a_framework_are_those_that_the_examples_test() -> None:
+    tested = "".join(path.read_text() for path in EXAMPLES.glob("*/requirements.txt"))
+    node = json.loads((EXAMPLES / "math_node" / "package.json").read_text())["dependencies"]
+    for framework in FRAMEWORKS.values():
+        for name, number in framework.packages.items():
+            assert f"\n{name.partition('[')[0]}=={number}\n" in tested if framework.is_python else node[name] == number
+
+
+def test_the_command_offers_every_framework() -> None:
+    assert {*Framework} == {PLAIN, *FRAMEWORKS}
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("mine")
+    done = CliRunner().invoke(app, ["init", str(tmp_path)])
+    assert done.exit_code == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
+    assert (tmp_path / "run.yaml").read_text() == "mine"
+
+
+@pytest.mark.integration
+def test_the_plain_project_can_be_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(write_project(PLAIN, tmp_path / "first"))
+    tiny_tokenizer(Path("model"))
+    Qwen2Config(num_hidden_layers=3, vocab_size=320).save_pretrained("model")
+    settings = validate_settings(RunSettings, yaml.safe_load(Path("run.yaml").read_text()), "run.yaml")
+    sentences = list(run_checks(settings, parse_job(settings, "run.yaml")))
+    assert sentences[0] == "tasks.jsonl: 512 tasks" and "agent:solve" in sentences[-1]
+
+
+@pytest.mark.integration
+async def test_the_plain_agent_is_rewarded_for_the_right_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = write_project(PLAIN, tmp_path / "first")
+    for call, reward in (("<call>12*12</call>", "1.0"), ("<call>12+12</call>", "0.0"), ("guess 144", "0.0")):
+        async with Endpoint(lambda messages, call=call: {"role": "assistant", "content": call}).serving() as endpoint:
+            assert await run_agent([sys.executable], project, endpoint.url) == reward
+
+
+async def run_agent(program: list[str], project: Path, url: str) -> str:
+    """The reward of one task, as the agent of a project gives it at an endpoint."""
+    task = {"question": "what is 12 times 12 ?", "answer": "144"}
+    if program == ["node"]:
+        command = ["node", "agent.js"]
+    else:
+        code = (
+            "import agent, asyncio, inspect, json, sys; result = agent.solve(json.load(sys.stdin)); "
+            "print(asyncio.run(result) if inspect.isawaitable(result) else result)"
+        )
+        command = [*program, "-c", code]
+    environment = {"PATH": os.environ["PATH"], "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "any"}
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=project, env=environment,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    out, errors = await process.communicate(json.dumps(task).encode())
+    assert process.returncode == 0, errors.decode()
+    last = out.decode().splitlines()[-1]
+    return str(json.loads(last)["reward"]) if program == ["node"] else last

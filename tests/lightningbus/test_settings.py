@@ -1,0 +1,45 @@
+"""What is wrong with a file of settings: everything at once, each with the nearest right key."""
+
+from typing import Any
+
+import pytest
+
+from lightningbus.run.preflight import parse_job
+from lightningbus.run.role_process import UserError
+from lightningbus.run.settings import RunSettings, validate_settings
+
+
+def problems_of(fields: dict[str, Any]) -> list[str]:
+    """The lines of the error that a run file with these fields ends in."""
+    with pytest.raises(UserError) as error:
+        parse_job(validate_settings(RunSettings, fields, "run.yaml"), "run.yaml")
+    return str(error.value).splitlines()
+
+
+def test_all_wrong_settings_of_a_file_are_named_at_once() -> None:
+    learner = {"model_path": "m", "max_stesp": 1, "group_size": 1}
+    assert problems_of({"learner": learner, "runners": [{"entrypont": "a:b"}]}) == [
+        "run.yaml: 3 settings are wrong",
+        "  learner.group_size: Input should be greater than or equal to 2",
+        "  learner.max_stesp: no such setting; did you mean 'max_steps'?",
+        "  runners.0.entrypont: no such setting; did you mean 'entrypoint'?",
+    ]
+
+
+def test_all_that_does_not_fit_together_is_named_at_once() -> None:
+    fields: dict[str, Any] = {
+        "store": {},
+        "inference": [{"model_path": "m", "model": "a"}],
+        "learner": {"model_path": "m", "tasks": "t", "model": "b", "agent": "y"},
+        "runners": [{"entrypoint": "a:b"}],
+        "eval": {"tasks": "t", "agent": "x"},
+    }
+    assert problems_of(fields) == [
+        "run.yaml: 3 settings are wrong",
+        "  learner.agent: no runner here takes tasks of 'y'",
+        "  eval.agent: no runner here takes tasks of 'x'",
+        "  learner.model: no inference node here serves 'b'",
+    ]
+    fields["inference"][0]["model"] = "b"
+    fields["runners"].append({"entrypoint": "a:b", "agent_name": "y"})
+    assert problems_of(fields) == ["run.yaml: eval.agent: no runner here takes tasks of 'x'"]

@@ -1,0 +1,155 @@
+"""The rollout of a dry run: the agent's real process and gateway, answers that are scripted."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bus.task_file import TaskInput
+from lightningbus.run.role_process import UserError
+from lightningbus.run.trial_rollout import TrialTask, describe, try_agent
+from runners.recording.rewards import NO_REWARD
+from runners.rollout import RolloutResult
+from runners.settings import RunnerSettings
+
+pytestmark = pytest.mark.integration
+
+AGENT = """
+import json, sys
+
+MESSAGES = [{"role": "user", "content": "What is 6 * 7?"}]
+
+
+def chat(task, model="policy", **more):
+    from openai import OpenAI
+
+    return OpenAI(max_retries=0).chat.completions.create(model=model, messages=MESSAGES, **more)
+
+
+def every_api(task):
+    from anthropic import Anthropic
+    from openai import OpenAI
+
+    client = OpenAI(max_retries=0)
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chat(task, stream=True) if chunk.choices)
+    message = Anthropic(max_retries=0).messages.create(model="policy", messages=MESSAGES, max_tokens=8)
+    answers = [
+        chat(task).choices[0].message.content,
+        streamed,
+        chat(task, n=2).choices[1].message.content,
+        client.completions.create(model="policy", prompt="6 * 7 =").choices[0].text,
+        client.responses.create(model="policy", input="What is 6 * 7?").output_text,
+        message.content[0].text,
+    ]
+    return {"reward": float(answers == [task["answer"]] * 6), "answers": answers}
+
+
+async def with_endpoint(task, endpoint):
+    from openai import AsyncOpenAI
+
+    client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0)
+    answer = await client.chat.completions.create(model="policy", messages=MESSAGES)
+    return float(answer.choices[0].message.content == task["answer"])
+
+
+def continues(task):
+    from openai import OpenAI
+
+    messages = list(MESSAGES)
+    for _ in range(2):
+        answer = OpenAI(max_retries=0).chat.completions.create(model="policy", messages=messages)
+        messages += [answer.choices[0].message.model_dump(), {"role": "user", "content": "Are you sure?"}]
+    return 0.5
+
+
+def asks_nobody(task):
+    return 1.0
+
+
+def has_no_reward(task):
+    return chat(task).choices[0].message.content
+
+
+def rewards_with_text(task):
+    return {"reward": chat(task).choices[0].message.content}
+
+
+def asks_another_model(task):
+    return float(chat(task, model="gpt-4o").choices[0].message.content == "42")
+
+
+def needs_json(task):
+    return json.loads(chat(task).choices[0].message.content + "}")
+
+
+def needs_more(task, llm):
+    return 1.0
+
+
+if __name__ == "__main__":
+    print(json.dumps(every_api(json.load(sys.stdin))))
+"""
+
+
+async def try_one(folder: Path, **agent: Any) -> list[str]:
+    (folder / "agent.py").write_text(AGENT)
+    task = TaskInput("first", {"answer": "42"})
+    settings = RunnerSettings.model_validate({"working_dir": folder, **agent})
+    return await try_agent(settings, TrialTask(task, "train", "policy", 30.0, {"temperature": 1.0}))
+
+
+@pytest.mark.parametrize(
+    ("agent", "begins"),
+    [
+        ({"entrypoint": "agent:every_api"}, "agent:every_api: task 'first' with scripted answers: 7 model calls"),
+        ({"command": [sys.executable, "agent.py"]}, f"{sys.executable}: task 'first' with scripted answers: 7 model"),
+        ({"entrypoint": "agent:with_endpoint", "max_concurrent_per_process": 4}, "agent:with_endpoint: task 'first'"),
+    ],
+)
+async def test_a_rollout_is_answered_by_every_api_and_described(
+    tmp_path: Path, agent: dict[str, Any], begins: str
+) -> None:
+    (line,) = await try_one(tmp_path, **agent)  # the second of two choices counts as a call of its own
+    assert line.startswith(begins) and ", reward 1, " in line and line.endswith(" s")
+
+
+async def test_a_conversation_goes_on(tmp_path: Path) -> None:
+    (line,) = await try_one(tmp_path, entrypoint="agent:continues")
+    assert "2 model calls, reward 0.5" in line
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "warning"),
+    [
+        ("agent:asks_nobody", "agent:asks_nobody made no model call: its client must ask OPENAI_BASE_URL"),
+        ("agent:has_no_reward", NO_REWARD),
+    ],
+)
+async def test_what_is_odd_is_a_warning(tmp_path: Path, entrypoint: str, warning: str) -> None:
+    first, second = await try_one(tmp_path, entrypoint=entrypoint)
+    assert first.startswith(f"{entrypoint}: task 'first'") and second.startswith(f"warning: {warning}")
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "reason"),
+    [
+        ("agent:rewards_with_text", "when each answer of the model was '42': a reward is a number, not '42'"),
+        ("agent:asks_another_model", "model 'gpt-4o' is not served; served: policy"),
+        ("agent:needs_json", "JSONDecodeError: Extra data"),
+        ("agent:needs_more", "nothing fills the parameter 'llm': the call is needs_more(task)"),
+        ("absent:solve", "No module named 'absent'"),
+    ],
+)
+async def test_what_would_fail_every_rollout_is_an_error_that_says_why(
+    tmp_path: Path, entrypoint: str, reason: str
+) -> None:
+    with pytest.raises(UserError) as failed:
+        await try_one(tmp_path, entrypoint=entrypoint)
+    assert reason in str(failed.value) and entrypoint in str(failed.value)
+
+
+def test_a_deadline_is_an_error_too() -> None:
+    result = RolloutResult("timeout", "the agent did not end within its deadline of 2 s")
+    with pytest.raises(UserError, match=r"agent:solve: task .t. failed .*within its deadline of 2 s"):
+        list(describe(RunnerSettings(entrypoint="agent:solve"), "t", result, 1, 2.0))

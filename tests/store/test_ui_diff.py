@@ -1,0 +1,83 @@
+"""Two rollouts aligned by message, and whether a run goes on."""
+
+from typing import Any
+
+import pytest
+
+from schemas.fleet import Heartbeat
+from store.ui.client import StoreState
+from store.ui.diff import Message, align, compare_words, message_text, transcript_of
+from store.ui.run_state import IDLE_SECONDS, RunState, run_state
+
+
+def chat(*texts: str) -> list[Message]:
+    roles = ("user", "assistant")
+    return [Message(roles[index % 2], text, index // 2) for index, text in enumerate(texts)]
+
+
+def shape(rows: list[dict[str, Any]]) -> list[tuple[bool, bool, bool]]:
+    return [(row["same"], row["a"] is not None, row["b"] is not None) for row in rows]
+
+
+def test_equal_messages_stand_in_one_row_and_changed_words_are_marked() -> None:
+    rows = align(chat("2 + 2?", "It is 4.", "Sure?"), chat("2 + 2?", "It is 5.", "Sure?"))
+    assert shape(rows) == [(True, True, True), (False, True, True), (True, True, True)]
+    assert rows[1]["a"]["pieces"] == [("It is ", False), ("4", True), (".", False)]
+    assert rows[1]["b"]["pieces"] == [("It is ", False), ("5", True), (".", False)]
+
+
+def test_a_message_that_only_one_has_stands_alone() -> None:
+    assert shape(align(chat("a", "b", "c"), chat("a"))) == [
+        (True, True, True),
+        (False, True, False),
+        (False, True, False),
+    ]
+    assert shape(align([], chat("a"))) == [(False, False, True)]
+    other_role = align([Message("user", "x", 0)], [Message("tool", "y", 0)])
+    assert shape(other_role) == [(False, True, False), (False, False, True)]
+
+
+def test_no_message_is_lost_whatever_the_order() -> None:
+    first, second = chat("a", "b", "c", "d"), chat("c", "b", "x", "d", "e")
+    rows = align(first, second)
+    for name, messages in (("a", first), ("b", second)):
+        texts = ["".join(text for text, _ in row[name]["pieces"]) for row in rows if row[name]]
+        assert texts == [message.text for message in messages]
+
+
+def test_a_very_long_message_is_marked_whole() -> None:
+    long = "word " * 5000
+    assert compare_words(long, "word") == ([(long, True)], [("word", True)])
+
+
+def test_messages_of_any_kind_are_text() -> None:
+    assert message_text({"role": "user", "content": [{"type": "text", "text": "hi"}, "there"]}) == 'hi\n"there"'
+    assert '"name": "add"' in message_text({"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]})
+    assert message_text({"role": "user", "content": ""}) == "" and message_text("cut") == "cut"
+    assert transcript_of([{"call": 0, "messages": [["odd"]], "answer": "yes"}]) == [
+        Message("message", '[\n  "odd"\n]', 0),
+        Message("assistant", "yes", 0),
+    ]
+
+
+def learner(state: str) -> Heartbeat:
+    return Heartbeat(role="learner", id="learner-1", run_id="r", state=state, sent_at_ns=0)
+
+
+@pytest.mark.parametrize(
+    ("events", "seconds", "store", "members", "expected"),
+    [
+        (0, 0.0, StoreState.LIVE, [], RunState.MISSING),
+        (0, 0.0, StoreState.LIVE, [learner("starting")], RunState.LIVE),
+        (9, 1.0, StoreState.LIVE, [], RunState.LIVE),
+        (9, 1.0, StoreState.FINISHED, [], RunState.FINISHED),
+        (9, IDLE_SECONDS + 1, StoreState.LIVE, [], RunState.IDLE),
+        (9, IDLE_SECONDS + 1, StoreState.LIVE, [learner("training")], RunState.LIVE),
+        (9, IDLE_SECONDS + 1, StoreState.LIVE, [learner("done")], RunState.FINISHED),
+        (9, 1.0, StoreState.LIVE, [learner("done")], RunState.LIVE),
+    ],
+)
+def test_the_state_of_a_run(
+    events: int, seconds: float, store: StoreState, members: list[Heartbeat], expected: RunState
+) -> None:
+    assert run_state("r", events, seconds, store, members) == expected

@@ -1,0 +1,26 @@
+"""docs/troubleshooting.md has every error sentence of the code, and none that the code lacks."""
+
+from tests.style.error_sentences import GAP, collect_sentences, list_rows, sentences_in
+
+FROM_ELSEWHERE = {
+    "no ClickHouse answers at …: …",
+    "no NATS server answers at …: start one with lightningbus bus…",
+    "… line …: …",
+}
+"""Sentences that are put together where the collector does not look."""
+
+
+def test_the_page_has_every_error_sentence() -> None:
+    sentences = {sentence for lines in collect_sentences().values() for sentence in lines}
+    missing = sorted(sentences - list_rows())
+    assert missing == [], "add a row to docs/troubleshooting.md: what it says, why, and what to do"
+
+
+def test_the_page_has_no_sentence_that_the_code_lacks() -> None:
+    sentences = {sentence for lines in collect_sentences().values() for sentence in lines}
+    assert sorted(list_rows() - sentences - FROM_ELSEWHERE) == []
+
+
+def test_a_sentence_is_collected_with_gaps_for_what_varies() -> None:
+    source = "def f(x):\n    raise UserError(f'{x} is no place: ' 'go home')\n\nexit_with('stop')\nprint('other')\n"
+    assert sorted(sentences_in(source)) == ["stop", f"{GAP} is no place: go home"]
