@@ -12,6 +12,7 @@ from auditor.settings import AuditorSettings
 from inference.settings import InferenceSettings
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.settings import BusSettings, EvalSettings
+from lightningbus.trackers.settings import TrackerSettings
 from runners.settings import RunnerSettings
 from store.settings import StoreSettings
 
@@ -23,6 +24,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "runners": RunnerSettings,
     "auditor": AuditorSettings,
     "eval": EvalSettings,
+    "trackers": TrackerSettings,
 }
 """Keys of a run file that hold settings."""
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Iterator
@@ -97,6 +98,13 @@ class RunDirectory:
     def log(self, role: str) -> Path:
         """Log file of a role."""
         return self.path / "logs" / f"{role}.log"
+
+    @property
+    def export_command(self) -> str:
+        """The command that writes the run's model into a directory."""
+        run, model = shlex.quote(str(self.path)), shlex.quote(f"{self.path.name}-model")
+        bus = "" if (self.path / "bus" / "jetstream").is_dir() else " --bus URL"  # it is not the run's own
+        return f"lightningbus weights export --run {run}{bus} {model}"
 
     @property
     def store(self) -> Path:

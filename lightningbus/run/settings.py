@@ -14,6 +14,7 @@ from inference.settings import InferenceSettings
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.role_process import UserError
 from lightningbus.run.setting_sources import merge, read_environment
+from lightningbus.trackers.settings import TrackerSettings
 from runners.settings import RunnerSettings
 from store.settings import StoreSettings
 
@@ -84,6 +85,7 @@ class RunSettings(BaseModel):
     auditor: AuditorSettings | None = None
     runners: list[RunnerSettings] = []
     eval: EvalSettings | None = Field(None, description="what `lightningbus train` measures itself on")
+    trackers: TrackerSettings = TrackerSettings()
 
 
 ROLE_SECTIONS: "dict[str, tuple[str, type[BaseModel]]]" = {

@@ -4,7 +4,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -21,14 +21,16 @@ from bus.security.signing import make_keys
 from bus.security.users import create_users
 from bus.streams import ConsumerSpec, runner_consumers
 from common.aio import cancel_and_wait, run_unless
+from learner.settings.learner import LearnerSettings
 from lightningbus.run.discovery import API_KEY_VARIABLE, CREDENTIALS_VARIABLE, find_api_key, find_credentials_directory
-from lightningbus.run.live_view import LiveView
+from lightningbus.run.live_view import LiveView, console
 from lightningbus.run.notebook_view import choose_view
 from lightningbus.run.process_liveness import LivenessWatch
 from lightningbus.run.role_process import UserError, on_stop_signals
 from lightningbus.run.run_directory import Endpoints, RunDirectory
 from lightningbus.run.settings import BusSettings, RunSettings
 from lightningbus.run.supervisor import ChildSpec, Supervisor
+from lightningbus.trackers.following import follow_run
 from runners.settings import RunnerSettings
 from schemas.fleet import Heartbeat
 
@@ -123,6 +125,22 @@ class LocalStack:
         )
         self.directory.write_endpoints(Endpoints(os.getpid(), self.url, sql, credentials, key, roles))
 
+    def trackers(self, settings: RunSettings, learner: LearnerSettings | None) -> AbstractAsyncContextManager[None]:
+        """Log the run's metrics to its trackers while the block runs; raises `UserError` if it has no store."""
+        if settings.trackers.chosen and settings.store is None:
+            raise UserError("trackers: the metrics are read from the store: add a store to the run file")
+
+        def find_store() -> tuple[str, str]:
+            endpoints = self.directory.read_endpoints()
+            assert settings.store is not None, "checked above"
+            address = settings.store.url or (endpoints.sql if endpoints is not None else "")
+            return address, settings.store.database
+
+        sections = {"learner": learner, "eval": settings.eval}
+        config = {name: section.model_dump(mode="json") for name, section in sections.items() if section is not None}
+        max_staleness = learner.max_staleness if learner is not None else 0
+        return follow_run(self.directory.path, settings.trackers, find_store, config, max_staleness)
+
 
 @asynccontextmanager
 async def start_stack(directory: RunDirectory, settings: BusSettings, title: str) -> AsyncIterator[LocalStack]:
@@ -177,8 +195,13 @@ async def up(settings: RunSettings) -> None:
     on_stop_signals(asyncio.get_running_loop(), stop)
     title = f"lightningbus up · {settings.name}"
     with RunDirectory(settings.runs / settings.name).lock() as directory:
-        async with start_stack(directory, settings.bus, title) as stack:
+        async with (
+            start_stack(directory, settings.bus, title) as stack,
+            stack.trackers(settings, settings.learner),
+        ):
             await _run(stack, settings, stop)
+    if settings.learner is not None:
+        console().print(f"export the model: {directory.export_command}", highlight=False, soft_wrap=True)
 
 
 async def _run(stack: LocalStack, settings: RunSettings, stop: asyncio.Event) -> None:

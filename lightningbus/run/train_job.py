@@ -68,7 +68,8 @@ async def train(
     ``ready``: what else has to be there before version 0 is published; the other processes start meanwhile.
     Raises `UserError` when a part fails for good.
     """
-    return await _Training(stack, settings, learner, heldout).run(ready)
+    async with stack.trackers(settings, learner):
+        return await _Training(stack, settings, learner, heldout).run(ready)
 
 
 class _Training:

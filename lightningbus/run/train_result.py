@@ -11,6 +11,7 @@ from rich.text import Text
 
 from lightningbus.run.evaluation import Evaluation
 from lightningbus.run.held_out import SAMPLINGS
+from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.terminal import render_html, render_text
 
 PICTURE = "reward.png"
@@ -35,7 +36,10 @@ class TrainResult:
             f"{figures['rollouts_lost']} lost, {figures['rollouts_trained_twice']} trained twice; "
             f"staleness {figures['mean_staleness']} on average, {figures['max_staleness']} at most"
         )
-        return Group(evaluations_table(self.evaluations), Text(sentence), Text(f"picture: {self.directory / PICTURE}"))
+        picture = f"picture: {self.directory / PICTURE}"
+        command = RunDirectory(self.directory).export_command
+        export = Text(f"export the model: {command}", no_wrap=True, overflow="ignore")
+        return Group(evaluations_table(self.evaluations), Text(sentence), Text(picture), export)
 
     def __repr__(self) -> str:
         return render_text(self.render())

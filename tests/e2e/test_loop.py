@@ -7,6 +7,8 @@ import asyncio
 import json
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -337,6 +339,48 @@ async def test_engine_and_learner_agree_on_every_token(loop: Loop) -> None:
             difference = np.array(reported) - log_probs[row.trained]
             largest = -np.log(sampling.get("top_p", 1.0))
             assert difference.min() > -1e-4 and difference.max() < largest + 1e-4, (sampling, difference)
+
+
+ANSWER_BY_VLLM = """
+import json, sys
+from pathlib import Path
+from vllm import LLM, SamplingParams
+
+if __name__ == "__main__":
+    engine = LLM(model=sys.argv[1], dtype="float32", max_model_len=128, max_num_seqs=4, enforce_eager=True)
+    sampling = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    (output,) = engine.generate([{"prompt_token_ids": json.loads(sys.argv[2])}], sampling, use_tqdm=False)
+    Path(sys.argv[3]).write_text(json.dumps(list(output.outputs[0].token_ids)))
+"""
+
+
+async def test_an_exported_version_answers_as_its_node(loop: Loop) -> None:
+    """The directory of `weights export` has the bytes that were served, and vLLM and transformers load it."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    version, exported = STEPS + 3, loop.directory / "exported"
+    async with loop.connected() as bus:
+        node = await node_at(bus, version)
+    prompt, served, _, versions = await sampled(
+        loop, node, "completions", prompt=list(range(10, 40)), temperature=0.0, logprobs=0
+    )
+    assert versions == {version}
+    await asyncio.to_thread(loop.run, "weights", "export", exported)
+    published = loop.directory / f"published-{version}.safetensors"
+    assert (exported / "model.safetensors").read_bytes() == published.read_bytes()
+    (loop.directory / "answer.py").write_text(ANSWER_BY_VLLM)
+    command = [sys.executable, "answer.py", str(exported), json.dumps(prompt), "answer.json"]
+    fields = {**loop.environment, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    done = await asyncio.to_thread(
+        subprocess.run, command, cwd=loop.directory, env=fields, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads((loop.directory / "answer.json").read_text()) == served
+    model = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([prompt + served])).logits[0, len(prompt) - 1 : -1]
+    assert logits.argmax(-1).tolist() == served
 
 
 async def test_adapters_answer_as_the_weights_they_make(loop: Loop) -> None:

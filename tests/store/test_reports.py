@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from lightningbus.trackers.store_points import PointReader
 from schemas import ids as identity
 from schemas.spans import SpanBatch
 from schemas.tasks import TaskBatchRecord
@@ -304,3 +305,19 @@ def test_fairness_is_of_what_was_dispatched_and_a_replaced_task_counts_once(
             assert (row["dispatched"], row["trained"]) == (len(labelled), len(labelled & trained))
     assert len([row for row in rows if row["kind"] == "task"]) <= 20
     assert 0 <= rows[0]["ks_p_value"] <= 1
+
+
+def test_trackers_get_the_metrics_and_rewards_of_the_reports(store: StoreProcess) -> None:
+    reader = PointReader("small", max_staleness=1)
+    list(reader.read(store.sql, is_over=True))  # rewards are final once their rollouts are as many as at the last look
+    points = {point.key: point for point in reader.read(store.sql, is_over=True)}
+    rows = store.sql.query("SELECT step, metrics FROM training_steps WHERE run_id = 'small'").result_rows
+    assert len(rows) == STEPS
+    assert {step: points[f"step/{step}"].metrics for step, _ in rows} == dict(rows)
+    rewards = {row["version"]: row for row in ask(store, "reward_by_version") if row["mode"] == "train"}
+    assert rewards
+    for version, row in rewards.items():
+        point = points[f"reward_by_version/train/{version}"]
+        assert (point.axis, point.position) == ("version", version)
+        assert point.metrics["reward_by_version/train/mean_reward"] == row["mean_reward"]
+        assert point.metrics["reward_by_version/train/rollouts"] == row["rollouts"]

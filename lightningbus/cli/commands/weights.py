@@ -14,6 +14,7 @@ import typer
 from bus.client import Bus
 from bus.fleet.node_state import SUSPECT_SECONDS, is_ready, serves_version
 from bus.weights.registry import WeightRegistry
+from lightningbus.cli.commands.weights_export import export
 from lightningbus.cli.options import BusOption, JsonOption, check_names, run_async
 from lightningbus.cli.output import print_result
 from lightningbus.run.discovery import connect
@@ -27,6 +28,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+app.command()(export)
 
 What = Literal["approved", "revoked", "pinned", "unpinned"]
 VersionArgument = Annotated[int, typer.Argument(min=0, help="as `list` shows it")]

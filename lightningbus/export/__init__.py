@@ -1,0 +1,1 @@
+"""Weight versions out of a run, as model directories."""

@@ -1,0 +1,147 @@
+"""A weight version as a directory that transformers and vLLM load."""
+
+import asyncio
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bus.weights.registry import WeightRegistry
+from bus.weights.version_cache import WeightCache
+from inference.engine.peft import CONFIG, write_directory
+from lightningbus.export.lora_merge import merge_adapters
+from lightningbus.export.model_card import CARD, CardFacts, render_card
+from lightningbus.export.run_source import RunSource
+from lightningbus.run.results import Results
+from lightningbus.run.role_process import UserError
+from schemas.weights.delta import DeltaError, fingerprint
+from schemas.weights.events import WeightManifest
+from schemas.weights.release_policy import is_pending_canary, is_revoked
+
+WEIGHTS = "model.safetensors"
+MAX_LORA_RANK = 2**31
+"""A directory on disk has no limit of its own; an engine has."""
+MODEL_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
+PUBLIC_MODE = 0o644
+"""Of the weights, as of the files beside them."""
+INDEX = ".index.json"
+"""End of the name of a file that lists shards of other weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRequest:
+    """Which version goes where, and how."""
+
+    directory: Path
+    version: int | None = None
+    """None: the one that nodes serve."""
+    model: str | None = None
+    """The name it is published under; None: that of the run."""
+    base_model: Path | None = None
+    """Directory with configuration and tokenizer; None: where the run's training started."""
+    is_adapter: bool = False
+    """LoRA's adapters alone, in PEFT's format."""
+    is_forced: bool = False
+    """Also a version that may not be served."""
+
+
+async def export_version(source: RunSource, request: ExportRequest) -> WeightManifest:
+    """Write the model directory of a version, whole or not at all; returns the version's manifest.
+
+    The weights are fetched and verified by the code that nodes use, and are the file that nodes loaded. Raises
+    `UserError`, or `BusError` when the version's files have expired.
+    """
+    learner = source.read_settings("learner")
+    model = request.model or str(learner.get("model", "policy"))
+    base_model = _find_base_model(source, request, learner)
+    manifest = await _choose(WeightRegistry(source.bus, model), model, request)
+    if request.is_adapter and manifest.kind != "lora":
+        raise UserError(f"version {manifest.version} has no adapters: it holds all weights; leave out --adapter")
+    with written_beside(request.directory) as directory:
+        with tempfile.TemporaryDirectory(prefix=".fetched-", dir=directory) as fetched:
+            try:
+                files = await WeightCache(source.bus, model, Path(fetched)).ensure(manifest)
+                await asyncio.to_thread(_write_model, files, base_model, directory, request.is_adapter)
+            except (DeltaError, OSError, ValueError) as error:
+                raise UserError(f"version {manifest.version} cannot be exported: {error}") from error
+        if manifest.fingerprint and await asyncio.to_thread(fingerprint, directory / WEIGHTS) != manifest.fingerprint:
+            raise UserError(f"version {manifest.version} was fetched and is not what was published: export it again")
+        results = Results.read(source.directory) if source.directory is not None else None
+        facts = CardFacts(manifest, base_model.name, request.is_adapter, learner, results)
+        (directory / CARD).write_text(render_card(facts))
+    return manifest
+
+
+@contextmanager
+def written_beside(target: Path) -> Iterator[Path]:
+    """A new directory that becomes ``target`` when the block ends well, and is removed otherwise.
+
+    Raises `UserError` if ``target`` is a file or holds anything, or cannot be written.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{target} is not empty: give another directory, or remove it")
+    temporary = target.with_name(f".{target.name}.writing")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        yield temporary
+        temporary.replace(target)
+    except OSError as error:
+        raise UserError(f"{target} cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+async def _choose(registry: WeightRegistry, model: str, request: ExportRequest) -> WeightManifest:
+    if request.version is None:
+        serve = (await registry.resolve_target()).serve
+        if serve is None:
+            raise UserError(f"model {model!r} has no version to serve: see `lightningbus weights list`, or name one")
+        return serve
+    (manifest, _), *_ = await registry.manifests_of(request.version)
+    release = await registry.refresh()
+    if not request.is_forced:
+        if is_revoked(release, manifest.version):
+            raise UserError(f"version {manifest.version} is revoked: give --force to export it all the same")
+        if is_pending_canary(release, manifest):
+            raise UserError(f"version {manifest.version} awaits its canary: give --force to export it all the same")
+    return manifest
+
+
+def _find_base_model(source: RunSource, request: ExportRequest, learner: dict[str, object]) -> Path:
+    """The directory with configuration and tokenizer."""
+    recorded = learner.get("model_path") or source.read_settings("inference-0").get("model_path")
+    if request.base_model is None and recorded is None:
+        raise UserError("the model's configuration and tokenizer are not known here: give --base-model DIRECTORY")
+    path = request.base_model or Path(str(recorded))
+    if not (path / "config.json").exists():
+        raise UserError(f"{path} holds no model (no config.json): give --base-model DIRECTORY")
+    return path
+
+
+def _write_model(files: list[Path], base_model: Path, directory: Path, is_adapter: bool) -> None:
+    """The model's files beside the weights, and the weights; with LoRA merged, or the adapters alone."""
+    for path in sorted(base_model.iterdir()):
+        is_model_file = path.suffix in MODEL_SUFFIXES and not path.name.endswith(INDEX)
+        if path.is_file() and (is_model_file or path.name.startswith("LICENSE")):
+            shutil.copyfile(path, directory / path.name)
+    *bases, weights = files
+    if not bases:
+        weights.chmod(PUBLIC_MODE)
+        weights.replace(directory / WEIGHTS)
+        return
+    adapters = weights.with_name("adapter")
+    write_directory(weights, adapters, MAX_LORA_RANK)
+    if is_adapter:
+        (directory / "config.json").unlink()  # with it, this would be taken for a model with all weights
+        for path in adapters.iterdir():
+            path.replace(directory / path.name)
+        config = json.loads((directory / CONFIG).read_text())
+        config |= {"base_model_name_or_path": str(base_model.resolve()), "task_type": "CAUSAL_LM"}
+        (directory / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        return
+    bases[0].replace(directory / WEIGHTS)
+    merge_adapters(directory, directory / WEIGHTS, adapters)

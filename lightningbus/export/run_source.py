@@ -1,0 +1,98 @@
+"""A run whose weights are exported: its bus, up or stopped, and what it was started with."""
+
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bus.client import Bus
+from bus.embedded.nats_server import STORE_GIB, nats_server
+from bus.security.credentials import Credentials
+from bus.security.secrets import CONF
+from lightningbus.run.discovery import connect
+from lightningbus.run.role_process import UserError
+from lightningbus.run.run_directory import RUNS, RunDirectory
+from lightningbus.run.stack import CREDENTIALS
+
+ROLE = "inference"
+"""The role that may read weight versions, and may do little else."""
+NAME = "weights export"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSource:
+    """A bus that holds weight versions; ``directory`` is the run's, None if only an address is known."""
+
+    bus: Bus
+    directory: Path | None
+
+    def read_settings(self, role: str) -> dict[str, Any]:
+        """The settings that the run's learner, or its first inference node, was started with; empty if unknown."""
+        if self.directory is None:
+            return {}
+        try:
+            settings = json.loads((self.directory / "work" / f"{role}.json").read_text())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise UserError(f"the settings of {role} in {self.directory} cannot be read: {error}") from error
+        return dict(settings)
+
+
+@asynccontextmanager
+async def open_run(run: str | None, url: str | None) -> AsyncIterator[RunSource]:
+    """The bus at ``url``, or that of a run: its name, its directory, or None for the latest one.
+
+    If the run has stopped, a server serves the run's files while the block runs, and no other process can use them
+    then. Raises `UserError` if there is no such run, `BusError` if its bus cannot be read.
+    """
+    if url is not None:
+        async with connect(url, NAME, ROLE) as bus:
+            yield RunSource(bus, find_run(run).path.resolve() if run is not None else None)
+        return
+    directory = find_run(run)
+    streams = directory.path / "bus" / "jetstream"
+    endpoints = directory.read_endpoints()
+    if endpoints is not None:
+        credentials = _read_credentials(Path(endpoints.credentials) if endpoints.credentials else None)
+        async with Bus.connect(endpoints.bus, NAME, credentials=credentials) as bus:
+            yield RunSource(bus, directory.path.resolve())
+        return
+    if not streams.is_dir():
+        raise UserError(f"run {directory.path.name!r} has no bus of its own: give --bus URL")
+    access = directory.path / CREDENTIALS
+    users = access.resolve() if (access / CONF).exists() else None
+    more_mib = _read_more_mib(directory.path / "bus" / "nats.conf")
+    async with nats_server(directory.path / "bus", users=users, more_mib=more_mib) as server:
+        credentials = _read_credentials(access if access.is_dir() else None)
+        async with Bus.connect(server.url, NAME, credentials=credentials) as bus:
+            yield RunSource(bus, directory.path.resolve())
+
+
+def find_run(run: str | None) -> RunDirectory:
+    """The run of a name or a directory, None for the latest one; raises `UserError` if there is none."""
+    if run is None:
+        latest = RunDirectory.latest()
+        if latest is None:
+            raise UserError("there is no run here: give --run DIRECTORY or --bus URL")
+        return latest
+    for path in (Path(run), RUNS / run):
+        if (path / "work").is_dir():
+            return RunDirectory(path)
+    raise UserError(f"there is no run {run!r}: give its name in {RUNS}/, or its directory")
+
+
+def _read_credentials(directory: Path | None) -> Credentials | None:
+    return Credentials.read(directory, ROLE) if directory is not None else None
+
+
+def _read_more_mib(config: Path) -> int:
+    """Room for enlarged streams that the run's server had: with less it would not open them."""
+    try:
+        limit = re.search(r"max_file_store: (\d+)GB", config.read_text())
+    except OSError:
+        limit = None
+    return max(0, int(limit.group(1)) - STORE_GIB) * 1024 if limit is not None else 0

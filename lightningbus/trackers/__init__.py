@@ -1,0 +1,1 @@
+"""Metrics of a run to the trackers that people look at."""

@@ -1,0 +1,91 @@
+"""Follows a run in the store and hands its points to one tracker, in a thread of its own."""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lightningbus.trackers.base import Tracker
+from lightningbus.trackers.store_points import Point
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 5.0
+"""How often the store is asked: it tells nobody that it has something new."""
+LAST_POLL_SECONDS = 1.0
+LAST_LOOKS = 3
+"""How often it is asked once the run is over: rows of the last rollouts may still be on their way."""
+
+
+class Journal:
+    """The points that a tracker has, in a file of the run: a resume does not log them again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._keys = set(json.loads(path.read_text())) if path.exists() else set[str]()
+
+    def select_new(self, points: Iterable[Point]) -> Iterator[Point]:
+        """Those that the tracker does not have."""
+        return (point for point in points if point.key not in self._keys)
+
+    def add(self, points: Iterable[Point]) -> None:
+        """The tracker has these now."""
+        self._keys |= {point.key for point in points}
+        temporary = self._path.with_suffix(".writing")
+        temporary.write_text(json.dumps(sorted(self._keys)))
+        temporary.replace(self._path)
+
+
+class Follower(threading.Thread):
+    """Logs each point once. A tracker or a store that is down delays points and loses none."""
+
+    def __init__(
+        self, name: str, open_tracker: Callable[[], Tracker], read_points: Callable[[bool], Iterable[Point]],
+        journal: Journal, poll_seconds: float = POLL_SECONDS,
+    ) -> None:  # fmt: skip
+        """``read_points``: all points that are final, given whether the run is over; it may raise."""
+        super().__init__(name=f"tracker-{name}", daemon=True)
+        self._tracker_name, self._open_tracker, self._read_points = name, open_tracker, read_points
+        self._journal, self._poll_seconds = journal, poll_seconds
+        self._over = threading.Event()
+        self._tracker: Tracker | None = None
+        self._is_failing = False
+
+    def finish(self) -> None:
+        """The run is over: log what is left, then end."""
+        self._over.set()
+
+    def run(self) -> None:
+        """Follow until the run is over."""
+        while not self._over.wait(self._poll_seconds):
+            self._attempt(self._follow, False)
+        for number in range(LAST_LOOKS):
+            if number:
+                time.sleep(min(LAST_POLL_SECONDS, self._poll_seconds))
+            self._attempt(self._follow, True)
+        if self._tracker is not None:
+            self._attempt(self._tracker.close)
+
+    def _follow(self, is_over: bool) -> None:
+        new = list(self._journal.select_new(self._read_points(is_over)))
+        if new:
+            self._tracker = self._tracker or self._open_tracker()
+            for point in new:
+                self._tracker.log(point.axis, point.position, point.metrics)
+            self._tracker.flush()
+            self._journal.add(new)
+
+    def _attempt(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Do it; a failure is reported once, until it works again."""
+        try:
+            work(*arguments)
+        except Exception as error:  # a client of others: training goes on whatever it raises
+            if not self._is_failing:
+                reason = " ".join(str(error).split())[:200] or type(error).__name__
+                log.warning("tracker %s: %s; its points wait until it answers", self._tracker_name, reason)
+            self._is_failing = True
+        else:
+            self._is_failing = False

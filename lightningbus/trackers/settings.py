@@ -1,0 +1,70 @@
+"""Settings of trackers: one section each, with the tracker's own field names."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class TensorBoardSettings(BaseModel):
+    """Event files for TensorBoard."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    log_dir: Path | None = Field(None, description="directory of the event files; none: tensorboard in the run's")
+
+
+class WandbSettings(BaseModel):
+    """A run of Weights & Biases; WANDB_API_KEY and other variables of its own hold too."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    project: str = Field("lightningbus", description="project of the run")
+    entity: str | None = Field(None, description="user or team; none: the account's default")
+    group: str | None = Field(None, description="group of runs")
+    tags: list[str] = Field([], description="tags of the run")
+    mode: Literal["online", "offline"] | None = Field(None, description="none: WANDB_MODE, else online")
+
+
+class MlflowSettings(BaseModel):
+    """A run of MLflow; MLFLOW_TRACKING_TOKEN and other variables of its own hold too."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tracking_uri: str | None = Field(None, description="server or database; none: MLFLOW_TRACKING_URI")
+    experiment_name: str = Field("lightningbus", description="experiment of the run; created if it is missing")
+
+
+class TrackioSettings(BaseModel):
+    """A run of trackio; HF_TOKEN and other variables of its own hold too."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    project: str = Field("lightningbus", description="project of the run")
+    space_id: str | None = Field(None, description="Hugging Face Space to log to; none: this machine")
+
+
+class TrackerSettings(BaseModel):
+    """The trackers that get a run's metrics; each needs the extra of its name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tensorboard: TensorBoardSettings | None = Field(
+        None, description="event files for TensorBoard; `{}` takes the defaults"
+    )
+    wandb: WandbSettings | None = Field(None, description="a run of Weights & Biases; `{}` takes the defaults")
+    mlflow: MlflowSettings | None = Field(None, description="a run of MLflow; `{}` takes the defaults")
+    trackio: TrackioSettings | None = Field(None, description="a run of trackio; `{}` takes the defaults")
+
+    @property
+    def chosen(self) -> list[str]:
+        """Names of the trackers that have a section."""
+        return [name for name in type(self).model_fields if getattr(self, name) is not None]
+
+    @model_validator(mode="after")
+    def _installed(self) -> Self:
+        for name in self.chosen:
+            if find_spec(name) is None:
+                raise ValueError(f"{name} is not installed: pip install 'lightningbus[{name}]'")
+        return self
