@@ -7,7 +7,6 @@ FROM_ELSEWHERE = {
     "no store is running and there is no run here: start lightningbus store, or give --sql URL",
     "no NATS server answers at …: start one with lightningbus bus…",
     "… line …: …",
-    "no store is running and there is no run here: start lightningbus store, or give --sql URL",
 }
 """Sentences that are put together where the collector does not look."""
 
