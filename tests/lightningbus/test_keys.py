@@ -58,10 +58,12 @@ async def test_a_run_has_a_inference_api_key_that_only_files_hold(tmp_path: Path
             )
         assert discover_bus("nats://elsewhere:4222", "runner").inference_api_key is None
         reported = await runs(stack)
+        endpoints = (directory.path / "endpoints.json").read_text()
     first = read_key(key)
     assert str(access) in reported
-    texts = [reported, *(path.read_text(errors="replace") for path in directory.path.glob("logs/*"))]
-    assert not any(first in text for text in [*texts, (directory.path / "endpoints.json").read_text()])
+    texts = [reported, endpoints, *(path.read_text(errors="replace") for path in directory.path.glob("logs/*"))]
+    assert not any(first in text for text in texts)
+    assert not (directory.path / "endpoints.json").exists(), "nobody is sent to a run that has ended"
     async with start_stack(directory, BusSettings(port=0), "test"):
         assert read_key(key) == first, "a run that goes on keeps its key: nodes elsewhere may have it"
 
