@@ -555,7 +555,7 @@ def test_the_questions_of_the_command_line(loop: Loop) -> None:
     assert rows and all(row["version"] in range(SERVED) for row in rows)
     for report in ("reward_by_version", "staleness", "outcomes", "drift", "credit_by_call"):
         assert "small" in loop.run("report", report).stdout
-    assert "small,train,default,ok" in loop.run("report", "outcomes", "--csv").stdout
+    assert "small,train,,default,ok" in loop.run("report", "outcomes", "--csv").stdout
     status = loop.run("status").stdout
     for role in ("inference-0", "runner-0", "store"):
         assert role in status

@@ -171,5 +171,4 @@ function redraw() {
   for (const chart of document.querySelectorAll(".chart")) chart.plot?.redraw(false);
 }
 
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 new MutationObserver(redraw).observe(document.documentElement, { attributes: true }); // a theme is an attribute of the document
