@@ -12,7 +12,7 @@ from lightningbus.run.results import Results
 from schemas.weights.events import WeightManifest
 
 CARD = "README.md"
-OF_THE_MACHINE = {"run", "model", "model_path", "tasks", "id", "checkpoint_dir", "health_address", "cpu_threads"}
+UNLISTED_SETTINGS = {"run", "model", "model_path", "tasks", "id", "checkpoint_dir", "health_address", "cpu_threads"}
 """Settings of the learner that say where it ran, not how it trained; or that the card states by themselves."""
 
 
@@ -87,12 +87,12 @@ def _settings(learner: Mapping[str, Any]) -> list[str]:
     """The settings of the learner that are not the defaults."""
     if not learner:
         return []
-    chosen = LearnerSettings.model_validate(learner).model_dump(
-        mode="json", exclude_defaults=True, exclude=OF_THE_MACHINE
+    changed = LearnerSettings.model_validate(learner).model_dump(
+        mode="json", exclude_defaults=True, exclude=UNLISTED_SETTINGS
     )
-    chosen.get("weights", {}).pop("location", None)
-    chosen.get("weights", {}).pop("canary", None)
-    return ["## Settings", "Those of the learner that differ from the defaults.", _code(chosen)]
+    changed.get("weights", {}).pop("location", None)
+    changed.get("weights", {}).pop("canary", None)
+    return ["## Settings", "Those of the learner that differ from the defaults.", _code(changed)]
 
 
 def _code(value: object) -> str:

@@ -4,8 +4,6 @@ import asyncio
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from inference.engine.peft import CONFIG, write_directory
 from lightningbus.export.lora_merge import merge_adapters
 from lightningbus.export.model_card import CARD, CardFacts, render_card
 from lightningbus.export.run_source import RunSource
+from lightningbus.run.new_directory import is_vacant, written_beside
 from lightningbus.run.results import Results
 from lightningbus.run.role_process import UserError
 from schemas.weights.delta import DeltaError, fingerprint
@@ -57,9 +56,11 @@ async def export_version(source: RunSource, request: ExportRequest) -> WeightMan
     learner = source.read_settings("learner")
     model = request.model or str(learner.get("model", "policy"))
     base_model = _find_base_model(source, request, learner)
-    manifest = await _choose(WeightRegistry(source.bus, model), model, request)
+    manifest = await _select_version(WeightRegistry(source.bus, model), model, request)
     if request.is_adapter and manifest.kind != "lora":
         raise UserError(f"version {manifest.version} has no adapters: it holds all weights; leave out --adapter")
+    if not is_vacant(request.directory):
+        raise UserError(f"{request.directory} is not empty: give another directory, or remove it")
     with written_beside(request.directory) as directory:
         with tempfile.TemporaryDirectory(prefix=".fetched-", dir=directory) as fetched:
             try:
@@ -75,27 +76,7 @@ async def export_version(source: RunSource, request: ExportRequest) -> WeightMan
     return manifest
 
 
-@contextmanager
-def written_beside(target: Path) -> Iterator[Path]:
-    """A new directory that becomes ``target`` when the block ends well, and is removed otherwise.
-
-    Raises `UserError` if ``target`` is a file or holds anything, or cannot be written.
-    """
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"{target} is not empty: give another directory, or remove it")
-    temporary = target.with_name(f".{target.name}.writing")
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        yield temporary
-        temporary.replace(target)
-    except OSError as error:
-        raise UserError(f"{target} cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-async def _choose(registry: WeightRegistry, model: str, request: ExportRequest) -> WeightManifest:
+async def _select_version(registry: WeightRegistry, model: str, request: ExportRequest) -> WeightManifest:
     if request.version is None:
         serve = (await registry.resolve_target()).serve
         if serve is None:

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import yaml
 
 from bus.task_file import load_tasks
 from common.name_suggestions import suggest_name
+from lightningbus.run.new_directory import is_vacant, written_beside
 from lightningbus.run.role_process import UserError
 from runners.agent.factory import resolve_program
 
@@ -97,24 +97,15 @@ def write_environment(
     Raises `UserError` if the environment cannot be loaded, and `bus.task_file.TaskFileError` for a task that cannot be
     published.
     """
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+    if not is_vacant(directory):
         raise UserError(f"{directory} is there already: choose another --out")
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
-    try:
+    with written_beside(directory) as draft:
         shutil.copytree(SOURCES, draft / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
         config = {"adapter": ADAPTERS[spec.kind], "name": spec.name, "arguments": spec.arguments}
         (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         _write_tasks(spec, draft, limit, num_heldout)
         counts = len(load_tasks(draft / TASKS)), len(load_tasks(draft / HELDOUT))
         (draft / RUN_FILE).write_text(render_run_file(spec, directory, model_path))
-        draft.chmod(0o755)
-        if directory.exists():
-            directory.rmdir()
-        draft.rename(directory)
-    except BaseException:
-        shutil.rmtree(draft)
-        raise
     return counts
 
 

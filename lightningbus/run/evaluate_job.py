@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from nats.errors import Error as NatsError
 
 from bus.errors import BusError
-from bus.fleet.node_state import is_ready, serves_version
 from bus.task_file import TaskInput, load_tasks
 from bus.weights.registry import WeightRegistry
 from learner.settings.learner import LearnerSettings
-from lightningbus.run.evaluation import Evaluation, evaluate
-from lightningbus.run.held_out import NODE_SECONDS, SAMPLINGS
+from lightningbus.run.evaluation import Evaluation
+from lightningbus.run.held_out import evaluate_once_served
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import EvalSettings, RunSettings
@@ -33,7 +32,7 @@ class EvaluateJob:
     eval: EvalSettings
     problems: Sequence[TaskInput]
     samplings: Sequence[str]
-    """Of `SAMPLINGS`."""
+    """Of `held_out.SAMPLINGS`."""
     label_prefix: str = ""
     """Part of the labels, so that rollouts of other problems in the same run stay apart."""
     first: LearnerSettings | None = None
@@ -114,20 +113,12 @@ async def _evaluate(
     stack: LocalStack, sql: str, settings: RunSettings, job: EvaluateJob, version: int
 ) -> dict[str, Evaluation]:
     stack.view.set_phase(f"problems under version {version}: {', then '.join(job.samplings)}")
-    await stack.wait_for_member(
-        lambda beat: beat.role == "inference" and is_ready(beat.state) and serves_version(beat, version),
-        f"node with version {version}",
-        NODE_SECONDS,
-    )
     assert settings.store is not None, "an evaluation has a store"
     client = await asyncio.to_thread(connect, settings.store.url or sql, settings.store.database)
     results = {}
     for name in job.samplings:
-        work = evaluate(
-            stack.bus, client, settings.name, job.problems, label=job.label_prefix + name, version=version,
-            samples=job.eval.samples if name == "sampled" else 1, sampling=SAMPLINGS[name],
-            deadline=job.eval.deadline, agent=job.eval.agent,
-        )  # fmt: skip
-        results[name] = await stack.or_child_failure(work)
+        results[name] = await evaluate_once_served(
+            stack, client, settings.name, job.eval, job.problems, name, version, job.label_prefix
+        )
         stack.view.set_note(f"{name}: {results[name].format_mean()}")
     return results

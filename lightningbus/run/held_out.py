@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 
 from clickhouse_connect.driver.client import Client
@@ -45,6 +45,40 @@ def choose_due_versions(published: Iterable[int], evaluated: Iterable[int], ever
     return list(due.values())
 
 
+async def evaluate_once_served(
+    stack: LocalStack,
+    client: Client,
+    run: str,
+    settings: EvalSettings,
+    problems: Sequence[TaskInput],
+    sampling: str,
+    version: int,
+    label_prefix: str = "",
+) -> Evaluation:
+    """Answer the problems under a version as ``sampling`` of `SAMPLINGS` says, once a node serves it.
+
+    Raises `UserError` when a process of the run fails for good, or no node serves the version in time.
+    """
+    await stack.wait_for_member(
+        lambda beat: beat.role == "inference" and is_ready(beat.state) and serves_version(beat, version),
+        f"node with version {version}",
+        NODE_SECONDS,
+    )
+    work = evaluate(
+        stack.bus,
+        client,
+        run,
+        problems,
+        label=label_prefix + sampling,
+        version=version,
+        samples=settings.samples if sampling == "sampled" else 1,
+        sampling=SAMPLINGS[sampling],
+        deadline=settings.deadline,
+        agent=settings.agent,
+    )
+    return await stack.or_child_failure(work)
+
+
 class HeldOut:
     """The held-out problems of a job, answered by versions of its model."""
 
@@ -72,27 +106,12 @@ class HeldOut:
 
     async def evaluate(self, version: int) -> None:
         """Evaluate a version that nodes serve until then; what has ended already is not done again."""
-        for label, sampling in SAMPLINGS.items():
+        for label in SAMPLINGS:
             if (label, version) in self._ended:
                 continue
-            await self._stack.wait_for_member(
-                lambda beat: beat.role == "inference" and is_ready(beat.state) and serves_version(beat, version),
-                f"node with version {version}",
-                NODE_SECONDS,
+            evaluation = await evaluate_once_served(
+                self._stack, self._client, self._run, self._settings, self._problems, label, version
             )
-            work = evaluate(
-                self._stack.bus,
-                self._client,
-                self._run,
-                self._problems,
-                label=label,
-                version=version,
-                samples=self._settings.samples if label == "sampled" else 1,
-                sampling=sampling,
-                deadline=self._settings.deadline,
-                agent=self._settings.agent,
-            )
-            evaluation = await self._stack.or_child_failure(work)
             self._ended.add((label, version))
             await self._on_evaluation(evaluation)
 

@@ -30,7 +30,7 @@ from lightningbus.run.role_process import UserError, on_stop_signals
 from lightningbus.run.run_directory import Endpoints, RunDirectory
 from lightningbus.run.settings import BusSettings, RunSettings
 from lightningbus.run.supervisor import ChildSpec, Supervisor
-from lightningbus.trackers.following import follow_run
+from lightningbus.trackers.run_trackers import follow_run
 from runners.settings import RunnerSettings
 from schemas.fleet import Heartbeat
 
@@ -127,7 +127,7 @@ class LocalStack:
 
     def trackers(self, settings: RunSettings, learner: LearnerSettings | None) -> AbstractAsyncContextManager[None]:
         """Log the run's metrics to its trackers while the block runs; raises `UserError` if it has no store."""
-        if settings.trackers.chosen and settings.store is None:
+        if settings.trackers.enabled and settings.store is None:
             raise UserError("trackers: the metrics are read from the store: add a store to the run file")
 
         def find_store() -> tuple[str, str]:

@@ -79,7 +79,7 @@ class Follower(threading.Thread):
             self._journal.add(new)
 
     def _attempt(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Do it; a failure is reported once, until it works again."""
+        """Call `work`; of failures in a row the first is logged."""
         try:
             work(*arguments)
         except Exception as error:  # a client of others: training goes on whatever it raises

@@ -58,13 +58,13 @@ class TrackerSettings(BaseModel):
     trackio: TrackioSettings | None = Field(None, description="a run of trackio; `{}` takes the defaults")
 
     @property
-    def chosen(self) -> list[str]:
+    def enabled(self) -> list[str]:
         """Names of the trackers that have a section."""
         return [name for name in type(self).model_fields if getattr(self, name) is not None]
 
     @model_validator(mode="after")
     def _installed(self) -> Self:
-        for name in self.chosen:
+        for name in self.enabled:
             if find_spec(name) is None:
                 raise ValueError(f"{name} is not installed: pip install 'lightningbus[{name}]'")
         return self

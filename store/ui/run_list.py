@@ -5,11 +5,13 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from store.ui.run_state import IDLE_SECONDS
+
 QueryRow = dict[str, Any]
 
 RECENT_ROLLOUTS = 200
 """Rollouts that say how a run does now."""
-RECENT_MS = 120_000
+RECENT_MS = 1000 * IDLE_SECONDS
 """A run whose last rollout is newer still runs, as far as anybody knows who sees no heartbeats."""
 
 SETS = f"""

@@ -42,10 +42,10 @@ async def follow_run(
     take before the end are logged when the run is resumed.
     """
     state = directory / "trackers"
-    if settings.chosen:
+    if settings.enabled:
         state.mkdir(exist_ok=True)
     followers = []
-    for name in settings.chosen:
+    for name in settings.enabled:
         run = TrackedRun(directory.name, _read_id(state), directory, config)
         reader = PointReader(directory.name, max_staleness)
 
