@@ -65,8 +65,8 @@ TEXT = f"arrayMap(i -> splitByChar(' ', '{WORDS}')[1 + cityHash64(n, call, i) % 
 FILL = {
     "raw_tasks": f"""
         SELECT run_id, task_id, rollout_id, toUInt32(n % 8) AS sample_index, 8 AS group_size, mode, agent,
-        'policy' AS model,
-            NULL AS weight_version, '{{}}' AS input, '{{}}' AS sampling_params, 60. AS deadline, 3 AS max_attempts,
+            'policy' AS model, map() AS weight_versions, map() AS role_models,
+            '{{}}' AS input, '{{}}' AS sampling_params, 60. AS deadline, 3 AS max_attempts,
             begun AS enqueued_at, retention_days
         FROM (SELECT number AS n, {ROLLOUT} FROM numbers({{rollouts:UInt64}}))
     """,
@@ -77,7 +77,9 @@ FILL = {
             if(outcome = 'ok', '', concat('ValueError: no number in answer ', toString(n))) AS error,
             toString(reward) AS result, {SPANS} AS num_spans, {CALLS} AS num_calls, 300 AS prompt_tokens,
             {CALLS * TOKENS} AS response_tokens, n % 9 = 0 AS num_truncated, version AS min_weight_version,
-            version AS max_weight_version, took * 0.0007 AS model_seconds, took * 0.0002 AS tool_seconds,
+            version AS max_weight_version,
+            map('policy', version) AS newest_versions, map() AS rewards,
+            took * 0.0007 AS model_seconds, took * 0.0002 AS tool_seconds,
             begun AS enqueued_at, begun + toIntervalMillisecond(150) AS started_at,
             begun + toIntervalMillisecond(150 + took) AS ended_at, ended_at + toIntervalMillisecond(3) AS stored_at,
             n AS stream_sequence, retention_days

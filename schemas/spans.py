@@ -4,9 +4,21 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from schemas.base import EvaluationName, Event, Identifier, Mode, NonNegativeInt, Outcome, PositiveInt, SubjectToken
+from schemas.base import (
+    MAX_POLICIES,
+    EvaluationName,
+    Event,
+    Identifier,
+    Mode,
+    NonNegativeInt,
+    Outcome,
+    PositiveInt,
+    SubjectToken,
+)
 
 MAX_ENGINE_ID = 128
+MAX_REWARDS = 64
+"""Named rewards of one rollout."""
 EngineId = Annotated[str, Meta(max_length=MAX_ENGINE_ID)]
 
 PrefixRef = tuple[NonNegativeInt, NonNegativeInt]
@@ -87,7 +99,9 @@ class Usage(Event, frozen=True, kw_only=True):
     """Calls that ended at a length limit."""
     min_weight_version: NonNegativeInt | None = None
     max_weight_version: NonNegativeInt | None = None
-    """The oldest and the newest weight version that sampled a token."""
+    """The oldest and the newest weight version that sampled a token of the task's model."""
+    newest_versions: Annotated[dict[str, NonNegativeInt], Meta(max_length=MAX_POLICIES)] = field(default_factory=dict)
+    """By model: the newest weight version that sampled a token."""
     model_seconds: float = 0.0
     """Time with an open model call."""
     tool_seconds: float = 0.0
@@ -101,6 +115,10 @@ class AttemptResult(Event, frozen=True, kw_only=True):
     is_final: bool = True
     """False: the task is redelivered, and another attempt follows."""
     reward: float | None = None
+    rewards: Annotated[dict[Annotated[str, Meta(max_length=64)], float], Meta(max_length=MAX_REWARDS)] = field(
+        default_factory=dict
+    )
+    """Rewards by name, where the agent gave several: one for each policy, or for each criterion."""
     reward_span: str = ""
     """Id of the span that the reward was read from; empty if the agent returned the reward."""
     error: str = ""

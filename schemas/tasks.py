@@ -1,10 +1,11 @@
 """Events about tasks: what an agent is given to do, and the record that it was published."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import field
+from msgspec import Meta, field
 
 from schemas.base import (
+    MAX_POLICIES,
     EvaluationName,
     Event,
     Identifier,
@@ -13,6 +14,7 @@ from schemas.base import (
     NonNegativeInt,
     PositiveInt,
     PositiveSeconds,
+    RoleName,
     SubjectToken,
 )
 from schemas.spans import Span
@@ -28,6 +30,8 @@ class TaskIdentity(Event, frozen=True, kw_only=True):
     group_size: PositiveInt = 1
     mode: Mode = "train"
     evaluation: EvaluationName = ""
+    model: SubjectToken = "policy"
+    """The model that the agent calls, by this name or as ``policy:role``."""
 
 
 class Task(TaskIdentity, frozen=True, kw_only=True):
@@ -41,9 +45,12 @@ class Task(TaskIdentity, frozen=True, kw_only=True):
     max_attempts: PositiveInt = 3
     prior_attempts: NonNegativeInt = 0
     """Deliveries before it was replayed from the dead letters: attempts continue to count from here."""
-    model: SubjectToken = "policy"
-    weight_version: NonNegativeInt | None = None
-    """Serve every model call of this rollout from exactly this version; ``None``: the current one."""
+    role_models: Annotated[dict[RoleName, SubjectToken], Meta(max_length=MAX_POLICIES)] = field(default_factory=dict)
+    """Other models that answer for some roles of the agent, such as ``{"checker": "checker"}``."""
+    weight_versions: Annotated[dict[SubjectToken, NonNegativeInt], Meta(max_length=MAX_POLICIES)] = field(
+        default_factory=dict
+    )
+    """By model: serve its calls from exactly this version; a model that is not here: from its current version."""
     sampling_params: dict[str, Any] = field(default_factory=dict)
     """Sampling settings forced on every model call, e.g. ``{"temperature": 0}`` for greedy evaluation."""
     labels: Labels = field(default_factory=dict)

@@ -20,11 +20,13 @@ EVALUATIONS = """
 SELECT evaluation, version, sum(num_rollouts) AS rollouts, avg(reward) AS mean_reward,
     if(count() > 1, stddevSamp(reward) / sqrt(count()), NULL) AS standard_error
 FROM (
-    SELECT r.evaluation AS evaluation, assumeNotNull(coalesce(t.weight_version, r.max_weight_version)) AS version,
+    SELECT r.evaluation AS evaluation,
+        if(mapContains(t.weight_versions, t.model), t.weight_versions[t.model], assumeNotNull(r.max_weight_version))
+            AS version,
         count() AS num_rollouts, avg(if(r.outcome = 'ok', ifNull(r.reward, 0), 0)) AS reward
     FROM rollouts AS r INNER JOIN tasks AS t ON r.run_id = t.run_id AND r.rollout_id = t.rollout_id
     WHERE r.run_id = {run_id:String} AND r.mode = 'eval'
-        AND coalesce(t.weight_version, r.max_weight_version) IS NOT NULL
+        AND (mapContains(t.weight_versions, t.model) OR r.max_weight_version IS NOT NULL)
     GROUP BY evaluation, version, r.task_id
 ) GROUP BY evaluation, version ORDER BY evaluation, version
 """

@@ -1,6 +1,7 @@
 """`connect`: a session with a run, which publishes tasks and reads what became of them."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypedDict, Unpack
@@ -56,8 +57,10 @@ class PublishOptions(TypedDict, total=False):
     """``train`` or ``eval``; default: train, eval with ``evaluation``."""
     evaluation: str
     """Name of the evaluation they belong to."""
-    version: int
-    """Answer every model call from this weight version only."""
+    weight_versions: Mapping[str, int]
+    """By model: answer its calls from this weight version only."""
+    role_models: Mapping[str, str]
+    """Models that answer for some roles of the agent."""
     pass_name: str
     """Part of task ids, to publish the same tasks again."""
     temperature: float

@@ -65,6 +65,7 @@ async def evaluate(
     samples: int,
     sampling: dict[str, Any],
     deadline: float = 120.0,
+    model: str = "policy",
     agent: str = "default",
 ) -> Evaluation:
     """Publish every problem ``samples`` times, pinned to a weight version, and wait for all results in ClickHouse.
@@ -84,7 +85,7 @@ async def evaluate(
             agent=agent,
             mode="eval",
             evaluation=label,
-            weight_version=version,
+            weight_versions={model: version},
             sampling_params=sampling,
             deadline=deadline,
         )

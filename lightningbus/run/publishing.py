@@ -2,8 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -32,7 +32,10 @@ class Publication:
     mode: str | None = None
     """train or eval; None: train, eval with an ``evaluation``."""
     evaluation: str = ""
-    version: int | None = None
+    weight_versions: Mapping[str, int] = field(default_factory=dict)
+    """By model: answer its calls from this version only."""
+    role_models: Mapping[str, str] = field(default_factory=dict)
+    """Models that answer for some roles of the agent."""
     pass_name: str = ""
     """Part of task ids, to publish the same tasks again under the same run."""
     temperature: float | None = None
@@ -64,17 +67,17 @@ class Publication:
             )
         return expand_samples(
             problems, self.samples, suffix, run_id=self.run, agent=self.agent, mode=mode, evaluation=self.evaluation,
-            weight_version=self.version, deadline=self.deadline,
+            weight_versions=dict(self.weight_versions), role_models=dict(self.role_models), deadline=self.deadline,
             sampling_params={} if self.temperature is None else {"temperature": self.temperature},
         )  # fmt: skip
 
     def _check_names(self) -> None:
         required = {"run": self.run, "agent": self.agent}
         optional = {"evaluation": self.evaluation, "pass": self.pass_name}
-        for field, name in {**required, **{field: name for field, name in optional.items() if name}}.items():
+        for option, name in {**required, **{option: name for option, name in optional.items() if name}}.items():
             if not NAME.fullmatch(name):
                 raise UserError(
-                    f"{self.option_prefix}{field}: {name!r} is not a name: letters, digits, _ and -, at most 64"
+                    f"{self.option_prefix}{option}: {name!r} is not a name: letters, digits, _ and -, at most 64"
                 )
 
 

@@ -45,9 +45,9 @@ class ModelCallHandler:
     async def handle(self, request: web.Request, running: ActiveRollout, dialect: Dialect) -> web.StreamResponse:
         """Answer one model call; raises as `Upstream.attempt_call` when nobody can, unless a stream has begun."""
         task, attempt, call = running.task, running.recorder, dialect.call
-        context = CallContext(attempt, call.model, task.model, task.weight_version, running.deadline)
+        context = CallContext(attempt, call.model, task.model, task.weight_versions.get(call.model), running.deadline)
         prompt = await self._prompt(context, call, task.sampling_params)
-        completion = StreamAccumulator(call, task.sampling_params, task.weight_version, prompt)
+        completion = StreamAccumulator(call, task.sampling_params, context.pinned, prompt)
         stream = SseResponse(request, dialect, live=completion.is_resumable) if call.stream else None
         started_ns = time.time_ns()
         try:

@@ -182,7 +182,8 @@ class Gateway:
         task, body = running.task, await read_limited_body(request)
         with raise_on_malformed():
             call = AnthropicDialect(json.loads(body)).call
-        errand = CallContext(running.recorder, call.model, task.model, task.weight_version, running.deadline)
+        pinned = task.weight_versions.get(call.model)
+        errand = CallContext(running.recorder, call.model, task.model, pinned, running.deadline)
         with _map_upstream_errors(running):
             tokens = await self.upstream.tokenize(
                 errand, call.to_tokenize_request(call.body["messages"], is_answered=False)

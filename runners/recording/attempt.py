@@ -68,7 +68,7 @@ class AttemptRecorder:
         self.execution = ids.execution_id(self.rollout, self.number, self.runner, self.started_ns)
         self.trace_id = ids.trace_id(self.rollout)
         self.root_id = ids.root_span_id(self.rollout, self.execution)
-        self._meter = UsageMeter()
+        self._meter = UsageMeter(self.task.model)
         self._prompts, self._requests = PrefixEncoder(), PrefixEncoder(unit=1, limit=MAX_TEXT)
         self._pending: list[Span] = []
         self._pending_bytes = self._bytes = 0

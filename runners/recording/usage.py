@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from schemas.base import MAX_POLICIES
 from schemas.semconv.span_kinds import kind_of
 from schemas.spans import ModelCall, Span, Usage
 
@@ -12,13 +13,15 @@ Interval = tuple[int, int]
 
 @dataclass
 class UsageMeter:
-    """Counts spans as they end."""
+    """Counts spans as they end; ``task_model`` is the model of the task."""
 
+    task_model: str
     num_calls: int = 0
     prompt_tokens: int = 0
     response_tokens: int = 0
     num_truncated: int = 0
-    versions: set[int] = field(default_factory=set)
+    versions: dict[str, set[int]] = field(default_factory=dict)
+    """By model."""
     _model: list[Interval] = field(default_factory=list)
     _tool: list[Interval] = field(default_factory=list)
 
@@ -28,7 +31,8 @@ class UsageMeter:
         self.prompt_tokens += prompt_tokens
         self.response_tokens += len(call.response_ids) // 4
         self.num_truncated += call.finish_reason == "length"
-        self.versions |= {run.version for run in call.weight_versions}
+        if call.weight_versions:
+            self.versions.setdefault(call.model, set()).update(run.version for run in call.weight_versions)
         self._model.append((span.start_ns, span.end_ns))
 
     def add(self, span: Span) -> None:
@@ -38,14 +42,16 @@ class UsageMeter:
 
     def usage(self) -> Usage:
         """What all of it comes to."""
+        own = self.versions.get(self.task_model, set())
         model, both = total_seconds(self._model), total_seconds([*self._model, *self._tool])
         return Usage(
             num_calls=self.num_calls,
             prompt_tokens=self.prompt_tokens,
             response_tokens=self.response_tokens,
             num_truncated=self.num_truncated,
-            min_weight_version=min(self.versions, default=None),
-            max_weight_version=max(self.versions, default=None),
+            min_weight_version=min(own, default=None),
+            max_weight_version=max(own, default=None),
+            newest_versions={model: max(versions) for model, versions in sorted(self.versions.items())[:MAX_POLICIES]},
             model_seconds=model,
             tool_seconds=both - model,
         )

@@ -367,7 +367,7 @@ async def test_a_pinned_rollout_finds_its_version_while_it_is_held(lora_node: Lo
     gone, kept, _ = await lora_node.serve(base, 1 + KEPT)
     async with running(lora_node.bus, entrypoint="gated:asks_once"):
         for version, seconds in ((kept, 60.0), (gone, 1.0)):
-            pinned = task(id=f"pinned-{version}", weight_version=version, deadline=seconds, max_attempts=1)
+            pinned = task(id=f"pinned-{version}", weight_versions={"policy": version}, deadline=seconds, max_attempts=1)
             await TaskPublisher(lora_node.bus).publish_task(pinned)
         by_name = {batch.task_id: batch for batch in await ended(lora_node.bus, 2)}
     ends = {name: batch.end.outcome for name, batch in by_name.items() if batch.end is not None}

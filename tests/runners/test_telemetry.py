@@ -30,7 +30,7 @@ from runners.recording.attempt import AttemptRecorder
 from runners.recording.usage import UsageMeter, total_seconds
 from schemas import ids
 from schemas.semconv import attributes
-from schemas.spans import Span, SpanBatch
+from schemas.spans import ModelCall, Span, SpanBatch, VersionSpan
 from tests.runners.conftest import ScriptedEngine, ended, running, task
 
 PROTOBUF = "application/x-protobuf"
@@ -214,7 +214,7 @@ async def test_an_attempts_spans_come_in_batches_and_its_end_counts_them(bus: Bu
 
 def test_time_is_counted_once_where_calls_overlap() -> None:
     assert total_seconds([(0, 10**9), (5 * 10**8, 2 * 10**9), (3 * 10**9, 4 * 10**9)]) == 3.0
-    meter = UsageMeter()
+    meter = UsageMeter("policy")
     times = [("execute_tool a", 0, 2), ("execute_tool b", 1, 3), ("other", 0, 9)]
     for name, start, end in times:
         text = {attributes.OPERATION: "execute_tool"} if name != "other" else {}
@@ -222,3 +222,16 @@ def test_time_is_counted_once_where_calls_overlap() -> None:
             Span(trace_id="t", span_id=name, name=name, start_ns=start * 10**9, end_ns=end * 10**9, attributes=text)
         )
     assert meter.usage().tool_seconds == 3.0 and meter.usage().model_seconds == 0.0
+
+
+def test_versions_are_counted_by_model() -> None:
+    meter = UsageMeter("policy")
+    for model, version in [("policy", 3), ("checker", 9), ("policy", 4)]:
+        call = ModelCall(
+            index=0, model=model, node="n", prompt_ids=b"", response_ids=b"\0" * 4, logprobs=b"\0" * 4,
+            weight_versions=(VersionSpan(version=version, start=0, end=1),),
+        )  # fmt: skip
+        meter.add_call(call, 0, Span(trace_id="t", span_id="s", name="chat", start_ns=0, end_ns=1, call=call))
+    usage = meter.usage()
+    assert (usage.min_weight_version, usage.max_weight_version) == (3, 4)
+    assert usage.newest_versions == {"checker": 9, "policy": 4}

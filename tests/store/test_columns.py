@@ -57,9 +57,9 @@ FIELDS: dict[tuple[type[Event], str], frozenset[str]] = {
     (DeadLetter, "raw_dead_letters"): frozenset(),
 }
 """Fields that have no column of their own, by struct and its tables."""
-COLUMNS = {"start_ns": "started_at", "end_ns": "ended_at", "weight_versions": "token_versions"}
+COLUMNS = {"start_ns": "started_at", "end_ns": "ended_at"}
 """Columns whose name does not follow from that of the field."""
-IDS = {Task: {"id": "task_id"}, ModelCall: {"index": "call"}}
+IDS = {Task: {"id": "task_id"}, ModelCall: {"index": "call", "weight_versions": "token_versions"}}
 
 KEYS = {"run_id", "task_id", "rollout_id", "attempt", "execution_id", "mode", "agent", "model", "epoch"}
 """Columns that many views have: the page names them where they matter."""

@@ -37,7 +37,17 @@ def publish(
         str,
         typer.Option(help="name of the evaluation, such as greedy: rollouts of --mode eval, with figures of their own"),
     ] = "",
-    version: Annotated[int | None, typer.Option(min=0, help="answer every call from this weight version only")] = None,
+    version: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="answer every call from this weight version only: a number, or MODEL=NUMBER; repeat it for several "
+            "models"
+        ),
+    ] = None,
+    role: Annotated[
+        list[str] | None,
+        typer.Option(help="ROLE=MODEL: this model answers the agent's calls to policy:ROLE; repeat it"),
+    ] = None,
     pass_: Annotated[
         str,
         typer.Option("--pass", help="name of this time, to publish a file again under the same run: part of task ids"),
@@ -51,11 +61,22 @@ def publish(
 
     A task that the bus has already is not sent again, and counted: --pass makes new ones of the same file.
     """
+    from lightningbus.run.policy_options import parse_role_models, parse_versions
     from lightningbus.run.publishing import Publication, publish_all
 
     problems = exit_on_user_error(load_tasks, _parse_source(tasks, columns, id_column, split, config))
     publication = Publication(
-        samples, run, agent, mode, evaluation, version, pass_, temperature, deadline, option_prefix="--"
+        samples,
+        run,
+        agent,
+        mode,
+        evaluation,
+        exit_on_user_error(parse_versions, version or ()),
+        exit_on_user_error(parse_role_models, role or ()),
+        pass_,
+        temperature,
+        deadline,
+        option_prefix="--",
     )
     expanded = exit_on_user_error(publication.tasks, problems)
 
