@@ -157,7 +157,7 @@ class TrainingLoop:
     async def _train_on(self, groups: list[RolloutGroup], idle_seconds: float) -> None:
         started_ns = time.time_ns()  # before verdicts are read: a step that starts after a verdict knows it
         rollouts = {rollout.id: rollout for group in groups for rollout in group.rollouts}
-        quarantined = quarantine_reasons(rollouts.values(), await self._refresh_verdicts())
+        quarantined = quarantine_reasons(rollouts.values(), await self._refresh_verdicts(), self.settings.model)
         try:
             with tracing.start_as_current_span("batch"):
                 batch: Batch = await self.in_thread(self.builder.build, groups, self.state.version, quarantined)

@@ -18,10 +18,9 @@ def model_call(
     index: int, prompt: Sequence[int], response: Sequence[int], /, version: int = 0, role: str = "", **fields: Any
 ) -> ModelCall:
     """A call whose tokens all had probability 1/e; ``fields`` are `ModelCall`'s others."""
-    attributes = {"request": "", "response": "", **fields}
+    attributes = {"model": "policy", "request": "", "response": "", **fields}
     return ModelCall(
         index=index,
-        model="policy",
         role=role,
         node="n",
         prompt_ids=array("I", prompt).tobytes(),

@@ -23,6 +23,8 @@ from schemas.training import RolloutDisposition
 
 CallKey = tuple[str, int]
 """A call: its rollout, and its index there."""
+OTHER_MODEL = "model"
+"""Why a call is excluded that another model answered."""
 NOBODY: Mapping[str, str] = MappingProxyType({})
 
 
@@ -87,6 +89,7 @@ class BatchBuilder:
         batch = Batch([], {})
         counters: Counter[str] = Counter()
         for rollout, reward, advantages in zip(rollouts, rewards, self._assign_credit(rollouts, rewards), strict=True):
+            own = rollout.models.get(self._settings.model, [])
             calls = self._build_transitions(rollout)
             sequences, excluded_calls = build_sequences(rollout.id, calls or [], self._sequence_config)
             num_sampled = sum(sequence.num_tokens for sequence in sequences)
@@ -100,7 +103,10 @@ class BatchBuilder:
             if not reason:
                 batch.sequences.extend(sequences)
                 batch.advantages.update(
-                    {(rollout.id, call.index): value for call, value in zip(calls or (), advantages, strict=True)}
+                    {
+                        (rollout.id, call.index): advantages[position]
+                        for call, position in zip(calls or (), own, strict=True)
+                    }
                 )
                 self._count(counters, rollout, calls or [], excluded_calls)
                 counters["tokens/masked"] += num_sampled - sum(sequence.num_tokens for sequence in sequences)
@@ -113,13 +119,18 @@ class BatchBuilder:
     def _assign_credit(self, rollouts: Sequence[Rollout], rewards: Sequence[float | None]) -> list[list[float]]:
         """The advantage of each call; 0 where the rollout is masked or its group has fewer than two valid ones.
 
+        Calls of other models have 0 too: they are the environment of this one.
+
         verl would hand the reward of a rollout that is alone in its group through as its advantage.
         """
         num_valid = Counter(
             rollout.task_id for rollout, reward in zip(rollouts, rewards, strict=True) if reward is not None
         )
+        own = [rollout.models.get(self._settings.model, []) for rollout in rollouts]
         episodes = {
-            index: Episode(rollout.task_id, reward, rollout.rewards, tuple(call.prompt_ids for call in rollout.calls))
+            index: Episode.of_calls(
+                rollout.task_id, reward, rollout.rewards, [call.prompt_ids for call in rollout.calls], own[index]
+            )
             for index, (rollout, reward) in enumerate(zip(rollouts, rewards, strict=True))
             if reward is not None and num_valid[rollout.task_id] >= MIN_GROUP_SIZE
         }
@@ -131,13 +142,14 @@ class BatchBuilder:
         for (index, episode), values in zip(episodes.items(), credited, strict=True):
             if len(values) != episode.num_calls or not np.isfinite(values).all():
                 raise ValueError(f"credit: {name!r} gave {values} for a rollout of {episode.num_calls} calls")
-            advantages[index] = [float(value) for value in values]
+            for position, value in zip(own[index], values, strict=True):
+                advantages[index][position] = float(value)
         return advantages
 
     def _build_transitions(self, rollout: Rollout) -> list[Transition] | None:
-        """The calls of a rollout; None if one of them is malformed, or not of this model."""
+        """The calls of this model in a rollout; None if one is malformed, or has tokens that the model has not."""
         try:
-            transitions = build_transitions(rollout.calls)
+            transitions = build_transitions(rollout.calls, self._settings.model)
         except (ValueError, LookupError, OverflowError):
             return None
         token_ids = (ids for call in transitions for ids in (call.prompt_ids, call.response_ids))
@@ -159,7 +171,9 @@ class BatchBuilder:
         if staleness > self._settings.max_staleness and self._settings.staleness.on_exceed != "keep":
             return STALE
         if not sequences:
-            reasons = sorted(Counter(excluded_calls.values()).items())
+            counted = Counter(excluded_calls.values())
+            counted[OTHER_MODEL] += len(rollout.calls) - len(calls)
+            reasons = sorted((+counted).items())
             return f"no sequence: {', '.join(f'{count} {reason}' for reason, count in reasons) or 'no model call'}"
         return ""
 
@@ -171,12 +185,15 @@ class BatchBuilder:
         excluded_calls: dict[int, str],
     ) -> None:
         counters["calls"] += len(calls)
+        if num_others := len(rollout.calls) - len(calls):
+            counters[f"excluded/{OTHER_MODEL}"] += num_others
         counters["tokens/sampled"] += sum(call.num_tokens for call in calls)
         for index, reason in excluded_calls.items():
             counters[f"excluded/{reason}"] += 1
             counters["tokens/excluded"] += calls[index].num_tokens
         if self._settings.sequence_mode == "trajectory" and self._detokenize is not None:
-            for reason in find_prefix_breaks(rollout.calls, find_parents(calls), self._detokenize).values():
+            own_calls = [call for call in rollout.calls if call.model == self._settings.model]
+            for reason in find_prefix_breaks(own_calls, find_parents(calls), self._detokenize).values():
                 counters[f"prefix_breaks/{reason}"] += 1
 
 

@@ -6,6 +6,7 @@ docs/lightningrl.md works through each with numbers.
 import importlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -26,6 +27,24 @@ class Episode:
     """``n`` intermediate rewards, each given after its call; the outcome is not among them."""
     states: tuple[Hashable, ...]
     """``n`` keys: two calls of equal key were asked with exactly the same tokens."""
+
+    @classmethod
+    def of_calls(
+        cls,
+        task_id: str,
+        reward: float,
+        rewards: Sequence[float],
+        states: Sequence[Hashable],
+        positions: Sequence[int],
+    ) -> "Episode":
+        """The episode of a policy: its calls at ``positions`` among all calls of a rollout.
+
+        A reward given after a call of another policy goes to the policy's own call before it. What comes before its
+        first call is not its doing.
+        """
+        bounds = [*positions, len(rewards)]
+        own = (sum(rewards[start:end]) for start, end in pairwise(bounds))
+        return cls(task_id, reward, tuple(own), tuple(states[position] for position in positions))
 
     @property
     def num_calls(self) -> int:

@@ -91,11 +91,11 @@ def not_finished(rollouts: Iterable[tuple[str, int]]) -> list[RolloutDisposition
     ]
 
 
-def quarantine_reasons(rollouts: Iterable[Rollout], verdicts: Sequence[AuditVerdict]) -> dict[str, str]:
-    """Why rollouts are excluded that verdicts apply to, by their ids."""
+def quarantine_reasons(rollouts: Iterable[Rollout], verdicts: Sequence[AuditVerdict], model: str) -> dict[str, str]:
+    """Why rollouts are excluded that verdicts on a model apply to, by their ids."""
     reasons = {}
     for rollout in rollouts:
-        if (verdict := find_verdict(rollout.calls, verdicts)) is not None:
+        if (verdict := find_verdict((call for call in rollout.calls if call.model == model), verdicts)) is not None:
             suspect = f"engine {verdict.engine_id}" if verdict.engine_id else f"version {verdict.version}"
             reasons[rollout.id] = f"{QUARANTINED}: {suspect}"
     return reasons

@@ -37,9 +37,12 @@ class Transition:
         return len(self.prompt_ids) + len(self.response_ids)
 
 
-def build_transitions(calls: Sequence[ModelCall]) -> list[Transition]:
-    """Every call, in order; raises ValueError for one that is malformed: a rollout is not trained on in part."""
-    return [_transition(call) for call in expand_calls(calls)]
+def build_transitions(calls: Sequence[ModelCall], model: str | None = None) -> list[Transition]:
+    """The calls of a model, in order; None: all calls.
+
+    Raises ValueError for one that is malformed: a rollout is not trained on in part.
+    """
+    return [_transition(call) for call in expand_calls(calls) if model in (None, call.model)]
 
 
 def token_versions(call: ModelCall) -> Ids:

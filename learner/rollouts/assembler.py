@@ -1,7 +1,7 @@
 """Span batches into whole attempts. Pure: any order, duplicates and several attempts give the same result."""
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from learner.rollouts.intermediate_rewards import intermediate_rewards
@@ -33,6 +33,14 @@ class Rollout:
     last_sequence: int
 
     @property
+    def models(self) -> dict[str, list[int]]:
+        """By model: the positions of its calls in ``calls``."""
+        positions: dict[str, list[int]] = {}
+        for position, call in enumerate(self.calls):
+            positions.setdefault(call.model, []).append(position)
+        return positions
+
+    @property
     def root_span_id(self) -> str:
         """Parent of whatever training says about it."""
         return ids.root_span_id(self.id, self.execution_id)
@@ -50,8 +58,9 @@ class _PartialAttempt:
 class Assembler:
     """Collects batches until an attempt is whole."""
 
-    def __init__(self, rules: Sequence[AirRule] = ()) -> None:
-        self._rules = rules
+    def __init__(self, rules: Sequence[AirRule] = (), reward: str = "") -> None:
+        """``rules`` reward spans; ``reward`` names the reward of a rollout, empty: its only or main one."""
+        self._rules, self._reward = rules, reward
         self._partial: dict[str, _PartialAttempt] = {}
 
     def add(self, batch: SpanBatch, sequence: int) -> Rollout | None:
@@ -66,7 +75,7 @@ class Assembler:
             return None
         whole = self._partial.pop(batch.execution_id)
         ordered = [whole.batches[number] for number in range(parts.last + 1)]
-        return build_rollout(ordered, whole.first_sequence, whole.last_sequence, self._rules)
+        return build_rollout(ordered, whole.first_sequence, whole.last_sequence, self._rules, self._reward)
 
     def discard(self, tasks: Container[str]) -> None:
         """These tasks are settled: what their attempts have not finished yet is waited for no longer."""
@@ -78,12 +87,17 @@ class Assembler:
 
 
 def build_rollout(
-    batches: Sequence[SpanBatch], first_sequence: int, last_sequence: int, rules: Sequence[AirRule] = ()
+    batches: Sequence[SpanBatch],
+    first_sequence: int,
+    last_sequence: int,
+    rules: Sequence[AirRule] = (),
+    reward: str = "",
 ) -> Rollout:
-    """The attempt these batches are, the last of which says how it ended; ``rules`` reward spans."""
+    """The attempt these batches are, the last of which says how it ended; see `Assembler` for the other arguments."""
     batch, end = batches[-1], batches[-1].end
     assert end is not None
     spans = [span for part in batches for span in part.spans]
+    outcome = choose_reward(end.reward, end.rewards, reward)
     calls = [span.call for span in spans if span.call is not None]
     return Rollout(
         id=batch.rollout_id,
@@ -94,12 +108,18 @@ def build_rollout(
         execution_id=batch.execution_id,
         outcome=end.outcome,
         resolution=resolution_of(end),
-        reward=end.reward if end.reward is not None and math.isfinite(end.reward) else None,
+        reward=outcome,
         calls=tuple(sorted(calls, key=lambda call: call.index)),
         rewards=intermediate_rewards(spans, end.reward_span, rules),
         first_sequence=first_sequence,
         last_sequence=last_sequence,
     )
+
+
+def choose_reward(main: float | None, by_name: Mapping[str, float], name: str) -> float | None:
+    """The reward of a rollout that a policy is trained on; None if it has none, or one that is not finite."""
+    value = by_name.get(name) if name else main
+    return value if value is not None and math.isfinite(value) else None
 
 
 def training_reward(rollout: Rollout, failed: str) -> float | None:

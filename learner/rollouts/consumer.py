@@ -60,7 +60,7 @@ class RolloutConsumer:
         self._bus = bus
         self._settings = settings
         self._rules = settings.credit.rules_in_force
-        self._assembler = Assembler(self._rules)
+        self._assembler = Assembler(self._rules, settings.reward)
         self._consumed = dict(used or {})  # execution -> position of its last batch
         self._unacked: deque[Message] = deque()
         self.acked_up_to = position
@@ -234,7 +234,9 @@ class RolloutConsumer:
         if batch.run_id != self._settings.run or batch.execution_id in self._consumed:
             return
         if batch.task_id in self.groups.closed:  # too late to be used, so only its end is of interest
-            rollout = build_rollout([batch], position, position, self._rules) if batch.end else None
+            rollout = (
+                build_rollout([batch], position, position, self._rules, self._settings.reward) if batch.end else None
+            )
         else:
             rollout = self._assembler.add(batch, position)
         if rollout is not None:

@@ -70,6 +70,11 @@ class LearnerSettings(RoleSettings):
         "mask", description="an agent that raised or ran out of time: left out, or reward 0"
     )
     train_roles: list[str] = Field([], description="roles to train (the part after ':' in the model name); none: all")
+    reward: str = Field(
+        "",
+        description="name of the reward that trains this model, where agents give several; none: the main one",
+        max_length=64,
+    )
     credit: CreditSettings = CreditSettings()
     sequence_mode: Literal["trajectory", "transition"] = Field(
         "trajectory", description="calls that extend each other share a sequence, or each call has its own"

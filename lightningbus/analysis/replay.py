@@ -22,9 +22,11 @@ from lightningbus.run.settings import validate_settings
 from schemas.trajectory.prefix_encoding import expand_calls
 
 
-def replay_step(client: Client, run: str | None, number: int, checkpoints: Path | None) -> dict[str, Any]:
+def replay_step(
+    client: Client, run: str | None, model: str | None, number: int, checkpoints: Path | None
+) -> dict[str, Any]:
     """A step made again, and whether it is the same: its batch and, from the checkpoint before it, its loss."""
-    history = RunHistory.open(client, run)
+    history = RunHistory.open(client, run, model)
     (step,) = history.steps(number, number)
     batch = _batch(history, step, step.settings)
     batch_sha256 = batch.compute_sha256()
@@ -56,13 +58,14 @@ def replay_step(client: Client, run: str | None, number: int, checkpoints: Path 
 def train_offline(
     client: Client,
     run: str | None,
+    model: str | None,
     steps: tuple[int, int],
     changes: dict[str, Any],
     out: Path,
     on_step: Callable[[], None],
 ) -> list[tuple[int, float, int, float]]:
     """Train on the batches of steps, in order, from the first model; (step, reward, tokens, loss) of each."""
-    history = RunHistory.open(client, run)
+    history = RunHistory.open(client, run, model)
     recorded = history.steps(*steps)
     settings = validate_settings(LearnerSettings, {**recorded[0].settings.model_dump(), **changes}, "settings")
     try:

@@ -3,14 +3,14 @@
 import json
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 from clickhouse_connect.driver.client import Client
 
 from common.name_suggestions import suggest_name
-from learner.rollouts.assembler import Rollout
+from learner.rollouts.assembler import Rollout, choose_reward
 from learner.rollouts.groups import RolloutGroup
 from learner.rollouts.intermediate_rewards import intermediate_rewards
 from learner.settings.algorithm import AirRule
@@ -20,20 +20,24 @@ from lightningbus.run.settings import validate_settings
 from schemas.spans import ModelCall, Span, VersionSpan
 from schemas.trajectory.attempt_selection import Resolution
 
+TRAINED = "SELECT DISTINCT run_id, model FROM training_steps ORDER BY run_id, model"
 STEPS = """
 SELECT step, version, settings, batch_sha256, metrics FROM training_steps
-WHERE run_id = {run_id:String} AND step BETWEEN {first:UInt32} AND {last:UInt32} ORDER BY step
+WHERE run_id = {run_id:String} AND model = {model:String} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+ORDER BY step
 """
 USES = """
 SELECT rollout_id, execution_id, task_id FROM training_rollouts
-WHERE run_id = {run_id:String} AND step = {step:UInt32} AND batch_index >= 0 ORDER BY batch_index
+WHERE run_id = {run_id:String} AND model = {model:String} AND step = {step:UInt32} AND batch_index >= 0
+ORDER BY batch_index
 """
 QUARANTINED = """
 SELECT rollout_id, exclusion_reason FROM training_rollouts
-WHERE run_id = {run_id:String} AND step = {step:UInt32} AND startsWith(exclusion_reason, 'quarantined')
+WHERE run_id = {run_id:String} AND model = {model:String} AND step = {step:UInt32}
+    AND startsWith(exclusion_reason, 'quarantined')
 """
 ATTEMPTS = """
-SELECT rollout_id, task_id, sample_index, group_size, attempt, execution_id, outcome, resolution, reward,
+SELECT rollout_id, task_id, sample_index, group_size, attempt, execution_id, outcome, resolution, reward, rewards,
     reward_span FROM attempts
 WHERE run_id = {run_id:String} AND execution_id IN {executions:Array(String)}
 """
@@ -61,7 +65,9 @@ FROM spans WHERE run_id = {run_id:String} AND execution_id IN {executions:Array(
 BEST_ROLLOUTS = """
 SELECT execution_id FROM rollouts
 WHERE run_id = {run_id:String} AND mode = 'train' AND outcome = 'ok' AND reward >= {least:Float64}
-  AND execution_id NOT IN (SELECT execution_id FROM quarantined_rollouts WHERE run_id = {run_id:String})
+  AND execution_id NOT IN (
+    SELECT execution_id FROM quarantined_rollouts WHERE run_id = {run_id:String} AND model = {model:String}
+  )
 ORDER BY reward DESC, rollout_id LIMIT {most:UInt32} BY task_id
 """
 
@@ -81,22 +87,18 @@ class RecordedStep:
 
 
 class RunHistory:
-    """What one run left in ClickHouse; calls block."""
+    """What the training of one model in one run left in ClickHouse; calls block."""
 
-    def __init__(self, sql: Client, run: str) -> None:
-        self._sql, self._run = sql, run
+    def __init__(self, sql: Client, run: str, model: str) -> None:
+        self._sql, self._run, self._model = sql, run, model
 
     @classmethod
-    def open(cls, sql: Client, run: str | None) -> "RunHistory":
-        """The history of a run, or of the only one there is; raises `UserError` when that is not clear."""
-        names = [row[0] for row in sql.query("SELECT DISTINCT run_id FROM training_steps ORDER BY run_id").result_rows]
-        if run is None and len(names) == 1:
-            return cls(sql, names[0])
-        if run in names and run is not None:
-            return cls(sql, run)
-        if run is not None and (hint := suggest_name(run, names)):
-            raise UserError(f"--run: there is no run {run!r} with training steps; {hint}")
-        raise UserError(f"--run: name one of the runs with training steps: {', '.join(names) or 'there is none yet'}")
+    def open(cls, sql: Client, run: str | None, model: str | None = None) -> "RunHistory":
+        """The history of a model in a run; None: the only one there is. Raises `UserError` when that is not clear."""
+        rows = sql.query(TRAINED).result_rows
+        name = _choose("run", run, list(dict.fromkeys(row[0] for row in rows)), "runs with training steps")
+        models = [row[1] for row in rows if row[0] == name]
+        return cls(sql, name, _choose("model", model, models, f"models that run {name!r} trained"))
 
     def steps(self, first: int, last: int) -> list[RecordedStep]:
         """Training steps in order; raises `UserError` if one of them is not on record."""
@@ -138,27 +140,46 @@ class RunHistory:
         return {row["rollout_id"]: row["exclusion_reason"] for row in self._rows(QUARANTINED, step=step.number)}
 
     def best_rollouts(self, per_task: int, min_reward: float) -> list[Rollout]:
-        """The best rollouts of each training task with at least a reward, best first; none that is quarantined."""
+        """The best rollouts of each training task with at least a reward, best first; none that is quarantined.
+
+        Only with the calls of the model.
+        """
         executions = [row["execution_id"] for row in self._rows(BEST_ROLLOUTS, most=per_task, least=min_reward)]
         rollouts = {rollout.execution_id: rollout for rollout in self.rollouts(executions, None)}
-        return [rollouts[execution] for execution in executions]
+        found = [rollouts[execution] for execution in executions]
+        return [
+            replace(rollout, calls=tuple(call for call in rollout.calls if call.model == self._model))
+            for rollout in found
+        ]
 
     def rollouts(self, executions: Sequence[str], settings: LearnerSettings | None) -> Iterator[Rollout]:
         """Whole attempts; what their spans earn them is by the rules of ``settings``."""
-        rules = settings.credit.rules_in_force if settings is not None else []
+        rules, reward = (settings.credit.rules_in_force, settings.reward) if settings is not None else ([], "")
         spans: dict[str, list[Span]] = {}
         for row in self._rows(CALLS, executions=list(executions)):
             spans.setdefault(row["execution_id"], []).append(_call_span(row))
         for row in self._rows(SPANS, executions=list(executions)):
             spans.setdefault(row["execution_id"], []).append(_span(row))
         for row in self._rows(ATTEMPTS, executions=list(executions)):
-            yield _rollout(row, spans.get(row["execution_id"], []), rules)
+            yield _rollout(row, spans.get(row["execution_id"], []), rules, reward)
 
     def _rows(self, sql: str, **parameters: Any) -> list[QueryRow]:
-        return list(self._sql.query(sql, parameters={"run_id": self._run, **parameters}).named_results())
+        return list(
+            self._sql.query(sql, parameters={"run_id": self._run, "model": self._model, **parameters}).named_results()
+        )
 
 
-def _rollout(row: QueryRow, spans: Sequence[Span], rules: Sequence[AirRule]) -> Rollout:
+def _choose(option: str, name: str | None, names: Sequence[str], what: str) -> str:
+    if name is None and len(names) == 1:
+        return names[0]
+    if name is not None and name in names:
+        return name
+    if name is not None and (hint := suggest_name(name, names)):
+        raise UserError(f"--{option}: {name!r} is none of the {what}; {hint}")
+    raise UserError(f"--{option}: name one of the {what}: {', '.join(names) or 'there is none yet'}")
+
+
+def _rollout(row: QueryRow, spans: Sequence[Span], rules: Sequence[AirRule], reward: str) -> Rollout:
     calls = sorted((span.call for span in spans if span.call is not None), key=lambda call: call.index)
     return Rollout(
         id=row["rollout_id"],
@@ -169,7 +190,7 @@ def _rollout(row: QueryRow, spans: Sequence[Span], rules: Sequence[AirRule]) -> 
         execution_id=row["execution_id"],
         outcome=row["outcome"],
         resolution=Resolution[row["resolution"].upper()],
-        reward=row["reward"],
+        reward=choose_reward(row["reward"], row["rewards"], reward),
         calls=tuple(calls),
         rewards=intermediate_rewards(spans, row["reward_span"], rules),
         first_sequence=0,

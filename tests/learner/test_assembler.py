@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.rollouts.assembler import Assembler, Rollout, training_reward
+from learner.rollouts.assembler import Assembler, Rollout, choose_reward, training_reward
 from learner.rollouts.groups import GroupBuffer
 from tests.factories import batches, rollout
 
@@ -100,3 +100,10 @@ def test_an_infrastructure_failure_is_never_a_reward() -> None:
         assert training_reward(rollout("a", 0, 0.0, outcome=outcome), "zero") is None
     assert training_reward(rollout("a", 0, None, outcome="agent_error"), "zero") == 0.0
     assert training_reward(rollout("a", 0, None, outcome="timeout"), "mask") is None
+
+
+def test_a_named_reward_trains_the_policy_that_asks_for_it() -> None:
+    assert choose_reward(1.0, {"checker": 0.25}, "") == 1.0
+    assert choose_reward(1.0, {"checker": 0.25}, "checker") == 0.25
+    assert choose_reward(1.0, {"checker": 0.25}, "writer") is None
+    assert choose_reward(None, {"checker": float("nan")}, "checker") is None

@@ -16,7 +16,7 @@ from learner.batching.rollout_dispositions import build_spans, excluded, find_ta
 from learner.batching.sequences import SequenceConfig, TrainSequence, build_sequences
 from learner.batching.staleness import mask_stale_tokens, max_staleness_of, token_staleness
 from learner.batching.transitions import build_transitions, token_versions
-from learner.rollouts.assembler import build_rollout
+from learner.rollouts.assembler import Rollout, build_rollout
 from learner.rollouts.dispatcher import tasks_of_group
 from learner.rollouts.groups import RolloutGroup
 from learner.rollouts.task_order import TaskOrder
@@ -48,7 +48,7 @@ def make_batch(
     groups: list[RolloutGroup], version: int, arguments: LearnerSettings, verdicts: Sequence[AuditVerdict] = ()
 ) -> Batch:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    return BatchBuilder(arguments).build(groups, version, quarantine_reasons(rollouts, verdicts))
+    return BatchBuilder(arguments).build(groups, version, quarantine_reasons(rollouts, verdicts, arguments.model))
 
 
 def rows(*calls: ModelCall, limit: int = 100) -> list[TrainSequence]:
@@ -233,3 +233,57 @@ def test_a_rollout_that_would_break_the_trainer_is_left_out(changes: dict[str, A
 def test_a_reward_that_is_no_finite_number_is_none(reward: float) -> None:
     (whole,) = batches("a", 0, reward, parts=1)
     assert build_rollout([whole], 1, 1).reward is None
+
+
+def of_two_models(task: str, sample: int, reward: float) -> Rollout:
+    """Writer, checker, writer: the checker's tokens are of another version, and of no use to the writer."""
+    calls = [
+        model_call(0, [1, 2], [3], version=5, model="writer"),
+        model_call(1, [9, 9, 9], [8], version=0, model="checker"),
+        model_call(2, [1, 2, 3, 4], [5, 6], version=5, model="writer"),
+    ]
+    return rollout(task, sample, reward, calls=calls, rewards=[0.0, 0.25, 0.0])
+
+
+def test_a_learner_trains_the_calls_of_its_own_model() -> None:
+    groups = [group("a", of_two_models("a", 0, 1.0), of_two_models("a", 1, 0.0))]
+    batch = make_batch(groups, 5, settings(model="writer", max_staleness=0))
+    assert [disposition.trained for disposition in batch.dispositions] == [True, True]
+    assert {call for _, call in batch.advantages} == {0, 2}
+    assert batch.metrics["tokens"] == 2 * 3 and batch.metrics["excluded/model"] == 2
+    assert batch.dispositions[0].call_advantages[1] == 0.0 and batch.dispositions[0].max_staleness == 0
+    other = make_batch(groups, 0, settings(model="checker", max_staleness=0))
+    assert {call for _, call in other.advantages} == {1} and other.metrics["tokens"] == 2
+
+
+def test_calls_of_others_do_not_change_the_batch() -> None:
+    """Whether the other model is trained, frozen or an endpoint without tokens: the digest is the same."""
+    whole = [group("a", of_two_models("a", 0, 1.0), of_two_models("a", 1, 0.0))]
+    foreign = {"model": "checker", "prompt_ids": b"", "response_ids": b"", "logprobs": b"", "weight_versions": ()}
+    changed = [
+        group(
+            "a",
+            *(
+                dataclasses.replace(
+                    member, calls=(member.calls[0], replace(member.calls[1], **foreign), member.calls[2])
+                )
+                for member in whole[0].rollouts
+            ),
+        )
+    ]
+    arguments = settings(model="writer")
+    digests = {make_batch(groups, 5, arguments).compute_sha256() for groups in (whole, changed)}
+    assert len(digests) == 1
+
+
+def test_a_rollout_without_a_call_of_the_model_says_so() -> None:
+    groups = [group("a", of_two_models("a", 0, 1.0), of_two_models("a", 1, 0.0))]
+    batch = make_batch(groups, 5, settings(model="judge"))
+    assert {disposition.exclusion_reason for disposition in batch.dispositions} == {"no sequence: 3 model"}
+
+
+def test_a_verdict_is_on_the_tokens_of_its_own_model() -> None:
+    verdict = AuditVerdict(version=0, failed_version=0, reason="", num_tokens=1, evidence=9.0, decided_at_ns=1)
+    member = of_two_models("a", 0, 1.0)
+    assert quarantine_reasons([member], [verdict], "writer") == {}
+    assert quarantine_reasons([member], [verdict], "checker") == {member.id: "quarantined: version 0"}

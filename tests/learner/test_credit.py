@@ -195,3 +195,10 @@ def test_reward_spans_are_intermediate_rewards_but_for_the_one_that_is_the_outco
     ]
     assert intermediate_rewards(spans, "outcome", []) == (0.75, 0.0)
     assert intermediate_rewards([replace(item, parent_span_id="p") for item in spans], "", []) == (0.75, 1.0)
+
+
+def test_a_reward_after_anothers_call_goes_to_the_own_call_before_it() -> None:
+    states = ["s0", "s1", "s2", "s3"]
+    episode = Episode.of_calls("a", 1.0, [0.5, 0.25, 0.125, 1.0], states, [1, 3])
+    assert episode.rewards == (0.375, 1.0) and episode.states == ("s1", "s3")
+    assert Episode.of_calls("a", 1.0, [0.5], ["s0"], []).num_calls == 0

@@ -56,6 +56,7 @@ def tail(
 def export(
     out: Annotated[Path, typer.Argument(help="chat messages as .jsonl, or tokens of every call as .parquet")],
     run: Annotated[str | None, typer.Option(help="which run [default: the only one there is]")] = None,
+    model: Annotated[str | None, typer.Option(help="whose calls [default: the only model that was trained]")] = None,
     top_k: Annotated[int, typer.Option(min=1, help="how many rollouts of each task, the best first")] = 1,
     min_reward: Annotated[float, typer.Option(help="smallest reward of a rollout")] = 0.0,
     sql: SqlOption = None,
@@ -72,6 +73,6 @@ def export(
     count = with_sql_client_redirected(
         sql,
         database,
-        lambda client: writers[out.suffix](out, RunHistory.open(client, run).best_rollouts(top_k, min_reward)),
+        lambda client: writers[out.suffix](out, RunHistory.open(client, run, model).best_rollouts(top_k, min_reward)),
     )
     print(f"{count} lines in {out}")

@@ -23,12 +23,14 @@ app = typer.Typer(
 
 
 RunOption = Annotated[str | None, typer.Option(help="which run [default: the only one there is]")]
+ModelOption = Annotated[str | None, typer.Option(help="which model's steps [default: the only one that was trained]")]
 
 
 @app.command()
 def replay(
     step: Annotated[int, typer.Option(min=1, help="training step to make again; with --train: the first one")],
     run: RunOption = None,
+    model: ModelOption = None,
     checkpoints: Annotated[
         Path | None, typer.Option(help="directory of checkpoints: the step is trained again from the one before it")
     ] = None,
@@ -61,12 +63,14 @@ def replay(
                 sql,
                 database,
                 lambda client: work.train_offline(
-                    client, run, (step, end), changes, train, lambda: progress.advance(bar)
+                    client, run, model, (step, end), changes, train, lambda: progress.advance(bar)
                 ),
             )
         print_result((["step", "reward", "tokens", "loss"], list(done)), as_json)
         return
-    result = with_sql_client_redirected(sql, database, lambda client: work.replay_step(client, run, step, checkpoints))
+    result = with_sql_client_redirected(
+        sql, database, lambda client: work.replay_step(client, run, model, step, checkpoints)
+    )
     print_result((list(result), [tuple(result.values())]), as_json)
     if not result["same_batch"] or not result.get("same_loss", True):
         raise SystemExit(1)
