@@ -1,6 +1,7 @@
 """The bus as every role sees it: one connection with all that may be done on it."""
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -96,23 +97,36 @@ class Bus:
         return self._upkeep.problem
 
     async def provision(
-        self, replicas: int | None = None, sizes: StreamSizes | None = None, more: Sequence[ConsumerSpec] = ()
+        self,
+        replicas: int | None = None,
+        sizes: StreamSizes | None = None,
+        more: Sequence[ConsumerSpec] = (),
+        policies: Sequence[str] = streams.DEFAULT_POLICIES,
     ) -> None:
-        """Make all streams, the durables of store and learner, and ``more``, such as runners'; safe to repeat.
+        """Make all streams, the durables of the store and of the learners, and ``more``; safe to repeat.
+
+        ``policies`` are the models that learners train; ``more`` are durables of runners.
 
         ``replicas``: servers of a cluster that hold each stream; None: as many as there are now, else one. What
         ``sizes`` leaves out is left as it is now, else as shipped. A cluster that has no leader yet is waited for;
         raises `BusError` when it has none after 60 s.
         """
-        await self._connection.retry_until_leader(lambda: provisioning.provision(self.js, replicas, sizes, more))
+        await self._connection.retry_until_leader(
+            lambda: provisioning.provision(self.js, replicas, sizes, more, policies)
+        )
 
-    async def keep_provisioned(self, sizes: StreamSizes | None = None, more: Sequence[ConsumerSpec] = ()) -> None:
+    async def keep_provisioned(
+        self,
+        sizes: StreamSizes | None = None,
+        more: Sequence[ConsumerSpec] = (),
+        policies: Sequence[str] = streams.DEFAULT_POLICIES,
+    ) -> None:
         """`provision` at every reconnect, for ever: a server may come back with an empty disk."""
         while True:
             await self.reconnected.wait()
             self.reconnected.clear()
             try:
-                await self.provision(sizes=sizes, more=more)
+                await self.provision(sizes=sizes, more=more, policies=policies)
             except (BusError, NatsError) as error:
                 log.warning("the streams are not made, trying again: %s", str(error) or type(error).__name__)
                 await asyncio.sleep(LEADER_POLL_SECONDS)
@@ -161,6 +175,11 @@ class Bus:
     async def backlog(self, consumer: ConsumerSpec) -> Backlog:
         """What a durable has to do yet, and has done; raises nats' errors if it is not there."""
         return await provisioning.get_backlog(self.js, consumer)
+
+    async def consumer_names(self, stream: str) -> list[str]:
+        """The durables of a stream, by the first thousand; raises nats' errors."""
+        response = await self.nc.request(f"$JS.API.CONSUMER.NAMES.{stream}", b"{}")
+        return list(json.loads(response.data).get("consumers") or ())
 
     async def delivered_count(self, consumer: ConsumerSpec) -> int:
         """How many deliveries a durable has made to anybody since it was made or reset: the last one's number."""

@@ -5,11 +5,19 @@ from contextlib import suppress
 from dataclasses import replace
 
 from nats.js import JetStreamContext
-from nats.js.api import ConsumerConfig, StreamConfig
+from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 from nats.js.errors import BadRequestError, NotFoundError, ServerError
 
 from bus.stream_sizes import StreamSizes
-from bus.streams import DURABLE_CONSUMERS, LEARNER_ROLLOUTS, STREAMS, UNLIMITED, Backlog, ConsumerSpec, StreamState
+from bus.streams import (
+    DEFAULT_POLICIES,
+    STREAMS,
+    UNLIMITED,
+    Backlog,
+    ConsumerSpec,
+    StreamState,
+    durable_consumers,
+)
 
 
 async def get_backlog(js: JetStreamContext, consumer: ConsumerSpec) -> Backlog:
@@ -78,11 +86,16 @@ def _normalize_filter(config: ConsumerConfig) -> ConsumerConfig:
 
 
 async def provision(
-    js: JetStreamContext, replicas: int | None, sizes: StreamSizes | None = None, more: Iterable[ConsumerSpec] = ()
+    js: JetStreamContext,
+    replicas: int | None,
+    sizes: StreamSizes | None = None,
+    more: Iterable[ConsumerSpec] = (),
+    policies: Iterable[str] = DEFAULT_POLICIES,
 ) -> None:
     """All streams, then all durables that must exist before anything is published, and ``more``; safe to repeat.
 
-    ``replicas`` None, and what ``sizes`` leaves out, leave existing ones as they are.
+    ``policies`` are the models that learners train. ``replicas`` None, and what ``sizes`` leaves out, leave existing
+    ones as they are.
     """
     sizes = sizes or StreamSizes()
     for stream in STREAMS:
@@ -90,9 +103,9 @@ async def provision(
         now = await _config_of(js, name) or stream
         bound = sizes.bytes_of(name) or now.max_bytes
         await ensure_stream(js, replace(stream, num_replicas=replicas or now.num_replicas or 1, max_bytes=bound))
-    for consumer in DURABLE_CONSUMERS:
+    for consumer in durable_consumers(policies):
         pending = None
-        if consumer == LEARNER_ROLLOUTS:
+        if consumer.ack == AckPolicy.ALL:  # a learner's
             pending = sizes.max_ack_pending or await _max_ack_pending(js, consumer)
         await ensure_consumer(js, replace(consumer, max_ack_pending=pending or consumer.max_ack_pending))
     for consumer in more:

@@ -1,6 +1,7 @@
 """The streams and durable consumers, as data. Pure."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from nats.js.api import (
@@ -65,6 +66,11 @@ STREAMS = (
         DiscardPolicy.OLD,
         256,
     ),
+    # One message a run: how far its learners have dispatched.
+    replace(
+        _stream(subjects.DISPATCH, [subjects.ALL_DISPATCH_MARKS], RetentionPolicy.LIMITS, DiscardPolicy.OLD, 16),
+        max_msgs_per_subject=1,
+    ),
     _stream(subjects.DLQ, [subjects.ALL_DLQ], RetentionPolicy.LIMITS, DiscardPolicy.OLD, 512),
     _stream(subjects.AUDIT, [subjects.API_ADVISORY], RetentionPolicy.LIMITS, DiscardPolicy.OLD, 64),
     # A bucket, as nats-py's Object Store makes one: who writes weights then needs no right to make streams.
@@ -115,17 +121,33 @@ STORE_ALERTS = ConsumerSpec(subjects.ALERTS, subjects.STORE, subjects.ALERT)
 STORE_WEIGHTS = ConsumerSpec(subjects.WEIGHTS, subjects.STORE, ">")
 STORE_DLQ = ConsumerSpec(subjects.DLQ, subjects.STORE, subjects.ALL_DLQ)
 STORE_AUDIT = ConsumerSpec(subjects.AUDIT, subjects.STORE, subjects.API_ADVISORY)
-# The learner acknowledges up to its checkpoint and is reset to it on start: redelivery by time must not interfere.
-LEARNER_ROLLOUTS = ConsumerSpec(
-    subjects.TRAIN_ROLLOUTS, subjects.LEARNER, subjects.TRAIN_ROLLOUT, AckPolicy.ALL, ack_wait=3600.0
-)
 
 STORE_CONSUMERS = (STORE_TRAIN, STORE_EVAL, STORE_EVENTS, STORE_ALERTS, STORE_WEIGHTS, STORE_DLQ, STORE_AUDIT)
-DURABLE_CONSUMERS = (*STORE_CONSUMERS, LEARNER_ROLLOUTS)
-"""Made before anybody publishes: an interest stream drops what nobody has subscribed to."""
+DEFAULT_POLICIES = (subjects.DEFAULT_POLICY,)
 
-ROLLOUT_CONSUMERS = (LEARNER_ROLLOUTS, STORE_TRAIN, STORE_EVAL)
-"""Who may hold up runners: a full stream waits for all its readers."""
+
+def learner_consumer(model: str) -> ConsumerSpec:
+    """The durable of the learner that trains a model.
+
+    The learner acknowledges up to its checkpoint and is reset to it on start: redelivery by time must not interfere.
+    """
+    return ConsumerSpec(
+        subjects.TRAIN_ROLLOUTS,
+        subjects.learner_durable(model),
+        subjects.TRAIN_ROLLOUT,
+        AckPolicy.ALL,
+        ack_wait=3600.0,
+    )
+
+
+def durable_consumers(policies: Iterable[str] = DEFAULT_POLICIES) -> tuple[ConsumerSpec, ...]:
+    """Made before anybody publishes: an interest stream drops what nobody has subscribed to."""
+    return (*STORE_CONSUMERS, *map(learner_consumer, policies))
+
+
+def rollout_consumers(policies: Iterable[str]) -> tuple[ConsumerSpec, ...]:
+    """Who may hold up runners: a full stream waits for all its readers."""
+    return (*map(learner_consumer, policies), STORE_TRAIN, STORE_EVAL)
 
 
 def runner_consumer(agent: str, mode: str, ack_wait: float = ACK_WAIT_SECONDS) -> ConsumerSpec:
@@ -141,6 +163,8 @@ def runner_consumers(agent: str, ack_wait: float = ACK_WAIT_SECONDS) -> tuple[Co
 
 def provision_options(consumer: ConsumerSpec) -> str:
     """What `lightningbus provision` is given to make a durable of runners; empty for those that it always makes."""
+    if consumer.stream == subjects.TRAIN_ROLLOUTS and consumer.ack == AckPolicy.ALL:
+        return f" --policy {subjects.model_of_durable(consumer.durable)}"
     if consumer.stream != subjects.TASKS:
         return ""
     agent = consumer.filter_subject.rpartition(".")[2]

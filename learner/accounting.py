@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from learner.batching.rollout_dispositions import excluded, not_finished
+from learner.batching.rollout_dispositions import SURPLUS, excluded, not_finished
 from learner.rollouts.assembler import Rollout
 from learner.rollouts.consumer import RolloutConsumer
 from learner.settings.learner import LearnerSettings
@@ -24,7 +24,8 @@ class ExcludedRollouts:
             self._exclude(group.rollouts, "group of fewer than two")
         self._exclude(groups.late_attempts, "late")
         self._dispositions += not_finished(groups.missing_samples)
-        groups.rejected, groups.late_attempts, groups.missing_samples = [], [], []
+        self._exclude(groups.surplus_attempts, SURPLUS)
+        groups.rejected, groups.late_attempts, groups.missing_samples, groups.surplus_attempts = [], [], [], []
         return dropped
 
     def collect_remaining(self) -> None:

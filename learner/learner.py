@@ -125,9 +125,15 @@ class Learner:
             raise LearnerError(str(error)) from error
         await committer.publish_base()
         dispatcher = Dispatcher(
-            self._bus, problems, settings, state.groups_dispatched, self._oldest_served_version, consumer.groups.closed
+            self._bus,
+            problems,
+            settings,
+            state.groups_dispatched,
+            self._oldest_served_version,
+            consumer.groups.closed,
+            consumer.attempt_ended.set,
         )
-        await dispatcher.restore(state.outstanding)
+        await dispatcher.restore(state.outstanding, state.groups_by_others)
         loop = TrainingLoop(
             bus=self._bus,
             settings=settings,

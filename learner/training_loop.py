@@ -105,12 +105,14 @@ class TrainingLoop:
             consumed_executions=self.consumer.consumed_since(position),
             closed_groups=self.consumer.groups.released_tasks(),
             groups_dispatched=self.dispatcher.num_dispatched,
+            groups_by_others=self.dispatcher.num_by_others,
             outstanding=self.dispatcher.outstanding(trained),
         )
 
     async def _next_groups(self) -> list[RolloutGroup]:
         while True:
             seconds_left = self.consumer.expire()
+            self.consumer.groups.drop(self.dispatcher.take_surplus())
             await self.dispatcher.replace_dropped(self.excluded.collect())
             groups = self.consumer.groups.pop_ready(self.settings.groups_per_step, self._choose_groups)
             metrics.groups_ready.set(len(self.consumer.groups.ready))

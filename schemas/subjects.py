@@ -7,6 +7,7 @@ EVENTS = "EVENTS"
 ALERTS = "ALERTS"
 WEIGHTS = "WEIGHTS"
 DLQ = "DLQ"
+DISPATCH = "DISPATCH"
 AUDIT = "AUDIT"
 WEIGHT_BUCKET = "weights"
 
@@ -19,6 +20,7 @@ ALL_RELEASES = "lb.weights.release.*"
 ALL_SWAP_LOCKS = "lb.weights.swap_lock.*"
 ALL_AUDITS = "lb.weights.audit.*"
 ALL_DLQ = "lb.dlq.*"
+ALL_DISPATCH_MARKS = "lb.dispatch.*"
 ALL_HEARTBEATS = "lb.heartbeat.>"
 
 TRAIN_ROLLOUT = "lb.rollout.train"
@@ -31,8 +33,10 @@ API_ADVISORY = "$JS.EVENT.ADVISORY.API"
 """nats-server's audit of JetStream API requests and their results."""
 
 STORE = "store"
-LEARNER = "learner"
-"""A durable consumer is named after the role that reads it."""
+"""The durable consumers of the store."""
+LEARNER_PREFIX = "learner-"
+DEFAULT_POLICY = "policy"
+"""The model of a run that names none."""
 
 SCHEMA_HEADER = "Lightningbus-Schema"
 TRACE_HEADER = "traceparent"
@@ -87,6 +91,26 @@ def heartbeat(role: str, id: str) -> str:
 def heartbeats(role: str) -> str:
     """Filter over the heartbeats of a role."""
     return f"lb.heartbeat.{role}.*"
+
+
+def dispatch_mark(run: str) -> str:
+    """How many groups of a run are dispatched; the last message is the current count."""
+    return f"lb.dispatch.{run}"
+
+
+def learner_durable(model: str) -> str:
+    """Durable consumer of TRAIN_ROLLOUTS of the learner that trains a model."""
+    return f"{LEARNER_PREFIX}{model}"
+
+
+def is_learner_durable(durable: str) -> bool:
+    """Whether a durable consumer is a learner's."""
+    return durable.startswith(LEARNER_PREFIX)
+
+
+def model_of_durable(durable: str) -> str:
+    """The model that the reader of a learner's durable trains."""
+    return durable.removeprefix(LEARNER_PREFIX)
 
 
 def runner_durable(agent: str, mode: str) -> str:

@@ -1,8 +1,10 @@
 """Events about training steps: their rollouts and their results."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from schemas.base import Event, Identifier, NonNegativeInt, Outcome, PositiveInt, SubjectToken
+from msgspec import Meta, field
+
+from schemas.base import MAX_POLICIES, Event, Identifier, NonNegativeInt, Outcome, PositiveInt, SubjectToken
 from schemas.spans import Span
 
 
@@ -48,3 +50,17 @@ class TrainingStep(Event, frozen=True, kw_only=True):
     """The learner's settings, JSON: with them the batch can be rebuilt."""
     spans: tuple[Span, ...]
     """One span per rollout that was trained on, in the trace of that rollout."""
+
+
+class DispatchMark(Event, frozen=True, kw_only=True):
+    """How many groups of a run are dispatched; the last message on its subject is the current count."""
+
+    run_id: SubjectToken
+    num_groups: NonNegativeInt
+    groups_by_model: Annotated[dict[SubjectToken, NonNegativeInt], Meta(max_length=MAX_POLICIES)] = field(
+        default_factory=dict
+    )
+    """How many of them the learner of each model dispatched."""
+    settings_sha256: str
+    """Of what learners of one run must have in common."""
+    marked_at_ns: NonNegativeInt

@@ -13,7 +13,7 @@ from bus.errors import BusError
 from bus.fleet.heartbeats import Fleet
 from bus.fleet.node_state import DONE, is_ready
 from bus.fleet.readiness import READY_STATES
-from bus.streams import ROLLOUT_CONSUMERS
+from bus.streams import rollout_consumers
 from common.observability import metrics
 from schemas import subjects
 from schemas.fleet import Alert, Heartbeat
@@ -140,9 +140,10 @@ def _explain_lag(full: str, lags: Mapping[str, int], num_pending: int) -> Stall:
     """Blame the reader with the largest backlog."""
     if not any(lags.values()):
         return Stall("store", f"{full}, {num_pending} messages are not written yet")
-    role = max(lags, key=lambda name: lags[name])
-    counts = ", ".join(f"{name} {count}" for name, count in sorted(lags.items()))
-    return Stall(role, f"{full}: the {role} lags (messages not acknowledged: {counts})")
+    slowest = max(lags, key=lambda durable: lags[durable])
+    counts = ", ".join(f"{durable} {count}" for durable, count in sorted(lags.items()))
+    role = "learner" if subjects.is_learner_durable(slowest) else slowest
+    return Stall(role, f"{full}: {slowest} lags (messages not acknowledged: {counts})")
 
 
 def _format_status(beat: Heartbeat) -> str:
@@ -192,7 +193,8 @@ class StallDetector:
         if not any(beat.status.get("waits_for_room") for beat in self._fleet.members()):
             return {}
         lags: dict[str, dict[str, int]] = {}
-        for reader in ROLLOUT_CONSUMERS:
+        names = await self._bus.consumer_names(subjects.TRAIN_ROLLOUTS)
+        for reader in rollout_consumers(map(subjects.model_of_durable, filter(subjects.is_learner_durable, names))):
             backlog = await self._bus.backlog(reader)
             lags.setdefault(reader.filter_subject, {})[reader.durable] = backlog.num_ack_pending + backlog.num_pending
         return lags

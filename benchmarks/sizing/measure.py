@@ -23,7 +23,7 @@ from benchmarks.sizing.model import Fit
 from bus.client import Bus
 from bus.embedded.nats_server import NatsServer, nats_server
 from bus.fleet.heartbeats import Fleet
-from bus.streams import LEARNER_ROLLOUTS, STORE_TRAIN
+from bus.streams import STORE_TRAIN, learner_consumer
 from runners.protocol.choice import SampledChoice
 from runners.recording.attempt import AttemptRecorder
 from schemas import ids, subjects
@@ -199,7 +199,10 @@ async def of_a_byte() -> float:
         for kilobytes in (2, 32):
             batches = [item for n in range(400) for item in rollout("bus", (1, 25 * kilobytes), n)]
             size = sum(len(encode(batch)) for batch in batches)
-            async with bus.pull(STORE_TRAIN, slots=8192) as store, bus.pull(LEARNER_ROLLOUTS, slots=8192) as learner:
+            async with (
+                bus.pull(STORE_TRAIN, slots=8192) as store,
+                bus.pull(learner_consumer("policy"), slots=8192) as learner,
+            ):
                 meter.since()
                 await publish(bus, batches)
                 for puller in (store, learner):

@@ -14,7 +14,7 @@ from benchmarks.sizing.measure import Meter, broker, settle
 from benchmarks.sizing.model import Costs, Fit, Load, Plant, simulate
 from benchmarks.system import System, runner, running, usage
 from bus.client import Bus
-from bus.streams import LEARNER_ROLLOUTS, STORE_TRAIN, ConsumerSpec, runner_consumer
+from bus.streams import STORE_TRAIN, ConsumerSpec, learner_consumer, runner_consumer
 from bus.task_publisher import TaskPublisher
 from common.aio import cancel_and_wait
 from common.subprocesses import spawn, terminate
@@ -58,7 +58,7 @@ async def crowd(count: int, nodes: int, tasks: int) -> Crowd:
         for process in processes:
             assert process.stdout is not None and await process.stdout.readline() == b"ready\n"
         others = [asyncio.create_task(_node(bus, f"node-{number}")) for number in range(nodes)]
-        others += [asyncio.create_task(_read(bus, consumer)) for consumer in (STORE_TRAIN, LEARNER_ROLLOUTS)]
+        others += [asyncio.create_task(_read(bus, consumer)) for consumer in (STORE_TRAIN, learner_consumer("policy"))]
         await asyncio.sleep(2)
         meter, started = Meter(server), time.monotonic()
         await asyncio.sleep(WATCHED_SECONDS)

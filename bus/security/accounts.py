@@ -49,24 +49,24 @@ def account_name(role: str) -> str:
     return BUS if role == ADMIN else LEAF_ROLES.get(role, role).upper()
 
 
-def build_accounts(identities: Identities) -> str:
-    """The server's ``accounts`` block for users by role."""
+def build_accounts(identities: Identities, permissions: Mapping[str, Permissions] = PERMISSIONS) -> str:
+    """The server's ``accounts`` block for users by role; ``permissions`` as `make_permissions` gives them."""
     roles = [role for role in identities if role not in LEAF_ROLES and role != ADMIN]
-    block = {account_name(role): Account(extra={"limits": _limits(PERMISSIONS[role])}) for role in roles}
+    block = {account_name(role): Account(extra={"limits": _limits(permissions[role])}) for role in roles}
     block[BUS] = Account(extra={"jetstream": "enabled"})
     for role, keys in identities.items():
-        block[account_name(role)].users += [_user(key, PERMISSIONS[role], inbox_prefix(role)) for key in keys]
-    _share(block, roles)
+        block[account_name(role)].users += [_user(key, permissions[role], inbox_prefix(role)) for key in keys]
+    _share(block, roles, permissions)
     block[BUS].exports.append({"service": UNUSED_SUBJECT, "accounts": [account_name(role) for role in roles]})
     for role in roles:
         block[account_name(role)].imports.append(
             {"service": {"account": BUS, "subject": UNUSED_SUBJECT}, "to": f"{API}.INFO"}
         )
-    for subject, to in _by_subject((role, PERMISSIONS[role].publish) for role in roles):
+    for subject, to in _by_subject((role, permissions[role].publish) for role in roles):
         block[BUS].exports.append({"service": subject, "accounts": to, **_response_options(subject)})
         for name in to:
             block[name].imports.append({"service": {"account": BUS, "subject": subject}, **_latency_options(subject)})
-    for subject, to in _by_subject((role, PERMISSIONS[role].subscribe) for role in roles):
+    for subject, to in _by_subject((role, permissions[role].subscribe) for role in roles):
         block[BUS].exports.append({"stream": subject, "accounts": to})
         for name in to:
             block[name].imports.append({"stream": {"account": BUS, "subject": subject}})
@@ -79,7 +79,9 @@ def build_leaf_accounts(identities: Identities) -> str:
     for role, keys in identities.items():
         permissions = replace(PERMISSIONS[role], publish=via_hub_domain(PERMISSIONS[role].publish))
         block[account_name(role)].users += [_user(key, permissions, inbox_prefix(role)) for key in keys]
-    _share(block, list(identities))  # so that its runners hear its nodes also while the link to the hub is cut
+    _share(
+        block, list(identities), PERMISSIONS
+    )  # so that its runners hear its nodes also while the link to the hub is cut
     return _render(block)
 
 
@@ -95,15 +97,15 @@ def is_within(subject: str, filter: str) -> bool:
     )
 
 
-def _share(block: Mapping[str, Account], roles: Iterable[str]) -> None:
+def _share(block: Mapping[str, Account], roles: Iterable[str], permissions: Mapping[str, Permissions]) -> None:
     """What one role publishes and others hear: what came into the streams' account is not handed on from there."""
     names = list(roles)
     for role in names:
-        for subject in PERMISSIONS[role].publish:
+        for subject in permissions[role].publish:
             hearing = [
                 account_name(other)
                 for other in names
-                if other != role and any(is_within(subject, each) for each in PERMISSIONS[other].subscribe)
+                if other != role and any(is_within(subject, each) for each in permissions[other].subscribe)
             ]
             if hearing:
                 block[account_name(role)].exports.append({"stream": subject, "accounts": hearing})

@@ -7,7 +7,7 @@ role has an inbox prefix of its own, so that no role hears what another is answe
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from bus.streams import BUCKET, LEARNER_ROLLOUTS, ROLLOUT_CONSUMERS, STORE_CONSUMERS
+from bus.streams import BUCKET, DEFAULT_POLICIES, STORE_CONSUMERS, learner_consumer
 from schemas import subjects
 
 API = "$JS.API"
@@ -72,11 +72,8 @@ _ROLE_PERMISSIONS: Mapping[str, Permissions] = {
         publish=(
             *(right for consumer in STORE_CONSUMERS for right in _consume(consumer.stream, consumer.durable)),
             f"{API}.STREAM.INFO.{subjects.TASKS}",
-            *(
-                f"{API}.CONSUMER.INFO.{reader.stream}.{reader.durable}"
-                for reader in ROLLOUT_CONSUMERS
-                if reader not in STORE_CONSUMERS
-            ),
+            f"{API}.STREAM.INFO.{subjects.TRAIN_ROLLOUTS}",
+            f"{API}.CONSUMER.NAMES.{subjects.TRAIN_ROLLOUTS}",
             subjects.ALERT,
             subjects.ALL_DLQ,
             subjects.heartbeats("store"),
@@ -86,24 +83,24 @@ _ROLE_PERMISSIONS: Mapping[str, Permissions] = {
     ),
     "learner": Permissions(
         publish=(
-            *_consume(LEARNER_ROLLOUTS.stream, LEARNER_ROLLOUTS.durable),
-            f"{API}.CONSUMER.RESET.{LEARNER_ROLLOUTS.stream}.{LEARNER_ROLLOUTS.durable}",
-            f"{API}.STREAM.INFO.{LEARNER_ROLLOUTS.stream}",
+            f"{API}.STREAM.INFO.{subjects.TRAIN_ROLLOUTS}",
             f"{API}.STREAM.INFO.{subjects.TASKS}",
             f"{API}.CONSUMER.INFO.{subjects.TASKS}.*",
             subjects.ALERT,
             subjects.ALL_TASKS,
             subjects.ALL_EVENTS,
-            subjects.ALL_WEIGHTS,
+            subjects.ALL_DISPATCH_MARKS,
+            f"{API}.DIRECT.GET.{subjects.DISPATCH}.{subjects.ALL_DISPATCH_MARKS}",
             *_READ_WEIGHTS,
             _BATCH_GET,
             _READ_AUDITS,
             f"{API}.STREAM.MSG.GET.{subjects.WEIGHTS}",
+            f"{API}.STREAM.MSG.GET.{subjects.DISPATCH}",
             _READ_OBJECT_INFO,
             *_WRITE_OBJECTS,
             subjects.heartbeats("learner"),
         ),
-        subscribe=(subjects.ALL_WEIGHTS, subjects.heartbeats("inference")),
+        subscribe=(subjects.ALL_WEIGHTS, subjects.ALL_DISPATCH_MARKS, subjects.heartbeats("inference")),
         max_connections=256,
     ),
     "inference": Permissions(
@@ -169,12 +166,28 @@ def via_hub_domain(what: Iterable[str]) -> tuple[str, ...]:
     return tuple(each.replace(f"{API}.", f"$JS.{HUB_DOMAIN}.API.") for each in what)
 
 
-PERMISSIONS: Mapping[str, Permissions] = {
-    **_ROLE_PERMISSIONS,
-    **{
-        leaf: replace(_ROLE_PERMISSIONS[role], publish=via_hub_domain(_ROLE_PERMISSIONS[role].publish))
-        for leaf, role in LEAF_ROLES.items()
-    },
-}
-"""``client`` puts tasks in and looks on; ``admin`` makes streams and consumers and may do anything with them; a leaf is
-a far site's server, which publishes and receives for its runners, or its nodes."""
+def make_permissions(policies: Iterable[str] = DEFAULT_POLICIES) -> Mapping[str, Permissions]:
+    """Permissions by role where learners train these models: they publish versions of no other.
+
+    ``client`` puts tasks in and looks on; ``admin`` makes streams and consumers and may do anything with them; a leaf
+    is a far site's server, which publishes and receives for its runners, or its nodes.
+    """
+    models = tuple(dict.fromkeys(policies))
+    learners = [learner_consumer(model) for model in models]
+    store, learner = _ROLE_PERMISSIONS["store"], _ROLE_PERMISSIONS["learner"]
+    resets = [f"{API}.CONSUMER.RESET.{reader.stream}.{reader.durable}" for reader in learners]
+    infos = [f"{API}.CONSUMER.INFO.{reader.stream}.{reader.durable}" for reader in learners]
+    own = [right for reader in learners for right in _consume(reader.stream, reader.durable)]
+    roles = {
+        **_ROLE_PERMISSIONS,
+        "store": replace(store, publish=(*store.publish, *infos, *resets)),
+        "learner": replace(learner, publish=(*learner.publish, *own, *resets, *map(subjects.weights, models))),
+    }
+    leaves = {
+        leaf: replace(roles[role], publish=via_hub_domain(roles[role].publish)) for leaf, role in LEAF_ROLES.items()
+    }
+    return {**roles, **leaves}
+
+
+PERMISSIONS = make_permissions()
+"""Those where one model is trained, of the usual name."""

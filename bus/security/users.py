@@ -5,28 +5,39 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from bus.errors import CredentialsError
 from bus.security.accounts import build_accounts, build_leaf_accounts
 from bus.security.certificates import CA, CERT, CLIENT, KEY, ROUTE_PREFIX, SERVER, CertificateAuthority
 from bus.security.credentials import FILE
 from bus.security.identities import NKEY, Identity, identity_of, new_certificate, new_nkey
-from bus.security.permissions import LEAF_ROLES, PERMISSIONS, inbox_prefix
+from bus.security.permissions import LEAF_ROLES, PERMISSIONS, inbox_prefix, make_permissions
 from bus.security.secrets import CONF, INFERENCE_API_KEY, SERVER_DIR, new_key, read_secret, write_secret
 from bus.security.signing import SigningKeys
+from bus.streams import DEFAULT_POLICIES
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 LEAF_CONF = "nkey.conf"
+POLICIES = "policies.json"
+"""Which models learners may train."""
 INFERENCE_KEY_ROLES = ("runner", "inference")
 """Who holds the inference API key of the nodes' gateways."""
 
 
 def create_users(
-    out: Path, tls: bool, hosts: Sequence[str] = (), site: bool = False, signing: Path | None = None
+    out: Path,
+    tls: bool,
+    hosts: Sequence[str] = (),
+    site: bool = False,
+    signing: Path | None = None,
+    policies: Sequence[str] = DEFAULT_POLICIES,
 ) -> Iterator[str]:
     """Write everything below ``out``; says line by line what. Raises `CredentialsError` rather than write over keys.
 
     ``hosts``: more names and addresses the server is reached under, for its certificate; ``site``: it is a far site's.
-    ``signing``: a role's folder of the cluster, by whose signing keys a site goes; None: fresh ones.
+    ``signing``: a role's folder of the cluster, by whose signing keys a site goes; None: fresh ones. ``policies``:
+    the models that learners may train.
     """
     out.mkdir(parents=True, exist_ok=True, mode=0o700)
     if taken := next((name for name in (CONF, *PERMISSIONS) if (out / name).exists()), None):
@@ -73,17 +84,36 @@ def create_users(
         routes.write(directory, ROUTE_PREFIX)
         routes.issue(directory, "lightningbus bus", SERVER, CLIENT, hosts=names, prefix=ROUTE_PREFIX)
         yield f"{directory}: the server's certificate, for {', '.join(names)}"
+    (out / POLICIES).write_text(json.dumps(list(policies)) + "\n")
     server_conf(out, identities, site)
     yield f"{out / CONF}: who may do what, for the server; with TLS it holds passwords"
 
 
 def server_conf(out: Path, identities: Mapping[str, Sequence[Identity]], site: bool) -> None:
     """Write the server's configuration: by which identities each role is let in, and its TLS where it has a place."""
-    fragment = build_leaf_accounts(identities) if site else build_accounts(identities)
+    permissions = make_permissions(read_policies(out))
+    fragment = build_leaf_accounts(identities) if site else build_accounts(identities, permissions)
     if (out / SERVER_DIR).exists():
         fragment += _tls((out / SERVER_DIR).resolve())
     (out / CONF).unlink(missing_ok=True)
     write_secret(out / CONF, f"# Users of a nats-server: `include` this file in its configuration.\n{fragment}")
+
+
+def read_policies(out: Path) -> tuple[str, ...]:
+    """The models that learners may train by these users; raises `CredentialsError`."""
+    try:
+        return tuple(msgspec.json.decode((out / POLICIES).read_bytes(), type=list[str]))
+    except (OSError, msgspec.DecodeError) as error:
+        raise CredentialsError(f"{out / POLICIES} does not list the models that learners train: {error}") from error
+
+
+def allow_policies(out: Path, policies: Sequence[str]) -> None:
+    """Let learners train these models and no others; the server reads it at its next start."""
+    if read_policies(out) == tuple(policies):
+        return
+    (out / POLICIES).write_text(json.dumps(list(policies)) + "\n")
+    identities = {role: [identity_of(out / role)] for role in PERMISSIONS if (out / role).exists()}
+    server_conf(out, identities, site=False)
 
 
 def write_leaf_conf(directory: Path) -> None:

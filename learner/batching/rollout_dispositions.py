@@ -18,6 +18,8 @@ from schemas.trajectory.attempt_selection import INFRA_OUTCOMES
 SCOPE = "lightningbus.learner"
 STALE = "stale"
 """Why a rollout is excluded whose tokens are of versions too old."""
+SURPLUS = "surplus"
+"""Why one is excluded that another learner of the run dispatched, beyond what this one can train within the bound."""
 QUARANTINED = "quarantined"
 """Why one is excluded that the auditor's verdicts apply to; the engine or version follows."""
 

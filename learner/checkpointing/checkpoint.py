@@ -46,6 +46,9 @@ class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
     closed_groups: list[str] = []
     """Tasks whose group is closed."""
     groups_dispatched: int = 0
+    """Groups of the run, replacements not counted."""
+    groups_by_others: int = 0
+    """Of these, the ones that learners of other models dispatched."""
     outstanding: list[DispatchedGroup] = []
     """The groups that are dispatched and neither trained nor dropped, in the order of dispatch."""
     last_step_event: bytes = b""

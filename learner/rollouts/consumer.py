@@ -13,7 +13,7 @@ from bus.client import Bus
 from bus.errors import BusError
 from bus.message import Message
 from bus.pull_consumer import PullConsumer
-from bus.streams import LEARNER_ROLLOUTS
+from bus.streams import learner_consumer
 from common.aio import first_completed
 from common.observability import metrics
 from common.observability.faults import count_fault
@@ -59,6 +59,7 @@ class RolloutConsumer:
     ) -> None:
         self._bus = bus
         self._settings = settings
+        self._durable = learner_consumer(settings.model)
         self._rules = settings.credit.rules_in_force
         self._assembler = Assembler(self._rules, settings.reward)
         self._consumed = dict(used or {})  # execution -> position of its last batch
@@ -76,7 +77,7 @@ class RolloutConsumer:
         """Set whenever an attempt has ended, or the bus begins to fill."""
         self.was_reset = asyncio.Event()
         """Set when reading begins anew: the bus may have lost something. Whoever waits for it clears it."""
-        self.fill = StreamFill(bus)
+        self.fill = StreamFill(bus, settings.model)
         self.stream_mark = mark or StreamMark()
         """The stream as it is known now."""
         self.next_sequence = position
@@ -91,13 +92,13 @@ class RolloutConsumer:
         """
         last_gap_free_at, conflict_timeout = time.monotonic(), CONFLICT_TIMEOUT_SECONDS
         # One puller for all: what the broker is still asked for from before then comes here too, and to nobody else.
-        async with self._bus.pull(LEARNER_ROLLOUTS, slots=PREFETCH) as puller:
+        async with self._bus.pull(self._durable, slots=PREFETCH) as puller:
             while True:
                 self._bus.reconnected.clear()
                 self._unacked.clear()  # their acknowledgements are of the consumer before the reset
                 self._next_delivery = 1
                 try:
-                    await self._bus.reset_consumer(LEARNER_ROLLOUTS, await self.find_position())
+                    await self._bus.reset_consumer(self._durable, await self.find_position())
                 except (NatsError, BusError) as error:
                     log.warning("cannot read rollouts, trying again: %s", str(error) or type(error).__name__)
                     last_gap_free_at = time.monotonic()
@@ -115,14 +116,17 @@ class RolloutConsumer:
                         2 * CONFLICT_TIMEOUT_SECONDS,
                     )  # who was here before is not the one to go
                 elif now - last_gap_free_at > conflict_timeout:
-                    raise LearnerError("another reader takes this run's spans: there can be one learner to a bus")
+                    raise LearnerError(
+                        f"another reader takes the rollouts of model {self._settings.model!r}: "
+                        "a model has one learner on a bus"
+                    )
                 log.warning("span batches went to another reader or were lost on their way: reading them again")
                 await asyncio.sleep(RESET_PAUSE_SECONDS)
 
     async def find_position(self) -> int:
         """The stream sequence to read from: the stream may have lost messages since it was last looked at."""
         stream, tasks = (
-            await self._bus.stream_state(LEARNER_ROLLOUTS.stream),
+            await self._bus.stream_state(self._durable.stream),
             await self._bus.stream_state(subjects.TASKS),
         )
         continuation = resume_at(self.stream_mark, self.acked_up_to, stream)

@@ -3,18 +3,26 @@
 import asyncio
 import logging
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
 
 from msgspec.structs import replace
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 
 from bus.client import Bus
+from bus.errors import BusError
 from bus.task_file import TaskInput
 from bus.task_publisher import TaskPublisher
+from learner.rollouts.dispatch_mark import RunDispatch
 from learner.rollouts.pacing import DispatchedGroup, Pace, find_awaited, num_admitted_groups
 from learner.rollouts.task_order import TaskOrder
 from learner.rollouts.task_queue import TaskQueue
 from learner.settings.learner import LearnerSettings
+from schemas.codec import DecodeError
 from schemas.tasks import Task
 
 log = logging.getLogger(__name__)
@@ -47,7 +55,8 @@ def tasks_of_group(problem: TaskInput, pass_number: int, settings: LearnerSettin
             group_size=settings.group_size,
             deadline=settings.rollout_timeout_seconds,
             max_attempts=settings.max_attempts,
-            model=settings.model,
+            model=settings.main_model,
+            role_models=settings.role_models,
             sampling_params=settings.sampling_params,
         )
         for sample in range(settings.group_size)
@@ -65,28 +74,50 @@ class Dispatcher:
         num_dispatched: int = 0,
         served_version: Callable[[], int | None] = lambda: None,
         closed: Container[str] = (),
+        on_surplus: Callable[[], None] = lambda: None,
     ) -> None:
         """``served_version`` is the oldest that nodes serve, None if no node is known.
 
-        ``closed`` are the tasks that wait for no rollout any more.
+        ``closed`` are the tasks that wait for no rollout any more. ``on_surplus`` is called when `surplus` has grown.
         """
+        self.on_surplus = on_surplus
         self._problems, self._settings, self._closed = problems, settings, closed
         self._publisher, self._queue = TaskPublisher(bus), TaskQueue(bus, settings.agent)
         self._served_version = served_version
         self._task_order = TaskOrder(len(problems), settings.seed)
+        self._bus, self._run = bus, RunDispatch(bus, settings, problems)
         self._groups: dict[str, DispatchedGroup] = {}
         self._lost: deque[tuple[str, Collection[int], str]] = deque()
+        self._num_adopted = 0  # groups of others, less the surplus
+        self._is_mark_new = False
         self._nonce = ""  # of the last loss: the broker may still know ids of tasks that nobody has any more
         self._wake = asyncio.Event()
         self._step = self._version = 0
         self.num_dispatched = num_dispatched
-        """Groups published since the run's start, replacements not counted: the number of the next one."""
+        """Groups of the run that this learner knows to be dispatched, without replacements: the next one's number."""
+        self.num_by_others = 0
+        """Of these, the ones that other learners of the run dispatched."""
+        self.surplus: dict[str, None] = {}
+        """Tasks that others dispatched and that are more than may be trained within the bound, oldest first."""
 
-    async def restore(self, groups: Iterable[DispatchedGroup]) -> None:
-        """Restore the groups that were dispatched before and are neither trained nor dropped."""
+    async def restore(self, groups: Iterable[DispatchedGroup], num_by_others: int = 0) -> None:
+        """Restore the groups that were dispatched before and are neither trained nor dropped.
+
+        What other learners of the run have dispatched since then is adopted; ``num_by_others`` is how many groups
+        that were then. Raises `LearnerError` as `RunDispatch`.
+        """
         for group in groups:
             version = group.served_version if group.is_published else None
             self._groups[(await self._tasks_of(group))[0].id] = replace(group, served_version=version)
+        self.num_by_others = num_by_others
+        if self._problems:
+            num_groups = await self._run.refresh(from_leader=True)
+            if time.time() - self._run.marked_at_ns / 1e9 > self._settings.max_group_seconds:
+                # What others dispatched has ended, one way or the other.
+                num_ended = max(0, self._run.num_by_others - self.num_by_others)
+                self.num_dispatched = min(num_groups, self.num_dispatched + num_ended)
+                self.num_by_others = self._run.num_by_others
+            await self._adopt()
 
     def outstanding(self, trained: Container[str] = ()) -> list[DispatchedGroup]:
         """The groups that are dispatched and neither dropped nor ``trained``, in the order of dispatch."""
@@ -138,6 +169,11 @@ class Dispatcher:
             self._groups[name] = again
         self._wake.set()
 
+    def take_surplus(self) -> list[str]:
+        """The tasks of `surplus`, oldest first; from now on it is empty."""
+        taken, self.surplus = list(self.surplus), {}
+        return taken
+
     def find_awaited(self, batch: Collection[str]) -> list[str]:
         """Tasks whose open group would be beyond the bound later if a batch of tasks were trained now, without it."""
         return find_awaited(batch, self._groups, self._closed, self._pace()) if self._is_bounded else []
@@ -164,12 +200,30 @@ class Dispatcher:
         return count
 
     async def run(self) -> None:
-        """Publish for ever; a full bus is waited for."""
+        """Publish for ever; a full bus is waited for. Raises `LearnerError` as `RunDispatch`."""
+        if not self._problems:
+            await asyncio.Event().wait()
+
+        async def on_mark(message: Msg) -> None:
+            self._is_mark_new = True
+            self._wake.set()
+
+        subscription = await self._bus.nc.subscribe(self._run.subject, cb=on_mark)
+        try:
+            await self._run_loop()
+        finally:
+            with suppress(NatsError):
+                await subscription.unsubscribe()
+
+    async def _run_loop(self) -> None:
         while True:
             self._wake.clear()
-            if self._lost:
+            if self._is_mark_new:
+                self._is_mark_new = False
+                await self._look_at_run()
+            elif self._lost:
                 await self._publish_lost()
-            elif not self._problems or self._num_started >= self._num_admitted():
+            elif self._num_started >= self._num_admitted():
                 await self._wake.wait()
             elif await self._has_room():
                 await self._publish_next()
@@ -219,8 +273,12 @@ class Dispatcher:
 
         After a return to an older checkpoint a replay may have closed its group already: then it needs no tasks.
         """
-        waiting = (group for group in self._groups.values() if not group.is_published)
-        group = next(waiting, DispatchedGroup(number=self.num_dispatched))
+        group = next((group for group in self._groups.values() if not group.is_published), None)
+        if group is None:
+            await self._look_at_run()
+            if self._num_started >= self._num_admitted():
+                return
+            group = DispatchedGroup(number=self.num_dispatched)
         tasks, nonce = await self._tasks_of(group), self._nonce
         task = tasks[0].id
         if task in self._closed:
@@ -228,11 +286,48 @@ class Dispatcher:
         else:
             group.served_version = self._served
             self._groups[task] = group  # before: what is lost on its way is outstanding too
-            await self._publisher.publish_tasks(tasks, timeout=math.inf, nonce=nonce)
+            if group.replacement or nonce or group.number >= self._run.num_groups:  # else it was, before a restart
+                await self._publisher.publish_tasks(tasks, timeout=math.inf, nonce=nonce)
             group.is_published = True
             if nonce != self._nonce:  # the bus lost messages meanwhile, maybe these
                 self._lost.append((task, range(self._settings.group_size), self._nonce))
         self.num_dispatched = max(self.num_dispatched, group.number + 1)
+        if not group.replacement and self.num_dispatched > self._run.num_groups:
+            await self._run.advance(self.num_dispatched)
+
+    async def _look_at_run(self) -> None:
+        """Adopt what other learners of the run have dispatched."""
+        try:
+            await self._run.refresh()
+        except (NatsError, BusError, DecodeError) as error:
+            log.warning("cannot see what other learners dispatched: %s", str(error) or type(error).__name__)
+            return
+        await self._adopt()
+
+    async def _adopt(self) -> None:
+        """Groups of others are this learner's too: it trains its own calls of them.
+
+        If there are more than it can train within the bound, the oldest ones are left to the others.
+        """
+        num_new = self._run.num_by_others - self.num_by_others
+        self.num_by_others = self._run.num_by_others
+        for _ in range(min(num_new, self._run.num_groups - self.num_dispatched)):
+            group = DispatchedGroup(number=self.num_dispatched, served_version=self._served, is_published=True)
+            task = (await self._tasks_of(group))[0].id
+            if task not in self._groups and task not in self._closed:
+                self._groups[task] = group
+                self._num_adopted += 1
+            self.num_dispatched += 1
+        if not self._is_bounded:
+            return
+        num_surplus = min(self._num_adopted, max(0, self._num_started - self._num_admitted()))
+        started = (task for task, group in self._groups.items() if group.served_version is not None)
+        for task in list(islice(started, num_surplus)):
+            del self._groups[task]
+            self.surplus[task] = None
+        self._num_adopted -= num_surplus
+        if num_surplus:
+            self.on_surplus()
 
     async def _publish_lost(self) -> None:
         task, samples, nonce = self._lost[0]

@@ -50,8 +50,11 @@ class GroupBuffer:
         """(task, sample) of rollouts that had not ended when their group was closed."""
         self.late_attempts: list[Rollout] = []
         """Attempts that ended when their rollout had its last word, or their group was closed."""
+        self.surplus_attempts: list[Rollout] = []
+        """Attempts of groups that were dropped; see `drop`."""
         self.closed: dict[str, None] = dict.fromkeys(closed)
         """Tasks whose group is closed, oldest first."""
+        self._dropped: set[str] = set()
 
     def add(self, rollout: Rollout, now: float) -> None:
         """An attempt has ended."""
@@ -63,7 +66,8 @@ class GroupBuffer:
             if all(
                 rollout.execution_id != pending.execution_id for pending in self.pending_rollouts()
             ):  # else delivered twice
-                self.late_attempts.append(rollout)
+                is_surplus = rollout.task_id in self._dropped
+                (self.surplus_attempts if is_surplus else self.late_attempts).append(rollout)
             return
         group = self._open.setdefault(rollout.task_id, RolloutGroup(rollout.task_id, rollout.group_size, now))
         group.last_ended_at = now
@@ -77,6 +81,17 @@ class GroupBuffer:
             self.late_attempts.append(rollout)
         if group.complete:
             self._close(group)
+
+    def drop(self, tasks: Iterable[str]) -> None:
+        """Do not train on these tasks: what has ended of them, and what ends yet, goes to `surplus_attempts`."""
+        for task in tasks:
+            group = self._open.pop(task, None) or next((group for group in self.ready if group.task_id == task), None)
+            if group is not None:
+                self.ready = [other for other in self.ready if other is not group]
+                self.surplus_attempts += group.rollouts
+            if task not in self.closed or group is not None:
+                self._dropped.add(task)
+            self._add_closed(task)
 
     def expire(self, now: float) -> float | None:
         """Close the groups whose time is up; seconds until the next one's is, None if no group is open."""
@@ -103,6 +118,7 @@ class GroupBuffer:
         for group in (*self._open.values(), *self.ready, *self.rejected):
             yield from group.members.values()
         yield from self.late_attempts
+        yield from self.surplus_attempts
 
     def ended_rollouts(self) -> dict[str, set[int]]:
         """Samples that have ended, by the tasks of the groups that wait for more."""
@@ -122,13 +138,18 @@ class GroupBuffer:
 
     def _close(self, group: RolloutGroup) -> None:
         del self._open[group.task_id]
-        self.closed[group.task_id] = None
-        while len(self.closed) > MAX_CLOSED_GROUPS:
-            del self.closed[next(iter(self.closed))]
+        self._add_closed(group.task_id)
         ended = {rollout.sample_index for rollout in group.members.values()}
         self.missing_samples += [(group.task_id, sample) for sample in range(group.group_size) if sample not in ended]
         usable = sum(map(self._is_valid, group.members.values())) >= MIN_GROUP_SIZE
         (self.ready if usable else self.rejected).append(group)
+
+    def _add_closed(self, task: str) -> None:
+        self.closed[task] = None
+        while len(self.closed) > MAX_CLOSED_GROUPS:
+            oldest = next(iter(self.closed))
+            del self.closed[oldest]
+            self._dropped.discard(oldest)
 
 
 def in_dispatch_order(

@@ -1,15 +1,15 @@
 """How much of the bus is taken by rollouts that no checkpoint covers."""
 
 from bus.client import Bus
-from bus.streams import LEARNER_ROLLOUTS, Backlog, StreamState
+from bus.streams import Backlog, StreamState, learner_consumer
 from learner.rollouts.capacity import FULL, Capacity, filled_share
 
 
 class StreamFill:
     """The learner's share of the bus, as of the last look."""
 
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
+    def __init__(self, bus: Bus, model: str) -> None:
+        self._bus, self._consumer = bus, learner_consumer(model)
         self.share = 0.0
         """Of what the bus holds, from 0 to 1: what the learner has not acknowledged."""
 
@@ -32,7 +32,7 @@ class StreamFill:
         return stream, backlog
 
     async def _fetch(self) -> tuple[StreamState, Backlog]:
-        return await self._bus.stream_state(LEARNER_ROLLOUTS.stream), await self._bus.backlog(LEARNER_ROLLOUTS)
+        return await self._bus.stream_state(self._consumer.stream), await self._bus.backlog(self._consumer)
 
 
 def _capacity(stream: StreamState, backlog: Backlog) -> Capacity:

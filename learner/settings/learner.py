@@ -53,6 +53,10 @@ class LearnerSettings(RoleSettings):
         "them, with this run's name",
     )
     agent: str = Field("default", description="agent the tasks are for", pattern=NAME)
+    task_model: str | None = Field(
+        None, description="model that agents call by name, as `policy:role`; none: `model`", pattern=NAME
+    )
+    role_models: dict[str, str] = Field({}, description="other models that answer for some roles, as {checker: small}")
     group_size: int = Field(8, ge=2, description="rollouts per task: GRPO's group (verl: rollout.n)")
     groups_per_step: int = Field(16, ge=1, description="groups per training step (verl: train_batch_size)")
     max_steps: int = Field(100, ge=0, description="training steps; 0 publishes the first version and ends")
@@ -116,6 +120,11 @@ class LearnerSettings(RoleSettings):
     @classmethod
     def _credit_by_name(cls, value: Any) -> Any:
         return {"method": value} if isinstance(value, str) else value
+
+    @property
+    def main_model(self) -> str:
+        """The model that agents call by name."""
+        return self.task_model or self.model
 
     @property
     def max_group_seconds(self) -> float:

@@ -65,6 +65,10 @@ SizeOption = Annotated[
         "events_mib, max_ack_pending; repeat it [default: as it is, else as shipped]",
     ),
 ]
+PolicyOption = Annotated[
+    list[str] | None,
+    typer.Option("--policy", help="model that a learner trains; repeat it for several [default: policy]"),
+]
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

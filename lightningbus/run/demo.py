@@ -80,7 +80,7 @@ async def _play(job: DemoConfig, directory: RunDirectory) -> tuple[TrainResult, 
         try:
             # vLLM takes its weights from the bus: a tokenizer and a configuration are all it needs to start.
             await _wait_for_model_config(work / "model", making)
-            result = await train_job.train(stack, settings, learner, heldout, making)
+            result = await train_job.train(stack, settings, [learner], heldout, making)
         finally:
             making.cancel()
         return result, await asyncio.to_thread(_find_example_rollout, directory)

@@ -12,7 +12,7 @@ from bus.task_file import TaskInput, load_tasks
 from bus.weights.registry import WeightRegistry
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation import Evaluation
-from lightningbus.run.held_out import evaluate_once_served
+from lightningbus.run.held_out import PolicyVersions, evaluate_once_served
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import EvalSettings, RunSettings
@@ -60,10 +60,11 @@ async def run(settings: RunSettings, job: EvaluateJob) -> dict[str, Evaluation]:
     Raises `UserError` when a part fails for good, or when there is no such version.
     """
     with RunDirectory(settings.runs / settings.name).lock(fresh=job.first is not None) as directory:
-        async with start_stack(directory, settings.bus, f"lightningbus evaluate · {settings.name}") as stack:
-            registry = WeightRegistry(stack.bus, settings.inference[0].model)
+        title = f"lightningbus evaluate · {settings.name}"
+        async with start_stack(directory, settings.bus, title, settings.policies) as stack:
+            registry = WeightRegistry(stack.bus, settings.main_model)
             version = await _find_version(registry, job.version) if job.first is None else 0
-            for child in child_specs(settings.model_copy(update={"learner": None}), directory.path):
+            for child in child_specs(settings.without_learners(), directory.path):
                 await stack.supervisor.start(child)
             store = await stack.wait_for_member(lambda beat: beat.role == "store", "store", 60)
             stack.write_endpoints(store.address)
@@ -116,9 +117,10 @@ async def _evaluate(
     assert settings.store is not None, "an evaluation has a store"
     client = await asyncio.to_thread(connect, settings.store.url or sql, settings.store.database)
     results = {}
+    policies = PolicyVersions({settings.main_model: version}, settings.main_model, settings.role_models)
     for name in job.samplings:
         results[name] = await evaluate_once_served(
-            stack, client, settings.name, job.eval, job.problems, name, version, job.label_prefix
+            stack, client, settings.name, job.eval, job.problems, name, policies, job.label_prefix
         )
         stack.view.set_note(f"{name}: {results[name].format_mean()}")
     return results

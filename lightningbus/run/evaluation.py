@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from clickhouse_connect.driver.client import Client
@@ -15,9 +16,11 @@ from bus.task_file import TaskInput
 from lightningbus.run.publishing import expand_samples, publish_all
 from lightningbus.run.role_process import UserError
 from schemas import ids
+from schemas.subjects import DEFAULT_POLICY
 
 log = logging.getLogger(__name__)
 
+NO_ROLES: Mapping[str, str] = MappingProxyType({})
 ENDED = "SELECT rollout_id FROM rollouts WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String})"
 NUM_ENDED = "SELECT count() FROM rollouts WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String})"
 # By problem first: the answers to one problem are not independent of each other.
@@ -29,8 +32,12 @@ FROM (
 )
 """
 VERSIONS = """
-SELECT groupUniqArrayArray(token_versions) FROM completions
-WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String})
+SELECT c.model, groupUniqArrayArray(p.token_versions) FROM completions AS p
+INNER JOIN (
+    SELECT execution_id, call, model FROM model_calls
+    WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String})
+) AS c USING (execution_id, call)
+WHERE p.run_id = {run_id:String} AND endsWith(p.task_id, {suffix:String}) GROUP BY c.model
 """
 
 
@@ -40,7 +47,8 @@ class Evaluation(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     label: str = Field(description="how the problems were answered: greedy or sampled")
-    version: int = Field(description="weight version that answered")
+    version: int = Field(description="weight version of the model that agents call by name")
+    versions: dict[str, int] = Field({}, description="weight version of each model that was pinned")
     accuracy: float = Field(description="mean reward of all rollouts; a failed one counts as 0")
     standard_error: float | None = Field(description="of that mean, over problems; none for a single problem")
     num_problems: int = Field(description="held-out problems")
@@ -54,6 +62,11 @@ class Evaluation(BaseModel):
         return f"{self.accuracy:.2f}" + (f" ± {error:.2f}" if error is not None else "")
 
 
+def format_versions(versions: Mapping[str, int]) -> str:
+    """Versions as a part of ids: ``3``, or those of several models, in the order of their names: ``3_7``."""
+    return "_".join(str(versions[model]) for model in sorted(versions))
+
+
 async def evaluate(
     bus: Bus,
     sql: Client,
@@ -61,20 +74,23 @@ async def evaluate(
     problems: Sequence[TaskInput],
     *,
     label: str,
-    version: int,
+    versions: Mapping[str, int],
     samples: int,
     sampling: dict[str, Any],
     deadline: float = 120.0,
-    model: str = "policy",
+    model: str = DEFAULT_POLICY,
+    role_models: Mapping[str, str] = NO_ROLES,
     agent: str = "default",
 ) -> Evaluation:
-    """Publish every problem ``samples`` times, pinned to a weight version, and wait for all results in ClickHouse.
+    """Publish every problem ``samples`` times, pinned to weight versions, and wait for all results in ClickHouse.
 
-    Results that are there already count: only what is missing is published. Raises `UserError` when they are not all
-    there within ``deadline`` seconds, or when a token came from another version.
+    ``versions`` has one version of each model that is pinned, ``model`` among them: the one agents call by name.
+    ``role_models`` are the models that answer for some roles. Results that are there already count: only what is
+    missing is published. Raises `UserError` when they are not all there within ``deadline`` seconds, or when a token
+    came from another version.
     """
     started = time.monotonic()
-    suffix = f"@{run}-{label}-v{version}"
+    suffix = f"@{run}-{label}-v{format_versions(versions)}"
     parameters = {"run_id": run, "suffix": suffix}
     tasks = list(
         expand_samples(
@@ -85,7 +101,9 @@ async def evaluate(
             agent=agent,
             mode="eval",
             evaluation=label,
-            weight_versions={model: version},
+            model=model,
+            role_models=dict(role_models),
+            weight_versions=dict(versions),
             sampling_params=sampling,
             deadline=deadline,
         )
@@ -107,18 +125,21 @@ async def evaluate(
             await publish_all(bus, missing, timeout=deadline, on_done=lambda: None)
             while (num_ended := (await query(NUM_ENDED))[0][0]) < len(tasks):
                 await stores.wait_for_change()  # the store says each second what it has inserted
-            ((versions,),) = await query(VERSIONS)
+            answered = await query(VERSIONS)
             ((num_ok, mean, standard_error),) = await query(RESULTS)
     except TimeoutError:
         raise UserError(
-            f"evaluation {label} of version {version}: {num_ended} of {len(tasks)} rollouts ended in {deadline:g} s: "
-            "raise eval.deadline"
+            f"evaluation {label} of version {format_versions(versions)}: {num_ended} of {len(tasks)} rollouts ended "
+            f"in {deadline:g} s: raise eval.deadline"
         ) from None
-    if list(versions) != [version]:
-        raise UserError(f"evaluation {label} was pinned to version {version}, but versions {versions} answered")
+    for name, found in answered:
+        if name in versions and list(found) not in ([], [versions[name]]):
+            pinned = versions[name]
+            raise UserError(f"evaluation {label} was pinned to version {pinned} of {name!r}, but {found} answered")
     return Evaluation(
         label=label,
-        version=version,
+        version=versions[model],
+        versions=dict(versions),
         accuracy=mean,
         standard_error=standard_error,
         num_problems=len(problems),

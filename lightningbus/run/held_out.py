@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from clickhouse_connect.driver.client import Client
 from nats.aio.msg import Msg
@@ -18,6 +19,7 @@ from lightningbus.run.evaluation import Evaluation, evaluate
 from lightningbus.run.settings import EvalSettings
 from lightningbus.run.stack import LocalStack
 from schemas import subjects
+from schemas.fleet import Heartbeat
 from schemas.weights.events import ReleaseState, WeightManifest
 from schemas.weights.release_policy import is_servable
 
@@ -45,6 +47,24 @@ def choose_due_versions(published: Iterable[int], evaluated: Iterable[int], ever
     return list(due.values())
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyVersions:
+    """One version of each model of a run that is trained."""
+
+    versions: Mapping[str, int]
+    main: str
+    """The model that agents call by name."""
+    role_models: Mapping[str, str]
+    """Models that answer for roles of the agent."""
+
+    @property
+    def label(self) -> str:
+        """As in ``version 3``, or with several models ``versions writer 3, checker 7``."""
+        if len(self.versions) == 1:
+            return f"version {self.versions[self.main]}"
+        return "versions " + ", ".join(f"{model} {version}" for model, version in self.versions.items())
+
+
 async def evaluate_once_served(
     stack: LocalStack,
     client: Client,
@@ -52,25 +72,29 @@ async def evaluate_once_served(
     settings: EvalSettings,
     problems: Sequence[TaskInput],
     sampling: str,
-    version: int,
+    policies: PolicyVersions,
     label_prefix: str = "",
 ) -> Evaluation:
-    """Answer the problems under a version as ``sampling`` of `SAMPLINGS` says, once a node serves it.
+    """Answer the problems under versions as ``sampling`` of `SAMPLINGS` says, once nodes serve them.
 
-    Raises `UserError` when a process of the run fails for good, or no node serves the version in time.
+    Raises `UserError` when a process of the run fails for good, or no node serves a version in time.
     """
-    await stack.wait_for_member(
-        lambda beat: beat.role == "inference" and is_ready(beat.state) and serves_version(beat, version),
-        f"node with version {version}",
-        NODE_SECONDS,
-    )
+    for model, version in policies.versions.items():
+
+        def serves(beat: Heartbeat, model: str = model, version: int = version) -> bool:
+            is_node = beat.role == "inference" and beat.model == model
+            return is_node and is_ready(beat.state) and serves_version(beat, version)
+
+        await stack.wait_for_member(serves, f"node with version {version} of {model!r}", NODE_SECONDS)
     work = evaluate(
         stack.bus,
         client,
         run,
         problems,
         label=label_prefix + sampling,
-        version=version,
+        versions=policies.versions,
+        model=policies.main,
+        role_models=policies.role_models,
         samples=settings.samples if sampling == "sampled" else 1,
         sampling=SAMPLINGS[sampling],
         deadline=settings.deadline,
@@ -80,7 +104,7 @@ async def evaluate_once_served(
 
 
 class HeldOut:
-    """The held-out problems of a job, answered by versions of its model."""
+    """The held-out problems of a job, answered by versions of its models."""
 
     def __init__(
         self,
@@ -88,39 +112,46 @@ class HeldOut:
         client: Client,
         run: str,
         settings: EvalSettings,
-        model: str,
+        models: Sequence[str],
+        role_models: Mapping[str, str],
         problems: list[TaskInput],
         evaluations: Iterable[Evaluation],
         on_evaluation: Callable[[Evaluation], Awaitable[None]],
     ) -> None:
-        """``evaluations``: those of earlier starts; ``on_evaluation`` is called with each new one."""
-        self._stack, self._client, self._run, self._settings, self._model = stack, client, run, settings, model
+        """``models``: those that are trained, the one that agents call by name first.
+
+        ``evaluations``: those of earlier starts; ``on_evaluation`` is called with each new one.
+        """
+        self._stack, self._client, self._run, self._settings = stack, client, run, settings
+        self._main, self._role_models = models[0], role_models
         self._problems, self._on_evaluation = problems, on_evaluation
-        self._ended = {(evaluation.label, evaluation.version) for evaluation in evaluations}
-        self._releases = WeightRegistry(stack.bus, model)
+        self._ended = {(evaluation.label, _key(evaluation.versions)) for evaluation in evaluations}
+        self._releases = {model: WeightRegistry(stack.bus, model) for model in models}
         self._actor = f"train:{run}"
 
-    def is_complete(self, version: int) -> bool:
-        """Whether the version has been evaluated in every way."""
-        return all((label, version) in self._ended for label in SAMPLINGS)
+    def is_complete(self, versions: Mapping[str, int]) -> bool:
+        """Whether these versions, one of each model, have been evaluated in every way."""
+        return all((label, _key(versions)) in self._ended for label in SAMPLINGS)
 
-    async def evaluate(self, version: int) -> None:
-        """Evaluate a version that nodes serve until then; what has ended already is not done again."""
+    async def evaluate(self, versions: Mapping[str, int]) -> None:
+        """Evaluate versions that nodes serve until then; what has ended already is not done again."""
+        policies = PolicyVersions(versions, self._main, self._role_models)
         for label in SAMPLINGS:
-            if (label, version) in self._ended:
+            if (label, _key(versions)) in self._ended:
                 continue
             evaluation = await evaluate_once_served(
-                self._stack, self._client, self._run, self._settings, self._problems, label, version
+                self._stack, self._client, self._run, self._settings, self._problems, label, policies
             )
-            self._ended.add((label, version))
+            self._ended.add((label, _key(versions)))
             await self._on_evaluation(evaluation)
 
     async def follow_training(self, every: int, is_over: asyncio.Event) -> None:
         """Evaluate every ``every``-th version as it is published, until training is over and none is due.
 
-        Nodes load one version at a time. So they are pinned to the version until its evaluation has ended.
+        Nodes load one version at a time. So they are pinned to the version until its evaluation has ended. With
+        several models the versions of the first decide, and the others are pinned to their newest.
         """
-        subject, changed = subjects.weights(self._model), asyncio.Event()
+        subject, changed = subjects.weights(self._main), asyncio.Event()
 
         async def on_version(message: Msg) -> None:
             changed.set()
@@ -131,13 +162,13 @@ class HeldOut:
                 changed.clear()
                 was_over = is_over.is_set()
                 try:
-                    version = await self._pin_due(every, was_over)
+                    versions = await self._pin_due(every, was_over)
                 except (BusError, NatsError) as error:
                     log.warning("no version can be chosen for evaluation now: %s", str(error) or type(error).__name__)
                     await asyncio.sleep(RECHECK_SECONDS)
                     continue
-                if version is not None:
-                    await self.evaluate(version)
+                if versions is not None:
+                    await self.evaluate(versions)
                 elif was_over:
                     return
                 else:
@@ -147,25 +178,36 @@ class HeldOut:
                 await self.unpin()
                 await subscription.unsubscribe()
 
-    async def _pin_due(self, every: int, is_over: bool) -> int | None:
-        """Pin the next version to evaluate and return it; unpin and return None if there is none."""
-        release = await self._releases.refresh()
-        if release.pinned is not None and not self._is_own_pin(release):
+    async def _pin_due(self, every: int, is_over: bool) -> dict[str, int] | None:
+        """Pin the next versions to evaluate and return them; unpin and return None if there are none."""
+        releases = {model: await registry.refresh() for model, registry in self._releases.items()}
+        if any(release.pinned is not None and not self._is_own_pin(release) for release in releases.values()):
             return None
-        due = await self._find_due(release, every, is_over)
+        due = await self._find_due(releases[self._main], every, is_over)
         if not due:
             await self.unpin()
             return None
-        if release.pinned != due[0]:
-            reason = "held-out problems are being answered"
-            await self._releases.append_decision("pinned", due[0], actor=self._actor, reason=reason)
-        return due[0]
+        if releases[self._main].pinned != due[0]:
+            await self.unpin()  # so that the other models go on to their newest versions
+        versions = {self._main: due[0]}
+        for model, registry in self._releases.items():
+            if model != self._main:
+                target = (await registry.resolve_target()).serve
+                if target is None:
+                    return None
+                versions[model] = target.version
+        for model, version in versions.items():
+            if (await self._releases[model].refresh()).pinned != version:
+                reason = "held-out problems are being answered"
+                await self._releases[model].append_decision("pinned", version, actor=self._actor, reason=reason)
+        return versions
 
     async def _find_due(self, release: ReleaseState, every: int, is_over: bool) -> list[int]:
         """The versions to evaluate now, oldest first; without the last one, which is evaluated after."""
-        evaluated = {version for _, version in self._ended if self.is_complete(version)}
+        registry = self._releases[self._main]
+        evaluated = {dict(key)[self._main] for _, key in self._ended if self.is_complete(dict(key))}
         published: dict[int, WeightManifest] = {}
-        async for manifest, _ in self._releases.list_versions():
+        async for manifest, _ in registry.list_versions():
             published.setdefault(manifest.version, manifest)
             if manifest.version // every <= max(evaluated, default=0) // every:
                 break
@@ -176,14 +218,19 @@ class HeldOut:
             if is_servable(release, manifest) and not (is_over and version == last)
         ]
         due = choose_due_versions(servable, evaluated, every)
-        return [version for version in due if not await self._releases.find_expired_blob(published[version])]
+        return [version for version in due if not await registry.find_expired_blob(published[version])]
 
     async def unpin(self) -> None:
-        """Let nodes follow the newest version again, unless somebody else has pinned one."""
-        release = await self._releases.refresh()
-        if release.pinned is not None and self._is_own_pin(release):
-            await self._releases.append_decision("unpinned", release.pinned, actor=self._actor)
+        """Let nodes follow the newest versions again, unless somebody else has pinned one."""
+        for registry in self._releases.values():
+            release = await registry.refresh()
+            if release.pinned is not None and self._is_own_pin(release):
+                await registry.append_decision("unpinned", release.pinned, actor=self._actor)
 
     def _is_own_pin(self, release: ReleaseState) -> bool:
         pins = [decision for decision in release.decisions if decision.action == "pinned"]
         return bool(pins) and pins[-1].actor == self._actor
+
+
+def _key(versions: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(versions.items()))

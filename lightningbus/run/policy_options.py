@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable
 
 from lightningbus.run.role_process import UserError
+from schemas.subjects import DEFAULT_POLICY
 
-DEFAULT_MODEL = "policy"
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -15,7 +15,7 @@ def parse_versions(values: Iterable[str]) -> dict[str, int]:
     versions: dict[str, int] = {}
     for value in values:
         model, _, number = value.rpartition("=")
-        model = model or DEFAULT_MODEL
+        model = model or DEFAULT_POLICY
         if not NAME.fullmatch(model) or not number.isascii() or not number.isdecimal():
             raise UserError(f"--version: {value!r} is neither a version nor MODEL=VERSION, such as 3 or writer=3")
         if model in versions:

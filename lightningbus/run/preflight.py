@@ -1,7 +1,7 @@
 """Whether a training job can run: everything is loaded but the weights, and the agent runs once."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from bus.streams import MAX_MESSAGES
 from bus.task_file import load_tasks
 from inference.settings import InferenceSettings
 from learner.rollouts.capacity import Capacity, find_shortage
+from learner.rollouts.dispatch_mark import SHARED_SETTINGS
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import EvalSettings, RunSettings, describe_problems
@@ -25,26 +26,44 @@ VERSIONS_AHEAD = 3
 class TrainJob:
     """What a run file needs beside its processes to be a training job."""
 
-    learner: LearnerSettings
+    learners: tuple[LearnerSettings, ...]
+    """The first one trains the model that agents call by name."""
     eval: EvalSettings
+
+    @property
+    def learner(self) -> LearnerSettings:
+        """The first learner; all dispatch the same tasks."""
+        return self.learners[0]
 
 
 def parse_job(settings: RunSettings, source: str) -> TrainJob:
     """Raises `UserError` naming what the run file lacks, and everything in it that does not fit together."""
-    lacking = [name for name in ("store", "inference", "runners", "learner", "eval") if not getattr(settings, name)]
+    lacking = [name for name in ("store", "inference", "runners", "eval") if not getattr(settings, name)]
+    lacking += [] if settings.all_learners else ["learner"]
     if lacking:
         raise UserError(f"{source}: a training job needs {', '.join(lacking)} too")
-    (learner,) = (
+    learners = tuple(
         child.settings
         for child in child_specs(settings, settings.runs / settings.name)
         if isinstance(child.settings, LearnerSettings)
     )
-    if learner.tasks is None:
+    if any(learner.tasks is None for learner in learners):
         raise UserError(f"{source}: learner.tasks: a training job has tasks to train on")
-    assert settings.eval is not None
-    if problems := list(_find_inconsistencies(settings, learner, settings.eval)):
+    heldout = settings.eval
+    assert heldout is not None
+    problems = [problem for learner in learners for problem in _find_inconsistencies(settings, learner, heldout)]
+    if problems := list(dict.fromkeys([*problems, *_find_differences(learners)])):
         raise UserError(describe_problems(source, problems))
-    return TrainJob(_keep_versions_to_evaluate(learner, settings.eval), settings.eval)
+    return TrainJob(tuple(_keep_versions_to_evaluate(learner, heldout) for learner in learners), heldout)
+
+
+def _find_differences(learners: Sequence[LearnerSettings]) -> Iterator[str]:
+    """What learners of one run must have in common and have not: they dispatch the same tasks."""
+    first, *others = learners
+    for other in others:
+        for name in sorted({*SHARED_SETTINGS, "tasks"}):
+            if getattr(other, name) != getattr(first, name):
+                yield f"learners: {name} of {other.model!r} differs from that of {first.model!r}: a run has one"
 
 
 def _keep_versions_to_evaluate(learner: LearnerSettings, heldout: EvalSettings) -> LearnerSettings:
@@ -81,8 +100,10 @@ def run_checks(settings: RunSettings, job: TrainJob) -> Iterator[str]:
     for path in (job.learner.tasks, job.eval.tasks):
         problems = load_tasks(path)
         yield f"{path}: {len(problems)} tasks"
-    yield _check_sizes(settings, job.learner)
-    for path in dict.fromkeys([job.learner.model_path, *(node.model_path for node in settings.inference)]):
+    for learner in job.learners:
+        yield _check_sizes(settings, learner)
+    trained = [learner.model_path for learner in job.learners]
+    for path in dict.fromkeys([*trained, *(node.model_path for node in settings.inference)]):
         yield f"{path}: {_check_model(path, [node for node in settings.inference if node.model_path == path])}"
     for runner in {runner.model_dump_json(): runner for runner in settings.runners}.values():
         yield from asyncio.run(try_agent(runner, _first_task(job, runner.agent_name)))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -47,7 +48,8 @@ class Results(BaseModel):
     run: str = Field(description="name of the run")
     is_finished: bool = Field(False, description="the job has come to its end")
     num_starts: int = Field(1, description="times the job was started: 1, and one for each resume")
-    model: str = Field(description="name the versions are published under")
+    model: str = Field(description="name the versions are published under; of several, the one agents call by name")
+    models: list[str] = Field([], description="every model that was trained")
     model_path: Path = Field(description="model that training started from")
     settings_sha256: str = Field(description="digest of all settings but the name of the run and its directory")
     seed: int = Field(description="order of the tasks, and what is random in training")
@@ -78,7 +80,11 @@ class Results(BaseModel):
 
     @classmethod
     def begin(
-        cls, settings: RunSettings, learner: LearnerSettings, heldout: EvalSettings, earlier: "Results | None"
+        cls,
+        settings: RunSettings,
+        learners: Sequence[LearnerSettings],
+        heldout: EvalSettings,
+        earlier: "Results | None",
     ) -> Self:
         """Those of a job that starts, or goes on from its ``earlier`` results."""
         kept = {
@@ -86,13 +92,15 @@ class Results(BaseModel):
             for name in ("evaluations", "seconds", "seconds_by_phase", *BEFORE_AND_AFTER)
             if earlier is not None
         }
+        learner = learners[0]
         return cls(
             **kept,
             num_starts=1 if earlier is None else earlier.num_starts + 1,
             run=settings.name,
             model=learner.model,
             model_path=learner.model_path,
-            settings_sha256=compute_settings_sha256(settings, learner, heldout),
+            models=[each.model for each in learners],
+            settings_sha256=compute_settings_sha256(settings, learners, heldout),
             seed=learner.seed,
             max_steps=learner.max_steps,
             max_reward=heldout.max_reward,
@@ -125,9 +133,9 @@ class Results(BaseModel):
         return figures
 
     def add_evaluation(self, evaluation: Evaluation) -> None:
-        """Append one, in place of an earlier one with its label and version."""
-        label, version = evaluation.label, evaluation.version
-        others = [other for other in self.evaluations if (other.label, other.version) != (label, version)]
+        """Append one, in place of an earlier one with its label and versions."""
+        key = evaluation.label, evaluation.version, evaluation.versions
+        others = [other for other in self.evaluations if (other.label, other.version, other.versions) != key]
         self.evaluations = [*others, evaluation]
         self.greedy_before, self.greedy_after = self._first_and_last("greedy")
         self.sampled_before, self.sampled_after = self._first_and_last("sampled")
@@ -151,11 +159,11 @@ class Results(BaseModel):
         self.excluded = dict(map(tuple, rows))
 
 
-def compute_settings_sha256(settings: RunSettings, learner: LearnerSettings, heldout: EvalSettings) -> str:
+def compute_settings_sha256(settings: RunSettings, learners: Sequence[LearnerSettings], heldout: EvalSettings) -> str:
     """The digest of all settings of a job but its name and directory, whatever the form of its file."""
     fields = {
-        **settings.model_dump(mode="json", exclude={"name", "runs"}),
-        "learner": learner.model_dump(mode="json", exclude={"run", "checkpoint_dir"}),
+        **settings.model_dump(mode="json", exclude={"name", "runs", "learner"}),
+        "learners": [learner.model_dump(mode="json", exclude={"run", "checkpoint_dir"}) for learner in learners],
         "eval": heldout.model_dump(mode="json"),
     }
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

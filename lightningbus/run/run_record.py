@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +25,25 @@ CHANGEABLE = {
 """Settings that neither decide what is trained nor what is measured; a resume may change them."""
 
 
-def describe_job(learner: LearnerSettings, heldout: EvalSettings) -> dict[str, Any]:
+def describe_job(learners: Sequence[LearnerSettings], heldout: EvalSettings) -> dict[str, Any]:
     """The settings that a resume must keep, with a digest of its tasks.
 
     Raises `bus.task_file.TaskFileError`.
     """
-    sections = {"learner": learner.model_dump(mode="json"), "eval": heldout.model_dump(mode="json")}
-    job: dict[str, Any] = {
-        section: {name: value for name, value in fields.items() if name not in CHANGEABLE[section]}
-        for section, fields in sections.items()
-    }
-    job["learner"] |= {
-        "model_path": str(learner.model_path.resolve()),
-        "checkpoint_dir": str(learner.checkpoint_dir.resolve()),
-        "tasks": _digest(learner.tasks),
-    }
-    job["eval"]["tasks"] = _digest(heldout.tasks)
+    job = {"eval": _without("eval", heldout.model_dump(mode="json")) | {"tasks": _digest(heldout.tasks)}}
+    for learner in learners:
+        section = "learner" if len(learners) == 1 else f"learners.{learner.model}"
+        job[section] = _without("learner", learner.model_dump(mode="json")) | {
+            "model_path": str(learner.model_path.resolve()),
+            "checkpoint_dir": str(learner.checkpoint_dir.resolve()),
+            "tasks": _digest(learner.tasks),
+        }
     return job
+
+
+def _without(section: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields that a resume must keep."""
+    return {name: value for name, value in fields.items() if name not in CHANGEABLE[section]}
 
 
 def write_record(directory: Path, job: Mapping[str, Any]) -> None:

@@ -1,10 +1,10 @@
 """A whole run in one YAML file: what `lightningbus up -c run.yaml` reads."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from auditor.settings import AuditorSettings
 from bus.stream_sizes import StreamSizes
@@ -16,6 +16,7 @@ from lightningbus.run.role_process import UserError
 from lightningbus.run.setting_sources import merge, read_environment
 from lightningbus.trackers.settings import TrackerSettings
 from runners.settings import RunnerSettings
+from schemas.subjects import DEFAULT_POLICY
 from store.settings import StoreSettings
 
 if TYPE_CHECKING:
@@ -82,16 +83,56 @@ class RunSettings(BaseModel):
     store: StoreSettings | None = None
     inference: list[InferenceSettings] = []
     learner: LearnerSettings | None = None
+    learners: list[LearnerSettings] = Field(
+        [], description="several learners, each of another model; not with `learner`"
+    )
+    role_models: dict[str, str] = Field(
+        {}, description="models that answer for roles of the agent, as {checker: small}; the first model for the others"
+    )
     auditor: AuditorSettings | None = None
     runners: list[RunnerSettings] = []
     eval: EvalSettings | None = Field(None, description="what `lightningbus train` measures itself on")
     trackers: TrackerSettings = TrackerSettings()
+
+    @model_validator(mode="after")
+    def _policies(self) -> Self:
+        if self.learner is not None and self.learners:
+            raise ValueError("give `learner`, or `learners` where several models are trained, not both")
+        models = [learner.model for learner in self.learners]
+        if twice := next((model for model in models if models.count(model) > 1), None):
+            raise ValueError(f"two learners train model {twice!r}: give each of `learners` a model of its own")
+        known = {*models, *(node.model for node in self.inference), self.main_model}
+        for role, model in self.role_models.items():
+            if model not in known and self.inference:
+                raise ValueError(f"role_models: no learner or inference node here has model {model!r} of role {role!r}")
+        return self
+
+    @property
+    def all_learners(self) -> list[LearnerSettings]:
+        """The learners, whether there is one or several."""
+        return self.learners or ([self.learner] if self.learner is not None else [])
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The models that are trained; without a learner here, the one agents call by name."""
+        return tuple(learner.model for learner in self.all_learners) or (self.main_model,)
+
+    @property
+    def main_model(self) -> str:
+        """The model that agents call by name: the first learner's, else the first node's."""
+        first: Sequence[LearnerSettings | InferenceSettings] = self.all_learners or self.inference
+        return first[0].model if first else DEFAULT_POLICY
+
+    def without_learners(self) -> Self:
+        """The same run, without its learners."""
+        return self.model_copy(update={"learner": None, "learners": []})
 
 
 ROLE_SECTIONS: "dict[str, tuple[str, type[BaseModel]]]" = {
     "store": ("store", StoreSettings),
     "inference": ("inference", InferenceSettings),
     "learner": ("learner", LearnerSettings),
+    "learners": ("learner", LearnerSettings),
     "runners": ("runner", RunnerSettings),
     "auditor": ("auditor", AuditorSettings),
 }

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,8 @@ from bus.security.credentials import FILE, Credentials
 from bus.security.permissions import PERMISSIONS
 from bus.security.secrets import CONF, INFERENCE_API_KEY, is_loopback, new_key, write_secret
 from bus.security.signing import make_keys
-from bus.security.users import create_users
-from bus.streams import ConsumerSpec, runner_consumers
+from bus.security.users import allow_policies, create_users
+from bus.streams import DEFAULT_POLICIES, ConsumerSpec, runner_consumers
 from common.aio import cancel_and_wait, run_unless
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.discovery import API_KEY_VARIABLE, CREDENTIALS_VARIABLE, find_api_key, find_credentials_directory
@@ -51,8 +51,10 @@ class KeyPaths:
     """That directory where it makes the server ask who is there; None: it holds signing keys only."""
 
     @classmethod
-    def create(cls, directory: RunDirectory, settings: BusSettings) -> "KeyPaths":
+    def create(cls, directory: RunDirectory, settings: BusSettings, policies: Sequence[str]) -> "KeyPaths":
         """As the settings or the environment say; what a bus of our own lacks is made here.
+
+        Learners of these users may train ``policies`` and no other model.
 
         That is the inference API key, the signing keys of weight versions and decisions, and the users, unless the bus
         is ``insecure`` or listens beyond loopback: there an operator creates them.
@@ -62,7 +64,8 @@ class KeyPaths:
             users = credentials_dir = directory.path / CREDENTIALS
             if not (credentials_dir / CONF).exists():
                 shutil.rmtree(credentials_dir, ignore_errors=True)  # of a run that ended while it made them
-                list(create_users(credentials_dir, tls=False))
+                list(create_users(credentials_dir, tls=False, policies=policies))
+            allow_policies(credentials_dir, policies)
         key = find_api_key("inference", credentials_dir)
         if credentials_dir is None and settings.url is None:
             credentials_dir = directory.path / CREDENTIALS
@@ -143,11 +146,16 @@ class LocalStack:
 
 
 @asynccontextmanager
-async def start_stack(directory: RunDirectory, settings: BusSettings, title: str) -> AsyncIterator[LocalStack]:
-    """Bus, supervisor and view while the block runs; children are stopped in order at its end."""
+async def start_stack(
+    directory: RunDirectory, settings: BusSettings, title: str, policies: Sequence[str] = DEFAULT_POLICIES
+) -> AsyncIterator[LocalStack]:
+    """Bus, supervisor and view while the block runs; children are stopped in order at its end.
+
+    ``policies`` are the models that learners train.
+    """
     async with AsyncExitStack() as exits:
         exits.callback(directory.clear_endpoints)
-        keys = KeyPaths.create(directory, settings)
+        keys = KeyPaths.create(directory, settings, policies)
         url, server = settings.url, None
         if url is None:
             bus_directory = directory.path / "bus"
@@ -160,7 +168,7 @@ async def start_stack(directory: RunDirectory, settings: BusSettings, title: str
             url = server.url
         credentials = Credentials.read(keys.credentials, "admin") if keys.credentials is not None else None
         bus = await exits.enter_async_context(Bus.connect(url, name="supervisor", credentials=credentials))
-        await bus.provision(sizes=settings.streams)
+        await bus.provision(sizes=settings.streams, policies=policies)
         fleet = await exits.enter_async_context(bus.fleet("*"))
 
         durables: list[ConsumerSpec] = []
@@ -181,7 +189,7 @@ async def start_stack(directory: RunDirectory, settings: BusSettings, title: str
         )
         watching = asyncio.create_task(liveness.run())
         exits.push_async_callback(cancel_and_wait, watching)
-        supervisor.watch(bus.keep_provisioned(settings.streams, durables))
+        supervisor.watch(bus.keep_provisioned(settings.streams, durables, policies))
         exits.push_async_callback(supervisor.stop_all)
         view = await exits.enter_async_context(choose_view(fleet, title).showing())
         stack = LocalStack(directory, bus, url, fleet, supervisor, view, keys)
@@ -196,11 +204,11 @@ async def up(settings: RunSettings) -> None:
     title = f"lightningbus up · {settings.name}"
     with RunDirectory(settings.runs / settings.name).lock() as directory:
         async with (
-            start_stack(directory, settings.bus, title) as stack,
-            stack.trackers(settings, settings.learner),
+            start_stack(directory, settings.bus, title, settings.policies) as stack,
+            stack.trackers(settings, next(iter(settings.all_learners), None)),
         ):
             await _run(stack, settings, stop)
-    if settings.learner is not None:
+    if settings.all_learners:
         console().print(f"export the model: {directory.export_command}", highlight=False, soft_wrap=True)
 
 
@@ -211,8 +219,8 @@ async def _run(stack: LocalStack, settings: RunSettings, stop: asyncio.Event) ->
         store = await stack.wait_for_member(lambda beat: beat.role == "store", "store", 60)
         stack.write_endpoints(store.address)
     stack.view.set_phase("running; Ctrl-C stops")
-    if settings.learner is not None:
-        finished = asyncio.create_task(stack.supervisor.wait_finished("learner"))
+    if names := learner_names(settings):
+        finished = asyncio.gather(*map(stack.supervisor.wait_finished, names))
         finished.add_done_callback(lambda _: stop.set())
     await stack.or_child_failure(stop.wait())
     stack.view.set_phase("stopping")
@@ -231,9 +239,16 @@ def child_specs(settings: RunSettings, where: Path) -> list[ChildSpec]:
         specs.append(ChildSpec(name, "inference", _with_defaults(node, work_dir=where / "work" / name, id=name)))
     for number, runner in enumerate(settings.runners):
         specs.append(ChildSpec(f"runner-{number}", "runner", _with_defaults(runner, id=f"runner-{number}")))
-    if settings.learner is not None:
-        placed = _with_defaults(settings.learner, checkpoint_dir=where / "checkpoints", run=settings.name)
-        specs.append(ChildSpec("learner", "learner", placed))
+    for name, learner in zip(learner_names(settings), settings.all_learners, strict=True):
+        checkpoints = where / "checkpoints"
+        placed = _with_defaults(
+            learner,
+            checkpoint_dir=checkpoints / learner.model if settings.learners else checkpoints,
+            run=settings.name,
+            task_model=settings.main_model,
+            role_models=settings.role_models,
+        )
+        specs.append(ChildSpec(name, "learner", placed))
     if settings.auditor is not None:
         as_nodes = [
             {"engine_dtype": node.dtype, "kv_cache_on_swap": node.kv_cache_on_swap} for node in settings.inference[:1]
@@ -241,6 +256,11 @@ def child_specs(settings: RunSettings, where: Path) -> list[ChildSpec]:
         audited = _with_defaults(settings.auditor, work_dir=where / "auditor", id="auditor", **dict(*as_nodes))
         specs.append(ChildSpec("auditor", "auditor", audited))
     return specs
+
+
+def learner_names(settings: RunSettings) -> list[str]:
+    """The names of the learners' processes, in the order of the learners."""
+    return [f"learner-{learner.model}" if settings.learners else "learner" for learner in settings.all_learners]
 
 
 def _with_defaults(settings: S, **defaults: object) -> S:

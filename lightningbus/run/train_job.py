@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
@@ -12,7 +12,7 @@ from bus.task_file import load_tasks
 from bus.weights.registry import ServingTarget, WeightRegistry
 from common.aio import cancel_and_wait, run_unless
 from learner.settings.learner import LearnerSettings
-from lightningbus.run.evaluation import Evaluation
+from lightningbus.run.evaluation import Evaluation, format_versions
 from lightningbus.run.held_out import HeldOut
 from lightningbus.run.plot import Point, plot_rewards
 from lightningbus.run.preflight import TrainJob
@@ -21,7 +21,7 @@ from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.run_record import check_resumable, describe_job, write_record
 from lightningbus.run.settings import EvalSettings, RunSettings
-from lightningbus.run.stack import LocalStack, child_specs, start_stack
+from lightningbus.run.stack import LocalStack, child_specs, learner_names, start_stack
 from lightningbus.run.supervisor import ChildSpec
 from lightningbus.run.train_result import PICTURE, TrainResult
 from store.clickhouse.client import StoreUnavailable, connect, query_row
@@ -46,51 +46,55 @@ async def run(settings: RunSettings, job: TrainJob, *, resume: bool = False) -> 
     moved aside. Raises `UserError` when a part fails for good, or when there is nothing to resume.
     """
     directory = RunDirectory(settings.runs / settings.name)
-    description = describe_job(job.learner, job.eval)
+    description = describe_job(job.learners, job.eval)
     if resume:
-        check_resumable(directory.path, description, job.learner.max_steps)
+        check_resumable(directory.path, description, min(learner.max_steps for learner in job.learners))
     with directory.lock(fresh=not resume):
         if not resume:
             write_record(directory.path, description)
-        async with start_stack(directory, settings.bus, f"lightningbus train · {settings.name}") as stack:
-            return await train(stack, settings, job.learner, job.eval, None)
+        title = f"lightningbus train · {settings.name}"
+        async with start_stack(directory, settings.bus, title, settings.policies) as stack:
+            return await train(stack, settings, job.learners, job.eval, None)
 
 
 async def train(
     stack: LocalStack,
     settings: RunSettings,
-    learner: LearnerSettings,
+    learners: Sequence[LearnerSettings],
     heldout: EvalSettings,
     ready: Awaitable[object] | None,
 ) -> TrainResult:
     """Run a job on a bus that is up; its figures lie in the run's directory too, and are the start of a resumed one.
 
-    ``ready``: what else has to be there before version 0 is published; the other processes start meanwhile.
+    The first of ``learners`` trains the model that agents call by name. ``ready``: what else has to be there before
+    version 0 is published; the other processes start meanwhile.
     Raises `UserError` when a part fails for good.
     """
-    async with stack.trackers(settings, learner):
-        return await _Training(stack, settings, learner, heldout).run(ready)
+    async with stack.trackers(settings, learners[0]):
+        return await _Training(stack, settings, learners, heldout).run(ready)
 
 
 class _Training:
     """One start of a training job."""
 
     def __init__(
-        self, stack: LocalStack, settings: RunSettings, learner: LearnerSettings, heldout: EvalSettings
+        self, stack: LocalStack, settings: RunSettings, learners: Sequence[LearnerSettings], heldout: EvalSettings
     ) -> None:
-        self._stack, self._settings, self._learner, self._heldout = stack, settings, learner, heldout
-        self._results = Results.begin(settings, learner, heldout, Results.read(stack.directory.path))
+        self._stack, self._settings, self._learners, self._heldout = stack, settings, learners, heldout
+        self._names = learner_names(settings) or ["learner"]
+        self._results = Results.begin(settings, learners, heldout, Results.read(stack.directory.path))
 
     async def run(self, ready: Awaitable[object] | None) -> TrainResult:
         """See `train`."""
         results, problems = self._results, load_tasks(self._heldout.tasks)
         async with self._phase("starting", "starting"):
             self._client = await self._wait_until_serving(ready)
+            models = [learner.model for learner in self._learners]
             self._held_out = HeldOut(
-                self._stack, self._client, results.run, self._heldout, results.model, problems, results.evaluations,
-                self._add_evaluation,
+                self._stack, self._client, results.run, self._heldout, models, self._settings.role_models, problems,
+                results.evaluations, self._add_evaluation,
             )  # fmt: skip
-            is_untrained = not self._held_out.is_complete(0)
+            is_untrained = not self._held_out.is_complete(dict.fromkeys(models, 0))
             if is_untrained:
                 await self._publish_first()
             await self._stack.wait_for_member(
@@ -135,29 +139,36 @@ class _Training:
 
     async def _train(self) -> None:
         """Train to the last step; the evaluations that are due until then have ended too."""
-        learner, every, is_over = self._learner, self._heldout.every, asyncio.Event()
+        learner, every, is_over = self._learners[0], self._heldout.every, asyncio.Event()
         size = f"{learner.max_steps} steps of {learner.groups_per_step} x {learner.group_size} rollouts"
         async with self._phase("training", f"training: {size}"):
-            await self._stack.supervisor.start(ChildSpec("learner", "learner", learner))
+            for name, settings in zip(self._names, self._learners, strict=True):
+                await self._stack.supervisor.start(ChildSpec(name, "learner", settings))
             if every is None:
                 await self._held_out.unpin()  # what an earlier start left
-                await self._stack.or_child_failure(self._stack.supervisor.wait_finished("learner"))
+                await self._stack.or_child_failure(self._wait_finished(self._names))
                 return
 
-            async def watch_learner() -> None:
-                await self._stack.supervisor.wait_finished("learner")
+            async def watch_learners() -> None:
+                await self._wait_finished(self._names)
                 is_over.set()
                 await asyncio.Event().wait()
 
-            following = run_unless(watch_learner(), self._held_out.follow_training(every, is_over))
+            following = run_unless(watch_learners(), self._held_out.follow_training(every, is_over))
             await self._stack.or_child_failure(following)
 
+    async def _wait_finished(self, names: Iterable[str]) -> None:
+        """Wait until these children have ended by themselves."""
+        for name in names:
+            await self._stack.supervisor.wait_finished(name)
+
     async def _evaluate_newest(self) -> None:
-        """Evaluate the newest weight version that nodes serve."""
+        """Evaluate the newest weight version of each model that nodes serve."""
         async with self._phase("evaluating", "held-out problems under the newest version"):
-            version = await self._wait_for_version()
-            self._stack.view.set_phase(f"held-out problems under version {version}: greedy, then sampled")
-            await self._held_out.evaluate(version)
+            versions = {learner.model: await self._wait_for_version(learner.model) for learner in self._learners}
+            what = format_versions(versions)
+            self._stack.view.set_phase(f"held-out problems under version {what}: greedy, then sampled")
+            await self._held_out.evaluate(versions)
 
     async def _add_evaluation(self, evaluation: Evaluation) -> None:
         """Show and keep an evaluation that has ended."""
@@ -178,9 +189,9 @@ class _Training:
         path = self._stack.directory.path / PICTURE
         await asyncio.to_thread(plot_rewards, path, title, curve, self._results.evaluations)
 
-    async def _wait_for_version(self) -> int:
-        """The newest weight version that nodes serve; one that is to be tried has been by then."""
-        releases = WeightRegistry(self._stack.bus, self._learner.model)
+    async def _wait_for_version(self, model: str) -> int:
+        """The newest weight version of a model that nodes serve; one that is to be tried has been by then."""
+        releases = WeightRegistry(self._stack.bus, model)
 
         async def tried() -> ServingTarget:
             while (choice := await releases.resolve_target()).canary is not None:
@@ -195,12 +206,12 @@ class _Training:
                 f"no node has tried the last version within {CANARY_TIMEOUT_SECONDS:g} s: see the nodes' logs"
             ) from None
         if choice.serve is None:
-            raise UserError("no weight version is left to serve: `lightningbus weights list` says why")
+            raise UserError(f"no weight version of {model!r} is left to serve: `lightningbus weights list` says why")
         return choice.serve.version
 
     async def _wait_until_serving(self, ready: Awaitable[object] | None) -> Client:
         """Every process of the job but the learner; a client on its store."""
-        for child in child_specs(self._settings.model_copy(update={"learner": None}), self._stack.directory.path):
+        for child in child_specs(self._settings.without_learners(), self._stack.directory.path):
             await self._stack.supervisor.start(child)
         if ready is not None:
             await self._stack.or_child_failure(ready)
@@ -220,11 +231,13 @@ class _Training:
         return client
 
     async def _publish_first(self) -> None:
-        """A learner of no steps publishes the model, writes its checkpoint and ends."""
+        """A learner of no steps publishes each model, writes its checkpoint and ends."""
         self._stack.view.set_phase("publishing version 0")
-        learner = self._learner.model_copy(update={"max_steps": 0})
-        await self._stack.supervisor.start(ChildSpec("learner-first", "learner", learner))
-        await self._stack.or_child_failure(self._stack.supervisor.wait_finished("learner-first"))
+        names = [f"{name}-first" for name in self._names]
+        for name, settings in zip(names, self._learners, strict=True):
+            first = settings.model_copy(update={"max_steps": 0})
+            await self._stack.supervisor.start(ChildSpec(name, "learner", first))
+        await self._stack.or_child_failure(self._wait_finished(names))
 
     async def _wait_until_stored(self) -> None:
         """Wait until everything published has ended, evaluations of others too.

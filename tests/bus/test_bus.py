@@ -27,7 +27,7 @@ from bus.fleet.heartbeats import Fleet
 from bus.lease import keep_renewed
 from bus.object_store import CHUNK_BYTES
 from bus.provisioning import ensure_stream
-from bus.streams import LEARNER_ROLLOUTS, STORE_EVENTS, runner_consumer
+from bus.streams import STORE_EVENTS, learner_consumer, runner_consumer
 from bus.task_publisher import TaskPublisher
 from common.aio import cancel_and_wait
 from schemas import subjects
@@ -290,10 +290,10 @@ async def test_the_learner_is_replayed_from_a_stream_position(bus: Bus) -> None:
     """Resetting its durable delivers again everything from that sequence on."""
     for n in range(4):
         await bus.publish(subjects.rollout("train"), task(n), msg_id=str(n))
-    async with bus.pull(LEARNER_ROLLOUTS, slots=10) as puller:
+    async with bus.pull(learner_consumer("policy"), slots=10) as puller:
         sequences = [(await asyncio.wait_for(anext(puller), 5)).sequence for _ in range(4)]
-    await bus.reset_consumer(LEARNER_ROLLOUTS, sequences[2])
-    async with bus.pull(LEARNER_ROLLOUTS, slots=10) as puller:
+    await bus.reset_consumer(learner_consumer("policy"), sequences[2])
+    async with bus.pull(learner_consumer("policy"), slots=10) as puller:
         assert (await asyncio.wait_for(anext(puller), 5)).sequence == sequences[2]
 
 

@@ -9,7 +9,7 @@ from bus.client import Bus
 from bus.embedded.nats_server import NatsServer
 from bus.errors import BusError
 from bus.stream_sizes import StreamSizes
-from bus.streams import LEARNER_ROLLOUTS, runner_consumer
+from bus.streams import learner_consumer, runner_consumer
 from bus.task_publisher import TaskPublisher
 from schemas import subjects
 from schemas.tasks import Task
@@ -50,14 +50,14 @@ async def test_a_durable_deleted_under_a_puller_is_made_again(bus: Bus) -> None:
         assert (await anext(puller)).decode_as(Task) == task(2)
 
 
-@pytest.mark.parametrize("consumer", [TASKS, LEARNER_ROLLOUTS])
+@pytest.mark.parametrize("consumer", [TASKS, learner_consumer("policy")])
 async def test_a_role_whose_streams_stay_away_is_not_healthy_and_ends_with_a_sentence(
     consumer: object, bus: Bus, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bus.consumer_upkeep.ABORT_SECONDS", 3.0)
     if consumer is TASKS:
         await bus.ensure_consumer(TASKS)
-    read = TASKS if consumer is TASKS else LEARNER_ROLLOUTS
+    read = TASKS if consumer is TASKS else learner_consumer("policy")
     async with (
         asyncio.timeout(60),
         bus.pull(read, slots=2),

@@ -28,13 +28,13 @@ from bus.security.permissions import LEAF_ROLES, PERMISSIONS, inbox_prefix, via_
 from bus.security.users import create_users
 from bus.streams import (
     BUCKET,
-    LEARNER_ROLLOUTS,
     STORE_CONSUMERS,
     STORE_DLQ,
     STORE_EVENTS,
     STORE_TRAIN,
     STORE_WEIGHTS,
     ConsumerSpec,
+    learner_consumer,
     runner_consumer,
 )
 from bus.task_publisher import TaskPublisher
@@ -159,9 +159,9 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
             await DeadLetterQueue(runner).add(bad, "nobody could use it")
         assert isinstance((await take_next(store, STORE_EVENTS)).event(), TaskBatchRecord)
         assert (await take_next(store, STORE_TRAIN)).event() == batch
-        assert (await take_next(learner, LEARNER_ROLLOUTS)).event() == batch
-        assert await learner.delivered_count(LEARNER_ROLLOUTS) == 1
-        await learner.reset_consumer(LEARNER_ROLLOUTS, 1)
+        assert (await take_next(learner, learner_consumer("policy"))).event() == batch
+        assert await learner.delivered_count(learner_consumer("policy")) == 1
+        await learner.reset_consumer(learner_consumer("policy"), 1)
         assert (await learner.stream_state(subjects.TRAIN_ROLLOUTS)).last_seq == 1
         assert (await learner.stream_state(subjects.TASKS)).created_at
         verdict = AuditVerdict(

@@ -16,7 +16,7 @@ from bus.security.accounts import is_within
 from bus.security.credentials import Credentials
 from bus.security.permissions import PERMISSIONS
 from bus.security.users import create_users
-from bus.streams import DURABLE_CONSUMERS, STREAMS, runner_consumer
+from bus.streams import STREAMS, durable_consumers, runner_consumer
 from schemas import subjects
 
 pytestmark = pytest.mark.integration
@@ -59,7 +59,7 @@ WORDS = (
 def targets() -> Iterator[str]:
     """Every subject at which an answer could do harm."""
     names = [str(stream.name) for stream in STREAMS]
-    durables = [(reader.stream, reader.durable) for reader in (*DURABLE_CONSUMERS, AGENTS)]
+    durables = [(reader.stream, reader.durable) for reader in (*durable_consumers(), AGENTS)]
     for request in REQUESTS:
         head, stars = f"{API}.{request}", request.count("*")
         if stars == 2:
@@ -131,7 +131,7 @@ async def prepare(admin: Bus, many: int) -> None:
     for word in WORDS:
         if not word.startswith("lb.heartbeat"):
             await asyncio.gather(*(admin.publish_bytes(word, EMPTY, {}, 30) for _ in range(many)))
-    for reader in DURABLE_CONSUMERS:
+    for reader in durable_consumers():
         pull = await admin.js.pull_subscribe_bind(reader.durable, reader.stream)
         await pull.fetch(1, timeout=5)
 

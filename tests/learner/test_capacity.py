@@ -8,7 +8,7 @@ import pytest
 
 from bus.client import Bus
 from bus.stream_sizes import MIB, StreamSizes
-from bus.streams import LEARNER_ROLLOUTS, STORE_TRAIN
+from bus.streams import STORE_TRAIN, learner_consumer
 from learner.errors import LearnerError
 from learner.learner import run
 from learner.rollouts.capacity import Capacity, filled_share, find_shortage
@@ -70,7 +70,7 @@ async def test_sizes_are_settings_and_provisioning_again_leaves_them(bus: Bus) -
     await bus.provision()
     assert (await bus.stream_state(subjects.TRAIN_ROLLOUTS)).max_bytes == 4096 * MIB
     assert (await bus.stream_state(subjects.TASKS)).max_bytes == 512 * MIB
-    info = await bus.js.consumer_info(LEARNER_ROLLOUTS.stream, LEARNER_ROLLOUTS.durable)
+    info = await bus.js.consumer_info(learner_consumer("policy").stream, learner_consumer("policy").durable)
     assert info.config.max_ack_pending == 300_000
 
 

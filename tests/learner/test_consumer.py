@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from bus.client import Bus
 from bus.embedded.nats_server import NatsServer
-from bus.streams import LEARNER_ROLLOUTS
+from bus.streams import learner_consumer
 from common.aio import cancel_and_wait
 from learner.batching.batch import BatchBuilder
 from learner.errors import LearnerError
@@ -71,7 +71,7 @@ async def test_the_position_stays_before_what_is_not_used_and_acknowledgement_fo
         assert intake.replay_position() == 3 and intake.consumed_since(3) == {"a.1-1": 6}, "a.0 ends before position 3"
         await intake.acknowledge(intake.replay_position())
         async with asyncio.timeout(10):
-            while (await bus.js.consumer_info(subjects.TRAIN_ROLLOUTS, subjects.LEARNER)).ack_floor.stream_seq != 2:
+            while (await bus.js.consumer_info(subjects.TRAIN_ROLLOUTS, "learner-policy")).ack_floor.stream_seq != 2:
                 await asyncio.sleep(0.02)
 
 
@@ -106,7 +106,7 @@ async def test_what_another_reader_took_is_read_again(bus: Bus) -> None:
     async with reading(bus) as intake:
         await publish(bus, ("a", 0))
         await until_read(intake, 3)
-        async with bus.pull(LEARNER_ROLLOUTS, slots=4) as thief:
+        async with bus.pull(learner_consumer("policy"), slots=4) as thief:
             await publish(bus, ("b", 0), ("c", 0), ("d", 0), ("e", 0))
             await asyncio.wait_for(anext(thief), 10)
         await publish(bus, ("a", 1), ("b", 1), ("c", 1), ("d", 1), ("e", 1))
@@ -117,7 +117,7 @@ async def test_what_another_reader_took_is_read_again(bus: Bus) -> None:
 async def test_the_first_delivery_after_a_reset_is_missed_though_nothing_comes_later(bus: Bus) -> None:
     """A request from before the reset is still answered: what another reader was given first is read again."""
     await publish(bus, ("a", 0))
-    async with bus.pull(LEARNER_ROLLOUTS, slots=3) as thief, asyncio.timeout(20):
+    async with bus.pull(learner_consumer("policy"), slots=3) as thief, asyncio.timeout(20):
         assert [(await anext(thief)).sequence for _ in range(2)] == [1, 2]
         async with reading(bus) as intake:
             assert (await anext(thief)).sequence == 1, "its third slot was still asked for"
@@ -128,7 +128,7 @@ async def test_what_another_reader_was_given_is_missed_though_nothing_comes_here
     """The request of a learner that is gone takes all that there is; no delivery says so."""
     (whole,) = batches("a", 0, parts=1, samples=2)
     await bus.publish(subjects.rollout("train"), whole, msg_id="a")
-    async with bus.pull(LEARNER_ROLLOUTS, slots=2) as thief, asyncio.timeout(20):
+    async with bus.pull(learner_consumer("policy"), slots=2) as thief, asyncio.timeout(20):
         assert (await anext(thief)).sequence == 1
         async with reading(bus) as intake:
             assert (await anext(thief)).sequence == 1, "its second slot was still asked for"
@@ -136,12 +136,12 @@ async def test_what_another_reader_was_given_is_missed_though_nothing_comes_here
 
 
 async def test_the_last_delivery_is_missed_though_nothing_comes_later(bus: Bus) -> None:
-    async with reading(bus) as intake, bus.pull(LEARNER_ROLLOUTS, slots=1) as thief, asyncio.timeout(20):
+    async with reading(bus) as intake, bus.pull(learner_consumer("policy"), slots=1) as thief, asyncio.timeout(20):
         last = 0
         while not thief.in_flight:  # the broker serves who waits by turns
             (whole,) = batches("a", last, parts=1, samples=2)
             last = await bus.publish(subjects.rollout("train"), whole, msg_id=f"a:{last}")
-            while await bus.delivered_count(LEARNER_ROLLOUTS) < last:
+            while await bus.delivered_count(learner_consumer("policy")) < last:
                 await asyncio.sleep(0.02)
         assert (await anext(thief)).sequence == last
         await until_read(intake, last + 1)
@@ -161,7 +161,7 @@ async def test_a_reader_that_never_goes_is_not_raced_and_not_borne_for_ever(
     intake = RolloutConsumer(bus, LearnerSettings(model_path=Path("model"), group_size=2))
     running = asyncio.create_task(intake.run())
     await until_read(intake, 61)
-    async with bus.pull(LEARNER_ROLLOUTS, slots=1) as thief, asyncio.timeout(30):  # which always asks last
+    async with bus.pull(learner_consumer("policy"), slots=1) as thief, asyncio.timeout(30):  # which always asks last
         taking = asyncio.create_task(take())
         await publish(bus, *((str(task), 1) for task in range(30)))
         with pytest.raises(LearnerError, match="one learner to a bus"):
@@ -202,12 +202,12 @@ async def test_what_comes_again_is_not_acknowledged_in_place_of_what_is_newer(bu
         await publish(bus, ("a", 0))
         await until_read(intake, 3)
         await intake._unacked[0].nak()  # as if its time were up
-        while await bus.delivered_count(LEARNER_ROLLOUTS) != 3:
+        while await bus.delivered_count(learner_consumer("policy")) != 3:
             await asyncio.sleep(0.02)
         await publish(bus, ("b", 0))
         await until_read(intake, 5)
         await intake.acknowledge(3)
-        while not (info := await bus.js.consumer_info(subjects.TRAIN_ROLLOUTS, subjects.LEARNER)).ack_floor.stream_seq:
+        while not (info := await bus.js.consumer_info(subjects.TRAIN_ROLLOUTS, "learner-policy")).ack_floor.stream_seq:
             await asyncio.sleep(0.02)
         assert info.ack_floor.stream_seq == 2
 

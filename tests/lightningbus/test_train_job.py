@@ -79,15 +79,15 @@ def test_a_job_is_resumed_with_what_it_began_with_and_nothing_else(tmp_path: Pat
     _, job = job_of(tmp_path)
     directory = tmp_path / "runs" / "small"
     with pytest.raises(UserError, match="holds no training job to resume: start it without --resume"):
-        check_resumable(directory, describe_job(job.learner, job.eval), job.learner.max_steps)
+        check_resumable(directory, describe_job(job.learners, job.eval), job.learner.max_steps)
     assert not directory.exists()
     directory.mkdir(parents=True)
-    write_record(directory, describe_job(job.learner, job.eval))
+    write_record(directory, describe_job(job.learners, job.eval))
     assert (directory / "job.json").stat().st_mode & 0o077 == 0
 
     def resume(heldout: dict[str, Any] | None = None, **learner: Any) -> None:
         _, job = job_of(tmp_path, heldout, **learner)
-        check_resumable(directory, describe_job(job.learner, job.eval), job.learner.max_steps)
+        check_resumable(directory, describe_job(job.learners, job.eval), job.learner.max_steps)
 
     resume()
     resume({"every": 5, "deadline": 9}, max_steps=400, checkpoint_interval=7)
@@ -98,20 +98,20 @@ def test_a_job_is_resumed_with_what_it_began_with_and_nothing_else(tmp_path: Pat
     _, job = job_of(tmp_path)
     (tmp_path / "heldout.jsonl").write_text('{"id": "another", "input": 1}\n')
     with pytest.raises(UserError, match=r"eval\.tasks holds other tasks than before"):
-        check_resumable(directory, describe_job(job.learner, job.eval), 100)
+        check_resumable(directory, describe_job(job.learners, job.eval), 100)
 
 
 def test_a_finished_job_is_resumed_for_more_steps_only(tmp_path: Path) -> None:
     settings, job = job_of(tmp_path, max_steps=3)
     directory = tmp_path / "runs" / "small"
     directory.mkdir(parents=True)
-    write_record(directory, describe_job(job.learner, job.eval))
-    results = Results.begin(settings, job.learner, job.eval, None)
+    write_record(directory, describe_job(job.learners, job.eval))
+    results = Results.begin(settings, job.learners, job.eval, None)
     results.is_finished, results.steps = True, 3
     results.write(directory)
     with pytest.raises(UserError, match=r"has finished its 3 steps: raise learner\.max_steps"):
-        check_resumable(directory, describe_job(job.learner, job.eval), 3)
-    check_resumable(directory, describe_job(job.learner, job.eval), 4)
+        check_resumable(directory, describe_job(job.learners, job.eval), 3)
+    check_resumable(directory, describe_job(job.learners, job.eval), 4)
 
 
 def test_the_command_says_in_one_sentence_why_it_cannot_resume(tmp_path: Path) -> None:
@@ -130,12 +130,12 @@ def test_settings_differ_by_their_dotted_path() -> None:
 
 def test_results_go_on_from_those_of_the_start_before(tmp_path: Path) -> None:
     settings, job = job_of(tmp_path, seed=7)
-    first = Results.begin(settings, job.learner, job.eval, Results.read(tmp_path))
+    first = Results.begin(settings, job.learners, job.eval, Results.read(tmp_path))
     for each in (evaluation("greedy", 0, 0.25), evaluation("sampled", 0, 0.5), evaluation("greedy", 4, 0.75)):
         first.add_evaluation(each)
     first.add_seconds("training", 10.04)
     first.write(tmp_path)
-    second = Results.begin(settings, job.learner, job.eval, Results.read(tmp_path))
+    second = Results.begin(settings, job.learners, job.eval, Results.read(tmp_path))
     second.add_seconds("training", 5.0)
     second.add_evaluation(evaluation("greedy", 4, 0.8))
     figures = second.to_figures()
@@ -156,7 +156,7 @@ def test_equal_settings_have_equal_digests(tmp_path: Path) -> None:
     digests = []
     for name, seed in (("first", 0), ("second", 0), ("second", 1)):
         settings, job = job_of(tmp_path, seed=seed)
-        digests.append(compute_settings_sha256(settings.model_copy(update={"name": name}), job.learner, job.eval))
+        digests.append(compute_settings_sha256(settings.model_copy(update={"name": name}), job.learners, job.eval))
     assert digests[0] == digests[1] != digests[2]
 
 

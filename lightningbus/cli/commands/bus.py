@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from bus.client import Bus
-from bus.streams import runner_consumers
+from bus.streams import DEFAULT_POLICIES, runner_consumers
 from lightningbus.cli.options import (
     DEFAULT_AGENT,
+    PolicyOption,
     SizeOption,
     exit_on_user_error,
     parse_sizes,
@@ -39,6 +40,7 @@ def bus(
     ] = "2m",
     insecure: Annotated[bool, typer.Option("--insecure", help="let anybody connect, beyond loopback too")] = False,
     size: SizeOption = None,
+    policy: PolicyOption = None,
 ) -> None:
     """Run a nats-server with all streams made, until Ctrl-C; one that dies is started again."""
     from bus.embedded.nats_server import nats_server
@@ -47,6 +49,7 @@ def bus(
     if context.invoked_subcommand is not None:
         return
     users, sizes = find_credentials_directory(), parse_sizes(size)
+    policies = policy or DEFAULT_POLICIES
 
     async def serve() -> None:
         stop = asyncio.Event()
@@ -56,11 +59,11 @@ def bus(
             Bus.connect(server.url, name="provision", credentials=find_credentials("admin")) as admin,
         ):
             more = runner_consumers(DEFAULT_AGENT) if users is not None else ()
-            await admin.provision(sizes=sizes, more=more)
+            await admin.provision(sizes=sizes, more=more, policies=policies)
             print(f"bus: {server.url}", flush=True)
             if users is None:
                 print(NO_USERS, file=sys.stderr)
-            await first_completed(server.supervise(), admin.keep_provisioned(sizes, more), stop.wait())
+            await first_completed(server.supervise(), admin.keep_provisioned(sizes, more, policies), stop.wait())
 
     run_async(serve())
 
@@ -80,13 +83,14 @@ def create_users_(
         Path | None,
         typer.Option(help="a role's folder of the cluster, with its signing keys: `inference` or `client`"),
     ] = None,
+    policy: PolicyOption = None,
 ) -> None:
     """Make a user of the bus for each role, with no more rights than it needs, and the server's configuration."""
     with require_extra("bus"):
         from bus.security.users import create_users
 
     def make() -> None:
-        for line in create_users(out, tls, host or (), leaf, signing):
+        for line in create_users(out, tls, host or (), leaf, signing, policy or DEFAULT_POLICIES):
             print(line)
 
     exit_on_user_error(make)

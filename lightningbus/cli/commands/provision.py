@@ -4,10 +4,11 @@ from typing import Annotated
 
 import typer
 
-from bus.streams import ACK_WAIT_SECONDS, runner_consumers
+from bus.streams import ACK_WAIT_SECONDS, DEFAULT_POLICIES, runner_consumers
 from lightningbus.cli.options import (
     DEFAULT_AGENT,
     BusOption,
+    PolicyOption,
     SizeOption,
     parse_sizes,
     run_async,
@@ -28,6 +29,7 @@ def provision(
         float, typer.Option(min=0.1, max=60, help="`ack_wait` of these agents' runners")
     ] = ACK_WAIT_SECONDS,
     size: SizeOption = None,
+    policy: PolicyOption = None,
 ) -> None:
     """Make the streams and consumers on a NATS server or cluster of your own; safe to repeat.
 
@@ -39,6 +41,6 @@ def provision(
     async def make() -> None:
         async with connect(bus, "provision", "admin") as at:
             more = [each for name in agent or [DEFAULT_AGENT] for each in runner_consumers(name, ack_wait)]
-            await at.provision(replicas, sizes, more)
+            await at.provision(replicas, sizes, more, policy or DEFAULT_POLICIES)
 
     run_async(make())
