@@ -115,7 +115,7 @@ class Dispatcher:
             if time.time() - self._run.marked_at_ns / 1e9 > self._settings.max_group_seconds:
                 # What others dispatched has ended, one way or the other.
                 num_ended = max(0, self._run.num_by_others - self.num_by_others)
-                self.num_dispatched = min(num_groups, self.num_dispatched + num_ended)
+                self.num_dispatched = max(self.num_dispatched, min(num_groups, self.num_dispatched + num_ended))
                 self.num_by_others = self._run.num_by_others
             await self._adopt()
 

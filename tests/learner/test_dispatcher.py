@@ -3,7 +3,7 @@
 import asyncio
 import random
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from bus.client import Bus
 from bus.streams import runner_consumer
 from bus.task_file import TaskInput
 from common.aio import cancel_and_wait
+from learner.errors import LearnerError
 from learner.rollouts.dispatcher import MAX_REPLACEMENTS, Dispatcher
 from learner.rollouts.pacing import DispatchedGroup
 from learner.rollouts.task_order import TaskOrder
@@ -210,3 +211,68 @@ def test_a_group_is_waited_for_as_long_as_its_tasks_may_be_tried() -> None:
     assert settings(rollout_timeout_seconds=300, group_timeout_seconds=300).max_group_seconds == 300
     with pytest.raises(ValidationError, match=r"group_timeout_seconds \(120\).*rollout_timeout_seconds \(300\)"):
         settings(rollout_timeout_seconds=300, group_timeout_seconds=120)
+
+
+async def eventually(is_so: Callable[[], bool]) -> None:
+    """Wait for what a dispatcher does by itself."""
+    async with asyncio.timeout(30):
+        while not is_so():
+            await asyncio.sleep(0.02)
+
+
+def several(model: str, **changes: Any) -> LearnerSettings:
+    """A learner of a run with several: they dispatch the same tasks."""
+    return settings(model=model, task_model="writer", max_staleness=1, groups_per_step=2, **changes)
+
+
+async def test_learners_of_a_run_dispatch_each_task_once_together(bus: Bus) -> None:
+    await bus.ensure_consumer(runner_consumer("default", "train"))
+    writer, checker = (Dispatcher(bus, problems(9), several(model)) for model in ("writer", "checker"))
+    for dispatcher in (writer, checker):
+        await dispatcher.restore([])
+        dispatcher.advance(0, 0)
+    async with dispatching(writer), dispatching(checker):
+        first = await tasks_of(bus, 8)  # (max_staleness 1 + 1) x groups_per_step 2, of two samples each
+        writer.advance(1, 1, list(dict.fromkeys(task.id for task in first))[:2])
+        second = await tasks_of(bus, 4)
+        await eventually(lambda: checker.num_dispatched == writer.num_dispatched == 6)
+    names = [task.id for task in (*first, *second)]
+    assert len(set(names)) == 6 and all(names.count(name) == 2 for name in names)
+    assert {task.model for task in first} == {"writer"}
+
+
+async def test_a_learner_that_is_behind_leaves_the_oldest_groups_to_the_others(bus: Bus) -> None:
+    """The other one dispatches on; and a restart from an older checkpoint knows which groups were its own."""
+    await bus.ensure_consumer(runner_consumer("default", "train"))
+    writer, slow = Dispatcher(bus, problems(9), several("writer")), Dispatcher(bus, problems(9), several("checker"))
+    await writer.restore([])
+    await slow.restore([])
+    writer.advance(0, 0)
+    async with dispatching(writer), dispatching(slow):
+        first = list(dict.fromkeys(task.id for task in await tasks_of(bus, 8)))
+        slow.advance(0, 0)
+        for step in (1, 2):
+            writer.advance(step, step, first[2 * step - 2 : 2 * step])
+            await tasks_of(bus, 4)
+        await eventually(lambda: len(slow.surplus) == 4)
+    assert slow.take_surplus() == first and slow.surplus == {}
+    assert len(slow.outstanding_tasks) == 4 and slow.num_by_others == 8
+    again = Dispatcher(bus, problems(9), several("checker"))
+    await again.restore([])
+    assert again.num_dispatched == 8 and len(again.outstanding_tasks) == 4
+    alone = Dispatcher(bus, problems(9), several("writer"), num_dispatched=4)
+    await alone.restore([])
+    assert alone.surplus == {} and alone.num_dispatched == 4, "its own groups are dispatched as training goes on"
+
+
+async def test_learners_that_dispatch_other_tasks_in_one_run_are_refused(bus: Bus) -> None:
+    await bus.ensure_consumer(runner_consumer("default", "train"))
+    writer = Dispatcher(bus, problems(9), several("writer"))
+    await writer.restore([])
+    writer.advance(0, 0)
+    async with dispatching(writer):
+        await tasks_of(bus, 2)
+        await eventually(lambda: writer.num_dispatched > 0)
+    other = Dispatcher(bus, problems(9), several("checker", seed=7))
+    with pytest.raises(LearnerError, match="another learner of run 'run' dispatches other tasks"):
+        await other.restore([])
