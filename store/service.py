@@ -28,6 +28,7 @@ from store.ingest.batch import load_column_types
 from store.ingest.ingester import Ingester
 from store.ingest.writer import Insert, Writer, insert_over_http
 from store.lost_rollouts import LostRolloutCounter
+from store.rollout_retention import RolloutRetention
 from store.settings import StoreSettings
 from store.stall_detector import StallDetector
 from store.training_bias import find_bias
@@ -187,7 +188,8 @@ async def _ingest(
     async with bus.fleet("*") as fleet:
         stall_detector = StallDetector(bus, fleet, ingester, writer, settings)
         async with bus.heartbeat("store", name, describe):
-            loops = (stall_detector.run(), ping_loop(), count_loop(), compare_loop())
+            retention = RolloutRetention(bus)
+            loops = (stall_detector.run(), ping_loop(), count_loop(), compare_loop(), retention.run())
             background = [asyncio.create_task(loop) for loop in loops]
             try:
                 await ingester.run(stop)

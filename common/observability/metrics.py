@@ -110,6 +110,11 @@ store_pending_messages = register(
     Gauge, "store", "store_pending_messages", "Messages that were not delivered to the store yet.",
     "Rising: ClickHouse is slow or down. At the bound of the stream, runners wait.",
 )  # fmt: skip
+rollout_messages_passed = register(
+    Counter, "store", "store_rollout_messages_passed_total",
+    "Messages of rollouts that a learner will not read: it was behind, filled the stream and held up other learners.",
+    "That learner is gone or too slow for the others: start it, or give it more room or fewer groups.", ["model"],
+)  # fmt: skip
 store_rows_inserted = register(
     Counter, "store", "store_rows_inserted_total", "Rows are in ClickHouse, by table.",
     "Flat while runners finish rollouts: see `lightningbus_store_insert_failures_total`.", ["table"],

@@ -1,0 +1,79 @@
+"""A learner that is slow or gone holds up no other: where it fills the stream, the oldest rollouts pass it by."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from nats.errors import Error as NatsError
+from nats.js.errors import NotFoundError
+
+from bus.client import Bus
+from bus.errors import BusError
+from bus.streams import StreamState, learner_consumer
+from common.observability import metrics
+from schemas import subjects
+
+log = logging.getLogger(__name__)
+
+CHECK_SECONDS = 2.0
+FULL = 0.75
+"""Share of the stream's bound at which room is made; a learner writes checkpoints of its own from 0.5 on."""
+KEPT = 0.25
+"""Share of the stream's messages, the newest, that stays for a learner that is behind."""
+
+
+class RolloutRetention:
+    """Watches the learners' durables where several learners read the rollouts."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def run(self) -> None:
+        """Check for ever."""
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            try:
+                await self._check()
+            except (NatsError, BusError) as error:
+                log.debug("the learners' backlogs are unknown: %s", str(error) or type(error).__name__)
+
+    async def _check(self) -> None:
+        names = filter(subjects.is_learner_durable, await self._bus.consumer_names(subjects.TRAIN_ROLLOUTS))
+        models = [subjects.model_of_durable(name) for name in names]
+        if len(models) < 2:
+            return
+        stream = await self._bus.stream_state(subjects.TRAIN_ROLLOUTS)
+        if find_fill(stream) < FULL:
+            return
+        waiting: dict[str, int] = {}
+        for model in models:
+            try:
+                backlog = await self._bus.backlog(learner_consumer(model))
+            except NotFoundError:
+                continue
+            waiting[model] = backlog.num_ack_pending + backlog.num_pending
+        for model in find_laggards(stream.num_messages, waiting):
+            sequence = stream.last_seq + 1 - int(KEPT * stream.num_messages)
+            await self._bus.reset_consumer(learner_consumer(model), sequence)
+            passed = waiting[model] - int(KEPT * stream.num_messages)
+            metrics.rollout_messages_passed.labels(model).inc(passed)
+            log.error(
+                "stream %s is filling: the learner of %r is behind and will not get %d messages, so that others go on",
+                stream.name, model, passed,
+            )  # fmt: skip
+
+
+def find_fill(stream: StreamState) -> float:
+    """Share of a stream's bounds that is used, from 0 to 1."""
+    bounds = ((stream.num_bytes, stream.max_bytes), (stream.num_messages, stream.max_messages))
+    return max(used / bound if bound > 0 else 0.0 for used, bound in bounds)
+
+
+def find_laggards(num_messages: int, waiting: Mapping[str, int]) -> list[str]:
+    """The models whose learners hold most of a stream, if the learner of another does not.
+
+    ``waiting`` are the messages that each learner has not acknowledged. Without a learner that keeps up nobody is held
+    up, and nothing is passed by: then the stream's bound is the backpressure.
+    """
+    behind = [model for model, count in waiting.items() if count > num_messages / 2]
+    return sorted(behind) if len(behind) < len(waiting) else []
