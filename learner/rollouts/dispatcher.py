@@ -80,7 +80,7 @@ class Dispatcher:
 
         ``closed`` are the tasks that wait for no rollout any more. ``on_surplus`` is called when `surplus` has grown.
         """
-        self.on_surplus = on_surplus
+        self._on_surplus = on_surplus
         self._problems, self._settings, self._closed = problems, settings, closed
         self._publisher, self._queue = TaskPublisher(bus), TaskQueue(bus, settings.agent)
         self._served_version = served_version
@@ -182,6 +182,16 @@ class Dispatcher:
         """Training waits no longer for these open groups: they will be trained late."""
         for task in tasks:
             self._groups[task].is_late = True
+
+    def leave_to_others(self) -> int:
+        """Train none of the groups that are dispatched and not closed; returns how many these are."""
+        open_tasks = [task for task, group in self._groups.items() if group.is_published and task not in self._closed]
+        for task in open_tasks:
+            del self._groups[task]
+            self.surplus[task] = None
+        self._on_surplus()
+        self._wake.set()
+        return len(open_tasks)
 
     def dispatch_again(self, ended: Mapping[str, Container[int]], nonce: str) -> int:
         """The bus lost messages: whatever is outstanding and has not ended is published once more.
@@ -327,7 +337,7 @@ class Dispatcher:
             self.surplus[task] = None
         self._num_adopted -= num_surplus
         if num_surplus:
-            self.on_surplus()
+            self._on_surplus()
 
     async def _publish_lost(self) -> None:
         task, samples, nonce = self._lost[0]

@@ -30,6 +30,10 @@ class LossRecovery:
         while True:
             gap = await self._consumer.gaps.get()
             groups = self._consumer.groups
+            if gap.is_cut and self._dispatcher.num_by_others:
+                num_groups = self._dispatcher.leave_to_others()
+                log.error("this learner was behind: %s; it leaves %d groups to other learners", gap.reason, num_groups)
+                continue
             tasks = self._dispatcher.dispatch_again(groups.ended_rollouts(), gap.nonce)
             self._gaps += 1
             self._tasks += tasks

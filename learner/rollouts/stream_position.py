@@ -31,6 +31,8 @@ class Continuation:
     sequence: int
     gap: str = ""
     """What is missing, as a sentence; empty: nothing."""
+    is_cut: bool = False
+    """The stream is the same, and begins later than where this learner was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class StreamGap:
     """The same for the same loss, whenever it is noticed."""
     last: int
     """Sequence of the last message that the stream has kept; what was lost is known once it is read."""
+    is_cut: bool = False
+    """Only rollouts are missing, at the begin of the stream: this learner was behind, and others were not."""
 
 
 def find_gap(continuation: Continuation, mark: StreamMark, tasks: StreamState, last: int) -> StreamGap | None:
@@ -50,7 +54,7 @@ def find_gap(continuation: Continuation, mark: StreamMark, tasks: StreamState, l
     queue = f"stream {tasks.name} was made anew at {tasks.created_at}" if renewed else ""
     reason = "; ".join(filter(None, [continuation.gap, queue]))
     nonce = f":{continuation.mark.created}:{continuation.mark.offset}:{continuation.sequence}:{tasks.created_at}"
-    return StreamGap(reason, nonce, last) if reason else None
+    return StreamGap(reason, nonce, last, continuation.is_cut and not queue) if reason else None
 
 
 def resume_at(mark: StreamMark, position: int, stream: StreamState) -> Continuation:
@@ -65,7 +69,7 @@ def resume_at(mark: StreamMark, position: int, stream: StreamState) -> Continuat
     now = StreamMark(created=stream.created_at, offset=mark.offset, last=mark.last, tasks=mark.tasks)
     if mark.created and wanted < stream.first_seq:
         missing = f"stream {name} begins at message {stream.first_seq} now: messages from {max(wanted, 1)} on are gone"
-        return Continuation(now, stream.first_seq, missing)
+        return Continuation(now, stream.first_seq, missing, is_cut=True)
     return Continuation(now, wanted if mark.created else max(wanted, stream.first_seq))
 
 

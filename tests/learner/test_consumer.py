@@ -164,7 +164,7 @@ async def test_a_reader_that_never_goes_is_not_raced_and_not_borne_for_ever(
     async with bus.pull(learner_consumer("policy"), slots=1) as thief, asyncio.timeout(30):  # which always asks last
         taking = asyncio.create_task(take())
         await publish(bus, *((str(task), 1) for task in range(30)))
-        with pytest.raises(LearnerError, match="one learner to a bus"):
+        with pytest.raises(LearnerError, match="a model has one learner on a bus"):
             await running
         await cancel_and_wait(taking)
     assert sum("reading them again" in record.message for record in caplog.records) <= 4
@@ -188,7 +188,7 @@ async def test_of_two_readers_that_stay_the_one_who_came_last_gives_up(
         await asyncio.sleep(changes["GAP_WINDOW_SECONDS"])
         newer = RolloutConsumer(other, LearnerSettings(model_path=Path("model"), group_size=2))
         publishing = asyncio.create_task(publish_for_ever(bus))
-        with pytest.raises(LearnerError, match="one learner to a bus"):
+        with pytest.raises(LearnerError, match="a model has one learner on a bus"):
             await newer.run()
         await cancel_and_wait(publishing)
         await publish(bus, ("a", 1), ("b", 1))
