@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
 
 from msgspec.structs import replace
 from nats.aio.msg import Msg
@@ -18,12 +17,12 @@ from bus.errors import BusError
 from bus.task_file import TaskInput
 from bus.task_publisher import TaskPublisher
 from learner.rollouts.dispatch_mark import RunDispatch
+from learner.rollouts.group_tasks import GroupTasks
+from learner.rollouts.outstanding import OutstandingGroups
 from learner.rollouts.pacing import DispatchedGroup, Pace, find_awaited, num_admitted_groups
-from learner.rollouts.task_order import TaskOrder
 from learner.rollouts.task_queue import TaskQueue
 from learner.settings.learner import LearnerSettings
 from schemas.codec import DecodeError
-from schemas.tasks import Task
 
 log = logging.getLogger(__name__)
 
@@ -31,36 +30,6 @@ MAX_REPLACEMENTS = 3
 """Groups of one task that may come to nothing before another task takes its place."""
 QUEUE_POLL_SECONDS = 0.1
 """How often the broker is asked whether runners have taken what is queued."""
-
-
-def task_id(problem: TaskInput, pass_number: int, replacement: int, settings: LearnerSettings) -> str:
-    """What a problem's task is called in a pass."""
-    again = f"r{replacement}" if replacement else ""
-    return f"{problem.id}@{settings.run}-p{pass_number}{again}"
-
-
-def tasks_of_group(problem: TaskInput, pass_number: int, settings: LearnerSettings, replacement: int = 0) -> list[Task]:
-    """The tasks of a problem's group in a pass.
-
-    Deterministic, so that a learner that starts again publishes the same tasks under the same message ids.
-    """
-    return [
-        Task(
-            id=task_id(problem, pass_number, replacement, settings),
-            run_id=settings.run,
-            agent=settings.agent,
-            input=problem.input,
-            labels=problem.labels,
-            sample_index=sample,
-            group_size=settings.group_size,
-            deadline=settings.rollout_timeout_seconds,
-            max_attempts=settings.max_attempts,
-            model=settings.main_model,
-            role_models=settings.role_models,
-            sampling_params=settings.sampling_params,
-        )
-        for sample in range(settings.group_size)
-    ]
 
 
 class Dispatcher:
@@ -84,9 +53,10 @@ class Dispatcher:
         self._problems, self._settings, self._closed = problems, settings, closed
         self._publisher, self._queue = TaskPublisher(bus), TaskQueue(bus, settings.agent)
         self._served_version = served_version
-        self._task_order = TaskOrder(len(problems), settings.seed)
+        self._group_tasks = GroupTasks(problems, settings)
         self._bus, self._run = bus, RunDispatch(bus, settings, problems)
-        self._groups: dict[str, DispatchedGroup] = {}
+        self._outstanding = OutstandingGroups()
+        self._groups = self._outstanding.by_task
         self._lost: deque[tuple[str, Collection[int], str]] = deque()
         self._num_adopted = 0  # groups of others, less the surplus
         self._is_mark_new = False
@@ -97,8 +67,6 @@ class Dispatcher:
         """Groups of the run that this learner knows to be dispatched, without replacements: the next one's number."""
         self.num_by_others = 0
         """Of these, the ones that other learners of the run dispatched."""
-        self.surplus: dict[str, None] = {}
-        """Tasks that others dispatched and that are more than may be trained within the bound, oldest first."""
 
     async def restore(self, groups: Iterable[DispatchedGroup], num_by_others: int = 0) -> None:
         """Restore the groups that were dispatched before and are neither trained nor dropped.
@@ -108,7 +76,7 @@ class Dispatcher:
         """
         for group in groups:
             version = group.served_version if group.is_published else None
-            self._groups[(await self._tasks_of(group))[0].id] = replace(group, served_version=version)
+            self._groups[(await self._group_tasks.make(group))[0].id] = replace(group, served_version=version)
         self.num_by_others = num_by_others
         if self._problems:
             num_groups = await self._run.refresh(from_leader=True)
@@ -121,7 +89,7 @@ class Dispatcher:
 
     def outstanding(self, trained: Container[str] = ()) -> list[DispatchedGroup]:
         """The groups that are dispatched and neither dropped nor ``trained``, in the order of dispatch."""
-        return [replace(group) for task, group in self._groups.items() if task not in trained]
+        return self._outstanding.copies(trained)
 
     @property
     def outstanding_tasks(self) -> Collection[str]:
@@ -149,8 +117,7 @@ class Dispatcher:
         ``trained`` are the tasks of the last step: they go at once with it, or more would be admitted meanwhile.
         """
         self._step, self._version = step, version
-        for task in trained:
-            self._groups.pop(task, None)
+        self._outstanding.remove(trained)
         self._wake.set()
 
     async def replace_dropped(self, tasks: Iterable[str]) -> None:
@@ -164,15 +131,14 @@ class Dispatcher:
                 del self._groups[task]
                 continue
             again = DispatchedGroup(number=group.number, replacement=group.replacement + 1)
-            name = (await self._tasks_of(again))[0].id
+            name = (await self._group_tasks.make(again))[0].id
             del self._groups[task]
             self._groups[name] = again
         self._wake.set()
 
     def take_surplus(self) -> list[str]:
-        """The tasks of `surplus`, oldest first; from now on it is empty."""
-        taken, self.surplus = list(self.surplus), {}
-        return taken
+        """Tasks that are left to other learners since the last call, oldest first."""
+        return self._outstanding.take_surplus()
 
     def find_awaited(self, batch: Collection[str]) -> list[str]:
         """Tasks whose open group would be beyond the bound later if a batch of tasks were trained now, without it."""
@@ -185,13 +151,10 @@ class Dispatcher:
 
     def leave_to_others(self) -> int:
         """Train none of the groups that are dispatched and not closed; returns how many these are."""
-        open_tasks = [task for task, group in self._groups.items() if group.is_published and task not in self._closed]
-        for task in open_tasks:
-            del self._groups[task]
-            self.surplus[task] = None
+        num_groups = self._outstanding.leave_open(self._closed)
         self._on_surplus()
         self._wake.set()
-        return len(open_tasks)
+        return num_groups
 
     def dispatch_again(self, ended: Mapping[str, Container[int]], nonce: str) -> int:
         """The bus lost messages: whatever is outstanding and has not ended is published once more.
@@ -199,15 +162,11 @@ class Dispatcher:
         ``ended`` are samples by task. ``nonce`` is the same only for the same loss: the broker may still know the
         message ids of what it lost. Returns the number of tasks.
         """
-        count = 0
         self._nonce = nonce
-        for task, group in self._groups.items():
-            samples = [sample for sample in range(self._settings.group_size) if sample not in ended.get(task, ())]
-            if samples and group.is_published and task not in self._closed:
-                self._lost.append((task, samples, nonce))
-                count += len(samples)
+        missing = self._outstanding.missing_samples(self._settings.group_size, ended, self._closed)
+        self._lost.extend((task, samples, nonce) for task, samples in missing.items())
         self._wake.set()
-        return count
+        return sum(map(len, missing.values()))
 
     async def run(self) -> None:
         """Publish for ever; a full bus is waited for. Raises `LearnerError` as `RunDispatch`."""
@@ -233,7 +192,7 @@ class Dispatcher:
                 await self._look_at_run()
             elif self._lost:
                 await self._publish_lost()
-            elif self._num_started >= self._num_admitted():
+            elif self._outstanding.num_started >= self._num_admitted():
                 await self._wake.wait()
             elif await self._has_room():
                 await self._publish_next()
@@ -260,16 +219,12 @@ class Dispatcher:
         served = self._served_version()
         return self._version if served is None else min(served, self._version)
 
-    @property
-    def _num_started(self) -> int:
-        return sum(group.served_version is not None for group in self._groups.values())
-
     async def _has_room(self) -> bool:
         """Whether runners have taken what is queued; without runners, one step's groups are queued."""
         if not self._is_bounded:
             return True
         room = await self._queue.has_room(self._settings.group_size)
-        return self._num_started < self._settings.groups_per_step if room is None else room
+        return self._outstanding.num_started < self._settings.groups_per_step if room is None else room
 
     async def _wait_for_room(self) -> None:
         try:
@@ -283,13 +238,13 @@ class Dispatcher:
 
         After a return to an older checkpoint a replay may have closed its group already: then it needs no tasks.
         """
-        group = next((group for group in self._groups.values() if not group.is_published), None)
+        group = self._outstanding.find_unpublished()
         if group is None:
             await self._look_at_run()
-            if self._num_started >= self._num_admitted():
+            if self._outstanding.num_started >= self._num_admitted():
                 return
             group = DispatchedGroup(number=self.num_dispatched)
-        tasks, nonce = await self._tasks_of(group), self._nonce
+        tasks, nonce = await self._group_tasks.make(group), self._nonce
         task = tasks[0].id
         if task in self._closed:
             self._groups.pop(task, None)
@@ -323,18 +278,15 @@ class Dispatcher:
         self.num_by_others = self._run.num_by_others
         for _ in range(min(num_new, self._run.num_groups - self.num_dispatched)):
             group = DispatchedGroup(number=self.num_dispatched, served_version=self._served, is_published=True)
-            task = (await self._tasks_of(group))[0].id
+            task = (await self._group_tasks.make(group))[0].id
             if task not in self._groups and task not in self._closed:
                 self._groups[task] = group
                 self._num_adopted += 1
             self.num_dispatched += 1
         if not self._is_bounded:
             return
-        num_surplus = min(self._num_adopted, max(0, self._num_started - self._num_admitted()))
-        started = (task for task, group in self._groups.items() if group.served_version is not None)
-        for task in list(islice(started, num_surplus)):
-            del self._groups[task]
-            self.surplus[task] = None
+        num_surplus = min(self._num_adopted, max(0, self._outstanding.num_started - self._num_admitted()))
+        self._outstanding.leave_oldest(num_surplus)
         self._num_adopted -= num_surplus
         if num_surplus:
             self._on_surplus()
@@ -342,10 +294,6 @@ class Dispatcher:
     async def _publish_lost(self) -> None:
         task, samples, nonce = self._lost[0]
         if task in self._groups:
-            tasks = await self._tasks_of(self._groups[task])
+            tasks = await self._group_tasks.make(self._groups[task])
             await self._publisher.publish_tasks([tasks[sample] for sample in samples], timeout=math.inf, nonce=nonce)
         self._lost.popleft()
-
-    async def _tasks_of(self, group: DispatchedGroup) -> list[Task]:
-        pass_number, index = await self._task_order.seek(group.number)
-        return tasks_of_group(self._problems[index], pass_number, self._settings, group.replacement)

@@ -17,7 +17,7 @@ from learner.batching.sequences import SequenceConfig, TrainSequence, build_sequ
 from learner.batching.staleness import mask_stale_tokens, max_staleness_of, token_staleness
 from learner.batching.transitions import build_transitions, token_versions
 from learner.rollouts.assembler import Rollout, build_rollout
-from learner.rollouts.dispatcher import tasks_of_group
+from learner.rollouts.group_tasks import tasks_of_group
 from learner.rollouts.groups import RolloutGroup
 from learner.rollouts.task_order import TaskOrder
 from learner.settings.algorithm import AlgorithmSettings

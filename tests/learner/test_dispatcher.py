@@ -254,15 +254,15 @@ async def test_a_learner_that_is_behind_leaves_the_oldest_groups_to_the_others(b
         for step in (1, 2):
             writer.advance(step, step, first[2 * step - 2 : 2 * step])
             await tasks_of(bus, 4)
-        await eventually(lambda: len(slow.surplus) == 4)
-    assert slow.take_surplus() == first and slow.surplus == {}
+        await eventually(lambda: slow.num_by_others == 8)
+    assert slow.take_surplus() == first and slow.take_surplus() == []
     assert len(slow.outstanding_tasks) == 4 and slow.num_by_others == 8
     again = Dispatcher(bus, problems(9), several("checker"))
     await again.restore([])
     assert again.num_dispatched == 8 and len(again.outstanding_tasks) == 4
     alone = Dispatcher(bus, problems(9), several("writer"), num_dispatched=4)
     await alone.restore([])
-    assert alone.surplus == {} and alone.num_dispatched == 4, "its own groups are dispatched as training goes on"
+    assert alone.take_surplus() == [] and alone.num_dispatched == 4, "its own groups are dispatched as training goes on"
 
 
 async def test_learners_that_dispatch_other_tasks_in_one_run_are_refused(bus: Bus) -> None:

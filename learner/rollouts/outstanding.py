@@ -1,0 +1,66 @@
+"""The groups that are dispatched and neither trained nor dropped, in the order of dispatch. Pure."""
+
+from collections.abc import Collection, Container, Iterable, Mapping
+from itertools import islice
+
+from msgspec.structs import replace
+
+from learner.rollouts.pacing import DispatchedGroup
+
+
+class OutstandingGroups:
+    """Groups by their task; one whose tasks are not on the bus yet has no served version."""
+
+    def __init__(self) -> None:
+        self.by_task: dict[str, DispatchedGroup] = {}
+        self.surplus: dict[str, None] = {}
+        """Tasks that are left to other learners of the run, oldest first."""
+
+    def copies(self, without: Container[str] = ()) -> list[DispatchedGroup]:
+        """Copies of the groups, but those of some tasks."""
+        return [replace(group) for task, group in self.by_task.items() if task not in without]
+
+    @property
+    def num_started(self) -> int:
+        """Groups of which tasks are on the bus, or on their way there."""
+        return sum(group.served_version is not None for group in self.by_task.values())
+
+    def find_unpublished(self) -> DispatchedGroup | None:
+        """The oldest group whose tasks are not all on the bus; None: there is none."""
+        return next((group for group in self.by_task.values() if not group.is_published), None)
+
+    def remove(self, tasks: Iterable[str]) -> None:
+        """These are trained or dropped."""
+        for task in tasks:
+            self.by_task.pop(task, None)
+
+    def leave_oldest(self, count: int) -> None:
+        """Leave the oldest started groups to other learners."""
+        started = (task for task, group in self.by_task.items() if group.served_version is not None)
+        self._leave(list(islice(started, count)))
+
+    def leave_open(self, closed: Container[str]) -> int:
+        """Leave every group to other learners that is on the bus and not ``closed``; returns how many these are."""
+        open_tasks = [task for task, group in self.by_task.items() if group.is_published and task not in closed]
+        self._leave(open_tasks)
+        return len(open_tasks)
+
+    def take_surplus(self) -> list[str]:
+        """The tasks of `surplus`; from now on it is empty."""
+        taken, self.surplus = list(self.surplus), {}
+        return taken
+
+    def missing_samples(
+        self, group_size: int, ended: Mapping[str, Container[int]], closed: Container[str]
+    ) -> dict[str, Collection[int]]:
+        """By task: the samples that are on the bus and have not ended; ``ended`` are those that have."""
+        missing = {
+            task: [sample for sample in range(group_size) if sample not in ended.get(task, ())]
+            for task, group in self.by_task.items()
+            if group.is_published and task not in closed
+        }
+        return {task: samples for task, samples in missing.items() if samples}
+
+    def _leave(self, tasks: Collection[str]) -> None:
+        self.remove(tasks)
+        self.surplus |= dict.fromkeys(tasks)
