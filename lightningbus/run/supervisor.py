@@ -94,6 +94,7 @@ class Supervisor:
         if self._prepare is not None:
             await self._prepare(child)
         self._roles[child.name] = child.role
+        self._stopping.discard(child.name)
         await self._spawn(child)
         self._watchers[child.name] = asyncio.create_task(self._watch(child))
 

@@ -167,8 +167,7 @@ async def full_disk(system: RunningSystem, log: Log, disk: Path) -> None:
 
 async def corrupt_blobs(system: RunningSystem, log: Log) -> None:
     """Bytes that are not those of their manifest: refused by digest, reported, fetched again once they are right."""
-    assert system.learner is not None
-    await system.learner  # from here on the versions are ours
+    await system.learners["learner"]  # from here on the versions are ours
     actual = await system.bus.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)
     assert actual is not None
     last, sequence = actual

@@ -48,14 +48,15 @@ async def judge(system: RunningSystem, request: Iterable[str], vocabulary: int) 
     _rollouts(verdict, tap, {*request}, rows("SELECT rollout_id, execution_id, outcome FROM rollouts"))
     _attempts(verdict, tap, rows("SELECT execution_id, count() FROM attempts GROUP BY execution_id"))
     _spans(verdict, tap, rows("SELECT rollout_id, execution_id, span_id, count() FROM spans GROUP BY ALL"))
-    _training(
-        verdict,
-        tap,
-        rows(
-            "SELECT rollout_id, sum(trained), countIf(NOT trained AND exclusion_reason = '') "
-            "FROM training_rollouts GROUP BY rollout_id"
-        ),
-    )
+    for model in sorted(tap.steps_by_model):
+        _training(
+            verdict,
+            tap,
+            rows(
+                "SELECT rollout_id, sum(trained), countIf(NOT trained AND exclusion_reason = '') "
+                f"FROM training_rollouts WHERE model = '{model}' GROUP BY rollout_id"
+            ),
+        )
     calls = rows(
         "SELECT rollout_id, prompt_ids, response_ids, logprobs, token_versions FROM completions "
         "INNER JOIN prompts USING (run_id, rollout_id, execution_id, call)"
@@ -71,7 +72,8 @@ async def judge(system: RunningSystem, request: Iterable[str], vocabulary: int) 
         "INNER JOIN spans AS s ON a.execution_id = s.execution_id GROUP BY a.execution_id HAVING sent != stored"
     )
     verdict.wrong += [f"execution {id} had {sent} spans, stored are {stored}" for id, sent, stored in rows(reported)]
-    await _versions(verdict, system.bus)
+    for model in tap.steps_by_model:
+        await _versions(verdict, system.bus, model)
     return verdict
 
 
@@ -107,7 +109,7 @@ def _spans(verdict: Verdict, tap: Tap, stored: list[tuple[Any, ...]]) -> None:
 
 def _training(verdict: Verdict, tap: Tap, uses: list[tuple[Any, ...]]) -> None:
     trained = {rollout: int(times) for rollout, times, _ in uses}
-    verdict.counts["trained"] = sum(1 for times in trained.values() if times)
+    verdict.counts["trained"] = verdict.counts.get("trained", 0) + sum(1 for times in trained.values() if times)
     verdict.duplicated += [f"rollout {rollout} was trained on {n} times" for rollout, n in trained.items() if n > 1]
     verdict.wrong += [f"rollout {rollout} was not used, without a reason" for rollout, _, silent in uses if silent]
     to_train = {end.rollout for end in tap.rollout_of().values() if end.mode == "train"}
@@ -123,13 +125,13 @@ def _calls(verdict: Verdict, calls: list[tuple[Any, ...]], vocabulary: int) -> N
             verdict.wrong.append(f"a call of {rollout}: {text}")
 
 
-async def _versions(verdict: Verdict, bus: Bus) -> None:
+async def _versions(verdict: Verdict, bus: Bus, model: str) -> None:
     """Versions only grow; a learner that takes over says the newest one again, the same bytes under its own epoch."""
     state = (await until_answered(lambda: bus.js.stream_info(subjects.WEIGHTS))).state
     last: WeightManifest | None = None
     for sequence in range(state.first_seq, state.last_seq + 1):
         message = await until_answered(partial(bus.js.get_msg, subjects.WEIGHTS, sequence))
-        if message.subject != subjects.weights("policy"):
+        if message.subject != subjects.weights(model):
             continue
         new = decode(WeightManifest, message.data or b"")
         if last is not None:
@@ -139,4 +141,4 @@ async def _versions(verdict: Verdict, bus: Bus) -> None:
                     f"version {new.version} of epoch {new.epoch} came after {last.version} of {last.epoch}"
                 )
         last = new
-    verdict.counts["versions"] = last.version + 1 if last else 0
+    verdict.counts["versions"] = verdict.counts.get("versions", 0) + (last.version + 1 if last else 0)

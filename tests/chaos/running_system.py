@@ -21,6 +21,7 @@ from bus.client import Bus
 from bus.embedded.nats_server import NatsServer, free_port
 from bus.fleet.heartbeats import Fleet
 from bus.fleet.readiness import READY_STATES
+from bus.streams import DEFAULT_POLICIES
 from common.aio import cancel_and_wait
 from inference.settings import InferenceSettings
 from learner.settings.learner import LearnerSettings
@@ -57,7 +58,8 @@ class RunningSystem:
     supervisors: dict[str, Supervisor] = field(default_factory=dict)
     proxies: dict[str, Proxy] = field(default_factory=dict)
     others: dict[str, Supervisor] = field(default_factory=dict)
-    learner: "asyncio.Task[None] | None" = None
+    learners: "dict[str, asyncio.Task[None]]" = field(default_factory=dict)
+    """By name: waits for the end of its training."""
     state_was_lost: bool = False
     """The bus lost acknowledged data, so not all of it can be in the store."""
     children: dict[str, ChildSpec] = field(default_factory=dict)
@@ -109,7 +111,7 @@ class RunningSystem:
             return
         name = target.replace("engine", "inference")
         while not (self._works(name, since) and self.pid(target) not in (None, old)):
-            if name == "learner" and self.learner is not None and self.learner.done():
+            if name in self.learners and self.learners[name].done():
                 return
             await self.fleet.wait_for_change()
 
@@ -127,8 +129,8 @@ class RunningSystem:
 
     async def take_down(self, name: str) -> ChildSpec:
         """Stop a role as its operator would; returns what `bring_up` needs."""
-        if self.learner is not None and name == "learner":
-            await cancel_and_wait(self.learner)
+        if name in self.learners:
+            await cancel_and_wait(self.learners[name])
         await self.supervisors[name].stop(name)
         return self.children[name]
 
@@ -136,7 +138,7 @@ class RunningSystem:
         """Start a role that was taken down."""
         await self.supervisors[child.name].start(child)
         if child.role == "learner":
-            self.learner = asyncio.create_task(self.supervisors[child.name].wait_finished(child.name))
+            self.learners[child.name] = asyncio.create_task(self.supervisors[child.name].wait_finished(child.name))
 
     async def alert_is_stored(self, text: str, since: int, seconds: float = 120.0) -> None:
         """Wait until ClickHouse has an alert about a role, or with this text, fired after ``since`` (Unix ns)."""
@@ -167,10 +169,10 @@ class RunningSystem:
                 await self.fleet.wait_for_change()
 
     async def finished(self, seconds: float) -> None:
-        """Wait until the learner has made its last step and everything published has been written."""
-        assert self.learner is not None
+        """Wait until each learner has made its last step and everything published has been written."""
+        assert self.learners
         async with asyncio.timeout(seconds):
-            await self.learner
+            await asyncio.gather(*self.learners.values())
             await self.drained()
 
     async def drained(self) -> None:
@@ -212,12 +214,14 @@ async def run_system(
     brokers: Sequence[NatsServer] = (),
     learner: Mapping[str, Any] | None = None,
     store: Mapping[str, Any] | None = None,
+    models: Sequence[str] = DEFAULT_POLICIES,
+    entrypoint: str = "steady:solve",
 ) -> AsyncIterator[RunningSystem]:
     """Everything started and working; gone at the end.
 
     ``server``: ClickHouse apart from the store, behind a proxy. ``brokers``: a cluster that runs already, which
     everybody reaches without a proxy. ``token_seconds``: how long the engines take for a token. ``learner``, ``store``:
-    more of their settings.
+    more of their settings. ``models``: each has a learner, and ``nodes`` of its own.
     """
     async with AsyncExitStack() as exits:
         skews = directory / "skews"
@@ -229,7 +233,7 @@ async def run_system(
             exits.push_async_callback(broker.stop)
         url = ",".join(item.url for item in brokers or [broker])
         bus = await exits.enter_async_context(Bus.connect(url, name="chaos"))
-        await bus.provision(len(brokers) or None)
+        await bus.provision(len(brokers) or None, policies=models)
         fleet = await exits.enter_async_context(bus.fleet("*"))
         tap = await exits.enter_async_context(Tap(bus).listening())
         system = RunningSystem(
@@ -238,7 +242,8 @@ async def run_system(
         runs = RunDirectory(directory / "run").create()
         for item in brokers or [broker]:
             exits.push_async_callback(cancel_and_wait, asyncio.create_task(item.supervise()))
-        for child in children(directory, steps, nodes, runners, token_seconds, learner or {}, system.store):
+        nodes_and_learners = _policies(directory, steps, nodes, token_seconds, learner or {}, models)
+        for child in children(nodes_and_learners, runners, system.store, entrypoint):
             proxy = await exits.enter_async_context(Proxy(lambda: ("127.0.0.1", broker.port)))
             system.proxies[child.name] = proxy
             reach = url if brokers else f"nats://127.0.0.1:{proxy.port}"
@@ -255,8 +260,9 @@ async def run_system(
             system.children[child.name] = ChildSpec(child.name, child.role, settings)
             await supervisor.start(system.children[child.name])
             if child.role == "learner":
-                system.learner = asyncio.create_task(supervisor.wait_finished("learner"))
-                exits.push_async_callback(cancel_and_wait, system.learner)
+                waiting = asyncio.create_task(supervisor.wait_finished(child.name))
+                system.learners[child.name] = waiting
+                exits.push_async_callback(cancel_and_wait, waiting)
             if child.role == "store":
                 async with asyncio.timeout(90):
                     await system.working("store", started)
@@ -285,25 +291,31 @@ async def _behind(
     return settings.model_copy(update={"port": port, "advertise_url": f"http://127.0.0.1:{proxy.port}"})
 
 
-def children(
-    directory: Path,
-    steps: int,
-    nodes: int,
-    runners: int,
-    token_seconds: float,
-    learner: Mapping[str, Any],
-    store: StoreSettings,
-) -> list[ChildSpec]:
-    """The processes of the run, in the order they start."""
+def children(policies: Sequence[ChildSpec], runners: int, store: StoreSettings, entrypoint: str) -> list[ChildSpec]:
+    """The processes of the run, in the order they start: the store, nodes, runners, learners."""
     specs = [ChildSpec("store", "store", store)]
-    for number in range(nodes):
-        specs.append(
-            ChildSpec(f"inference-{number}", "inference", _node(directory, f"inference-{number}", token_seconds))
-        )
+    specs += [child for child in policies if child.role == "inference"]
     for number in range(runners):
-        specs.append(ChildSpec(f"runner-{number}", "runner", _runner(f"runner-{number}")))
-    if steps:
-        specs.append(ChildSpec("learner", "learner", _learner(directory, steps, learner)))
+        specs.append(ChildSpec(f"runner-{number}", "runner", _runner(f"runner-{number}", entrypoint)))
+    return specs + [child for child in policies if child.role == "learner"]
+
+
+def _policies(
+    directory: Path, steps: int, nodes: int, token_seconds: float, learner: Mapping[str, Any], models: Sequence[str]
+) -> list[ChildSpec]:
+    """The nodes and the learner of each model; the first one's have no model in their names."""
+    specs = []
+    for model in models:
+        suffix = "" if model == models[0] else f"-{model}"
+        for number in range(nodes):
+            name = f"inference{suffix}-{number}"
+            specs.append(ChildSpec(name, "inference", _node(directory, name, token_seconds, model)))
+        if steps:
+            name = f"learner{suffix}"
+            place = {"id": name, "model": model, "task_model": models[0]}
+            where = directory / f"checkpoints{suffix}"
+            settings = _learner(directory, steps, {"checkpoint_dir": where, **place, **learner})
+            specs.append(ChildSpec(name, "learner", settings))
     return specs
 
 
@@ -313,16 +325,17 @@ def store_settings(directory: Path, more: Mapping[str, Any] = MappingProxyType({
     return StoreSettings.model_validate({**fields, **more})
 
 
-def _node(directory: Path, name: str, token_seconds: float) -> InferenceSettings:
+def _node(directory: Path, name: str, token_seconds: float, model: str) -> InferenceSettings:
     command = [*STAND_IN, "--token-seconds", str(token_seconds)]
     return InferenceSettings(
-        model_path=directory / "model", id=name, vllm_command=command, max_model_len=256, work_dir=directory / name
-    )
+        model_path=directory / "model", model=model, id=name, vllm_command=command, max_model_len=256,
+        work_dir=directory / name,
+    )  # fmt: skip
 
 
-def _runner(name: str) -> RunnerSettings:
+def _runner(name: str, entrypoint: str) -> RunnerSettings:
     return RunnerSettings(
-        entrypoint="steady:solve", working_dir=ROOT / "tests" / "agents", concurrency=4, id=name, ack_wait=LEASE_SECONDS
+        entrypoint=entrypoint, working_dir=ROOT / "tests" / "agents", concurrency=4, id=name, ack_wait=LEASE_SECONDS
     )
 
 
@@ -331,7 +344,7 @@ def _learner(directory: Path, steps: int, more: Mapping[str, Any]) -> LearnerSet
         {
             "id": "learner", "run": RUN, "model_path": directory / "model", "tasks": directory / "tasks.jsonl",
             "group_size": SAMPLES, "groups_per_step": GROUPS, "max_steps": steps, "max_staleness": 2, "cpu_threads": 1,
-            "rollout_timeout_seconds": 120.0, "max_attempts": 30, "checkpoint_dir": directory / "checkpoints",
+            "rollout_timeout_seconds": 120.0, "max_attempts": 30,
             "seq_len": 128, "group_timeout_seconds": 120.0, "actor": {"optim": {"lr": 1e-5}}, **more,
         }
     )  # fmt: skip

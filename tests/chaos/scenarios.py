@@ -22,6 +22,7 @@ DISK_MIB = 96
 STORE_DISK_MIB = 256
 STALL_SECONDS = 10.0
 ABSENCE_STEPS, BUS_LOSS_STEPS = 12, 12
+TWO_LEARNERS_STEPS, STEPS_ALONE = 12, 3
 SOAK_ROLLOUTS, SOAK_STEPS = 20_000, 16
 SOAK_MIB, SOAK_DESCRIPTORS, SOAK_DISK_KIB = 100.0, 40, 40.0
 
@@ -127,6 +128,26 @@ async def absences(place: Path, report: Report, rng: random.Random, kills: int, 
         await absence.hung_learner(system, log)
 
 
+async def two_learners(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
+    """Two models trained by two learners: each is killed, and each goes on while the other is away."""
+    steps = max(steps_for(rollouts // 4), TWO_LEARNERS_STEPS)
+    learners = {"learner": "policy", "learner-checker": "checker"}
+    async with at_work(
+        place, report, "two_learners", steps, 0.02, nodes=1, models=tuple(learners.values()), entrypoint="pair:solve"
+    ) as (system, log):
+        for name in learners:
+            (other,) = (model for learner, model in learners.items() if learner != name)
+            child = await system.take_down(name)
+            made = system.tap.steps_by_model.get(other, 0)
+            async with log.timed(f"{STEPS_ALONE} steps of the other without a learner"):
+                await system.tap.steps_made(min(made + STEPS_ALONE, steps), other)
+            await system.bring_up(child)
+        for _ in range(max(1, kills // 5)):
+            target = rng.choice(sorted(learners))
+            if not system.learners[target].done():
+                await faults.kill(system, log, target)
+
+
 async def soak(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
     """20,000 rollouts in one run: nothing is lost, and nothing grows without end."""
     fields = {"run_id": RUN, "agent": "default", "mode": "eval", "deadline": 300.0, "max_attempts": 30}
@@ -156,5 +177,6 @@ SCENARIOS: dict[str, Scenario] = {
     "store_disk": store_disk,
     "bus_loss": bus_loss,
     "absences": absences,
+    "two_learners": two_learners,
     "soak": soak,
 }

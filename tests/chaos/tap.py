@@ -12,6 +12,7 @@ from bus.client import Bus
 from bus.streams import STORE_EVAL, STORE_EVENTS, STORE_TRAIN, ConsumerSpec
 from common.aio import cancel_and_wait
 from schemas.spans import SpanBatch
+from schemas.subjects import DEFAULT_POLICY
 from schemas.tasks import TaskBatchRecord
 from schemas.training import TrainingStep
 from schemas.trajectory.attempt_selection import Resolution, resolution_of, supersedes
@@ -45,7 +46,7 @@ class Tap:
     ends: list[End] = field(default_factory=list)
     ended: dict[str, float] = field(default_factory=dict)
     """Rollouts that have had their last word, and when it was heard."""
-    steps: int = 0
+    steps_by_model: dict[str, int] = field(default_factory=dict)
     _seen: set[tuple[str, int]] = field(default_factory=set)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -75,9 +76,14 @@ class Tap:
             self._news.clear()
             await self._news.wait()
 
-    async def steps_made(self, number: int) -> None:
-        """Wait until the learner has made so many steps."""
-        while self.steps < number:
+    @property
+    def steps(self) -> int:
+        """The steps of the model that has made most."""
+        return max(self.steps_by_model.values(), default=0)
+
+    async def steps_made(self, number: int, model: str = DEFAULT_POLICY) -> None:
+        """Wait until the learner of a model has made so many steps."""
+        while self.steps_by_model.get(model, 0) < number:
             self._news.clear()
             await self._news.wait()
 
@@ -109,7 +115,7 @@ class Tap:
             self.published |= {task.rollout_id for task in event.tasks}
             self.spans |= {(task.rollout_id, "", task.span.span_id) for task in event.tasks}
         elif isinstance(event, TrainingStep):
-            self.steps = max(self.steps, event.step)
+            self.steps_by_model[event.model] = max(self.steps_by_model.get(event.model, 0), event.step)
             by_rollout = {use.rollout_id: use.execution_id for use in event.rollouts}
             for span in event.spans:
                 rollout = str(span.attributes["lightningbus.rollout.id"])

@@ -11,7 +11,16 @@ from tests.chaos import faults
 from tests.chaos.__main__ import prepare
 from tests.chaos.at_work import at_work, steps_for
 from tests.chaos.report import Report
-from tests.chaos.scenarios import absences, bus_loss, checkpoints, cluster, random_kills, storage, store_disk
+from tests.chaos.scenarios import (
+    absences,
+    bus_loss,
+    checkpoints,
+    cluster,
+    random_kills,
+    storage,
+    store_disk,
+    two_learners,
+)
 
 pytestmark = pytest.mark.timeout(600)
 MOST_MIB = {"learner": 1500, "store": 800}
@@ -91,3 +100,10 @@ async def test_training_goes_on_when_the_bus_is_rolled_back_emptied_or_removed(p
     report = Report(SEED)
     await bus_loss(place, report, random.Random(SEED), kills=0, rollouts=0)
     assert report.good, str(report.verdicts["bus_loss"])
+
+
+async def test_of_two_learners_each_goes_on_while_the_other_is_killed(place: Path) -> None:
+    """No rollout is lost, none trained twice by a model, and every version of each is its learner's."""
+    report = Report(SEED)
+    await two_learners(place, report, random.Random(SEED), kills=30, rollouts=0)
+    assert report.good, str(report.verdicts["two_learners"])
