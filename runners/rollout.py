@@ -4,13 +4,14 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from common.observability.faults import MAX_TRACEBACK, count_fault
 from runners.agent.executors import AgentError, AgentExecutor, RolloutInfo, WorkerProcessDied
 from runners.agent.launcher import AgentStartError
 from runners.gateway.slot import Slot
+from runners.gateway.upstream import waited_in_vain
 from runners.protocol.request import find_invalid_sampling
 from runners.recording import rewards
 from runners.recording.attempt import MAX_ERROR, AttemptRecorder
@@ -28,6 +29,8 @@ class RolloutResult:
     outcome: Outcome
     error: str = ""
     reward: float | None = None
+    rewards: dict[str, float] = field(default_factory=dict)
+    """By name, where the agent gave names."""
     reward_span: str = ""
     result: str = ""
 
@@ -51,11 +54,11 @@ async def _run_executor(executor: AgentExecutor, slot: Slot, task: Task, recorde
         slot.begin(recorder, task, asyncio.get_running_loop().time() + seconds)
         async with asyncio.timeout(seconds):
             answer = await executor.run(task.input, describe_rollout(task, recorder))
-        reward, span = rewards.resolve_reward(answer, recorder.reward_spans)
+        earned = rewards.resolve_rewards(answer, recorder.reward_spans)
         result = parse_result(answer)
     except TimeoutError:
         if recorder.infra_error or recorder.num_calls_waiting:
-            return RolloutResult("infra_error", recorder.infra_error or f"no model answered within {seconds:g} s")
+            return RolloutResult("infra_error", recorder.infra_error or waited_in_vain(recorder.waiting_reason))
         return RolloutResult("timeout", f"the agent did not end within its deadline of {seconds:g} s")
     except (AgentStartError, WorkerProcessDied) as error:
         return RolloutResult("infra_error", str(error))
@@ -67,7 +70,7 @@ async def _run_executor(executor: AgentExecutor, slot: Slot, task: Task, recorde
         return RolloutResult("agent_error", str(error))
     if recorder.unrecordable_reason:
         return RolloutResult("agent_error", recorder.unrecordable_reason)
-    return RolloutResult("ok", reward=reward, reward_span=span, result=result)
+    return RolloutResult("ok", reward=earned.reward, rewards=earned.by_name, reward_span=earned.span_id, result=result)
 
 
 def describe_rollout(task: Task, recorder: AttemptRecorder) -> RolloutInfo:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -18,6 +19,7 @@ from runners.agent.executors import AgentExecutor
 from runners.agent.factory import make_executors, uses_socket
 from runners.agent.process import ProcessWatchdog
 from runners.gateway.admission import RateLimits
+from runners.gateway.external_endpoints import ExternalEndpoints
 from runners.gateway.server import Gateway
 from runners.recording.sending import send
 from runners.settings import RunnerSettings
@@ -38,8 +40,8 @@ other mode may still come and wait here, leased; so requests end soon."""
 async def run(bus: Bus, settings: RunnerSettings, stop: asyncio.Event) -> None:
     """Serve until asked to stop, then let running rollouts finish or give them back.
 
-    Raises `AgentStartError` when the agent cannot be started, `CredentialsError` when the inference API key cannot be
-    read, `DlqLimitExceededError` when most tasks are unreadable.
+    Raises `AgentStartError` when the agent cannot be started, `CredentialsError` when the inference API key or that of
+    an endpoint cannot be read, `DlqLimitExceededError` when most tasks are unreadable.
     """
     await Runner(bus, settings).run(stop)
 
@@ -64,11 +66,13 @@ class Runner:
         """See `run`."""
         settings = self._settings
         key = read_key(settings.inference_api_key_file) if settings.inference_api_key_file is not None else ""
+        endpoints = ExternalEndpoints(settings.endpoints, os.environ)
         consumers = {mode: runner_consumer(settings.agent_name, mode, settings.ack_wait) for mode in MODES}
         for consumer in consumers.values():
             await self._bus.ensure_consumer(consumer)
         async with (
             self._bus.fleet("inference") as fleet,
+            endpoints,
             Gateway(
                 fleet,
                 partial(send, self._bus),
@@ -79,6 +83,7 @@ class Runner:
                 settings.sticky_weight_version,
                 RateLimits(settings.max_concurrent_requests, settings.rate_limit),
                 uses_socket(settings),
+                endpoints,
             ) as self._gateway,
             self._bus.heartbeat("runner", self.id, self._describe),
             self._watchdog,
@@ -155,7 +160,8 @@ class Runner:
         }
         if self._bus.blocked_subjects:
             detail["waits_for_room"] = self._bus.blocked_subjects
-        if problem := self._gateway.upstream.problem() or self._handler.problem:
+        gateway = self._gateway
+        if problem := gateway.upstream.problem() or gateway.endpoints.problem() or self._handler.problem:
             detail["last_problem"] = problem[:120]
         return {"state": self._state, "status": detail}
 

@@ -3,10 +3,40 @@
 import re
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from common.role_settings import RoleSettings
+from schemas.tasks import AUTO_MODEL
+
+
+class EndpointSettings(BaseModel):
+    """An OpenAI-compatible endpoint that answers the calls to one model; what it answers is no training data."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: str = Field(description="its base URL, as OPENAI_BASE_URL would name it: https://api.example.com/v1")
+    model: str | None = Field(None, min_length=1, description="name of the model there; default: the name here")
+    api_key_env: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        description="variable of the runner's own environment that holds the key; agents are not told it",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _http(cls, value: str) -> str:
+        try:
+            parts = urlsplit(value)
+            parts.port  # noqa: B018 - raises ValueError for a port that is none
+        except ValueError:
+            raise ValueError("it is no URL, such as https://api.example.com/v1") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("it is no URL, such as https://api.example.com/v1")
+        if parts.username is not None or parts.query or parts.fragment:
+            raise ValueError("it has a user, a query or a fragment; api_key_env names the key")
+        return value
 
 
 class RunnerSettings(RoleSettings):
@@ -69,6 +99,11 @@ class RunnerSettings(RoleSettings):
     inference_api_key_file: Path | None = Field(
         None, description="file with the key inference nodes ask for; agents are not told it"
     )
+    endpoints: dict[str, EndpointSettings] = Field(
+        {},
+        description="OpenAI-compatible endpoints by the name of the model that each answers, before any node; their "
+        "calls are recorded without token ids, and never trained on",
+    )
     ack_wait: float = Field(30.0, gt=0, le=60, description="seconds after which a dead runner's tasks go to another")
     sticky_weight_version: bool = Field(
         False,
@@ -95,6 +130,22 @@ class RunnerSettings(RoleSettings):
             if not re.match(r"[A-Za-z_][A-Za-z0-9_]*(=|$)", entry) or "\0" in entry:
                 raise ValueError(f"{entry[:80]!r} is neither a variable's name nor NAME=VALUE")
         return value
+
+    @field_validator("endpoints")
+    @classmethod
+    def _are_models(cls, value: dict[str, EndpointSettings]) -> dict[str, EndpointSettings]:
+        for name in value:
+            if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name) or name == AUTO_MODEL:
+                raise ValueError(f"{name[:80]!r} is no name of a model: letters, digits, _ and -, at most 64, not auto")
+        return value
+
+    @model_validator(mode="after")
+    def _keys_stay_here(self) -> Self:
+        passed_on = {entry.partition("=")[0] for entry in self.env}
+        for name, endpoint in self.endpoints.items():
+            if endpoint.api_key_env in passed_on:
+                raise ValueError(f"env gives agents {endpoint.api_key_env}, the key of endpoint {name!r}")
+        return self
 
     @model_validator(mode="after")
     def _one_agent(self) -> Self:

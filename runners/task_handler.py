@@ -199,7 +199,7 @@ class TaskHandler:
             values = (recorder.rollout, recorder.number, end.outcome, end.error)
             log.warning("rollout %s attempt %d: %s: %s", *values)
         final = decision.retry_after is None
-        recorder.finish(end.outcome, end.reward, end.error, end.result, final, end.reward_span)
+        recorder.finish(end.outcome, end.reward, end.error, end.result, final, end.reward_span, end.rewards)
         await send(self._bus, recorder)
         if decision.retry_after is not None:
             await delivery.nak(delay=decision.retry_after)

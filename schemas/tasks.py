@@ -19,6 +19,9 @@ from schemas.base import (
 )
 from schemas.spans import Span
 
+AUTO_MODEL = "auto"
+"""Stands for the model of the task where an agent names one, as Agent Lightning's examples do."""
+
 
 class TaskIdentity(Event, frozen=True, kw_only=True):
     """The fields that identify a task; they can be read even if the rest of it is invalid."""

@@ -19,12 +19,15 @@ BreakReason = Literal["re-tokenised", "template", "edited history"]
 
 
 def find_parents(calls: Sequence[Transition]) -> list[int | None]:
-    """The index of the call that each call extends; None if it extends none. Only an earlier call is extended."""
+    """The index of the call that each call extends; None if it extends none. Only an earlier call is extended.
+
+    A call of an external endpoint has no tokens, and is extended by none.
+    """
     prompts = [call.prompt_ids.tobytes() for call in calls]
     contexts = [prompt + call.response_ids.tobytes() for prompt, call in zip(prompts, calls, strict=True)]
     parents: list[int | None] = []
     for index, prompt in enumerate(prompts):
-        fitting = [earlier for earlier in range(index) if prompt.startswith(contexts[earlier])]
+        fitting = [earlier for earlier in range(index) if contexts[earlier] and prompt.startswith(contexts[earlier])]
         parents.append(max(fitting, key=lambda earlier: len(contexts[earlier]), default=None))
     return parents
 

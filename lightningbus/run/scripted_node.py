@@ -21,8 +21,9 @@ MAX_REQUEST_BYTES = 64 * 1024 * 1024
 class ScriptedNode:
     """The only node of its fleet. It speaks to the gateway as a node does, always in a stream."""
 
-    def __init__(self, model: str) -> None:
-        self._model = model
+    def __init__(self, *models: str) -> None:
+        """It serves each of the models."""
+        self._models = models
         self._members: list[Heartbeat] = []
 
     def members(self) -> Sequence[Heartbeat]:
@@ -48,16 +49,18 @@ class ScriptedNode:
         try:
             await web.TCPSite(server, "127.0.0.1", 0).start()
             address = f"http://127.0.0.1:{server.addresses[0][1]}"
-            beat = Heartbeat(
-                role="inference",
-                id="scripted",
-                state="ready",
-                address=address,
-                model=self._model,
-                version=WEIGHT_VERSION,
-                sent_at_ns=time.time_ns(),
-            )
-            self._members.append(beat)
+            self._members += [
+                Heartbeat(
+                    role="inference",
+                    id=f"scripted-{model}",
+                    state="ready",
+                    address=address,
+                    model=model,
+                    version=WEIGHT_VERSION,
+                    sent_at_ns=time.time_ns(),
+                )
+                for model in self._models
+            ]
             yield self
         finally:
             self._members.clear()
@@ -66,7 +69,7 @@ class ScriptedNode:
     async def _answer(self, request: web.Request) -> web.Response:
         body = await request.json()
         chat, num_choices = "messages" in body, body.get("n") or 1
-        head = {"id": f"chatcmpl-{time.time_ns():032x}", "model": self._model, "created": int(time.time())}
+        head = {"id": f"chatcmpl-{time.time_ns():032x}", "model": body.get("model"), "created": int(time.time())}
         choices = [_choice(index, chat) for index in range(num_choices)]
         usage = {
             "prompt_tokens": len(PROMPT_IDS),

@@ -102,9 +102,12 @@ class RunSettings(BaseModel):
         if twice := next((model for model in models if models.count(model) > 1), None):
             raise ValueError(f"two learners train model {twice!r}: give each of `learners` a model of its own")
         known = {*models, *(node.model for node in self.inference), self.main_model}
+        known.update(name for runner in self.runners for name in runner.endpoints)
         for role, model in self.role_models.items():
             if model not in known and self.inference:
-                raise ValueError(f"role_models: no learner or inference node here has model {model!r} of role {role!r}")
+                raise ValueError(
+                    f"role_models: no learner, inference node or endpoint here has model {model!r} of role {role!r}"
+                )
         return self
 
     @property

@@ -1,16 +1,19 @@
 """One rollout of an agent before training: the real processes and gateway, with scripted answers."""
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from bus.errors import CredentialsError
 from bus.task_file import TaskInput
 from lightningbus.run.role_process import UserError
 from lightningbus.run.scripted_node import ANSWER, ScriptedNode
 from runners.agent.factory import make_executors, uses_socket
 from runners.agent.launcher import AgentStartError
 from runners.agent.process import ProcessWatchdog
+from runners.gateway.external_endpoints import ExternalEndpoints
 from runners.gateway.server import Gateway
 from runners.recording.attempt import AttemptRecorder
 from runners.recording.rewards import NO_REWARD
@@ -32,7 +35,14 @@ class TrialTask:
 
 
 async def try_agent(runner: RunnerSettings, trial: TrialTask) -> list[str]:
-    """Sentences of what the agent did; raises `UserError` if it cannot be started, or if its rollout fails."""
+    """Sentences of what the agent did; raises `UserError` if it cannot be started, or if its rollout fails.
+
+    External endpoints are not asked: their models have scripted answers too. Their keys have to be there.
+    """
+    try:
+        ExternalEndpoints(runner.endpoints, os.environ)
+    except CredentialsError as error:
+        raise UserError(str(error)) from error
     task = Task(
         id=trial.task.id,
         run_id="dry-run",
@@ -45,7 +55,7 @@ async def try_agent(runner: RunnerSettings, trial: TrialTask) -> list[str]:
     )
     recorder = AttemptRecorder(task, 1, "dry-run")
     async with (
-        ScriptedNode(trial.model).serving() as node,
+        ScriptedNode(*{trial.model, *runner.endpoints}).serving() as node,
         Gateway(node, _discard_spans, 1, runner.host, at_socket=uses_socket(runner)) as gateway,
         ProcessWatchdog() as watchdog,
     ):

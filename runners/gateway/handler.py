@@ -35,6 +35,13 @@ MAX_MODEL_LEN = 4096
 PublishSpans = Callable[[AttemptRecorder, float], Awaitable[None]]
 
 
+async def send_ahead(send: PublishSpans, recorder: AttemptRecorder) -> None:
+    """Publish what is cut: what is large is not kept until the end."""
+    if recorder.outbox:
+        with suppress(BusError, NatsError, TimeoutError):
+            await send(recorder, PUBLISH_TIMEOUT_SECONDS)
+
+
 class ModelCallHandler:
     """Asks the inference nodes for agents."""
 
@@ -45,7 +52,7 @@ class ModelCallHandler:
     async def handle(self, request: web.Request, running: ActiveRollout, dialect: Dialect) -> web.StreamResponse:
         """Answer one model call; raises as `Upstream.attempt_call` when nobody can, unless a stream has begun."""
         task, attempt, call = running.task, running.recorder, dialect.call
-        context = CallContext(attempt, call.model, task.model, task.weight_versions.get(call.model), running.deadline)
+        context = CallContext.create(attempt, call.model, task, running.deadline)
         prompt = await self._prompt(context, call, task.sampling_params)
         completion = StreamAccumulator(call, task.sampling_params, context.pinned, prompt)
         stream = SseResponse(request, dialect, live=completion.is_resumable) if call.stream else None
@@ -62,9 +69,7 @@ class ModelCallHandler:
             attempt.history.add(call, json.loads(first.response), first.num_tokens)
         parent = ids.parse_span_id(request.headers.get(subjects.TRACE_HEADER, ""))
         _record(attempt, call, completed, parent, started_ns)
-        if attempt.outbox:  # what is large is not kept until the end
-            with suppress(BusError, NatsError, TimeoutError):
-                await self._send(attempt, PUBLISH_TIMEOUT_SECONDS)
+        await send_ahead(self._send, attempt)
         return web.json_response(completed.body) if stream is None else await stream.finish()
 
     async def _complete(

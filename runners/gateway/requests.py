@@ -11,7 +11,7 @@ from runners.protocol.dialects.registry import find_api
 from runners.recording.otlp_limits import MAX_BYTES
 
 MAX_REQUEST_BYTES = 32 * 1024 * 1024
-"""Of a body, unpacked; telemetry may have less."""
+"""Of a body, unpacked; telemetry and events may have less."""
 IN_FLIGHT_KEY = web.RequestKey("held", InFlightRequest)
 """Of a request: what it counts for in its slot's `Admission`."""
 KEEPALIVE_KEY = web.RequestKey("kept", bool)
@@ -30,7 +30,8 @@ class ApiError(Exception):
 
 def limit(request: web.Request) -> int:
     """Of a body, unpacked, in bytes."""
-    return MAX_BYTES if "signal" in request.match_info else MAX_REQUEST_BYTES
+    is_telemetry = "signal" in request.match_info or request.path.endswith("/events")
+    return MAX_BYTES if is_telemetry else MAX_REQUEST_BYTES
 
 
 def too_large(request: web.Request) -> str:

@@ -49,6 +49,14 @@ def missing_version(nodes: Iterable[Heartbeat], model: str, pinned: int | None) 
     return f"no inference node serves version {pinned} of {model!r}, to which the task is pinned (served: {served})"
 
 
+def missing_model(nodes: Iterable[Heartbeat], model: str) -> str:
+    """Which model a call waits for, and what is served instead; empty where a node serves it, or there are no nodes."""
+    served = {node.model for node in nodes if node.model}
+    if not served or model in served:
+        return ""
+    return f"no inference node serves {model!r}, which the task may call (served: {', '.join(sorted(served))})"
+
+
 def _num_in_flight(node: Heartbeat, in_flight: Callable[[str], int]) -> tuple[int, int]:
     num_in_flight = node.status.get("inflight")
     return in_flight(node.id), num_in_flight if isinstance(num_in_flight, int) else 0

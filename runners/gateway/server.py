@@ -1,7 +1,7 @@
 """The endpoint an agent talks to, in its own dialect: one URL per host slot, so every call is some rollout's.
 
-``/slot/{k}/v1/…`` answers model calls and records them. ``/slot/{k}/otlp/v1/…`` takes the agent's own telemetry,
-``/slot/{k}/events`` the events of an agent of Agent Lightning 1.0.
+``/slot/{k}/v1/…`` answers model calls and records them, and takes events. ``/slot/{k}/otlp/v1/…`` takes the agent's own
+telemetry, ``/slot/{k}/events`` events where an agent of Agent Lightning 1.0 sends them.
 """
 
 import asyncio
@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +28,8 @@ from common.observability.metric_registry import request_metrics
 from common.unix_sockets import PathTooLongError, bind_unix_socket, private_directory
 from runners.agent.launcher import AgentStartError
 from runners.gateway.admission import Admission, RateLimited, RateLimits
+from runners.gateway.external_call import ExternalCallHandler
+from runners.gateway.external_endpoints import ExternalEndpoints
 from runners.gateway.handler import PUBLISH_TIMEOUT_SECONDS, ModelCallHandler, PublishSpans
 from runners.gateway.requests import (
     IN_FLIGHT_KEY,
@@ -55,17 +56,16 @@ from runners.gateway.upstream import (
 )
 from runners.protocol.dialects.anthropic import AnthropicDialect
 from runners.protocol.dialects.registry import APIS, Api, translate_error
+from runners.protocol.model_names import models_of, resolve_model
 from runners.protocol.request import find_invalid_sampling
 from runners.recording import otlp
-from runners.recording.agent_events import convert_event
+from runners.recording.agent_events import EventContext, convert_event, parse_event
 from runners.recording.otlp_limits import InvalidOtlp
 
 log = logging.getLogger(__name__)
 
 WAITING_STATUS = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_TIMEOUT_SECONDS)
 RETRY_AFTER_SECONDS = 1
-AUTO_MODEL = "auto"
-"""Stands for the model of the task, as Agent Lightning's examples ask for it."""
 
 
 class Gateway:
@@ -82,12 +82,15 @@ class Gateway:
         sticky_weight_version: bool = False,
         allowance: RateLimits | None = None,
         at_socket: bool = False,
+        endpoints: ExternalEndpoints | None = None,
     ) -> None:
         """``send`` publishes what an attempt has cut so far, within seconds or raising `BusError`.
 
         ``inference_api_key`` is for the inference nodes: agents have keys of their own. ``allowance`` is each slot's.
-        ``at_socket``: listen on a Unix socket too, for agents that have no network.
+        ``at_socket``: listen on a Unix socket too, for agents that have no network. ``endpoints`` answer their models
+        before any node; they are open.
         """
+        self.endpoints = endpoints or ExternalEndpoints({}, {})
         self._inference_api_key, self._sticky_weight_version = inference_api_key, sticky_weight_version
         self._send = send
         self.slots = [Slot(number, admission=Admission(allowance or RateLimits())) for number in range(slots)]
@@ -113,7 +116,8 @@ class Gateway:
         self._app.router.add_get("/slot/{k}/v1/models", self._models)
         self._app.router.add_get("/slot/{k}/v1/models/{model}", self._model)
         self._app.router.add_post("/slot/{k}/otlp/v1/{signal}", self._otlp)
-        self._app.router.add_post("/slot/{k}/events", self._event)
+        for path in ("events", "v1/events"):
+            self._app.router.add_post(f"/slot/{{k}}/{path}", self._event)
         self.upstream: Upstream
         self._handler: ModelCallHandler
 
@@ -125,6 +129,7 @@ class Gateway:
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=WAITING_STATUS)
         self.upstream = Upstream(self._fleet, self._session, self._inference_api_key, self._sticky_weight_version)
         self._handler = ModelCallHandler(self.upstream, self._send, self._token_in_token_out)
+        self._external = ExternalCallHandler(self.endpoints, self._send)
         await self._listening.open(self._app, *listeners, shutdown_seconds=1)
         for slot in self.slots:
             slot.base_url = f"http://{address}/slot/{slot.number}"
@@ -165,12 +170,13 @@ class Gateway:
         body = await read_limited_body(request)
         with raise_on_malformed():
             dialect = api.parse(json.loads(body), running.recorder.history)
-        if dialect.call.model == AUTO_MODEL:
-            dialect.call = replace(dialect.call, model=running.task.model)
+        dialect.call = resolve_model(dialect.call, running.task)
         if problem := find_invalid_sampling(running.task.sampling_params):
             raise ApiError(400, "invalid_request_error", problem)
         try:
             with _map_upstream_errors(running):
+                if dialect.call.model in self.endpoints.names:
+                    return await self._external.handle(request, running, dialect)
                 return await self._handler.handle(request, running, dialect)
         except EngineRejected as refused:
             body = translate_error(api, refused.status, refused.body)
@@ -181,9 +187,12 @@ class Gateway:
         _, running = self._running(request)
         task, body = running.task, await read_limited_body(request)
         with raise_on_malformed():
-            call = AnthropicDialect(json.loads(body)).call
-        pinned = task.weight_versions.get(call.model)
-        errand = CallContext(running.recorder, call.model, task.model, pinned, running.deadline)
+            call = resolve_model(AnthropicDialect(json.loads(body)).call, task)
+        if call.model in self.endpoints.names:
+            raise ApiError(
+                400, "invalid_request_error", f"model {call.model!r} is external: its tokens are not counted"
+            )
+        errand = CallContext.create(running.recorder, call.model, task, running.deadline)
         with _map_upstream_errors(running):
             tokens = await self.upstream.tokenize(
                 errand, call.to_tokenize_request(call.body["messages"], is_answered=False)
@@ -193,14 +202,19 @@ class Gateway:
         return web.json_response({"input_tokens": len(tokens)})
 
     async def _models(self, request: web.Request) -> web.Response:
-        models = sorted(self.upstream.known_models())
+        models = sorted(self._models_for(self._slot(request)))
         return web.json_response({"object": "list", "data": [_model_card(model) for model in models]})
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
-        if name.partition(":")[0] not in self.upstream.known_models():
+        if name.partition(":")[0] not in self._models_for(self._slot(request)):
             raise ApiError(404, "model_not_found", f"model {name!r} is not served")
         return web.json_response(_model_card(name))
+
+    def _models_for(self, slot: Slot) -> set[str]:
+        """Those that answer now, and those that the rollout's task may call."""
+        expected = models_of(slot.rollout.task) if slot.rollout is not None else frozenset()
+        return self.upstream.known_models() | self.endpoints.names | expected
 
     async def _otlp(self, request: web.Request) -> web.Response:
         signal, kind = request.match_info["signal"], request.content_type
@@ -232,12 +246,12 @@ class Gateway:
         return otlp.success_response(signal, kind, refused)
 
     async def _event(self, request: web.Request) -> web.Response:
-        _, running = self._running(request)
+        slot, running = self._running(request)
         recorder, body = running.recorder, await read_limited_body(request)
         with raise_on_malformed():
-            span = convert_event(
-                json.loads(body), recorder.rollout, recorder.root_id, recorder.num_spans, time.time_ns()
-            )
+            span = convert_event(parse_event(body), EventContext.of(recorder, time.time_ns()))
+        if slot.rollout is not running:
+            raise ApiError(409, "no_rollout", "the rollout this event belongs to is over")
         if not recorder.add(span):
             raise ApiError(413, "request_too_large", "the attempt has no room for this event")
         return web.json_response({})
@@ -256,7 +270,7 @@ class Gateway:
     def _running(self, request: web.Request) -> tuple[Slot, ActiveRollout]:
         slot = self._slot(request)
         if slot.rollout is None:
-            raise ApiError(409, "no_rollout", "no rollout is running: a model call belongs to one")
+            raise ApiError(409, "no_rollout", "no rollout is running: model calls and events belong to one")
         return slot, slot.rollout
 
 

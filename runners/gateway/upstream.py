@@ -4,7 +4,8 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,9 +15,11 @@ from bus.security.secrets import bearer_header
 from common.observability import metrics, tracing
 from runners.gateway import routing
 from runners.gateway.rejecting_nodes import RejectingNodes
+from runners.protocol.model_names import models_of
 from runners.recording.attempt import AttemptRecorder
 from schemas.fleet import Heartbeat
 from schemas.semconv import attributes
+from schemas.tasks import Task
 
 log = logging.getLogger(__name__)
 
@@ -45,16 +48,26 @@ class NoNodeAvailable(Exception):
     """No node answered before the rollout's deadline, or one failed amid an answer that had begun."""
 
 
+def waited_in_vain(problem: str) -> str:
+    """The sentence of a call that waited because of this problem, to the end."""
+    return f"{problem} until the rollout's deadline"
+
+
 @dataclass(frozen=True, slots=True)
 class CallContext:
     """For whom something is asked; ``deadline`` is in the event loop's time."""
 
     recorder: AttemptRecorder
     model: str
-    expected: str
-    """The model the task is about: it is waited for even if nobody has served it yet."""
+    expected: frozenset[str]
+    """The models that the task may call: they are waited for even if nobody has served them yet."""
     pinned: int | None
     deadline: float
+
+    @classmethod
+    def create(cls, recorder: AttemptRecorder, model: str, task: Task, deadline: float) -> "CallContext":
+        """Of a call that ``model`` answers, in a rollout of ``task``."""
+        return cls(recorder, model, models_of(task), task.weight_versions.get(model), deadline)
 
 
 class MakeRequest(Protocol):
@@ -137,7 +150,7 @@ class Upstream:
                         allow_redirects=False,
                     ) as response:
                         if response.status == 200:
-                            attempt.node = node.id
+                            attempt.last_nodes[context.model] = node.id
                             self._rejecting.remove(node)
                             yield node, events_of(response.content)
                             problem = f"{node.id} broke off its answer"
@@ -176,23 +189,21 @@ class Upstream:
         while True:
             nodes = self._fleet.members()
             served = self.known_models()
-            if nodes and context.model not in served and context.model != context.expected:
+            if nodes and context.model not in served | context.expected:
                 raise UnknownModel(f"model {context.model!r} is not served; served: {', '.join(sorted(served))}")
             node = self._select(context, self._rejecting.except_rejecting(nodes)) or self._select(context, nodes)
             if node is not None:
                 return node
-            await self._wait_for_fleet(
-                context, routing.missing_version(nodes, context.model, context.pinned) or problem
-            )
+            missing = routing.missing_version(nodes, context.model, context.pinned)
+            await self._wait_for_fleet(context, missing or routing.missing_model(nodes, context.model) or problem)
 
     def _select(self, context: CallContext, nodes: Sequence[Heartbeat]) -> Heartbeat | None:
         attempt, load, preferred = context.recorder, self._open.__getitem__, self._preferred(context)
-        return routing.select_node(nodes, context.model, attempt.rollout, attempt.node, context.pinned, load, preferred)
+        last = attempt.last_nodes.get(context.model, "")
+        return routing.select_node(nodes, context.model, attempt.rollout, last, context.pinned, load, preferred)
 
     async def _wait_for_fleet(self, context: CallContext, problem: str) -> None:
-        context.recorder.num_calls_waiting += 1
-        metrics.upstream_calls_waiting.inc()
-        try:
+        with metrics.upstream_calls_waiting.track_inprogress(), waiting(context, problem):
             async with asyncio.timeout_at(context.deadline):
                 try:
                     async with asyncio.timeout(FLEET_POLL_SECONDS):
@@ -200,26 +211,36 @@ class Upstream:
                 except TimeoutError:
                     if asyncio.get_running_loop().time() >= context.deadline:
                         raise
-        except TimeoutError:
-            raise NoNodeAvailable(f"{problem} until the rollout's deadline") from None
-        finally:
-            context.recorder.num_calls_waiting -= 1
-            metrics.upstream_calls_waiting.dec()
+
+
+@contextmanager
+def waiting(context: CallContext, problem: str) -> Iterator[None]:
+    """Around waiting until a call can be asked again; its TimeoutError becomes `NoNodeAvailable`."""
+    context.recorder.num_calls_waiting += 1
+    context.recorder.waiting_reason = problem
+    try:
+        yield
+    except TimeoutError:
+        raise NoNodeAvailable(waited_in_vain(problem)) from None
+    finally:
+        context.recorder.num_calls_waiting -= 1
 
 
 async def events_of(content: Content) -> AsyncIterator[Any]:
     """JSON of each server-sent event until ``[DONE]``; raises `aiohttp.ClientPayloadError` if that never comes.
 
-    ValueError for what is no JSON.
+    ValueError for what is no JSON. An event's data is one line, as all of OpenAI's are.
     """
     rest = b""
     async for data in content.iter_any():
-        *events, rest = (rest + data).split(b"\n\n")
-        for event in events:
-            if event == b"data: [DONE]":
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            text = line[5:].strip()
+            if text == b"[DONE]":
                 return
-            if event.startswith(b"data: "):
-                yield json.loads(event[6:])
+            yield json.loads(text)
         if len(rest) > MAX_EVENT_BYTES:
             raise aiohttp.ClientPayloadError("an event is too large")
     raise aiohttp.ClientPayloadError("the stream ended early")

@@ -24,6 +24,12 @@ SAMPLING_KEYS = (
 )  # fmt: skip
 
 
+def recorded_sampling(call: ChatRequest, sampling: dict[str, Any]) -> dict[str, Any]:
+    """The sampling settings of a call, of which ``sampling`` is forced."""
+    settings = {**call.body, **sampling}
+    return {key: settings[key] for key in SAMPLING_KEYS if settings.get(key) is not None}
+
+
 class InvalidEngineOutput(ValueError):
     """The engine's answer cannot be recorded exactly; the call counts as failed by our side."""
 
@@ -68,8 +74,7 @@ class StreamAccumulator:
         self._prompt = prompt
         self._pinned = pinned
         self._sampling_overrides = sampling
-        settings = {**call.body, **sampling}
-        self._sampling = {key: settings[key] for key in SAMPLING_KEYS if settings.get(key) is not None}
+        self._sampling = recorded_sampling(call, sampling)
         self.is_resumable = pinned is None and continuation.can_resume(call, sampling)
         """Whether an answer that breaks off is gone on with; one that is not is held back until it is whole."""
         self.is_resuming = False
@@ -116,6 +121,11 @@ class StreamAccumulator:
         """Whether an answer that can be gone on with has come to its end: there is no rest to ask for."""
         choice = self._choices.get(0)
         return self.is_resumable and choice is not None and choice.finish_reason is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every choice has said why it ended."""
+        return bool(self._choices) and all(choice.finish_reason is not None for choice in self._choices.values())
 
     def usage_chunk(self) -> dict[str, Any]:
         """The chunk with the counts of tokens, as the engine would end this try with."""

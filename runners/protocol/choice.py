@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from schemas.semconv import attributes
 from schemas.spans import VersionSpan
 
 
@@ -17,6 +18,29 @@ class SampledPiece:
     version: int
     engine_id: str
     num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalAnswer:
+    """What an external endpoint says of its answer."""
+
+    host: str
+    model: str
+    """The name of the model there."""
+    prompt_tokens: int | None = None
+    response_tokens: int | None = None
+    """Of all choices; None where the endpoint does not say, or another choice has them already."""
+
+    def span_attributes(self) -> dict[str, object]:
+        """OpenTelemetry's attributes of it."""
+        known = {
+            attributes.PROVIDER: "openai",
+            attributes.SERVER_ADDRESS: self.host,
+            attributes.RESPONSE_MODEL: self.model,
+            attributes.INPUT_TOKENS: self.prompt_tokens,
+            attributes.OUTPUT_TOKENS: self.response_tokens,
+        }
+        return {name: value for name, value in known.items() if value not in (None, "")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +58,8 @@ class SampledChoice:
     finish_reason: str
     sampling: dict[str, Any]
     response: str
+    external: ExternalAnswer | None = None
+    """Set where no inference node answered: then there are no token ids, log-probabilities and versions."""
 
     @property
     def num_tokens(self) -> list[int]:

@@ -85,6 +85,15 @@ class ChatRequest:
             body["logprobs"] = 0
         return body
 
+    def to_external_request(self, sampling: dict[str, Any], model: str) -> dict[str, Any]:
+        """The request for an endpoint that knows OpenAI's API alone, and the model by another name."""
+        body = {**self.body, **sampling, "model": model}
+        body.pop("return_token_ids", None)
+        options = body.pop("stream_options", None)
+        if self.stream:
+            body["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
+        return body
+
 
 def find_invalid_sampling(sampling: dict[str, Any]) -> str:
     """Why a task's sampling settings cannot be sent to an engine, in a sentence; empty if they can."""

@@ -1,37 +1,147 @@
-"""Events as agents of Agent Lightning 1.0 send them, as spans. Pure."""
+"""Events that agents send by plain HTTP, as spans: in our own form, and in that of Agent Lightning 1.0. Pure."""
 
 import json
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
+import msgspec
+from msgspec import Meta
+
+from runners.recording.attempt import AttemptRecorder
+from runners.recording.rewards import parse_rewards
 from schemas import ids
 from schemas.semconv import attributes
 from schemas.spans import Span
+from schemas.text import replace_surrogates
 
-SCOPE = "agentlightning.events"
+SCOPE, AGL_SCOPE = "lightningbus.events", "agentlightning.events"
+MAX_NAME = 100
+"""Characters of a name."""
+EventKind = Literal["tool", "retriever", "agent", "chain"]
+OPERATIONS: dict[EventKind, tuple[str, str]] = {
+    "tool": ("execute_tool", attributes.TOOL_NAME),
+    "retriever": ("retrieval", ""),
+    "agent": ("invoke_agent", attributes.AGENT_NAME),
+    "chain": ("invoke_workflow", attributes.WORKFLOW_NAME),
+}
+"""OpenTelemetry's operation of each kind, and the attribute of its name."""
+OTHER_ERROR = "_OTHER"
+"""OpenTelemetry's `error.type` where nothing more is known."""
 
 
-def convert_event(body: Any, rollout: str, root_span_id: str, number: int, now_ns: int) -> Span:
-    """The span of ``{"event_type": str, "data": {...}}``; that of a ``reward`` has the reward in ``data["value"]``.
+class AgentEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an agent reports in our own form: something that it did, a reward, or both."""
 
-    ``number`` tells it from the rollout's other events. Raises ValueError with a sentence for the agent.
-    """
-    kind, data = (body.get("event_type"), body.get("data", {})) if isinstance(body, dict) else (None, None)
+    name: Annotated[str, Meta(max_length=MAX_NAME)] = ""
+    kind: EventKind | None = None
+    input: Any = None
+    output: Any = None
+    status: Literal["ok", "error"] = "ok"
+    seconds: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    """How long it took, until now."""
+    tool_call_id: Annotated[str, Meta(max_length=200)] = ""
+    """Of the tool call in a model's answer that it carried out."""
+    reward: Any = None
+    rewards: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class EventContext:
+    """The attempt that an event belongs to; ``number`` tells it from the attempt's other events."""
+
+    rollout_id: str
+    root_span_id: str
+    number: int
+    started_ns: int
+    now_ns: int
+
+    @classmethod
+    def of(cls, recorder: AttemptRecorder, now_ns: int) -> "EventContext":
+        """An event that comes now."""
+        return cls(recorder.rollout, recorder.root_id, recorder.num_spans, recorder.started_ns, now_ns)
+
+    def to_span(self, name: str, scope: str, fields: dict[str, Any], **more: Any) -> Span:
+        """A span of the event, which takes no time unless ``more`` says when it began."""
+        return Span(
+            **{
+                "trace_id": ids.trace_id(self.rollout_id),
+                "span_id": ids.span_id(self.rollout_id, self.root_span_id, "event", self.number),
+                "parent_span_id": self.root_span_id,
+                "name": name,
+                "kind": "internal",
+                "start_ns": self.now_ns,
+                "end_ns": self.now_ns,
+                "scope": scope,
+                "attributes": fields,
+                **more,
+            }
+        )
+
+
+def parse_event(data: bytes) -> Any:
+    """The JSON of an event; half a character, as of a text that was cut, becomes a question mark."""
+    body = json.loads(data)
+    text = json.dumps(body, ensure_ascii=False)
+    encodable = replace_surrogates(text)
+    return body if encodable == text else json.loads(encodable)
+
+
+def convert_event(body: Any, context: EventContext) -> Span:
+    """The span of an event in either form; raises ValueError with a sentence for the agent."""
+    if isinstance(body, dict) and "event_type" in body:
+        return _convert_agl_event(body, context)
+    if not isinstance(body, dict) or not body:
+        raise ValueError('an event is an object, such as {"name": "search", "kind": "tool"} or {"reward": 0.2}')
+    try:
+        event = msgspec.convert(body, AgentEvent)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"the event is malformed: {error}") from None
+    rewards = {key: body[key] for key in ("reward", "rewards") if key in body}
+    if not event.name and not rewards:
+        raise ValueError("an event has a name, a reward or rewards")
+    if event.kind is not None and not event.name:
+        raise ValueError(f"an event of kind {event.kind!r} has a name")
+    span_attributes = _attributes_of(event) | (_reward_attributes(rewards) if rewards else {})
+    operation = OPERATIONS[event.kind][0] if event.kind else ""
+    return context.to_span(
+        " ".join(filter(None, (operation, event.name))) or "reward",
+        SCOPE,
+        span_attributes,
+        start_ns=max(context.now_ns - round(event.seconds * 1e9), min(context.started_ns, context.now_ns)),
+        status=event.status,
+    )
+
+
+def _attributes_of(event: AgentEvent) -> dict[str, Any]:
+    operation, name = OPERATIONS[event.kind] if event.kind else ("", "")
+    is_tool = event.kind == "tool"
+    fields = {
+        attributes.OPERATION: operation,
+        name: event.name if name else "",
+        attributes.TOOL_CALL: event.tool_call_id,
+        attributes.TOOL_ARGUMENTS if is_tool else attributes.INPUT: event.input,
+        attributes.TOOL_RESULT if is_tool else attributes.OUTPUT: event.output,
+        attributes.ERROR_TYPE: OTHER_ERROR if event.status == "error" else "",
+    }
+    return {key: value for key, value in fields.items() if value not in ("", None)}
+
+
+def _reward_attributes(fields: dict[str, Any]) -> dict[str, Any]:
+    """Raises `InvalidReward`."""
+    rewards = parse_rewards(fields)
+    named = {f"{attributes.NAMED_REWARD_PREFIX}{name}": value for name, value in rewards.by_name.items()}
+    has_main = "reward" in fields and not isinstance(fields["reward"], dict)
+    return ({attributes.REWARD: rewards.reward} if has_main else {}) | named
+
+
+def _convert_agl_event(body: dict[str, Any], context: EventContext) -> Span:
+    """``{"event_type": str, "data": {...}}``; that of a ``reward`` has the reward in ``data["value"]``."""
+    kind, data = body["event_type"], body.get("data", {})
     if not isinstance(kind, str) or not kind or not isinstance(data, dict):
         raise ValueError('an event has the form {"event_type": "reward", "data": {"value": 1.0}}')
-    span_attributes: dict[str, object] = {attributes.AGL_EVENT_DATA: json.dumps(data, ensure_ascii=False)}
+    span_attributes: dict[str, Any] = {attributes.AGL_EVENT_DATA: json.dumps(data, ensure_ascii=False)}
     if kind == "reward":
         if "value" not in data:
             raise ValueError("the data of a reward has a value")
         span_attributes[attributes.AGL_REWARD] = data["value"]
-    return Span(
-        trace_id=ids.trace_id(rollout),
-        span_id=ids.span_id(rollout, root_span_id, "event", number),
-        parent_span_id=root_span_id,
-        name=f"agentlightning.{kind[:100]}",
-        kind="internal",
-        start_ns=now_ns,
-        end_ns=now_ns,
-        status="unset",
-        scope=SCOPE,
-        attributes=span_attributes,
-    )
+    return context.to_span(f"agentlightning.{kind[:MAX_NAME]}", AGL_SCOPE, span_attributes)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from common.observability import metrics
@@ -50,12 +51,14 @@ class AttemptRecorder:
     dropped_spans: int = 0
     """Spans that found no room."""
     history: TokenHistory = field(default_factory=TokenHistory)
-    node: str = ""
-    """The inference node that answered last: its cache holds the prefix of the next call."""
+    last_nodes: dict[str, str] = field(default_factory=dict)
+    """By model, the inference node that answered last: its cache holds the prefix of the next call."""
     last_weight_versions: dict[str, int] = field(default_factory=dict)
     """By model, the weight version that answered last."""
     num_calls_waiting: int = 0
-    """Model calls waiting for a node now."""
+    """Model calls waiting for a node, or for an external endpoint to take them, now."""
+    waiting_reason: str = ""
+    """Why the last of them waits."""
     infra_error: str = ""
     """Why our own side failed a model call; empty while it did not."""
     traceparent: str = ""
@@ -150,14 +153,19 @@ class AttemptRecorder:
         prompt_tokens, response_tokens = len(part.prompt_ids) // 4, len(part.response_ids) // 4
         span_attributes: dict[str, object] = {
             attributes.OPERATION: "chat",
-            attributes.PROVIDER: "vllm",
             attributes.REQUEST_MODEL: part.model if not role else f"{part.model}:{role}",
-            attributes.RESPONSE_MODEL: part.model,
             attributes.RESPONSE_ID: part.response_id,
             attributes.FINISH_REASONS: part.finish_reason,
-            attributes.INPUT_TOKENS: prompt_tokens,
-            attributes.OUTPUT_TOKENS: response_tokens,
         }
+        if part.external is None:
+            span_attributes |= {
+                attributes.PROVIDER: "vllm",
+                attributes.RESPONSE_MODEL: part.model,
+                attributes.INPUT_TOKENS: prompt_tokens,
+                attributes.OUTPUT_TOKENS: response_tokens,
+            }
+        else:
+            span_attributes |= part.external.span_attributes()
         if part.weight_versions:
             span_attributes[attributes.WEIGHT_VERSION] = max(run.version for run in part.weight_versions)
         span = Span(
@@ -195,22 +203,26 @@ class AttemptRecorder:
         result: str,
         final: bool = True,
         reward_span: str = "",
+        rewards: Mapping[str, float] | None = None,
     ) -> None:
         """The last batch, with the root span and how it ended.
 
-        ``final`` is false where another attempt follows; ``reward_span`` is the span the reward was read from, if any.
+        ``final`` is false where another attempt follows; ``reward_span`` is the span the rewards were read from, if
+        any; ``rewards`` are those with a name.
         """
         ended_ns = max(time.time_ns(), self.started_ns)  # a clock may be set back meanwhile
         metrics.attempts.labels(outcome).inc()
         metrics.attempt_duration.observe((ended_ns - self.started_ns) / 1e9)
         if self._pending_bytes > BATCH_BYTES:
             self.flush()
-        self._pending.append(self._root(outcome, reward, error, ended_ns))
+        named = dict(rewards or {})
+        self._pending.append(self._root(outcome, reward, named, error, ended_ns))
         self._batch(
             AttemptResult(
                 outcome=outcome,
                 is_final=final,
                 reward=reward,
+                rewards=named,
                 reward_span=reward_span,
                 error=shorten(error, MAX_ERROR),
                 num_spans=self.num_spans + 1,
@@ -243,7 +255,9 @@ class AttemptRecorder:
         self._sequence += 1
         self._pending, self._pending_bytes = [], 0
 
-    def _root(self, outcome: Outcome, reward: float | None, error: str, ended_ns: int) -> Span:
+    def _root(
+        self, outcome: Outcome, reward: float | None, rewards: Mapping[str, float], error: str, ended_ns: int
+    ) -> Span:
         span_attributes: dict[str, object] = {
             attributes.OPERATION: "invoke_agent",
             attributes.AGENT_NAME: self.task.agent,
@@ -255,6 +269,7 @@ class AttemptRecorder:
         }
         if reward is not None:
             span_attributes[attributes.REWARD] = reward
+        span_attributes |= {f"{attributes.NAMED_REWARD_PREFIX}{name}": value for name, value in rewards.items()}
         if self.dropped_spans:
             span_attributes[attributes.DROPPED_SPANS] = self.dropped_spans
         if outcome != "ok":

@@ -1,52 +1,120 @@
-"""The reward of an attempt, from what the agent gave: a reward function, a return value, or a span."""
+"""The rewards of an attempt, from what the agent gave: a reward function, a return value, or a span. Pure."""
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.semconv import attributes
-from schemas.semconv.rewards import extract_rewards
-from schemas.spans import Span
+from schemas.semconv.rewards import MAIN, extract_rewards, find_main, named_rewards
+from schemas.spans import MAX_REWARDS, Span
 
 NO_REWARD = (
     "the agent gave no reward: return a number, set a reward function, or emit a span with "
     f"the attribute {attributes.REWARD}"
 )
+MAX_NAME = 64
+"""Characters of a reward's name."""
+UNNAMED = (MAIN, "primary", "0")
+"""What a span with one reward calls it where its agent gave no name; ``primary`` is Agent Lightning's."""
 
 
 class InvalidReward(ValueError):
     """Something stood where a reward should, and was not a finite number."""
 
 
-def parse_reward(value: Any) -> float:
+@dataclass(frozen=True, slots=True)
+class Rewards:
+    """The reward of an attempt, and its rewards by name, where it has some."""
+
+    reward: float
+    by_name: dict[str, float] = field(default_factory=dict)
+    span_id: str = ""
+    """The span that all of them were read from; empty: the agent returned them."""
+
+
+def parse_reward(value: Any, name: str = "") -> float:
     """A finite float; booleans count as 1 and 0. Raises `InvalidReward`."""
+    what = f"the reward {name!r}" if name else "a reward"
     if not isinstance(value, int | float):
-        raise InvalidReward(f"a reward is a number, not {str(value)[:80]!r}")
+        raise InvalidReward(f"{what} is a number, not {str(value)[:80]!r}")
     try:
         reward = float(value)
     except OverflowError:
         reward = math.inf
     if not math.isfinite(reward):
-        raise InvalidReward(f"a reward is a finite number, not {str(value)[:80]}")
+        raise InvalidReward(f"{what} is a finite number, not {str(value)[:80]}")
     return reward
 
 
-def resolve_reward(answer: Mapping[str, Any], spans: Iterable[Span]) -> tuple[float, str]:
-    """The reward function's value, else the returned number or its ``reward`` field, else the last span's.
+def parse_named_rewards(value: Any) -> dict[str, float]:
+    """Finite rewards by name, at least one; raises `InvalidReward`."""
+    if not isinstance(value, Mapping):
+        raise InvalidReward(f"rewards are an object of names and numbers, not {str(value)[:80]!r}")
+    if not value:
+        raise InvalidReward("rewards are an object of names and numbers, and this one is empty")
+    if len(value) > MAX_REWARDS:
+        raise InvalidReward(f"a rollout has at most {MAX_REWARDS} named rewards, not {len(value)}")
+    for name in value:
+        if not 0 < len(name) <= MAX_NAME or not name.isprintable():  # half a character is not printable either
+            raise InvalidReward(f"the name of a reward has 1 to {MAX_NAME} printable characters: {name[:80]!r}")
+    return {name: parse_reward(reward, name) for name, reward in value.items()}
 
-    With it the id of that span, empty where the reward is not a span's. Raises `InvalidReward`, also without any.
+
+def parse_rewards(fields: Mapping[str, Any]) -> Rewards:
+    """What stands under ``reward`` (a number, or numbers by name) and ``rewards`` (by name); one of them is given.
+
+    Raises `InvalidReward`.
+    """
+    reward = fields.get("reward")
+    if isinstance(reward, Mapping):
+        if "rewards" in fields:
+            raise InvalidReward("rewards by name stand under reward or under rewards, not under both")
+        named = parse_named_rewards(reward)
+        return Rewards(named[find_main(named)], named)
+    if "rewards" not in fields:
+        return Rewards(parse_reward(reward))
+    if "reward" not in fields:
+        named = parse_named_rewards(fields["rewards"])
+        return Rewards(named[find_main(named)], named)
+    main = parse_reward(reward)
+    named = parse_named_rewards(fields["rewards"]) if fields["rewards"] != {} else {}
+    if named.get(MAIN, main) != main:
+        raise InvalidReward(f"the reward is {main:g}, and among the rewards it is {named[MAIN]:g}")
+    return Rewards(main, named)
+
+
+def resolve_rewards(answer: Mapping[str, Any], spans: Iterable[Span]) -> Rewards:
+    """What the reward function returned, else what the agent returned, else those of the last span with a reward.
+
+    A reward function returns a number, numbers by name, or an object with ``reward`` or ``rewards``; an agent a number
+    or such an object. Of rewards by name the rollout's own is ``reward``, else the first. Raises `InvalidReward`, also
+    where there is none.
     """
     if "reward" in answer:
-        return parse_reward(answer["reward"]), ""
+        value = answer["reward"]
+        return parse_rewards(value if _has_rewards(value) else {"reward": value})
     value = answer.get("value")
-    if isinstance(value, dict) and "reward" in value:
-        return parse_reward(value["reward"]), ""
+    if isinstance(value, Mapping) and ("reward" in value or "rewards" in value):
+        return parse_rewards(value)
     if isinstance(value, int | float):
-        return parse_reward(value), ""
-    rewards = [
-        (reward, span) for span in sorted(spans, key=lambda span: span.end_ns) for reward in extract_rewards(span)
-    ]
-    if not rewards:
+        return Rewards(parse_reward(value))
+    in_order = sorted((span for span in spans if _is_reward(span)), key=lambda span: span.end_ns)
+    if not in_order:
         raise InvalidReward(NO_REWARD)
-    reward, span = rewards[-1]
-    return parse_reward(reward), span.span_id
+    last = in_order[-1]
+    values = named_rewards(last)
+    main = find_main(values)
+    if len(values) == 1 and main in UNNAMED:
+        return Rewards(parse_reward(values[main]), {}, last.span_id)
+    named = parse_named_rewards(values)
+    return Rewards(named[main], named, last.span_id)
+
+
+def _has_rewards(value: Any) -> bool:
+    """Whether a reward function returned an object with `rewards`, or one whose ``reward`` has names."""
+    return isinstance(value, Mapping) and ("rewards" in value or isinstance(value.get("reward"), Mapping))
+
+
+def _is_reward(span: Span) -> bool:
+    return any(True for _ in extract_rewards(span))

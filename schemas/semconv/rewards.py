@@ -1,4 +1,4 @@
-"""Rewards in spans: our attribute, Agent Lightning's, and OpenTelemetry's evaluation events. Pure."""
+"""Rewards in spans: our attributes, Agent Lightning's, and OpenTelemetry's evaluation events. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -6,27 +6,51 @@ from typing import Any
 from schemas.semconv import attributes
 from schemas.spans import Span
 
+MAIN = "reward"
+"""Name of the reward that counts for the rollout, also of one without a name."""
+
 
 def extract_rewards(span: Span) -> Iterator[Any]:
-    """The rewards of a span, unchecked, in order."""
-    for name in (attributes.REWARD, attributes.AGL_REWARD):
-        if name in span.attributes:
-            yield span.attributes[name]
-    for event in span.events:
-        if event.get("name") == attributes.EVALUATION_EVENT:
-            event_attributes = event.get("attributes")
-            if isinstance(event_attributes, dict):
-                score = event_attributes.get(attributes.EVALUATION_SCORE)
-                if score is not None:
-                    yield score
+    """What a span gives as an intermediate reward, unchecked: its main reward, and every evaluation."""
+    dimensions = dict(reward_dimensions(span.attributes))
+    if dimensions:
+        yield dimensions[find_main(dimensions)]
+    for _, score in _evaluations(span):
+        yield score
+
+
+def named_rewards(span: Span) -> dict[str, Any]:
+    """All rewards of a span by name, unchecked, in order; the first of a name counts."""
+    rewards: dict[str, Any] = {}
+    for name, value in (*reward_dimensions(span.attributes), *_evaluations(span)):
+        rewards.setdefault(name, value)
+    return rewards
+
+
+def find_main(names: Mapping[str, Any]) -> str:
+    """The name of the reward that is the rollout's: `MAIN`, else the first. At least one is given."""
+    return MAIN if MAIN in names else next(iter(names))
 
 
 def reward_dimensions(span_attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The dimensions of a reward by name, the one that counts first; our own reward has one. Agent Lightning, 0.3."""
+    """The rewards among attributes by name: our own, then the dimensions of Agent Lightning's reward (0.3)."""
     if attributes.REWARD in span_attributes:
-        yield "reward", span_attributes[attributes.REWARD]
+        yield MAIN, span_attributes[attributes.REWARD]
+    for key, value in span_attributes.items():
+        if key.startswith(attributes.NAMED_REWARD_PREFIX):
+            yield key.removeprefix(attributes.NAMED_REWARD_PREFIX), value
     for index in range(len(span_attributes)):
         value = span_attributes.get(f"{attributes.AGL_REWARD_PREFIX}.{index}.value")
         if value is None:
             return
         yield str(span_attributes.get(f"{attributes.AGL_REWARD_PREFIX}.{index}.name", index)), value
+
+
+def _evaluations(span: Span) -> Iterator[tuple[str, Any]]:
+    """Scores by name: of events on the span, and of a log record that became this span."""
+    candidates = [(event.get("name"), event.get("attributes")) for event in span.events]
+    for name, fields in (*candidates, (span.name, span.attributes)):
+        if name == attributes.EVALUATION_EVENT and isinstance(fields, dict):
+            score = fields.get(attributes.EVALUATION_SCORE)
+            if score is not None:
+                yield str(fields.get(attributes.EVALUATION_NAME) or MAIN), score

@@ -81,23 +81,23 @@ _TOOL_NAMES = (attributes.TOOL_NAME, "tool.name", "tool_name", "traceloop.entity
 _ENTITY_NAMES = (
     attributes.AGENT_NAME,
     "agent.name",
-    "gen_ai.workflow.name",
+    attributes.WORKFLOW_NAME,
     "gen_ai.task.name",
     "traceloop.entity.name",
     "agentlightning.operation.name",
 )
 _INPUTS = (
-    "gen_ai.tool.call.arguments",
+    attributes.TOOL_ARGUMENTS,
     "gen_ai.input.messages",
-    "input.value",
+    attributes.INPUT,
     "traceloop.entity.input",
     "gen_ai.prompt",
     "agentlightning.operation.input",
 )
 _OUTPUTS = (
-    "gen_ai.tool.call.result",
+    attributes.TOOL_RESULT,
     "gen_ai.output.messages",
-    "output.value",
+    attributes.OUTPUT,
     "traceloop.entity.output",
     "gen_ai.completion",
     "agentlightning.operation.output",
@@ -118,7 +118,7 @@ def kind_of(name: str, span_attributes: Attributes) -> SpanKind:
     for attribute, kinds in _KINDS.items():
         if attribute in span_attributes:
             return kinds.get(str(span_attributes[attribute]), "other")
-    if attributes.REWARD in span_attributes or attributes.AGL_REWARD in span_attributes:
+    if next(reward_dimensions(span_attributes), None) is not None:
         return "reward"
     return _SPAN_NAMES.get(name, "other")
 

@@ -1,8 +1,10 @@
 """Agents for the runner's tests: stock client only."""
 
 import functools
+import json
 import os
 import time
+import urllib.request
 
 from openai import AsyncOpenAI, OpenAI
 
@@ -146,3 +148,44 @@ def rewrites_its_task(task):
 
 async def rewrites_its_reward_beside_others(task, endpoint):
     return rewrites_its_reward(task)
+
+
+def asks_each(task):
+    """One call to each model that the task names; or, in ``listed``, what the endpoint lists."""
+    client = OpenAI(max_retries=0)
+    for model in task["models"]:
+        client.chat.completions.create(model=model, messages=MESSAGES)
+    return {"reward": 1.0, "listed": [model.id for model in client.models.list()]}
+
+
+def returns_its_task(task):
+    return task
+
+
+def rewards_by_name(task, result):
+    return {"writer": 1, "checker": 0.25}
+
+
+def post_event(body):
+    """As curl would."""
+    request = urllib.request.Request(
+        f"{os.environ['OPENAI_BASE_URL']}/events",
+        json.dumps(body).encode(),
+        {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"},
+    )
+    with urllib.request.urlopen(request) as answer:
+        return answer.status
+
+
+def reports_events(task):
+    client = OpenAI(max_retries=0)
+    for events in task["events"]:
+        ask(client)
+        for event in events:
+            assert post_event(event) == 200
+    return task.get("reward")
+
+
+def says_its_environment(task):
+    ask(OpenAI(max_retries=0))
+    return {"reward": 1.0, "seen": dict(os.environ)}

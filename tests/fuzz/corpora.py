@@ -272,8 +272,16 @@ def streamed(chunks: list[dict[str, Any]]) -> bytes:
 
 
 STREAMS = [*map(streamed, CHUNKS), b": still here\n\n" + streamed(CHUNKS[0])]
+AGENT_EVENTS = json_lines(
+    {"name": "search", "kind": "tool", "input": {"q": "x"}, "output": "\ud83d", "status": "error", "seconds": 0.5},
+    {"name": "judge", "reward": 0.2, "rewards": {"speed": 1, "style": 0.5}},
+    {"rewards": {"writer": 1}, "tool_call_id": "call_1"},
+    {"event_type": "reward", "data": {"value": 1.0}},
+)
 ANSWERS = json_lines(
     {"job": 0, "value": 1.0},
+    {"job": 0, "value": {"reward": 0.5, "rewards": {"writer": 1, "checker": 0}}},
+    {"job": 0, "value": {"reward": {"writer": 1, "checker": 0}}},
     {"job": 0, "value": {"reward": 0.5, "text": "x"}, "reward": 1},
     {"job": 0, "value": None},
     {"job": 0, "error": "ValueError: no", "traceback": "..."},

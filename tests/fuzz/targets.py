@@ -36,6 +36,7 @@ from runners.protocol.accumulator import InvalidEngineOutput, StreamAccumulator,
 from runners.protocol.dialects.registry import APIS, translate_error
 from runners.protocol.token_history import TokenHistory
 from runners.recording import otlp, rewards
+from runners.recording.agent_events import EventContext, convert_event, parse_event
 from runners.recording.attempt import AttemptRecorder
 from runners.rollout import parse_result
 from schemas import ids
@@ -124,7 +125,7 @@ def _otlp(signal: str, kind: str, data: bytes) -> None:
     for span in otlp.parse_request(signal, data, kind, attempt.rollout, attempt.root_id):
         attempt.add(span)
     with contextlib.suppress(rewards.InvalidReward):
-        rewards.resolve_reward({"value": None}, attempt.reward_spans)
+        rewards.resolve_rewards({"value": None}, attempt.reward_spans)
     attempt.finish("ok", 1.0, "", "")
     for batch in attempt.outbox:
         decode(SpanBatch, encode(batch))
@@ -215,6 +216,7 @@ def _answers() -> Iterator[Target]:
         yield Target(f"chunks to {path}", chunks, partial(_chunked, replies), errors, "json")
     yield Target("error of a node", corpora.json_lines({"error": {"message": "no"}}), _refused, (), "json", 0.2)
     yield Target("event of an engine", corpora.STREAMS, _engine, (), weight=0.2)
+    yield Target("event of an agent", corpora.AGENT_EVENTS, _agent_event, (ValueError,), "json")
     yield Target("answer of an agent", corpora.ANSWERS, _agent, (AgentError, rewards.InvalidReward), "json")
 
 
@@ -244,9 +246,23 @@ def _engine(data: bytes) -> None:
 
 def _agent(data: bytes) -> None:
     answer = parse_reply(data)
-    rewards.resolve_reward(answer, [])
+    _finish(rewards.resolve_rewards(answer, []))
     parse_result(answer)
     ids.parse_span_id(data.decode(errors="replace"))
+
+
+def _finish(earned: rewards.Rewards) -> None:
+    attempt = AttemptRecorder(corpora.TASK, 1, "runner")
+    attempt.finish("ok", earned.reward, "", "", rewards=earned.by_name)
+    for batch in attempt.outbox:
+        decode(SpanBatch, encode(batch))
+
+
+def _agent_event(data: bytes) -> None:
+    attempt = AttemptRecorder(corpora.TASK, 1, "runner")
+    attempt.add(convert_event(parse_event(data), EventContext.of(attempt, attempt.started_ns)))
+    with contextlib.suppress(rewards.InvalidReward):
+        _finish(rewards.resolve_rewards({"value": None}, attempt.reward_spans))
 
 
 def _files() -> Iterator[Target]:

@@ -194,6 +194,9 @@ def test_reward_spans_are_intermediate_rewards_but_for_the_one_that_is_the_outco
         span("root", 0, 50, attributes={"lightningbus.reward": 1.0, "lightningbus.outcome": "ok"}),
     ]
     assert intermediate_rewards(spans, "outcome", []) == (0.75, 0.0)
+    named = {"lightningbus.rewards.writer": 0.125, "lightningbus.rewards.checker": 9.0}
+    assert intermediate_rewards([*spans, span("named", 15, 15, attributes=named)], "outcome", []) == (0.875, 0.0)
+    assert intermediate_rewards([*spans, span("named", 15, 15, attributes=named)], "named", []) == (0.75, 1.0)
     assert intermediate_rewards([replace(item, parent_span_id="p") for item in spans], "", []) == (0.75, 1.0)
 
 

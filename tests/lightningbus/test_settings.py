@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from lightningbus.run.preflight import parse_job
 from lightningbus.run.role_process import UserError
@@ -43,3 +44,15 @@ def test_all_that_does_not_fit_together_is_named_at_once() -> None:
     fields["inference"][0]["model"] = "b"
     fields["runners"].append({"entrypoint": "a:b", "agent_name": "y"})
     assert problems_of(fields) == ["run.yaml: eval.agent: no runner here takes tasks of 'x'"]
+
+
+def test_a_role_may_be_answered_by_a_node_or_by_an_endpoint_of_a_runner() -> None:
+    endpoint = {"judge": {"url": "https://api.example.com/v1"}}
+    fields = {
+        "inference": [{"model_path": "m"}],
+        "runners": [{"entrypoint": "a:b", "endpoints": endpoint}],
+        "role_models": {"checker": "judge"},
+    }
+    assert RunSettings.model_validate(fields).role_models == {"checker": "judge"}
+    with pytest.raises(ValidationError, match="no learner, inference node or endpoint here has model 'jugde' of role"):
+        RunSettings.model_validate(fields | {"role_models": {"checker": "jugde"}})

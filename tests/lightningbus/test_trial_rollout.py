@@ -79,6 +79,10 @@ def asks_another_model(task):
     return float(chat(task, model="gpt-4o").choices[0].message.content == "42")
 
 
+def asks_a_judge(task):
+    return float(chat(task, model="judge").choices[0].message.content == "42")
+
+
 def needs_json(task):
     return json.loads(chat(task).choices[0].message.content + "}")
 
@@ -153,3 +157,15 @@ def test_a_deadline_is_an_error_too() -> None:
     result = RolloutResult("timeout", "the agent did not end within its deadline of 2 s")
     with pytest.raises(UserError, match=r"agent:solve: task .t. failed .*within its deadline of 2 s"):
         list(describe(RunnerSettings(entrypoint="agent:solve"), "t", result, 1, 2.0))
+
+
+async def test_an_external_endpoint_is_not_asked_but_its_key_has_to_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoints = {"judge": {"url": "http://127.0.0.1:1/v1", "api_key_env": "JUDGE_KEY"}}
+    monkeypatch.setenv("JUDGE_KEY", "sk-1")
+    (line,) = await try_one(tmp_path, entrypoint="agent:asks_a_judge", endpoints=endpoints)
+    assert "1 model call, reward 1," in line
+    monkeypatch.delenv("JUDGE_KEY")
+    with pytest.raises(UserError, match="the environment of the runner has no JUDGE_KEY"):
+        await try_one(tmp_path, entrypoint="agent:asks_a_judge", endpoints=endpoints)

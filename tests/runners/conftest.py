@@ -96,7 +96,7 @@ class ScriptedEngine:
         return web.Response(status=404)
 
     @asynccontextmanager
-    async def serving(self, bus: Bus) -> AsyncIterator["ScriptedEngine"]:
+    async def serving(self, bus: Bus, model: str = "policy", id: str = "scripted") -> AsyncIterator["ScriptedEngine"]:
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self._answer)
         app.router.add_post("/v1/completions", self._answer)
@@ -106,8 +106,8 @@ class ScriptedEngine:
         site = web.TCPSite(server, "127.0.0.1", 0)
         await site.start()
         self.address = site.name if ":0" not in site.name else f"http://127.0.0.1:{server.addresses[0][1]}"
-        alive = {"state": "ready", "address": self.address, "model": "policy", "version": 3}
-        async with bus.heartbeat("inference", "scripted", lambda: alive):
+        alive = {"state": "ready", "address": self.address, "model": model, "version": 3}
+        async with bus.heartbeat("inference", id, lambda: alive):
             try:
                 yield self
             finally:

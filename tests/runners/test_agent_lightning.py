@@ -13,7 +13,7 @@ from runners.agent.factory import make_executors
 from runners.agent.launcher import AgentStartError
 from runners.agent.process import ProcessWatchdog
 from runners.gateway.slot import Slot
-from runners.recording.agent_events import convert_event
+from runners.recording.agent_events import EventContext, convert_event
 from runners.settings import RunnerSettings
 from schemas.semconv.rewards import extract_rewards
 from tests.runners.conftest import AGENTS, ScriptedEngine, calls_of, ended, running, task
@@ -161,14 +161,14 @@ async def test_what_cannot_be_called_is_refused_before_any_rollout(
 
 def test_an_event_becomes_a_span_and_a_reward_its_reward() -> None:
     reward, note = (
-        convert_event({"event_type": kind, "data": {"value": 0.5}}, "r", "root", number, 7)
+        convert_event({"event_type": kind, "data": {"value": 0.5}}, EventContext("r", "root", number, 0, 7))
         for number, kind in enumerate(("reward", "note"))
     )
     assert list(extract_rewards(reward)) == [0.5] and not list(extract_rewards(note))
     assert reward.span_id != note.span_id and (note.start_ns, note.parent_span_id) == (7, "root")
 
 
-@pytest.mark.parametrize("body", [[], {}, {"event_type": ""}, {"event_type": "a", "data": 1}, {"event_type": "reward"}])
+@pytest.mark.parametrize("body", [{"event_type": ""}, {"event_type": "a", "data": 1}, {"event_type": "reward"}])
 def test_what_is_no_event_is_refused_in_a_sentence(body: object) -> None:
     with pytest.raises(ValueError, match=r"an event has the form|a reward has a value"):
-        convert_event(body, "r", "root", 0, 0)
+        convert_event(body, EventContext("r", "root", 0, 0, 0))

@@ -75,6 +75,7 @@ LANGSMITH = "langsmith.span.kind"
         ("agentlightning.operation", {"agentlightning.operation.name": "shout"}, "chain", "shout"),
         # ours, and anybody's
         ("judge", {"lightningbus.reward": 1.0}, "reward", ""),
+        ("judge", {"lightningbus.rewards.checker": 1.0}, "reward", ""),
         ("POST", {"http.request.method": "POST"}, "other", ""),
     ],
 )
@@ -132,7 +133,9 @@ def test_rewards_have_dimensions_and_the_first_one_counts() -> None:
         ("task", 1.0),
         ("1", 0.5),
     ]
-    assert list(reward_dimensions({"lightningbus.reward": 2})) == [("reward", 2)]
+    named = {"lightningbus.rewards.checker": 0.5, "lightningbus.reward": 2, "lightningbus.run": "r"}
+    assert list(reward_dimensions(named)) == [("reward", 2), ("checker", 0.5)]
+    assert summarize("judge", named) == "reward 2, checker 0.5"
 
 
 def test_a_response_has_one_key_in_every_api() -> None:

@@ -7,6 +7,17 @@ FROM_ELSEWHERE = {
     "no store is running and there is no run here: start lightningbus store, or give --sql URL",
     "no NATS server answers at …: start one with lightningbus bus…",
     "… line …: …",
+    # What agents are told, and rollouts end with: tests/runners has them.
+    "an event has a name, a reward or rewards",
+    "endpoint … answered … until the rollout's deadline",
+    "endpoint … answered …: check its url",
+    "endpoint … cannot be reached: …",
+    "endpoint … refuses the key in …: status …",
+    "model … is external and has no versions; the task pins version …",
+    "model … is not served; served: …",
+    "no inference node serves …, which the task may call (served: …) until the rollout's deadline",
+    "the name of a reward has 1 to 64 printable characters: …",
+    "the reward … is a number, not …",
 }
 """Sentences that are put together where the collector does not look."""
 

@@ -1,0 +1,101 @@
+"""One model call that an external endpoint answers: passed on as it is, and recorded as text."""
+
+import asyncio
+import json
+import logging
+import time
+from contextlib import aclosing
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from runners.gateway.external_endpoints import ExternalEndpoints
+from runners.gateway.handler import PublishSpans, send_ahead
+from runners.gateway.requests import ApiError
+from runners.gateway.slot import ActiveRollout
+from runners.gateway.sse import SseResponse, StreamNotResumable
+from runners.gateway.upstream import CallContext, EngineRejected, NoNodeAvailable, events_of, waited_in_vain
+from runners.protocol.accumulator import InvalidEngineOutput, StreamAccumulator, malformed_engine_output
+from runners.protocol.choice import SampledChoice
+from runners.protocol.dialects.base import Dialect
+from runners.protocol.external_answer import external_choices, is_visible
+from schemas import ids, subjects
+
+log = logging.getLogger(__name__)
+
+
+class ExternalCallHandler:
+    """Asks external endpoints for agents."""
+
+    def __init__(self, endpoints: ExternalEndpoints, send: PublishSpans) -> None:
+        """``send`` as for `ModelCallHandler`."""
+        self._endpoints, self._send = endpoints, send
+
+    async def handle(self, request: web.Request, running: ActiveRollout, dialect: Dialect) -> web.StreamResponse:
+        """Answer one model call; raises as `ExternalEndpoints.attempt_call`, unless a stream has begun."""
+        task, recorder, call = running.task, running.recorder, dialect.call
+        context = CallContext.create(recorder, call.model, task, running.deadline)
+        if context.pinned is not None:
+            pin = f"model {call.model!r} is external and has no versions; the task pins version {context.pinned}"
+            raise ApiError(400, "invalid_request_error", pin)
+        stream = SseResponse(request, dialect, live=True) if call.stream else None
+        started_ns = time.time_ns()
+        try:
+            body, choices = await self._complete(context, dialect, task.sampling_params, stream)
+        except (NoNodeAvailable, EngineRejected, StreamNotResumable) as error:
+            if stream is None or not stream.has_begun:
+                raise
+            recorder.infra_error = recorder.infra_error or str(error)
+            return await stream.fail(str(error))
+        parent = ids.parse_span_id(request.headers.get(subjects.TRACE_HEADER, ""))
+        times = {"started_ns": started_ns, "ended_ns": max(time.time_ns(), started_ns)}
+        for choice in choices:
+            recorder.add_call(choice, node="", role=call.role, request=call.to_record(), parent=parent, **times)
+        await send_ahead(self._send, recorder)
+        return web.json_response(body) if stream is None else await stream.finish()
+
+    async def _complete(
+        self, context: CallContext, dialect: Dialect, sampling: dict[str, Any], stream: SseResponse | None
+    ) -> tuple[dict[str, Any], list[SampledChoice]]:
+        """Ask until an answer is whole: as the agent gets it if it asked for no stream, and as it is recorded."""
+        call, name = dialect.call, context.model
+        path = "/chat/completions" if call.chat else "/completions"
+        payload = call.to_external_request(sampling, self._endpoints.model(name))
+        async with aclosing(self._endpoints.attempt_call(context, path, payload)) as tries:
+            async for response in tries:
+                try:
+                    if stream is not None:
+                        stream.restart()
+                    async with asyncio.timeout_at(context.deadline):
+                        answer = await _read_answer(response, StreamAccumulator(call, sampling), stream)
+                    choices = external_choices(call, sampling, answer, self._endpoints.host(name))
+                    with malformed_engine_output():
+                        return dialect.answer(answer) if stream is None else {}, choices
+                except TimeoutError:
+                    raise NoNodeAvailable(waited_in_vain(f"endpoint {name!r} did not finish its answer")) from None
+                except (InvalidEngineOutput, aiohttp.ClientError, ValueError) as error:
+                    log.warning("endpoint %r: a call failed amid the answer: %s", name, error)
+        raise AssertionError("attempt_call yields until an answer is whole, or raises")
+
+
+async def _read_answer(
+    response: aiohttp.ClientResponse, completion: StreamAccumulator, stream: SseResponse | None
+) -> Any:
+    """The whole answer; a stream is passed on meanwhile. Raises ValueError for a broken one."""
+    if stream is None:
+        return json.loads(await response.read())
+    has_visible = False
+    with malformed_engine_output():
+        try:
+            async for chunk in events_of(response.content):
+                visible = completion.to_agent_chunk(completion.feed(chunk))
+                has_visible = has_visible or is_visible(chunk)
+                if visible is not None:
+                    await stream.send_chunk(visible, int(has_visible))
+        except aiohttp.ClientError:
+            if not completion.has_ended:  # without [DONE], as some end
+                raise
+        if not completion.has_ended:
+            raise InvalidEngineOutput("the stream ended early")
+        return completion.to_response()

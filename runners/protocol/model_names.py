@@ -1,0 +1,20 @@
+"""Which model answers a call, by the name that the agent asks for and the task's models of roles. Pure."""
+
+from dataclasses import replace
+
+from runners.protocol.request import ChatRequest
+from schemas.tasks import AUTO_MODEL, Task
+
+
+def resolve_model(call: ChatRequest, task: Task) -> ChatRequest:
+    """The call with the model that answers it: its role's, where the task names one, whatever stands before the role.
+
+    Its role stays; ``auto`` is the task's model.
+    """
+    model = task.model if call.model == AUTO_MODEL else call.model
+    return replace(call, model=task.role_models.get(call.role, model) if call.role else model)
+
+
+def models_of(task: Task) -> frozenset[str]:
+    """The models that the agents of a task may call, whether or not a node serves them yet."""
+    return frozenset({task.model, *task.role_models.values()})
