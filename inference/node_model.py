@@ -25,12 +25,9 @@ from inference.settings import InferenceSettings
 from inference.version_registry import LoadedVersions
 from inference.weights.canary import EngineCanary
 from inference.weights.updater import WeightUpdater
-from schemas.weights.events import ReleaseState, WeightManifest
+from schemas.weights.events import FROZEN_VERSION, ReleaseState, WeightManifest
 
 log = logging.getLogger(__name__)
-
-FROZEN_VERSION = 0
-"""Of the weights in the model directory of a frozen node."""
 
 
 class NodeModel:
