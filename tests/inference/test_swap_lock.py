@@ -194,7 +194,7 @@ async def test_nodes_of_different_models_swap_at_once(bus: Bus) -> None:
         writer.hold(),
         checker.hold(),
     ):
-        held = [
+        locks = [
             await bus.get_last(subjects.WEIGHTS, subjects.swap_lock(name), SwapLockState)
             for name in ("writer", "checker")
         ]
