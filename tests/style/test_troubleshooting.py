@@ -7,6 +7,9 @@ FROM_ELSEWHERE = {
     "no store is running and there is no run here: start lightningbus store, or give --sql URL",
     "no NATS server answers at …: start one with lightningbus bus…",
     "… line …: …",
+    "version … of … on the bus is ignored: this node is frozen",
+    "adapters of … and of … start from different bases: use a node for each",
+    "… has whole weights, not adapters: use a node without lora.models for it",
 }
 """Sentences that are put together where the collector does not look."""
 
