@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,8 @@ class Auditor:
         self._nodes = bus.fleet("inference")
         self._draw = Draw(settings.share, secrets.token_bytes(32))
         self._judge = Judge(settings, _tolerance(settings))
-        self._convictions = Convictions(bus, settings.model, f"auditor {default_instance_id(settings.id)}")
+        actor = f"auditor {default_instance_id(settings.id)}"
+        self._convictions = Convictions(bus, settings.model, actor, settings.frozen)
         self._queue: deque[AuditSample] = deque(maxlen=MAX_QUEUED)
         self._arrived = asyncio.Event()
         self._budget = CpuBudget(settings.max_cpu_share * (os.cpu_count() or 1), BURST_SECONDS, time.monotonic())
@@ -81,15 +83,11 @@ class Auditor:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Audit until asked to stop."""
-        name = default_instance_id(self._settings.id)
+        settings, name = self._settings, default_instance_id(self._settings.id)
         async with self._nodes, self._bus.heartbeat("auditor", name, self._describe) as heartbeat:
-            self._settings.work_dir.mkdir(parents=True, exist_ok=True)
-            self._reference = await asyncio.to_thread(
-                ReferenceModel, self._settings.model_path, self._settings.device, self._settings.cpu_threads
-            )
-            self._loader = VersionLoader(
-                self._bus, self._settings.model, self._settings.work_dir / "weights", self._reference
-            )
+            self._reference = await self._make_reference()
+            directory = settings.work_dir / "weights" / settings.model
+            self._loader = VersionLoader(self._bus, settings.model, directory, self._reference, settings.frozen)
             # Read off the bus beside everybody else: a slow auditor holds up nobody.
             subscriptions = [
                 await self._bus.nc.subscribe(subjects.rollout(mode), cb=self._on_batch) for mode in ("train", "eval")
@@ -103,6 +101,14 @@ class Auditor:
                 if self._bus.nc.is_connected:
                     for subscription in subscriptions:
                         await subscription.unsubscribe()
+
+    async def _make_reference(self) -> ReferenceModel:
+        settings = self._settings
+        make = partial(ReferenceModel, settings.model_path, settings.device, settings.cpu_threads)
+        try:
+            return await asyncio.to_thread(make, has_weights=settings.frozen)
+        except OSError as error:
+            raise AuditorError(f"model_path: {' '.join(str(error).split())[:200]}") from error
 
     async def _on_batch(self, message: Msg) -> None:
         _, _, rest = (message.headers or {}).get(subjects.MSG_ID_HEADER, "").partition(":")

@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 class Convictions:
     """The verdicts on one model."""
 
-    def __init__(self, bus: Bus, model: str, actor: str) -> None:
-        """``actor`` is who revokes versions."""
-        self._bus, self._actor = bus, actor[:MAX_ACTOR_CHARS]
+    def __init__(self, bus: Bus, model: str, actor: str, is_frozen: bool = False) -> None:
+        """``actor`` is who revokes versions; that of a frozen model cannot be revoked, as nodes have no other."""
+        self._bus, self._actor, self._is_frozen = bus, actor[:MAX_ACTOR_CHARS], is_frozen
         self._verdicts, self._releases = AuditLog(bus, model), WeightRegistry(bus, model)
         self._alerts: dict[str, str] = {}
         """Reasons by engine, of engines that still serve."""
@@ -58,7 +58,7 @@ class Convictions:
             if verdict.engine_id:
                 self._alerts[engine_id] = sentence
                 await self._publish_alert(sentence)
-            else:
+            elif not self._is_frozen:
                 await self._releases.append_decision(
                     "revoked", verdict.version, actor=self._actor, reason=verdict.reason
                 )

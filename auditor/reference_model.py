@@ -17,16 +17,27 @@ ADAPTER_PREFIX = "base_model.model."
 class ReferenceModel:
     """One model in memory, with the weights of one version at a time; all of it blocks."""
 
-    def __init__(self, model_path: Path, device: str = "auto", cpu_threads: int = 1, seed: int | None = None) -> None:
-        """``seed`` is of the random shares in `sampled_ranks`."""
+    def __init__(
+        self,
+        model_path: Path,
+        device: str = "auto",
+        cpu_threads: int = 1,
+        seed: int | None = None,
+        has_weights: bool = False,
+    ) -> None:
+        """``seed`` is of the random shares in `sampled_ranks`.
+
+        ``has_weights``: begin with the weights in ``model_path``; OSError if it has none. Else they come by `load`.
+        """
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
         torch.set_num_threads(cpu_threads)
         self._device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         config = AutoConfig.from_pretrained(model_path)
-        make: Any = AutoModelForCausalLM.from_config
-        self._model: Any = make(config, dtype=torch.float32, attn_implementation="sdpa").to(self._device).eval()
+        make: Any = AutoModelForCausalLM.from_pretrained if has_weights else AutoModelForCausalLM.from_config
+        source = model_path if has_weights else config
+        self._model: Any = make(source, dtype=torch.float32, attn_implementation="sdpa").to(self._device).eval()
         self._is_tied = bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
         self._random = np.random.default_rng(seed)
 

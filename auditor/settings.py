@@ -11,8 +11,11 @@ from common.role_settings import RoleSettings
 class AuditorSettings(RoleSettings):
     """Which share of the rollouts is recomputed, and when a difference is a fault."""
 
-    model_path: Path = Field(description="model directory: architecture; the weights come from the bus")
+    model_path: Path = Field(
+        description="model directory: architecture; the weights come from the bus, unless `frozen`"
+    )
     model: str = Field("policy", description="name of the model that is audited", pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    frozen: bool = Field(False, description="as the nodes' setting: version 0 is the weights in `model_path`")
     id: str | None = Field(
         None, description="name of this process; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$"
     )

@@ -7,26 +7,38 @@ from auditor.reference_model import ReferenceModel
 from bus.client import Bus
 from bus.weights.registry import WeightRegistry
 from bus.weights.version_cache import WeightCache
-from schemas.weights.events import WeightManifest
+from schemas.weights.events import FROZEN_VERSION, WeightManifest
 
 
 class VersionLoader:
     """Loads versions; each life of a learner may have published one of the same number."""
 
-    def __init__(self, bus: Bus, model: str, directory: Path, reference: ReferenceModel) -> None:
+    def __init__(
+        self, bus: Bus, model: str, directory: Path, reference: ReferenceModel, is_frozen: bool = False
+    ) -> None:
+        """``is_frozen``: ``reference`` has the only version, and loads no other."""
         self._registry, self._cache = WeightRegistry(bus, model), WeightCache(bus, model, directory)
-        self._reference = reference
+        self._reference, self._is_frozen = reference, is_frozen
         self._loaded: WeightManifest | None = None
         self._cache.clear()
 
     async def candidates(self, version: int) -> list[WeightManifest]:
-        """Manifests of this number with different weights, newest first; raises `BusError` if there is none."""
+        """Manifests of this number with different weights, newest first; raises `BusError` if there is none.
+
+        None are needed of a frozen model: ValueError for a version that it does not have.
+        """
+        if self._is_frozen:
+            if version != FROZEN_VERSION:
+                raise ValueError(f"version {version} is not that of a frozen model, {FROZEN_VERSION}")
+            return []
         manifests = [manifest for manifest, _ in await self._registry.manifests_of(version)]
         by_weights = {_weights_of(manifest): manifest for manifest in reversed(manifests)}
         return list(reversed(by_weights.values()))
 
     def is_loaded(self, version: int) -> bool:
         """Whether the version loaded last has this number."""
+        if self._is_frozen:
+            return version == FROZEN_VERSION
         return self._loaded is not None and self._loaded.version == version
 
     async def load(self, manifest: WeightManifest) -> None:

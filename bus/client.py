@@ -44,8 +44,8 @@ class Bus:
         self.permission_errors = connection.permission_errors
         self.signing = signing or Signing()
         """How weight versions and decisions are signed, and by whose keys they are believed."""
-        self.heartbeats: HeartbeatPublisher | None = None
-        """The heartbeat of this process' role; None before it has begun."""
+        self.heartbeats: list[HeartbeatPublisher] = []
+        """The heartbeats of this process' role; several of a node with several models, none before they have begun."""
         self._publisher = Publisher(self.nc)
         self._pull_consumers: set[PullConsumer] = set()
         self._upkeep = ConsumerUpkeep(self.ensure_consumer, self.backlog)
@@ -264,9 +264,10 @@ class Bus:
         self, role: str, id: str, describe: Callable[[], dict[str, Any]]
     ) -> AsyncIterator[HeartbeatPublisher]:
         """Heartbeat each second while the block runs; ``describe`` gives `Heartbeat`'s other fields."""
-        self.heartbeats = HeartbeatPublisher(self.nc, role, id, lambda: self._describe(describe()))
-        async with publish_heartbeats(self.heartbeats) as heartbeats:
-            yield heartbeats
+        publisher = HeartbeatPublisher(self.nc, role, id, lambda: self._describe(describe()))
+        self.heartbeats.append(publisher)
+        async with publish_heartbeats(publisher):
+            yield publisher
 
     def _describe(self, fields: dict[str, Any]) -> dict[str, Any]:
         return {**fields, "status": {**fields.get("status", {}), "bus": self.problem}} if self.problem else fields

@@ -40,15 +40,17 @@ class DirectoryInUseError(BusError):
 
 
 @contextmanager
-def lock_directory(directory: Path) -> Iterator[int]:
+def lock_directory(directory: Path, is_private: bool = True) -> Iterator[int]:
     """Keep a directory for this process while the block runs; it is made if it is missing, for its owner alone.
 
-    A reader is waited for. Yields the lock's file descriptor: a child that inherits it keeps the lock for as long as
-    it lives. Raises `DirectoryInUseError`, or `BusError` when the directory cannot be used.
+    ``is_private``: so is one that was there before. A reader is waited for. Yields the lock's file descriptor: a
+    child that inherits it keeps the lock for as long as it lives. Raises `DirectoryInUseError`, or `BusError` when
+    the directory cannot be used.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        directory.chmod(0o700)
+        if is_private:
+            directory.chmod(0o700)
         file = _lock(directory)
     except OSError as error:
         raise BusError(f"{directory} cannot be used: {error.strerror}") from error

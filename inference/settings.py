@@ -1,14 +1,18 @@
 """Settings of an inference node."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from common.role_settings import RoleSettings
+from schemas.base import MAX_POLICIES
 
 MAX_REQUESTS = 4096
 """Requests that a gateway handles at once."""
+
+
+ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 class AdapterSettings(BaseModel):
@@ -21,16 +25,33 @@ class AdapterSettings(BaseModel):
         3,
         ge=1,
         le=64,
-        description="newest versions that answer calls; 3: those whose tokens a learner of max_staleness 2 trains on",
+        description="newest versions of a model that answer calls; 3: those whose tokens a learner of max_staleness 2 "
+        "trains on",
     )
+    models: list[ModelName] = Field(
+        [],
+        max_length=MAX_POLICIES,
+        description="several models whose adapters start from the same base, each with its own learner; default: "
+        "`model` alone",
+    )
+
+    @model_validator(mode="after")
+    def _are_distinct(self) -> Self:
+        if len(set(self.models)) < len(self.models):
+            raise ValueError("models names a model twice")
+        return self
 
 
 class InferenceSettings(RoleSettings):
     """One vLLM engine and the gateway in front of it."""
 
-    model_path: Path = Field(description="model directory: architecture and tokenizer; the weights come from the bus")
-    model: str = Field(
-        "policy", description="name agents ask for, and whose versions are followed", pattern=r"^[A-Za-z0-9_-]{1,64}$"
+    model_path: Path = Field(
+        description="model directory: architecture and tokenizer; the weights come from the bus, unless `frozen`"
+    )
+    model: ModelName = Field("policy", description="name agents ask for, and whose versions are followed")
+    frozen: bool = Field(
+        False,
+        description="serve the weights in `model_path` as version 0, and follow no versions: a model without a learner",
     )
     id: str | None = Field(None, description="name of this node; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$")
     host: str = Field("127.0.0.1", description="address the gateway listens on; vLLM itself is on a socket of its node")
@@ -67,4 +88,21 @@ class InferenceSettings(RoleSettings):
     )
     vllm_args: list[str] = Field([], description="more arguments for vLLM's server")
     startup_timeout_seconds: float = Field(600.0, gt=0, description="how long the engine may take to start")
-    work_dir: Path = Field(Path("runs/inference"), description="directory for fetched weights and the engine's log")
+    work_dir: Path = Field(
+        Path("runs/inference"), description="directory for fetched weights and the engine's log, of one node alone"
+    )
+
+    @property
+    def models(self) -> list[str]:
+        """Names of the models that this node serves."""
+        return (self.lora.models if self.lora else []) or [self.model]
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if self.frozen and self.lora:
+            raise ValueError("frozen serves the weights of model_path as they are: leave out lora")
+        if self.model not in self.models:
+            if "model" in self.model_fields_set:
+                raise ValueError(f"model: {self.model!r} is not one of lora.models: leave it out")
+            self.model = self.models[0]
+        return self

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from bus.client import Bus
 from bus.security.credentials import Credentials
+from inference.gateway.served_model import ServedModel
 from inference.gateway.server import Gateway
 
 DELAY_SECONDS = 0.5
@@ -68,13 +69,13 @@ async def serve(bus_url: str, access: Path) -> None:
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    engine = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    engine, model = f"http://127.0.0.1:{runner.addresses[0][1]}", ServedModel("policy")
     async with (
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
-        Gateway(engine, session, "127.0.0.1", 0) as gateway,
+        Gateway(engine, session, "127.0.0.1", 0, [model]) as gateway,
         Bus.connect(bus_url, credentials=Credentials.read(access, "inference")) as bus,
     ):
-        gateway.version, gateway.state = 1, "ready"
+        model.version, model.state = 1, "ready"
         fields = {"state": "ready", "address": gateway.address, "model": "policy", "version": 1}
         async with bus.heartbeat(
             "inference", "scripted", lambda: {**fields, "status": {"max_model_len": 10**6, "engine": engine}}

@@ -99,10 +99,17 @@ class Fleet:
         ]
 
     def suspect(self, role: str, id: str) -> None:
-        """A process did not answer: it gets no new work before its next heartbeat."""
-        if (role, id) in self._last_seen:
-            beat, seen_at = self._last_seen[(role, id)]
-            self._last_seen[(role, id)] = (beat, min(seen_at, self._clock() - SUSPECT_SECONDS))
+        """A process did not answer: it gets no new work before its next heartbeat.
+
+        A node of several models has a heartbeat for each, with one engine: all of them are suspect.
+        """
+        if (role, id) not in self._last_seen:
+            return
+        engine_id = self._last_seen[(role, id)][0].status.get("engine_id")
+        suspect_since = self._clock() - SUSPECT_SECONDS
+        for key, (beat, seen_at) in self._last_seen.items():
+            if key == (role, id) or (engine_id and beat.status.get("engine_id") == engine_id):
+                self._last_seen[key] = (beat, min(seen_at, suspect_since))
 
     async def wait_for_change(self) -> None:
         """Wait for the next heartbeat of any process."""

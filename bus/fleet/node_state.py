@@ -19,6 +19,7 @@ DEAD_SECONDS = 10.0
 
 TRANSITIONS: dict[tuple[State, NodeEvent], State] = {
     ("starting", "engine_up"): "awaiting_weights",
+    ("starting", "weights_applied"): "ready",
     ("awaiting_weights", "weights_applied"): "ready",
     ("ready", "weights_applied"): "ready",
     ("awaiting_weights", "canary_started"): "canary",
@@ -39,6 +40,7 @@ TRANSITIONS: dict[tuple[State, NodeEvent], State] = {
     ("canary", "stop"): "draining",
 }
 """``awaiting_weights``: the engine runs, but holds no verified version from the bus, so it serves nobody.
+A frozen node starts with its weights, and goes from ``starting`` to ``ready``.
 ``canary``: it holds a version that is not approved yet, so it serves nobody either.
 ``suspect``: the auditor found that its tokens are not what they are recorded to be; its engine is stopped."""
 

@@ -17,13 +17,43 @@ from schemas.weights.events import Blob, DeltaLink, WeightManifest
 log = logging.getLogger(__name__)
 
 
-class WeightCache:
-    """A directory of verified files."""
+class BaseFiles:
+    """The bases that adapters are added to, in one directory: models that start from the same one share its file."""
 
-    def __init__(self, bus: Bus, model: str, directory: Path) -> None:
-        self._model, self._directory = model, directory
-        self._bases: set[Path] = set()
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._verified: set[Path] = set()
         """Fetched and verified by this process."""
+        self._needed: dict[str, set[Path]] = {}
+        """By model."""
+        self._lock = asyncio.Lock()
+
+    async def ensure(self, model: str, source: Transport, blob: Blob) -> Path:
+        """The file, fetched if necessary; raises as `Transport.get`."""
+        path = self._directory / f"base.{blob.sha256[:16]}.safetensors"  # a dot: in no name of a model
+        self._needed.setdefault(model, set()).add(path)
+        async with self._lock:
+            if path not in self._verified or not path.exists():
+                await source.get(blob, path)
+                self._verified.add(path)
+        return path
+
+    def evict_except(self, model: str, files: Sequence[Path]) -> None:
+        """A model needs these files only: remove what no model needs."""
+        self._needed[model] = set(files)
+        needed = set().union(*self._needed.values())
+        for path in self._directory.glob("base.*.safetensors"):
+            if path not in needed:
+                path.unlink(missing_ok=True)
+
+
+class WeightCache:
+    """A directory of verified files of one model."""
+
+    def __init__(self, bus: Bus, model: str, directory: Path, bases: BaseFiles | None = None) -> None:
+        """``bases`` may be shared with the caches of other models; default: in the same directory."""
+        self._model, self._directory = model, directory
+        self._bases = bases or BaseFiles(directory)
         self._delta_base: tuple[str, Path] | None = None
         """Fingerprint and path of the newest full file: deltas may be applied to it."""
         self._transport = cache(partial(open_transport, bus))  # may hold connections
@@ -40,7 +70,7 @@ class WeightCache:
         source = self._transport(manifest.transport, manifest.location)
         path = self._directory / f"{self._model}-{manifest.version:08d}.safetensors"
         *base_blobs, blob = manifest.blobs
-        bases = [await self._ensure_base(source, base_blob) for base_blob in base_blobs]
+        bases = [await self._bases.ensure(self._model, source, base_blob) for base_blob in base_blobs]
         if manifest.kind == "delta":
             links = (*manifest.chain, DeltaLink(version=manifest.version, fingerprint=manifest.fingerprint, blob=blob))
             await self._apply_chain(source, links, path)
@@ -58,16 +88,10 @@ class WeightCache:
 
     def evict_except(self, files: Sequence[Path]) -> None:
         """Remove the files of other versions, except the one that deltas may be applied to."""
-        for path in self._directory.glob("*.safetensors"):
+        self._bases.evict_except(self._model, files)
+        for path in self._directory.glob(f"{self._model}-*.safetensors"):
             if path not in files and (self._delta_base is None or path != self._delta_base[1]):
                 path.unlink(missing_ok=True)
-
-    async def _ensure_base(self, source: Transport, blob: Blob) -> Path:
-        path = self._directory / f"{self._model}-base-{blob.sha256[:16]}.safetensors"
-        if path not in self._bases or not path.exists():
-            await source.get(blob, path)
-            self._bases.add(path)
-        return path
 
     async def _apply_chain(self, source: Transport, links: Sequence[DeltaLink], path: Path) -> None:
         """Apply the deltas to the local file; if that fails or the chain lacks it, to the chain's full version."""

@@ -195,8 +195,8 @@ weight_broadcasts = register(
 )  # fmt: skip
 
 inference_weight_version = register(
-    Gauge, "inference", "inference_weight_version", "Version of the weights the node serves.",
-    "Behind the learner's: see the failures to fetch, and the log.",
+    Gauge, "inference", "inference_weight_version", "Version of the weights the node serves of a model.",
+    "Behind the learner's: see the failures to fetch, and the log.", ["model"],
 )  # fmt: skip
 swap_pause = register(
     Histogram, "inference", "inference_weight_swap_pause_seconds",

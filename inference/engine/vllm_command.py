@@ -16,7 +16,6 @@ def command(settings: InferenceSettings, socket: Path) -> list[str]:
     """Command line of vLLM's server, listening on ``socket``; the ``vllm`` script does not work in its CPU build."""
     arguments: dict[str, object] = {
         "model": settings.model_path,
-        "served-model-name": settings.model,
         "uds": socket,
         "dtype": settings.dtype,
         "max-num-seqs": settings.max_num_seqs,
@@ -24,14 +23,16 @@ def command(settings: InferenceSettings, socket: Path) -> list[str]:
         "logprobs-mode": "processed_logprobs",
         # Sampling parameters come from the request only, not from a file beside the model.
         "generation-config": "vllm",
-        # Weights come from the bus; those beside the tokenizer would only be read to be replaced.
-        "load-format": "dummy",
-        "weight-transfer-config": f'{{"backend": "{BACKEND}"}}',
     }
+    if not settings.frozen:
+        # Weights come from the bus; those beside the tokenizer would only be read to be replaced.
+        arguments["load-format"] = "dummy"
+        arguments["weight-transfer-config"] = f'{{"backend": "{BACKEND}"}}'
     if settings.max_model_len is not None:
         arguments["max-model-len"] = settings.max_model_len
     if settings.lora is not None:
-        arguments["max-loras"] = capacity(settings.lora.max_loaded_versions)
+        # vLLM keeps as many on the CPU (--max-cpu-loras) unless told otherwise.
+        arguments["max-loras"] = len(settings.models) * capacity(settings.lora.max_loaded_versions)
         arguments["max-lora-rank"] = next(rank for rank in LORA_RANKS if rank >= settings.lora.rank)
     if settings.reasoning_parser is not None:
         arguments["reasoning-parser"] = settings.reasoning_parser
@@ -44,7 +45,9 @@ def command(settings: InferenceSettings, socket: Path) -> list[str]:
     eager = [] if has_gpu() else ["--enforce-eager"]
     # -P: the working directory may contain a directory named like a package that vLLM imports.
     server = settings.vllm_command or [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"]
-    return [*server, *flat, *quiet, *eager, *adapters, *tools, *settings.vllm_args]
+    # All names answer /tokenize, which needs no weights.
+    names = ["--served-model-name", *settings.models]
+    return [*server, *flat, *names, *quiet, *eager, *adapters, *tools, *settings.vllm_args]
 
 
 def environment(settings: InferenceSettings, sockets: Path) -> dict[str, str]:

@@ -105,7 +105,8 @@ class VllmServer:
                         kind = EngineKilledError if code < 0 else EngineError
                         raise kind(f"vLLM ended with {code}: {self._last_log_error()}")
                     await asyncio.sleep(POLL_SECONDS)
-                await self.post("/init_weight_transfer_engine", {"init_info": {}})
+                if not self._settings.frozen:
+                    await self.post("/init_weight_transfer_engine", {"init_info": {}})
                 self.max_model_len = await self._fetch_max_model_len()
                 ranks = await self._fetch_num_workers()
                 await self._warm_up()

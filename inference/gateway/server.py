@@ -4,25 +4,25 @@ vLLM 0.31 labels an engine with a version, not a token. Between the reply to a p
 sampled: chunks that arrive before are of the old version, later ones of the new version.
 """
 
-import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import aiohttp
+import msgspec
 from aiohttp import web
 
-from bus.fleet.node_state import State, is_ready
+from bus.fleet.node_state import is_ready
 from bus.security.secrets import has_bearer
 from common.http_server import HttpServer, read_body
 from common.listeners import open_listener, url_of
 from common.observability import metrics, tracing
 from common.observability.metric_registry import request_metrics
-from inference.gateway.version_stamp import StampEvent, add_cache_salt, stamp_event, stream
+from inference.gateway.served_model import ServedModel
+from inference.gateway.version_stamp import add_cache_salt, stream
 from inference.settings import MAX_REQUESTS
-from inference.version_registry import LoadedVersions, select_version
+from inference.version_registry import select_version
 from schemas.semconv import attributes
 from schemas.subjects import TRACE_HEADER
 
@@ -39,8 +39,14 @@ PREFERRED_HEADER = "X-Lightningbus-Preferred-Version"
 """This version if it is routable, else the newest."""
 
 
+class _ModelField(msgspec.Struct):
+    """What a request says of its model."""
+
+    model: str | None = None
+
+
 class Gateway:
-    """Serves the node's public routes, as `version` and `state` allow."""
+    """Serves the node's public routes, each model's as its versions and state allow."""
 
     def __init__(
         self,
@@ -48,27 +54,22 @@ class Gateway:
         session: aiohttp.ClientSession,
         host: str,
         port: int,
+        models: Sequence[ServedModel],
         inference_api_key: str = "",
         max_requests: int = MAX_REQUESTS,
-        versions: LoadedVersions | None = None,
     ) -> None:
         """``session`` reaches the engine at ``engine_url``. ``inference_api_key``: requests need it unless empty.
 
-        ``max_requests``: handled at once; ``versions``: LoRA versions that the engine has loaded.
+        ``max_requests``: handled at once.
         """
         self._engine_url = engine_url
+        self.models = {model.name: model for model in models}
+        """By the name that agents ask for."""
         self._inference_api_key, self._max_requests, self._num_requests = inference_api_key, max_requests, 0
         self._session = session
         self._host, self._port = host, port
-        self._loaded = versions or LoadedVersions("", 1)
-        self.version: int | None = None
-        """Of the engine's own weights; None: there are none, or a base for adapters, which is no version."""
         self.engine_id = ""
         """Of the engine process that answers now; letters, digits and ``_ - :``."""
-        self.state: State = "starting"
-        self._in_flight: dict[int, web.Request] = {}
-        """Requests that the engine is handling."""
-        self._is_draining, self._call_ended = False, asyncio.Event()
         self.address = ""
         self._listening = HttpServer()
         counting = request_metrics(metrics.inference_requests, metrics.inference_requests_in_flight)
@@ -90,50 +91,10 @@ class Gateway:
     async def __aexit__(self, *_: object) -> None:
         await self._listening.close()
 
-    async def flush_pending_chunks(self) -> None:
-        """Stamp every chunk that has reached this process; call between pause and resume."""
-        for _ in range(4):  # one iteration of the event loop each: socket read, stream fed, reader woken, chunk stamped
-            await asyncio.sleep(0)
-
     @property
     def num_in_flight(self) -> int:
-        """How many requests the engine is handling."""
-        return len(self._in_flight)
-
-    @property
-    def versions(self) -> tuple[int, ...]:
-        """Versions that serve new calls, newest last."""
-        return self._loaded.routable or (() if self.version is None else (self.version,))
-
-    @property
-    def newest(self) -> int | None:
-        """The version of a call that names none; None: it is rejected."""
-        return select_version(self.versions, None, None)
-
-    def engine_model_name(self, version: int) -> str:
-        """The model name of a version inside vLLM; empty: the one that agents use."""
-        return self._loaded.name(version) if version in self._loaded else ""
-
-    @asynccontextmanager
-    async def drained(self) -> AsyncIterator[None]:
-        """The block runs without calls: those in flight have ended, and new ones get 503 with Retry-After."""
-        self._is_draining = True
-        try:
-            await self._wait_idle()
-            yield
-        finally:
-            self._is_draining = False
-
-    async def abort_in_flight(self) -> None:
-        """Abort every response in flight; runners continue at another node, from the tokens they have."""
-        for request in self._in_flight.values():
-            if request.transport is not None:
-                request.transport.abort()
-        await self._wait_idle()
-
-    async def _wait_idle(self) -> None:
-        while self._in_flight:
-            await self._call_ended.wait()
+        """How many requests the engine is handling, of all models."""
+        return sum(model.num_in_flight for model in self.models.values())
 
     @web.middleware
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -157,14 +118,29 @@ class Gateway:
             self._num_requests -= 1
 
     async def _health(self, request: web.Request) -> web.Response:
-        return web.json_response(
-            {"state": self.state, "version": self.newest}, status=200 if is_ready(self.state) else 503
-        )
+        states = {name: {"state": model.state, "version": model.newest} for name, model in self.models.items()}
+        body = {"models": states} if len(states) > 1 else next(iter(states.values()))
+        return web.json_response(body, status=200 if self._ready_models() else 503)
+
+    def _ready_models(self) -> list[ServedModel]:
+        return [model for model in self.models.values() if is_ready(model.state)]
+
+    def _model_of(self, body: bytes) -> ServedModel | web.Response:
+        """The model that a request names, or the error that says that there is none."""
+        try:
+            name = msgspec.json.decode(body, type=_ModelField).model
+        except msgspec.DecodeError:  # vLLM says what is wrong, unless it is not known whom to ask
+            name = None
+        if name is None and len(self.models) == 1:
+            return next(iter(self.models.values()))
+        model = self.models.get(name or "")
+        served = ", ".join(self.models)
+        return model or _error(404, f"this node serves {served}, not {name or 'a request that names no model'}")
 
     async def _pass_on(self, request: web.Request) -> web.Response:
         """Proxy a route that samples no tokens, so its response has no version."""
-        if not is_ready(self.state):
-            return self._not_ready()
+        if not self._ready_models():
+            return _not_ready(next(iter(self.models.values())))
         body, headers = await read_body(request) or None, {"Content-Type": "application/json"}
         try:
             async with self._session.request(
@@ -177,17 +153,20 @@ class Gateway:
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         body = await read_body(request)  # read first: versions may change meanwhile
-        if not is_ready(self.state) or self._is_draining or not self.versions:
-            return self._not_ready()
+        model = self._model_of(body)
+        if isinstance(model, web.Response):
+            return model
+        if not model.is_answering:
+            return _not_ready(model)
         pinned = request.headers.get(VERSION_HEADER)
-        version = select_version(self.versions, pinned, request.headers.get(PREFERRED_HEADER))
+        version = select_version(model.versions, pinned, request.headers.get(PREFERRED_HEADER))
         if version is None:
-            routable = ", ".join(map(str, self.versions))
+            routable = ", ".join(map(str, model.versions))
             return _error(409, f"this node serves version {routable}, not {pinned}")
         span_attributes: tracing.Attributes = {attributes.WEIGHT_VERSION: version}
         traceparent = request.headers.get(TRACE_HEADER, "")
         with (
-            self._track(request, version) as (engine_model, stamp),
+            model.track(request, version, self.engine_id) as (engine_model, stamp),
             tracing.start_as_current_span(f"POST {request.path}", span_attributes, traceparent, "server") as span,
         ):
             headers = {"Content-Type": "application/json", **tracing.format_headers(span)}
@@ -203,27 +182,9 @@ class Gateway:
             except (aiohttp.ClientConnectionError, TimeoutError):
                 return _error(503, "the engine is not answering")
 
-    @contextmanager
-    def _track(self, request: web.Request, version: int) -> Iterator[tuple[str, StampEvent]]:
-        """Count a call while the block runs; yields its model's name inside vLLM (empty: unchanged) and its stamp."""
-        engine_model, public_model = self.engine_model_name(version), self._loaded.model
-        self._in_flight[id(request)] = request
-        try:
-            if engine_model:
-                with self._loaded.track_call(version):
-                    yield (
-                        engine_model,
-                        lambda event: stamp_event(event, version, self.engine_id, engine_model, public_model),
-                    )
-            else:
-                yield "", lambda event: stamp_event(event, self.version or 0, self.engine_id)
-        finally:
-            del self._in_flight[id(request)]
-            self._call_ended.set()
-            self._call_ended.clear()
 
-    def _not_ready(self) -> web.Response:
-        return _error(503, f"this node is {'taking weights' if is_ready(self.state) else self.state}", RETRY_AFTER)
+def _not_ready(model: ServedModel) -> web.Response:
+    return _error(503, f"this node is {'taking weights' if is_ready(model.state) else model.state}", RETRY_AFTER)
 
 
 def _error(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:

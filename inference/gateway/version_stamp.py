@@ -32,6 +32,12 @@ def stamp_event(
     return b"%b%b%b" % (EVENT_START, stamp, event[len(EVENT_START) :])
 
 
+async def flush_pending_chunks() -> None:
+    """Stamp every chunk that has reached this process; call between pause and resume."""
+    for _ in range(4):  # one iteration of the event loop each: socket read, stream fed, reader woken, chunk stamped
+        await asyncio.sleep(0)
+
+
 def add_cache_salt(body: bytes, version: int, engine_model: str = "") -> bytes:
     """The request with a cache salt, so that a prefix computed by other weights is never reused.
 

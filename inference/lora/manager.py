@@ -14,7 +14,8 @@ from typing import Protocol
 
 from inference.engine.peft import write_directory
 from inference.engine.vllm_server import EngineError
-from inference.gateway.server import Gateway
+from inference.gateway.served_model import ServedModel
+from inference.lora.shared_base import SharedBase
 from inference.version_registry import LoadedVersions
 from schemas.weights.events import ReleaseState
 from schemas.weights.release_policy import is_revoked
@@ -32,16 +33,24 @@ class EngineControl(Protocol):
 
 
 class LoraManager:
-    """The adapters loaded into an engine; outlives the engine, so that the next one loads them again."""
+    """One model's adapters in an engine; outlives the engine, so that the next one loads them again."""
 
     def __init__(
-        self, versions: LoadedVersions, max_rank: int, directory: Path, gateway: Gateway, post: EngineControl
+        self,
+        versions: LoadedVersions,
+        max_rank: int,
+        directory: Path,
+        model: ServedModel,
+        post: EngineControl,
+        base: SharedBase,
     ) -> None:
-        """``max_rank``: the largest the engine accepts; ``directory``: adapters in PEFT's form, emptied first."""
+        """``max_rank``: the largest the engine accepts; ``directory``: adapters in PEFT's form, emptied first.
+
+        ``base`` is that of the engine.
+        """
         self._versions, self._max_rank, self._directory = versions, max_rank, directory
-        self._gateway, self._post = gateway, post
+        self._model, self._post, self._base = model, post, base
         self._engine_lock = asyncio.Lock()
-        self._base: Path | None = None
         self._previous_engine: tuple[Path | None, tuple[int, ...]] = (None, ())
         """Base and versions of the previous engine."""
         self._pending_deletion: set[int] = set()
@@ -50,9 +59,8 @@ class LoraManager:
 
     def on_engine_restart(self) -> None:
         """Record that the new engine has loaded nothing."""
-        if self._base is not None:
-            self._previous_engine = (self._base, self._versions.routable)
-        self._base = None
+        if self._base.path is not None:
+            self._previous_engine = (self._base.path, self._versions.routable)
         self._versions.clear()
 
     async def load_version(self, files: Sequence[Path], version: int, replace: ReplaceWeights) -> float:
@@ -62,27 +70,33 @@ class LoraManager:
         loaded and the previous ones go on serving, else `EngineError`.
         """
         base, *adapters = files
-        if not adapters and self._base is None:
-            return await replace(files, version)
-        if adapters:
+        if not adapters:
+            self._base.check_replaceable(self._model.name)
+            if self._base.path is None:
+                return await replace(files, version)
+            return await self._replace_base(base, version, replace, has_adapters=False)
+        async with self._base.lock:
             self._delete_unused_dirs()
-            if base != self._base or version not in self._versions:
+            if base != self._base.path or version not in self._versions:
                 write_directory(adapters[0], self._adapter_dir(version), self._max_rank)
-            if base == self._base:
-                return await self._add(version)
-        return await self._replace_base(base, version, replace, has_adapters=bool(adapters))
+            self._base.claim(self._model.name, base)
+            if base != self._base.path:
+                return await self._replace_base(base, version, replace, has_adapters=True)
+        for restored in self._to_restore(base, version):  # the base was loaded for another model
+            await self._load(restored)
+        return await self._add(version)
 
     async def _replace_base(self, base: Path, version: int, replace: ReplaceWeights, *, has_adapters: bool) -> float:
         # Without calls: one in flight would continue with its adapters on a base that is not theirs.
-        async with self._gateway.drained():
+        async with self._model.drained():
             started_at = time.monotonic()
             async with self._engine_lock:
                 for loaded in self._versions.loaded:
                     await self._unload(loaded)
             await replace([base], version)
-            self._base = base if has_adapters else None
+            self._base.path = base if has_adapters else None
             if has_adapters:
-                self._gateway.version = None  # the base alone is no version
+                self._model.version = None  # the base alone is no version
                 for restored in (*self._to_restore(base, version), version):
                     await self._load(restored)
             return time.monotonic() - started_at

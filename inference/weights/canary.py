@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from bus.fleet.node_state import NodeEvent
 from inference.engine.vllm_server import EngineError, EngineRejectedError, VllmServer
-from inference.gateway.server import Gateway
+from inference.gateway.served_model import ServedModel
 from schemas.weights.events import CanaryPrompt, CanarySpec
 
 MIN_LOGPROB = -9000.0
@@ -119,18 +119,18 @@ class EngineCanary:
     """Runs canary trials on this node; meanwhile other nodes serve the agents."""
 
     def __init__(
-        self, engine: VllmServer, model: str, gateway: Gateway, transition: Callable[[NodeEvent], Awaitable[None]]
+        self, engine: VllmServer, model: ServedModel, transition: Callable[[NodeEvent], Awaitable[None]]
     ) -> None:
-        self._engine, self._model, self._gateway, self._transition = engine, model, gateway, transition
+        self._engine, self._model, self._transition = engine, model, transition
 
     async def drain_traffic(self) -> None:
         """Stop serving; calls in flight are aborted and continue at another node from the tokens they have."""
         await self._transition("canary_started")
-        await self._gateway.abort_in_flight()
+        await self._model.abort_in_flight()
 
     async def await_next_version(self) -> None:
         """Wait for a version that may be served."""
-        self._gateway.version = None
+        self._model.version = None
         await self._transition("no_servable_version")
 
     async def restart_engine(self) -> NoReturn:
@@ -145,7 +145,7 @@ class EngineCanary:
         """Query the engine and evaluate; raises `EngineError` without a response, which is no verdict."""
         spec = fit_to_context(spec, self._engine.max_model_len)
         prompts = [np.frombuffer(prompt.ids, "<u4").tolist() for prompt in spec.prompts]
-        model = self._gateway.engine_model_name(version) or self._model
+        model = self._model.engine_model_name(version) or self._model.name
         request = {"model": model, "prompt": prompts, "temperature": 1.0, "cache_salt": f"v{version}"}
         try:
             choices = await self._complete({**request, "max_tokens": 1, "prompt_logprobs": 0})

@@ -20,7 +20,7 @@ from bus.client import Bus
 from bus.errors import BusError
 from bus.verified_download import measure_verification
 from bus.weights.registry import WeightRegistry
-from bus.weights.version_cache import WeightCache
+from bus.weights.version_cache import BaseFiles, WeightCache
 from common.observability import metrics, tracing
 from common.observability.faults import count_fault
 from inference.engine.vllm_server import EngineError, EngineRejectedError
@@ -56,9 +56,12 @@ NOTIFICATION_LAG_SECONDS = (0.02, 0.1, 0.5, 1.5)
 class WeightUpdater:
     """Keeps the engine at the version to be served: compares what is desired with what is active, and acts."""
 
-    def __init__(self, bus: Bus, node_id: str, model: str, directory: Path, target: WeightTarget) -> None:
+    def __init__(
+        self, bus: Bus, node_id: str, model: str, directory: Path, target: WeightTarget, bases: BaseFiles | None = None
+    ) -> None:
+        """``node_id``: the id of this node's heartbeat for the model; ``bases``: those of all models of the node."""
         self._bus, self._node_id, self._model, self._target = bus, node_id, model, target
-        self._cache = WeightCache(bus, model, directory)
+        self._cache = WeightCache(bus, model, directory, bases)
         self._releases = WeightRegistry(bus, model)
         self._swap_lock = SwapLock(bus, node_id, model)
         self._wakeup = asyncio.Event()
@@ -224,7 +227,7 @@ class WeightUpdater:
 
     async def _activate(self, update: PendingUpdate, pause_seconds: float) -> None:
         self._active, self.problem, self.needs_full_weights = update, "", False
-        metrics.inference_weight_version.set(update.version)
+        metrics.inference_weight_version.labels(self._model).set(update.version)
         metrics.weight_fetch.observe(update.fetch_seconds + update.verify_seconds)
         metrics.swap_pause.observe(pause_seconds)
         log.info(

@@ -29,9 +29,11 @@ class HealthServer:
             return f"{self._role} is not connected to the bus"
         if self.bus.problem:
             return f"{self._role}: {self.bus.problem}"
-        if self.bus.heartbeats is None:
+        if not self.bus.heartbeats:
             return f"{self._role} is starting"
-        return not_ready_reason(self.bus.heartbeats.current())
+        # Of a node with several models: a model that waits for weights is no reason to take calls from the others.
+        reasons = [not_ready_reason(heartbeat.current()) for heartbeat in self.bus.heartbeats]
+        return "" if "" in reasons else "; ".join(dict.fromkeys(reasons))
 
     @asynccontextmanager
     async def serve(self, address: str | None) -> AsyncIterator[None]:

@@ -79,12 +79,13 @@ def _find_inconsistencies(settings: RunSettings, learner: LearnerSettings, heldo
     for field, agent in (("learner.agent", learner.agent), ("eval.agent", heldout.agent)):
         if agent not in agents:
             yield f"{field}: no runner here takes tasks of {agent!r}"
-    if learner.model not in {node.model for node in settings.inference}:
+    nodes = [node for node in settings.inference if learner.model in node.models]
+    if not nodes:
         yield f"learner.model: no inference node here serves {learner.model!r}"
+    if any(node.frozen for node in nodes):
+        yield f"inference.frozen: a frozen node would ignore what the learner publishes of {learner.model!r}"
     rank = learner.lora.lora_rank
-    if any(
-        node.lora is not None and node.lora.rank < rank for node in settings.inference if node.model == learner.model
-    ):
+    if any(node.lora is not None and node.lora.rank < rank for node in nodes):
         yield f"inference.lora.rank: the learner's adapters are of rank {rank}"
     if heldout.every is not None and learner.staleness.admission == "unbounded":
         yield "eval.every: it needs staleness.admission bounded, or versions expire unevaluated"

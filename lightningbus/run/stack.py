@@ -250,10 +250,15 @@ def child_specs(settings: RunSettings, where: Path) -> list[ChildSpec]:
         )
         specs.append(ChildSpec(name, "learner", placed))
     if settings.auditor is not None:
-        as_nodes = [
-            {"engine_dtype": node.dtype, "kv_cache_on_swap": node.kv_cache_on_swap} for node in settings.inference[:1]
-        ]
-        audited = _with_defaults(settings.auditor, work_dir=where / "auditor", id="auditor", **dict(*as_nodes))
+        as_nodes = next(
+            (
+                {"engine_dtype": node.dtype, "kv_cache_on_swap": node.kv_cache_on_swap, "frozen": node.frozen}
+                for node in settings.inference
+                if settings.auditor.model in node.models
+            ),
+            {},
+        )
+        audited = _with_defaults(settings.auditor, work_dir=where / "auditor", id="auditor", **as_nodes)
         specs.append(ChildSpec("auditor", "auditor", audited))
     return specs
 

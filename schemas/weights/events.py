@@ -10,6 +10,8 @@ Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 Fingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
 TransportName = Literal["bus", "file", "s3"]
 Backend = Literal["nccl", "gloo"]
+FROZEN_VERSION = 0
+"""Of the weights in the model directory of a frozen node, which follows no versions."""
 
 
 class Blob(Event, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from auditor.auditor import Auditor, samplers_of
+from auditor.auditor import Auditor, AuditorError, samplers_of
 from auditor.convictions import describe_verdict
 from auditor.settings import AuditorSettings
 from bus.client import Bus
@@ -176,6 +176,29 @@ async def test_a_version_that_the_bus_does_not_have_convicts_nobody(world: World
         await world.sample("n:1", 0)
         assert [audit.version for audit in await take(audits, 1)] == [0]
     assert not (await AuditLog(world.bus, "policy").refresh()).verdicts
+
+
+async def test_a_frozen_model_is_compared_with_its_directory_and_never_revoked(bus: Bus, tmp_path: Path) -> None:
+    """No version of it is on the bus."""
+    world = World(bus, tmp_path)
+    world.model.save_pretrained(tmp_path)
+    async with world.auditing(frozen=True) as audits:
+        await world.sample("n:1", 1)  # it has no such version
+        await world.sample("n:1", 0)
+        (sound,) = await take(audits, 1)
+        assert (sound.version, sound.num_differing) == (0, 0) and sound.max_difference < 1e-4
+        for number, engine_id in enumerate(("n:2", "n:3"), 1):
+            await world.sample(engine_id, 0, error=0.3)
+            assert len(await world.verdicts(2 * number - 1)) == 2 * number - 1
+        await take(audits, 2)
+    assert not (await WeightRegistry(bus, "policy").refresh()).decisions
+
+
+async def test_an_auditor_of_a_frozen_model_needs_its_weights(bus: Bus, tmp_path: Path) -> None:
+    make_model(tmp_path)  # its config alone
+    settings = AuditorSettings(model_path=tmp_path, frozen=True, work_dir=tmp_path / "auditor")
+    with pytest.raises(AuditorError, match="model_path: "):
+        await Auditor(bus, settings).run(asyncio.Event())
 
 
 async def test_what_cannot_be_read_is_passed_over(world: World) -> None:

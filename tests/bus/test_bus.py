@@ -337,6 +337,19 @@ async def test_a_process_that_is_done_stays_done_until_its_successor_comes(bus: 
             assert [(beat.id, beat.state) for beat in fleet.members()] == [("other-run", "done"), ("second", "waiting")]
 
 
+async def test_an_engine_that_does_not_answer_makes_all_of_its_models_suspect() -> None:
+    fleet = Fleet(Client(), "inference")
+    for id, engine_id in (("n:writer", "n:1"), ("n:checker", "n:1"), ("m", "m:1"), ("starting", ""), ("other", "")):
+        status = {"engine_id": engine_id}
+        beat = Heartbeat(role="inference", id=id, state="ready", model="x", status=status, sent_at_ns=1)
+        await fleet._on_heartbeat(Msg(Client(), subjects.heartbeat("inference", id), "", encode(beat)))
+    fleet.suspect("inference", "n:writer")
+    fleet.suspect("inference", "starting")
+    fleet.suspect("inference", "unknown")
+    suspects = {beat.id for beat in fleet.members() if beat.state == "suspect"}
+    assert suspects == {"n:writer", "n:checker", "starting"}
+
+
 async def test_listening_to_ten_times_as_many_costs_no_more_for_each_of_them() -> None:
     async def seconds(members: int) -> float:
         """CPU time of this thread for 20,000 heartbeats; the best of five: caches are shared with others."""

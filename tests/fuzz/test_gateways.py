@@ -15,6 +15,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from bus.client import Bus
+from inference.gateway.served_model import ServedModel
 from inference.gateway.server import Gateway as NodeGateway
 from runners.gateway.server import Gateway
 from runners.recording.attempt import AttemptRecorder
@@ -72,12 +73,13 @@ async def nodes_gateway(bus: Bus) -> AsyncIterator[tuple[str, str, web.Applicati
     app.router.add_post("/tokenize", _tokens)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/metrics", _metrics)
+    model = ServedModel("policy")
     async with (
         TestServer(app) as server,
         aiohttp.ClientSession() as http,
-        NodeGateway(str(server.make_url("")).rstrip("/"), http, "127.0.0.1", 0, KEY) as gateway,
+        NodeGateway(str(server.make_url("")).rstrip("/"), http, "127.0.0.1", 0, [model], KEY) as gateway,
     ):
-        gateway.state, gateway.version = "ready", 3
+        model.state, model.version = "ready", 3
         yield gateway.address, KEY, gateway._app
 
 

@@ -99,7 +99,7 @@ async def serving(bus: Bus, directory: Path, id: str, *arguments: str) -> AsyncI
     stop = asyncio.Event()
     running = asyncio.create_task(node.run(bus, settings, stop))
     try:
-        yield directory / id / "weights"
+        yield directory / id / "weights" / "policy"
     finally:
         stop.set()
         await asyncio.wait({running}, timeout=30)

@@ -19,6 +19,7 @@ from bus.errors import CredentialsError
 from bus.fleet.node_state import TRANSITIONS, NodeEvent, State, is_ready, next_state
 from bus.security.secrets import bearer_header, has_bearer
 from common.observability.metric_registry import REGISTRIES
+from inference.gateway.served_model import ServedModel
 from inference.gateway.server import PREFERRED_HEADER, VERSION_HEADER, Gateway
 from inference.gateway.version_stamp import add_cache_salt, stamp_event
 from inference.node import run
@@ -65,7 +66,9 @@ async def vllm() -> AsyncIterator[ScriptedVllm]:
 
 
 @asynccontextmanager
-async def serving(vllm: ScriptedVllm, **door: Any) -> AsyncIterator[tuple[Gateway, aiohttp.ClientSession]]:
+async def serving(
+    vllm: ScriptedVllm, versions: LoadedVersions | None = None, **door: Any
+) -> AsyncIterator[tuple[Gateway, ServedModel, aiohttp.ClientSession]]:
     app = web.Application()
     app.router.add_post("/v1/completions", vllm.completions)
     app.router.add_get("/metrics", lambda _: web.Response(text="vllm:num_requests_running 1.0\n"))
@@ -75,19 +78,20 @@ async def serving(vllm: ScriptedVllm, **door: Any) -> AsyncIterator[tuple[Gatewa
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     engine = f"http://127.0.0.1:{runner.addresses[0][1]}"
     async with aiohttp.ClientSession() as http:
-        async with Gateway(engine, http, "127.0.0.1", 0, **door) as gateway:
-            gateway.state, gateway.version = "ready", 3
-            yield gateway, http
+        model = ServedModel("policy", versions)
+        async with Gateway(engine, http, "127.0.0.1", 0, [model], **door) as gateway:
+            model.state, model.version = "ready", 3
+            yield gateway, model, http
         await runner.cleanup()
 
 
 async def test_tokens_before_a_swap_are_the_old_versions_and_after_it_the_new(vllm: ScriptedVllm) -> None:
-    async with serving(vllm) as (gateway, http):
+    async with serving(vllm) as (gateway, model, http):
         body = {"prompt": "x", "stream": True}
         async with http.post(gateway.address + "/v1/completions", json=body) as answer:
             vllm.gate.release()
             first = await answer.content.readuntil(b"\n\n")
-            gateway.version = 4
+            model.version = 4
             vllm.gate.release()
             second = await answer.content.readuntil(b"\n\n")
             vllm.gate.release()
@@ -102,11 +106,11 @@ async def test_tokens_before_a_swap_are_the_old_versions_and_after_it_the_new(vl
 async def test_a_call_ends_on_the_adapters_it_began_with(vllm: ScriptedVllm) -> None:
     residents = LoadedVersions("policy", 1)
     residents.add(3)
-    async with serving(vllm, versions=residents) as (gateway, http):
+    async with serving(vllm, versions=residents) as (gateway, model, http):
         url, body = gateway.address + "/v1/completions", {"model": "policy", "stream": True}
         async with http.post(url, json=body) as old:
             residents.add(4)
-            gateway.version = 4
+            model.version = 4
             async with http.post(url, json=body, headers={VERSION_HEADER: "3"}) as answer:
                 assert answer.status == 409 and "serves version 4, not 3" in await answer.text()
             async with http.post(url, json=body, headers={PREFERRED_HEADER: "3"}) as new:
@@ -122,10 +126,10 @@ async def test_a_call_ends_on_the_adapters_it_began_with(vllm: ScriptedVllm) -> 
 
 
 async def test_a_gateway_is_emptied_of_its_calls_and_lets_none_in(vllm: ScriptedVllm) -> None:
-    async with serving(vllm) as (gateway, http):
+    async with serving(vllm) as (gateway, model, http):
         url = gateway.address + "/v1/completions"
         async with http.post(url, json={"stream": True}) as answer:
-            emptying = asyncio.create_task(closed_for(gateway))
+            emptying = asyncio.create_task(closed_for(model))
             await asyncio.sleep(0)
             async with http.post(url, json={"stream": True}) as refused:
                 assert refused.status == 503 and "taking weights" in await refused.text()
@@ -138,26 +142,26 @@ async def test_a_gateway_is_emptied_of_its_calls_and_lets_none_in(vllm: Scripted
             assert answer.status == 400, "the engine is asked again"
 
 
-async def closed_for(gateway: Gateway) -> int:
-    async with gateway.drained():
-        return gateway.num_in_flight
+async def closed_for(model: ServedModel) -> int:
+    async with model.drained():
+        return model.num_in_flight
 
 
 async def test_who_is_being_answered_is_told_that_the_rest_comes_from_elsewhere(vllm: ScriptedVllm) -> None:
     """For a version that is not released: what comes later would be its tokens."""
-    async with serving(vllm) as (gateway, http):
-        await asyncio.wait_for(gateway.abort_in_flight(), 5)  # of nothing
+    async with serving(vllm) as (gateway, model, http):
+        await asyncio.wait_for(model.abort_in_flight(), 5)  # of nothing
         async with http.post(gateway.address + "/v1/completions", json={"prompt": "x", "stream": True}) as answer:
             vllm.gate.release()
             assert await answer.content.readuntil(b"\n\n")
-            gateway.state = "canary"
-            await asyncio.wait_for(gateway.abort_in_flight(), 5)
+            model.state = "canary"
+            await asyncio.wait_for(model.abort_in_flight(), 5)
             with pytest.raises(aiohttp.ClientError):
                 await answer.content.read()
         assert gateway.num_in_flight == 0
         async with http.post(gateway.address + "/v1/completions", json={"prompt": "x", "stream": True}) as answer:
             assert answer.status == 503 and "canary" in await answer.text()
-        gateway.state = "ready"
+        model.state = "ready"
         async with http.post(gateway.address + "/v1/completions", json={"prompt": "x", "stream": True}) as answer:
             for _ in range(5):  # two are for the answer nobody reads any more
                 vllm.gate.release()
@@ -165,7 +169,7 @@ async def test_who_is_being_answered_is_told_that_the_rest_comes_from_elsewhere(
 
 
 async def test_what_vllm_measures_is_passed_on_and_answers_are_counted(vllm: ScriptedVllm) -> None:
-    async with serving(vllm) as (gateway, http):
+    async with serving(vllm) as (gateway, _, http):
         before = refusals()
         async with http.get(gateway.address + "/metrics") as answer:
             assert (answer.status, await answer.text()) == (200, "vllm:num_requests_running 1.0\n")
@@ -180,18 +184,18 @@ def refusals() -> float:
 
 
 async def test_who_is_turned_away(vllm: ScriptedVllm) -> None:
-    async with serving(vllm) as (gateway, http):
+    async with serving(vllm) as (gateway, model, http):
         address = gateway.address + "/v1/completions"
         async with http.post(address, json={"stream": True}, headers={VERSION_HEADER: "2"}) as answer:
             assert answer.status == 409 and "serves version 3, not 2" in await answer.text()
         for state in ("starting", "awaiting_weights", "draining", "dead"):
-            gateway.state = state
+            model.state = state
             async with http.post(address, json={"stream": True}) as answer:
                 assert answer.status == 503 and state in await answer.text() and answer.headers["Retry-After"]
             async with http.get(gateway.address + "/health") as answer:
                 assert answer.status == 503
         assert vllm.bodies == []
-        gateway.state = "ready"
+        model.state = "ready"
         async with http.get(gateway.address + "/health") as answer:
             assert await answer.json() == {"state": "ready", "version": 3}
         async with http.post(address, json={"prompt": "no stream"}) as answer:
@@ -209,7 +213,7 @@ KEY = "a-inference-api-key-of-a-test"
 )
 async def test_without_the_inference_api_key_nothing_is_answered(vllm: ScriptedVllm, text: str) -> None:
     """On no route, and before a word of the body reaches the engine; only the health has no secrets."""
-    async with serving(vllm, inference_api_key=KEY) as (gateway, http):
+    async with serving(vllm, inference_api_key=KEY) as (gateway, _, http):
         headers = {"Authorization": text} if text else {}
         for method, route in (
             ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("POST", "/tokenize"), ("GET", "/v1/models"),
@@ -228,7 +232,7 @@ def test_a_header_that_is_no_text_is_no_key() -> None:
 
 
 async def test_with_the_inference_api_key_the_engine_answers_and_is_not_told_it(vllm: ScriptedVllm) -> None:
-    async with serving(vllm, inference_api_key=KEY) as (gateway, http):
+    async with serving(vllm, inference_api_key=KEY) as (gateway, _, http):
         for _ in range(vllm.events):
             vllm.gate.release()
         address = gateway.address + "/v1/completions"
@@ -239,7 +243,7 @@ async def test_with_the_inference_api_key_the_engine_answers_and_is_not_told_it(
 
 async def test_too_many_and_too_much_are_one_sentence(vllm: ScriptedVllm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inference.gateway.server.MAX_REQUEST_BYTES", 1000)
-    async with serving(vllm, max_requests=1) as (gateway, http):
+    async with serving(vllm, max_requests=1) as (gateway, _, http):
         address = gateway.address + "/v1/completions"
         async with http.post(address, json={"stream": True, "prompt": "x" * 1000}) as answer:
             assert (answer.status, (await answer.json())["error"]["message"]) == (413, "a request may have 1000 bytes")
@@ -273,7 +277,7 @@ async def test_beyond_loopback_a_node_has_a_key(tmp_path: Path) -> None:
 
 async def test_a_stream_the_engine_breaks_off_is_broken_off_here(vllm: ScriptedVllm) -> None:
     vllm.breaks = True
-    async with serving(vllm) as (gateway, http):
+    async with serving(vllm) as (gateway, _, http):
         for _ in range(vllm.events):
             vllm.gate.release()
         with pytest.raises(aiohttp.ClientError):
@@ -282,8 +286,12 @@ async def test_a_stream_the_engine_breaks_off_is_broken_off_here(vllm: ScriptedV
 
 
 async def test_an_engine_that_is_gone_is_not_ready(vllm: ScriptedVllm) -> None:
-    async with aiohttp.ClientSession() as http, Gateway("http://127.0.0.1:1", http, "127.0.0.1", 0) as gateway:
-        gateway.state, gateway.version = "ready", 1
+    model = ServedModel("policy")
+    async with (
+        aiohttp.ClientSession() as http,
+        Gateway("http://127.0.0.1:1", http, "127.0.0.1", 0, [model]) as gateway,
+    ):
+        model.state, model.version = "ready", 1
         async with http.post(gateway.address + "/v1/completions", json={"stream": True}) as answer:
             assert answer.status == 503
 

@@ -186,6 +186,21 @@ class Rolling(Engine):
         return await super().load_files(files, version)
 
 
+async def test_nodes_of_different_models_swap_at_once(bus: Bus) -> None:
+    async with (
+        SwapLock(bus, "a", "writer") as writer,
+        SwapLock(bus, "b", "checker") as checker,
+        asyncio.timeout(10),
+        writer.hold(),
+        checker.hold(),
+    ):
+        locks = [
+            await bus.get_last(subjects.WEIGHTS, subjects.swap_lock(name), SwapLockState)
+            for name in ("writer", "checker")
+        ]
+    assert [(last[0].node, last[0].released) for last in locks if last] == [("a", False), ("b", False)]
+
+
 async def test_nodes_roll_one_after_the_other_and_who_joins_catches_up(bus: Bus, tmp_path: Path) -> None:
     engines: dict[str, Engine] = {f"n{number}": Rolling() for number in range(3)}
     Rolling.most = Rolling.swaps = 0

@@ -7,7 +7,6 @@ from contextlib import ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from common.aio import cancel_and_wait
 from inference.engine.peft import inspect_adapter, write_directory
 from inference.engine.vllm_server import EngineError
-from inference.gateway.server import Gateway
+from inference.gateway.served_model import ServedModel
 from inference.lora.manager import LoraManager
+from inference.lora.shared_base import SharedBase
 from inference.version_registry import LoadedVersions, capacity, select_version
 from schemas.weights.events import ReleaseDecision, ReleaseState
 from schemas.weights.safetensors_header import InvalidSafetensors
@@ -188,7 +188,7 @@ class Names:
 
     def __init__(self) -> None:
         self.known: dict[str, Path] = {}
-        self.gateway: Gateway
+        self.model: ServedModel
         self.forgets, self.may_forget = asyncio.Event(), asyncio.Event()
         """It is forgetting a name; it may go on with that."""
         self.may_forget.set()
@@ -208,7 +208,7 @@ class Names:
 
     async def replace(self, files: Sequence[Path], version: int) -> float:
         assert not self.known, "no adapters are left on a base that goes"
-        self.gateway.version = version  # as the node does
+        self.model.version = version  # as the node does
         return 0.0
 
     async def become(self, *versions: int) -> None:
@@ -224,7 +224,8 @@ class Engine:
 
     vllm: Names
     residents: LoadedVersions
-    gateway: Gateway
+    model: ServedModel
+    base: SharedBase
     manager: LoraManager
     files: list[Path]
 
@@ -243,21 +244,21 @@ class Engine:
 async def engine(directory: Path, kept: int) -> AsyncIterator[Engine]:
     """One that retires what may go, and does so to the end."""
     vllm, residents = Names(), LoadedVersions("policy", kept)
-    async with aiohttp.ClientSession() as http:
-        vllm.gateway = gateway = Gateway("", http, "127.0.0.1", 0, versions=residents)
-        manager = LoraManager(residents, 2, directory / "held", gateway, vllm.tell)
-        retiring = asyncio.create_task(manager.unload_loop())
-        yield Engine(vllm, residents, gateway, manager, [directory / "base", adapters(directory / "a")])
-        assert not retiring.done()
-        await cancel_and_wait(retiring)
+    vllm.model = model = ServedModel("policy", residents)
+    base = SharedBase()
+    manager = LoraManager(residents, 2, directory / "held", model, vllm.tell, base)
+    retiring = asyncio.create_task(manager.unload_loop())
+    yield Engine(vllm, residents, model, base, manager, [directory / "base", adapters(directory / "a")])
+    assert not retiring.done()
+    await cancel_and_wait(retiring)
 
 
 async def test_versions_come_go_and_come_again(tmp_path: Path) -> None:
     async with engine(tmp_path, kept=1) as built:
-        vllm, residents, gateway, kept, (base, file) = (
+        vllm, residents, model, kept, (base, file) = (
             built.vllm,
             built.residents,
-            built.gateway,
+            built.model,
             built.manager,
             built.files,
         )
@@ -271,7 +272,7 @@ async def test_versions_come_go_and_come_again(tmp_path: Path) -> None:
         with residents.track_call(1):
             await kept.load_version([base, file], 2, vllm.replace)
             await vllm.become(1, 2)
-            assert (gateway.versions, gateway.newest) == ((2,), 2)
+            assert (model.versions, model.newest) == ((2,), 2)
             waiting = asyncio.create_task(kept.load_version([base, file], 3, vllm.replace))
             await asyncio.wait({waiting}, timeout=0.05)
             assert not waiting.done(), "there is no place while the call goes on"
@@ -282,7 +283,7 @@ async def test_versions_come_go_and_come_again(tmp_path: Path) -> None:
             await kept.load_version([base, file], 4, vllm.replace)
             await kept.load_version([base, file], 3, vllm.replace)  # 4 is taken back
             await vllm.become(3)
-            assert (gateway.versions, gateway.newest) == ((3,), 3)
+            assert (model.versions, model.newest) == ((3,), 3)
         await kept.load_version([base, file], 5, vllm.replace)
         await vllm.become(5)
         assert lie() == {"policy@3", "policy@4", "policy@5"}
@@ -290,22 +291,22 @@ async def test_versions_come_go_and_come_again(tmp_path: Path) -> None:
         await vllm.become(6)
         await kept.load_version([tmp_path / "whole"], 7, vllm.replace)
         await vllm.become()
-        assert (gateway.versions, gateway.newest) == ((7,), 7)
+        assert (model.versions, model.newest) == ((7,), 7)
 
 
 async def test_where_nothing_may_be_served_the_base_by_itself_answers_nobody(tmp_path: Path) -> None:
     async with engine(tmp_path, kept=2) as built:
         await built.take(40, 41)
         built.heed(pinned=38)
-        assert (built.gateway.versions, built.gateway.newest) == ((), None)
+        assert (built.model.versions, built.model.newest) == ((), None)
         await built.vllm.become(41)  # which comes first when 38 cannot be had and is unpinned
-        assert built.gateway.versions == ()
+        assert built.model.versions == ()
         built.heed()
-        assert built.gateway.versions == (41,)
+        assert built.model.versions == (41,)
         built.heed(pinned=38)
         await built.take(38)
         await built.vllm.become(38)
-        assert built.gateway.versions == (38,)
+        assert built.model.versions == (38,)
 
 
 async def test_a_version_on_trial_stays_whatever_is_decided_meanwhile(tmp_path: Path) -> None:
@@ -324,12 +325,13 @@ async def test_what_was_revoked_before_it_came_is_never_open(tmp_path: Path) -> 
             await asyncio.wait({waiting}, timeout=0.05)
             built.heed(revoked=[10])
         await waiting
-        assert (built.gateway.versions, built.gateway.newest) == ((8, 9), 9)
+        assert (built.model.versions, built.model.newest) == ((8, 9), 9)
         built.manager.on_engine_restart()  # another engine
+        built.base.on_engine_restart()
         built.vllm.known.clear()
         built.heed(revoked=[8, 10])
         await built.take(9)
-        assert built.gateway.versions == (9,), "not what was open before and is revoked since"
+        assert built.model.versions == (9,), "not what was open before and is revoked since"
         await built.vllm.become(9)
 
 
@@ -342,7 +344,7 @@ async def test_what_is_about_to_go_answers_no_call_and_what_was_to_follow_may_st
         await built.take(4)
         await asyncio.wait_for(built.vllm.forgets.wait(), 10)
         built.heed(revoked=[4])
-        assert built.gateway.versions == (3,), "vLLM is forgetting 2"
+        assert built.model.versions == (3,), "vLLM is forgetting 2"
         built.vllm.may_forget.set()
         await built.vllm.become(3, 4)
 

@@ -1,13 +1,16 @@
 """What is wrong with a file of settings: everything at once, each with the nearest right key."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from auditor.settings import AuditorSettings
 from lightningbus.run.preflight import parse_job
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import RunSettings, validate_settings
+from lightningbus.run.stack import child_specs
 
 
 def problems_of(fields: dict[str, Any]) -> list[str]:
@@ -44,6 +47,14 @@ def test_all_that_does_not_fit_together_is_named_at_once() -> None:
     fields["inference"][0]["model"] = "b"
     fields["runners"].append({"entrypoint": "a:b", "agent_name": "y"})
     assert problems_of(fields) == ["run.yaml: eval.agent: no runner here takes tasks of 'x'"]
+    fields["eval"]["agent"] = "y"
+    fields["inference"][0]["frozen"] = True
+    assert problems_of(fields) == [
+        "run.yaml: inference.frozen: a frozen node would ignore what the learner publishes of 'b'"
+    ]
+    fields["inference"] = [{"model_path": "m", "lora": {"rank": 4, "models": ["a", "b"]}}]
+    fields["learner"]["lora"] = {"lora_rank": 8}
+    assert problems_of(fields) == ["run.yaml: inference.lora.rank: the learner's adapters are of rank 8"]
 
 
 def test_a_role_may_be_answered_by_a_node_or_by_an_endpoint_of_a_runner() -> None:
@@ -56,3 +67,11 @@ def test_a_role_may_be_answered_by_a_node_or_by_an_endpoint_of_a_runner() -> Non
     assert RunSettings.model_validate(fields).role_models == {"checker": "judge"}
     with pytest.raises(ValidationError, match="no learner, inference node or endpoint here has model 'jugde' of role"):
         RunSettings.model_validate(fields | {"role_models": {"checker": "jugde"}})
+
+
+def test_an_auditor_recomputes_as_the_nodes_of_its_model_compute() -> None:
+    node, frozen = {"model_path": "m", "dtype": "float32"}, {"model_path": "j", "model": "judge", "frozen": True}
+    fields = {"inference": [node, frozen], "auditor": {"model_path": "j", "model": "judge"}}
+    (*_, auditor) = child_specs(RunSettings.model_validate(fields), Path("run"))
+    assert isinstance(auditor.settings, AuditorSettings)
+    assert (auditor.settings.frozen, auditor.settings.engine_dtype) == (True, "auto")

@@ -21,6 +21,7 @@ from bus.security.secrets import bearer_header
 from bus.task_publisher import TaskPublisher
 from common import http_server
 from common.procfs import rss_bytes
+from inference.gateway.served_model import ServedModel
 from inference.gateway.server import Gateway as NodeGateway
 from runners.gateway.admission import MAX_IN_FLIGHT_BYTES, Admission, RateLimited, RateLimits
 from runners.gateway.requests import MAX_REQUEST_BYTES
@@ -246,8 +247,9 @@ def test_a_head_that_arrived_while_the_server_was_stopped_is_answered(
 @asynccontextmanager
 async def node(http: aiohttp.ClientSession) -> AsyncIterator[NodeGateway]:
     """The gateway of a node that is ready."""
-    async with NodeGateway("http://127.0.0.1:1", http, "127.0.0.1", 0, KEY) as gateway:
-        gateway.state, gateway.version = "ready", 1
+    model = ServedModel("policy")
+    async with NodeGateway("http://127.0.0.1:1", http, "127.0.0.1", 0, [model], KEY) as gateway:
+        model.state, model.version = "ready", 1
         yield gateway
 
 

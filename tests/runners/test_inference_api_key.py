@@ -12,6 +12,7 @@ import pytest
 from bus.client import Bus
 from bus.security.secrets import new_key
 from bus.task_publisher import TaskPublisher
+from inference.gateway.served_model import ServedModel
 from inference.gateway.server import Gateway
 from tests.runners.conftest import ScriptedEngine, calls_of, ended, running, task
 
@@ -40,12 +41,13 @@ async def test_a_rollout_goes_through_with_the_nodes_key_only(
         "working_dir": tmp_path,
         "inference_api_key_file": tmp_path / "key",
     }
+    model = ServedModel("behind")
     async with (
         ScriptedEngine().serving(bus) as engine,
         aiohttp.ClientSession() as http,
-        Gateway(engine.address, http, "127.0.0.1", 0, key) as node,
+        Gateway(engine.address, http, "127.0.0.1", 0, [model], key) as node,
     ):
-        node.state, node.version = "ready", engine.version
+        model.state, model.version = "ready", engine.version
         attributes = {"state": "ready", "address": node.address, "model": "behind", "version": engine.version}
         async with bus.heartbeat("inference", "behind", lambda: attributes), running(bus, **fields):
             await TaskPublisher(bus).publish_task(task(model="behind", deadline=10.0 if same else 4.0, max_attempts=1))
@@ -112,11 +114,12 @@ async def test_a_node_that_refuses_the_key_does_not_keep_calls_from_one_that_tak
 @asynccontextmanager
 async def serving_behind(bus: Bus, engine: ScriptedEngine, id: str, key: str = "") -> AsyncIterator[None]:
     """A node that serves the model ``behind`` and asks for a key; by default for one that nobody has."""
+    model = ServedModel("behind")
     async with (
         aiohttp.ClientSession() as http,
-        Gateway(engine.address, http, "127.0.0.1", 0, key or new_key()) as node,
+        Gateway(engine.address, http, "127.0.0.1", 0, [model], key or new_key()) as node,
     ):
-        node.state, node.version = "ready", engine.version
+        model.state, model.version = "ready", engine.version
         alive = {"state": "ready", "address": node.address, "model": "behind", "version": engine.version}
         async with bus.heartbeat("inference", id, lambda: alive):
             yield

@@ -10,6 +10,7 @@ import pytest
 from bus.client import Bus
 from bus.security.secrets import bearer_header
 from bus.task_publisher import TaskPublisher
+from inference.gateway.served_model import ServedModel
 from inference.gateway.server import Gateway as NodeGateway
 from tests.runners.conftest import ScriptedEngine, ended, running, task
 from tests.runners.test_admission import nothing, post, serving
@@ -43,12 +44,12 @@ async def test_a_body_that_is_not_packed_as_it_says_is_400(
 
 
 async def test_a_body_that_is_not_packed_as_it_says_is_400_at_a_node_too() -> None:
-    key = "k" * 16
+    key, model = "k" * 16, ServedModel("policy")
     async with (
         aiohttp.ClientSession() as http,
-        NodeGateway("http://127.0.0.1:1", http, "127.0.0.1", 0, key) as node,
+        NodeGateway("http://127.0.0.1:1", http, "127.0.0.1", 0, [model], key) as node,
     ):
-        node.state, node.version = "ready", 1
+        model.state, model.version = "ready", 1
         headers = {**bearer_header(key), "Content-Encoding": "gzip"}
         async with http.post(f"{node.address}/v1/completions", data=b"not packed", headers=headers) as answer:
             assert answer.status == 400

@@ -17,11 +17,11 @@ UPDATE_SECONDS = 1.0
 
 def install() -> None:
     """Patch the node's gateway, its LoRA manager and its loading of weights."""
-    import inference.gateway.server as gateway
+    import inference.gateway.served_model as served
     import inference.lora.manager as lora
-    from inference.node import Node
+    from inference.node_model import NodeModel
 
-    stamp, write, load = gateway.stamp_event, lora.write_directory, Node._load_in_place
+    stamp, write, load = served.stamp_event, lora.write_directory, NodeModel._load_in_place
     written: list[Path] = []
 
     def stamp_older(event: bytes, version: int, *arguments: Any) -> bytes:
@@ -33,7 +33,7 @@ def install() -> None:
         write(swapped, directory, max_rank)
         written.append(adapters)
 
-    async def load_while_serving(self: Node, files: Sequence[Path], version: int) -> float:
+    async def load_while_serving(self: NodeModel, files: Sequence[Path], version: int) -> float:
         if acts("requests answered during an update") and len(files) == 1:
             half = files[0].with_name(f"{files[0].stem}{HALF}")
             half.unlink(missing_ok=True)
@@ -42,8 +42,8 @@ def install() -> None:
             await asyncio.sleep(UPDATE_SECONDS)
         return await load(self, files, version)
 
-    gateway.stamp_event, lora.write_directory = stamp_older, write_other
-    Node._load_in_place = load_while_serving  # type: ignore[method-assign]
+    served.stamp_event, lora.write_directory = stamp_older, write_other
+    NodeModel._load_in_place = load_while_serving  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -18,6 +18,9 @@ FROM_ELSEWHERE = {
     "no inference node serves …, which the task may call (served: …) until the rollout's deadline",
     "the name of a reward has 1 to 64 printable characters: …",
     "the reward … is a number, not …",
+    "version … of … on the bus is ignored: this node is frozen",
+    "adapters of … and of … start from different bases: use a node for each",
+    "… has whole weights, not adapters: use a node without lora.models for it",
 }
 """Sentences that are put together where the collector does not look."""
 

@@ -1,0 +1,171 @@
+"""One model of a node: its state, its heartbeat, and what brings its versions into the engine."""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import to_builtins
+
+from bus.client import Bus
+from bus.fleet.heartbeats import HeartbeatPublisher
+from bus.fleet.node_state import NodeEvent, next_state
+from bus.weights.version_cache import BaseFiles
+from common.observability import metrics
+from inference.audit_watch import watch_audits
+from inference.engine.broadcast_seats import find_assignment, rendezvous_info
+from inference.engine.vllm_server import EngineError, EngineRejectedError, VllmServer
+from inference.frozen_watch import IgnoredVersions
+from inference.gateway.served_model import ServedModel
+from inference.gateway.version_stamp import flush_pending_chunks
+from inference.lora.manager import LoraManager
+from inference.lora.shared_base import SharedBase
+from inference.settings import InferenceSettings
+from inference.version_registry import LoadedVersions
+from inference.weights.canary import EngineCanary
+from inference.weights.updater import WeightUpdater
+from schemas.weights.events import FROZEN_VERSION, ReleaseState, WeightManifest
+
+log = logging.getLogger(__name__)
+
+
+class NodeModel:
+    """A model that the engine of a node serves; a `inference.weights.target.WeightTarget`."""
+
+    def __init__(self, bus: Bus, node_id: str, name: str, settings: InferenceSettings, engine: VllmServer) -> None:
+        """``node_id``: of the node; ``name``: of the model."""
+        self._bus, self._settings, self._engine = bus, settings, engine
+        self.id = node_id if len(settings.models) == 1 else f"{node_id}:{name}"
+        """Of the heartbeat. A node of several models has one for each: others route and count by model."""
+        lora = settings.lora
+        self._versions = LoadedVersions(name, lora.max_loaded_versions) if lora else None
+        self.served = ServedModel(name, self._versions)
+        self.canary = EngineCanary(engine, self.served, self.transition)
+        """See `inference.weights.target.WeightTarget`."""
+        self.needs_swap_lock = lora is None
+        """See `inference.weights.target.WeightTarget`. Loading adapters pauses no call, so it needs no lock."""
+        self._lora: LoraManager | None = None
+        self._num_swaps = 0
+        self._last_rendezvous = ""
+        """A rendezvous that failed is not joined again."""
+        self._updater: WeightUpdater | None = None
+        self._ignored = IgnoredVersions(bus, name)
+        self.pulse: HeartbeatPublisher
+        """The heartbeat; set before an engine is started."""
+
+    def use_adapters(self, base: SharedBase) -> None:
+        """Load versions as adapters on a base, which other models of the node may share."""
+        lora, versions = self._settings.lora, self._versions
+        assert lora is not None and versions is not None
+        directory = self._settings.work_dir / "adapters" / self.served.name
+        self._lora = LoraManager(versions, lora.rank, directory, self.served, self._engine.post, base)
+
+    def on_engine_restart(self) -> None:
+        """Record that the new engine has loaded nothing."""
+        self.served.version = None
+        if self._lora:
+            self._lora.on_engine_restart()
+
+    async def serve_frozen(self) -> None:
+        """Serve the weights that the engine has started with."""
+        self.served.version = FROZEN_VERSION
+        metrics.inference_weight_version.labels(self.served.name).set(FROZEN_VERSION)
+        await self.transition("weights_applied")
+
+    def loops(
+        self, engine_id: str, bases: BaseFiles, stop_suspect: Callable[[], Awaitable[None]]
+    ) -> list[Awaitable[None]]:
+        """What runs as long as the engine: each ends by `EngineError`, if at all."""
+        audits = watch_audits(self._bus, self.served.name, engine_id, stop_suspect)
+        if self._settings.frozen:
+            return [audits, self._ignored.watch()]
+        directory = self._settings.work_dir / "weights" / self.served.name
+        self._updater = WeightUpdater(self._bus, self.id, self.served.name, directory, self, bases)
+        return [audits, self._updater.run(), *([self._lora.unload_loop()] if self._lora else [])]
+
+    async def load_files(self, files: Sequence[Path], version: int) -> float:
+        """See `inference.weights.target.WeightTarget`."""
+        pause_seconds = await (
+            self._lora.load_version(files, version, self._load_in_place)
+            if self._lora
+            else self._load_in_place(files, version)
+        )
+        self._num_swaps += 1
+        return pause_seconds
+
+    async def _load_in_place(self, files: Sequence[Path], version: int) -> float:
+        return await self._load({"paths": [str(path.resolve()) for path in files]}, version)
+
+    async def join_broadcast(self, manifest: WeightManifest) -> float | None:
+        """See `inference.weights.target.WeightTarget`; the engine is paused from when it waits for the others."""
+        plan, capability, started_at = manifest.broadcast, self._engine.broadcast_capability, time.monotonic()
+        assignment = find_assignment(plan, self.id, capability) if capability is not None else None
+        if plan is None or assignment is None or plan.rendezvous_key == self._last_rendezvous or self._lora is not None:
+            return None
+        self._last_rendezvous = plan.rendezvous_key
+        try:
+            await self._engine.post("/init_weight_transfer_engine", {"init_info": rendezvous_info(plan, assignment)})
+        except EngineRejectedError as error:
+            log.warning("version %d is fetched as files instead: %s", manifest.version, error)
+            return None
+        rendezvous_seconds = time.monotonic() - started_at
+        load_seconds = await self._load({"content": manifest.fingerprint, "size": plan.size}, manifest.version)
+        self._num_swaps += 1
+        return rendezvous_seconds + load_seconds
+
+    async def _load(self, update_info: dict[str, Any], version: int) -> float:
+        """Load weights; requests in flight are paused, keep their tokens, and continue with the new weights."""
+        started_at = time.monotonic()
+        # clear_cache: the KV cache of requests in flight is recomputed when they resume (vLLM 0.31).
+        clear_cache = "true" if self._settings.kv_cache_on_swap == "recompute" else "false"
+        await self._engine.post(f"/pause?mode=keep&clear_cache={clear_cache}")
+        try:
+            await self._engine.post("/start_weight_update")
+            await self._engine.post("/update_weights", {"update_info": update_info})
+            await self._engine.post("/finish_weight_update", {"weight_version": str(version)})
+        except EngineError:
+            # Partially loaded weights must never serve: stop this engine, and start a new one without weights.
+            await self._engine.stop()
+            raise
+        await flush_pending_chunks()
+        self.served.version = version
+        await self._engine.post("/resume")
+        return time.monotonic() - started_at
+
+    def on_release_state(self, release: ReleaseState) -> None:
+        """See `inference.weights.target.WeightTarget`."""
+        if self._lora:
+            self._lora.apply_release_state(release)
+
+    async def on_activated(self) -> None:
+        """See `inference.weights.target.WeightTarget`."""
+        await self.transition("weights_applied")
+
+    async def transition(self, happening: NodeEvent) -> None:
+        """Go to the next state, and say so."""
+        self.served.state = next_state(self.served.state, happening)
+        await self.pulse.send_now()
+
+    def describe(self, address: str, engine_id: str, num_in_flight: int) -> dict[str, Any]:
+        """The heartbeat's fields; ``num_in_flight``: calls of all models, since they share the engine."""
+        capability = self._engine.broadcast_capability
+        can_join = capability is not None and not self._lora and not self._settings.frozen
+        problem = self._updater.last_error if self._updater else self._ignored.problem
+        return {
+            "state": self.served.state,
+            "address": self._settings.advertise_url or address,
+            "model": self.served.name,
+            "version": self.served.newest,
+            "status": {
+                "inflight": num_in_flight,
+                "swaps": self._num_swaps,
+                "engine_id": engine_id,
+                "max_model_len": self._engine.max_model_len,
+                "problem": problem[:120],
+                **({"frozen": True} if self._settings.frozen else {}),
+                **({"versions": list(self.served.versions)} if self._lora else {}),
+                **({"broadcast": to_builtins(capability)} if can_join else {}),
+                **({"wants_whole": True} if self._updater and self._updater.needs_full_weights else {}),
+            },
+        }
