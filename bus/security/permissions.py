@@ -177,11 +177,13 @@ def make_permissions(policies: Iterable[str] = DEFAULT_POLICIES) -> Mapping[str,
     store, learner = _ROLE_PERMISSIONS["store"], _ROLE_PERMISSIONS["learner"]
     resets = [f"{API}.CONSUMER.RESET.{reader.stream}.{reader.durable}" for reader in learners]
     infos = [f"{API}.CONSUMER.INFO.{reader.stream}.{reader.durable}" for reader in learners]
-    own = [right for reader in learners for right in _consume(reader.stream, reader.durable)]
+    consume_rights = [right for reader in learners for right in _consume(reader.stream, reader.durable)]
     roles = {
         **_ROLE_PERMISSIONS,
         "store": replace(store, publish=(*store.publish, *infos, *resets)),
-        "learner": replace(learner, publish=(*learner.publish, *own, *resets, *map(subjects.weights, models))),
+        "learner": replace(
+            learner, publish=(*learner.publish, *consume_rights, *resets, *map(subjects.weights, models))
+        ),
     }
     leaves = {
         leaf: replace(roles[role], publish=via_hub_domain(roles[role].publish)) for leaf, role in LEAF_ROLES.items()

@@ -89,7 +89,7 @@ class BatchBuilder:
         batch = Batch([], {})
         counters: Counter[str] = Counter()
         for rollout, reward, advantages in zip(rollouts, rewards, self._assign_credit(rollouts, rewards), strict=True):
-            own = rollout.models.get(self._settings.model, [])
+            positions = rollout.models.get(self._settings.model, [])
             calls = self._build_transitions(rollout)
             sequences, excluded_calls = build_sequences(rollout.id, calls or [], self._sequence_config)
             num_sampled = sum(sequence.num_tokens for sequence in sequences)
@@ -105,7 +105,7 @@ class BatchBuilder:
                 batch.advantages.update(
                     {
                         (rollout.id, call.index): advantages[position]
-                        for call, position in zip(calls or (), own, strict=True)
+                        for call, position in zip(calls or (), positions, strict=True)
                     }
                 )
                 self._count(counters, rollout, calls or [], excluded_calls)
@@ -126,10 +126,14 @@ class BatchBuilder:
         num_valid = Counter(
             rollout.task_id for rollout, reward in zip(rollouts, rewards, strict=True) if reward is not None
         )
-        own = [rollout.models.get(self._settings.model, []) for rollout in rollouts]
+        own_positions = [rollout.models.get(self._settings.model, []) for rollout in rollouts]
         episodes = {
             index: Episode.of_calls(
-                rollout.task_id, reward, rollout.rewards, [call.prompt_ids for call in rollout.calls], own[index]
+                rollout.task_id,
+                reward,
+                rollout.rewards,
+                [call.prompt_ids for call in rollout.calls],
+                own_positions[index],
             )
             for index, (rollout, reward) in enumerate(zip(rollouts, rewards, strict=True))
             if reward is not None and num_valid[rollout.task_id] >= MIN_GROUP_SIZE
@@ -142,7 +146,7 @@ class BatchBuilder:
         for (index, episode), values in zip(episodes.items(), credited, strict=True):
             if len(values) != episode.num_calls or not np.isfinite(values).all():
                 raise ValueError(f"credit: {name!r} gave {values} for a rollout of {episode.num_calls} calls")
-            for position, value in zip(own[index], values, strict=True):
+            for position, value in zip(own_positions[index], values, strict=True):
                 advantages[index][position] = float(value)
         return advantages
 

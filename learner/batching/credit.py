@@ -43,8 +43,8 @@ class Episode:
         first call is not its doing.
         """
         bounds = [*positions, len(rewards)]
-        own = (sum(rewards[start:end]) for start, end in pairwise(bounds))
-        return cls(task_id, reward, tuple(own), tuple(states[position] for position in positions))
+        own_rewards = (sum(rewards[start:end]) for start, end in pairwise(bounds))
+        return cls(task_id, reward, tuple(own_rewards), tuple(states[position] for position in positions))
 
     @property
     def num_calls(self) -> int:

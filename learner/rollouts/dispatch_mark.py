@@ -80,11 +80,11 @@ class RunDispatch:
         Raises as `Bus.publish`, and as `refresh`.
         """
         while num_groups > self.num_groups:
-            own = self._groups_by_model.get(self._model, 0) + 1
+            num_own = self._groups_by_model.get(self._model, 0) + 1
             mark = DispatchMark(
                 run_id=self._run,
                 num_groups=num_groups,
-                groups_by_model={**self._groups_by_model, self._model: own},
+                groups_by_model={**self._groups_by_model, self._model: num_own},
                 settings_sha256=self._settings_sha256,
                 marked_at_ns=time.time_ns(),
             )

@@ -146,10 +146,10 @@ class RunHistory:
         """
         executions = [row["execution_id"] for row in self._rows(BEST_ROLLOUTS, most=per_task, least=min_reward)]
         rollouts = {rollout.execution_id: rollout for rollout in self.rollouts(executions, None)}
-        found = [rollouts[execution] for execution in executions]
+        best = [rollouts[execution] for execution in executions]
         return [
             replace(rollout, calls=tuple(call for call in rollout.calls if call.model == self._model))
-            for rollout in found
+            for rollout in best
         ]
 
     def rollouts(self, executions: Sequence[str], settings: LearnerSettings | None) -> Iterator[Rollout]:

@@ -125,17 +125,17 @@ async def evaluate(
             await publish_all(bus, missing, timeout=deadline, on_done=lambda: None)
             while (num_ended := (await query(NUM_ENDED))[0][0]) < len(tasks):
                 await stores.wait_for_change()  # the store says each second what it has inserted
-            answered = await query(VERSIONS)
+            actual_versions = await query(VERSIONS)
             ((num_ok, mean, standard_error),) = await query(RESULTS)
     except TimeoutError:
         raise UserError(
             f"evaluation {label} of version {format_versions(versions)}: {num_ended} of {len(tasks)} rollouts ended "
             f"in {deadline:g} s: raise eval.deadline"
         ) from None
-    for name, found in answered:
-        if name in versions and list(found) not in ([], [versions[name]]):
+    for name, actual in actual_versions:
+        if name in versions and list(actual) not in ([], [versions[name]]):
             pinned = versions[name]
-            raise UserError(f"evaluation {label} was pinned to version {pinned} of {name!r}, but {found} answered")
+            raise UserError(f"evaluation {label} was pinned to version {pinned} of {name!r}, but {actual} answered")
     return Evaluation(
         label=label,
         version=versions[model],

@@ -42,15 +42,15 @@ class UsageMeter:
 
     def usage(self) -> Usage:
         """What all of it comes to."""
-        own = self.versions.get(self.task_model, set())
+        main_versions = self.versions.get(self.task_model, set())
         model, both = total_seconds(self._model), total_seconds([*self._model, *self._tool])
         return Usage(
             num_calls=self.num_calls,
             prompt_tokens=self.prompt_tokens,
             response_tokens=self.response_tokens,
             num_truncated=self.num_truncated,
-            min_weight_version=min(own, default=None),
-            max_weight_version=max(own, default=None),
+            min_weight_version=min(main_versions, default=None),
+            max_weight_version=max(main_versions, default=None),
             newest_versions={model: max(versions) for model, versions in sorted(self.versions.items())[:MAX_POLICIES]},
             model_seconds=model,
             tool_seconds=both - model,

@@ -138,9 +138,9 @@ async def two_learners(place: Path, report: Report, rng: random.Random, kills: i
         for name in learners:
             (other,) = (model for learner, model in learners.items() if learner != name)
             child = await system.take_down(name)
-            made = system.tap.steps_by_model.get(other, 0)
+            num_steps = system.tap.steps_by_model.get(other, 0)
             async with log.timed(f"{STEPS_ALONE} steps of the other without a learner"):
-                await system.tap.steps_made(min(made + STEPS_ALONE, steps), other)
+                await system.tap.steps_made(min(num_steps + STEPS_ALONE, steps), other)
             await system.bring_up(child)
         for _ in range(max(1, kills // 5)):
             target = rng.choice(sorted(learners))
