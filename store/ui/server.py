@@ -12,15 +12,13 @@ from pathlib import Path
 from aiohttp import web
 
 from bus.fleet.heartbeat_text import describe
-from bus.fleet.node_state import DONE
 from common.listeners import open_listener, serve_app, url_of
 from schemas.fleet import Heartbeat
 from store.embedded import origin_check
-from store.ui import curves, queries, rollout_queries, run_list
+from store.ui import curves, queries, rollout_queries, run_list, run_state
 from store.ui.client import QueryFailed, Reader, StoreGone, StoreState
 from store.ui.responses import json_response, require_param
 from store.ui.rollout_routes import RolloutRoutes
-from store.ui.run_state import run_state
 
 STATIC = Path(__file__).parent / "static"
 RESPONSE_HEADERS = {
@@ -98,19 +96,22 @@ class UiServer:
         return web.FileResponse(STATIC / "index.html")
 
     async def _runs(self, request: web.Request) -> web.Response:
-        queries_of_runs = (run_list.SETS, run_list.EVALUATION_RESULTS, run_list.LAST_STEPS)
-        sets, results, last_steps = await self._reader.query_all({}, *queries_of_runs)
-        learners = self._runs_with_learner()
-        return json_response(run_list.build_runs(sets, results, last_steps, learners, now_ms=time.time() * 1000))
+        times, sets, results, last_steps = await self._reader.query_all(
+            {},
+            run_state.EVENT_TIMES_OF_ALL,
+            run_list.SETS,
+            run_list.EVALUATION_RESULTS,
+            run_state.LAST_STEPS_OF_ALL,
+        )
+        runs = run_list.build_runs(
+            times, sets, results, last_steps, self._members(), self._reader.state, now_ms=time.time() * 1000
+        )
+        return json_response(runs)
 
-    def _runs_with_learner(self) -> set[str] | None:
-        """The runs whose learner trains; None: nobody knows."""
-        if self._reader.state is StoreState.FINISHED:
-            return set()
+    def _members(self) -> Sequence[Heartbeat] | None:
+        """The living processes; None: no bus answers."""
         members = self._list_members()
-        if isinstance(members, str):
-            return None
-        return {beat.run_id for beat in members if beat.role == "learner" and beat.state != DONE}
+        return None if isinstance(members, str) else members
 
     async def _fleet(self, request: web.Request) -> web.Response:
         members = self._list_members()
@@ -121,16 +122,19 @@ class UiServer:
         return json_response({"members": rows, "problem": ""})
 
     async def _run_state(self, request: web.Request) -> web.Response:
-        run_id, members = require_param(request, "run_id"), self._list_members()
-        (activity,) = await self._reader.query(rollout_queries.ACTIVITY, run_id=run_id)
-        state = run_state(
-            run_id,
-            activity["events"],
-            time.time() - activity["last_ms"] / 1000,
-            self._reader.state,
-            () if isinstance(members, str) else members,
+        run_id = require_param(request, "run_id")
+        times, last_steps = await self._reader.query_all(
+            {"run_id": run_id}, run_state.EVENT_TIMES_OF_RUN, run_state.LAST_STEPS_OF_RUN
         )
-        return json_response({"state": state, "last_ms": activity["last_ms"]})
+        num_events, last_ms = (times[0]["events"], times[0]["last_ms"]) if times else (0, None)
+        state = run_state.choose_state(
+            num_events,
+            time.time() - (last_ms or 0) / 1000,
+            run_list.parse_steps(last_steps),
+            run_list.select_learners(self._members(), run_id),
+            self._reader.state,
+        )
+        return json_response({"state": state, "last_ms": last_ms})
 
     async def _run_query(self, request: web.Request) -> web.Response:
         question = RUN_QUERIES.get(request.match_info["question"])

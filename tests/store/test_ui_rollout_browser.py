@@ -210,7 +210,7 @@ def test_a_store_that_is_gone_is_a_banner_and_a_finished_run_is_marked(
         with pages_of(store.url, reader) as site:
             page.goto(f"{site}/#/run/short")
             page.locator("#rollouts tbody tr").first.wait_for()
-            expect(page.locator("#live")).to_have_text("idle")
+            expect(page.locator("#live")).to_have_text("finished")
             reader.use(connect(store.url), StoreState.FINISHED)
             expect(page.locator("#live")).to_have_text("finished")
             reader.lose("The store is gone: start it again.")
