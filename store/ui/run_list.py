@@ -1,6 +1,7 @@
 """The list of runs: one entry a run, from rows of several queries. `build_runs` is pure."""
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from schemas.fleet import Heartbeat
 from store.reports.counted_rewards import COUNTED_REWARD, COUNTED_REWARDS, FAILED_ROLLOUTS
 from store.ui.client import StoreState
+from store.ui.other_run import OtherRun
 from store.ui.run_state import choose_state
 
 QueryRow = dict[str, Any]
@@ -111,10 +113,47 @@ def build_runs(
                 "version": of_run[0]["version"] if of_run else None,
                 "first_ms": min((row["first_ms"] for row in of_run), default=times["first_ms"]),
                 "last_ms": times["last_ms"],
-                "last_rollout_ms": max((row["last_ms"] for row in of_run), default=None),
             }
         )
     return sorted(runs, key=lambda run: (-run["last_ms"], run["run_id"]))
+
+
+def merge_runs(runs: Sequence[QueryRow], others: Sequence[OtherRun]) -> list[QueryRow]:
+    """The entries of `build_runs` and one for each run with a store of its own, the run with the newest event first."""
+    entries = [_describe_other(run) for run in others]
+    names = {entry["run_id"] for entry in entries}
+    return sorted(
+        [*(run for run in runs if run["run_id"] not in names), *entries],
+        key=lambda run: (-run["last_ms"], run["run_id"]),
+    )
+
+
+def _describe_other(run: OtherRun) -> QueryRow:
+    store, seconds_since_last = (StoreState.LIVE, 0.0) if run.is_up else (StoreState.FINISHED, math.inf)
+    last_steps = [{"step": run.step, "settings": {"max_steps": run.max_steps}}] if run.step else []
+    return {
+        "run_id": run.run_id,
+        "state": choose_state(1, seconds_since_last, last_steps, None, store),
+        "step": run.step,
+        "max_steps": run.max_steps,
+        "settings": {"model": run.model} if run.model else {},
+        "results": [
+            {
+                "evaluation": evaluation,
+                "first_version": min(means),
+                "last_version": max(means),
+                "first_mean": means[min(means)],
+                "last_mean": means[max(means)],
+            }
+            for evaluation, means in run.means.items()
+        ],
+        "sets": []
+        if not run.rollouts
+        else [{"mode": "train", "evaluation": "", "rollouts": run.rollouts, "mean_reward": None}],
+        "version": None,
+        "first_ms": None if run.seconds is None else run.last_ms - 1000 * run.seconds,
+        "last_ms": run.last_ms,
+    }
 
 
 def select_learners(members: Iterable[Heartbeat] | None, run_id: str) -> list[Heartbeat] | None:

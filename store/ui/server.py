@@ -4,6 +4,7 @@ Neither agents nor other sites are trusted: no text of an agent becomes code, an
 this server's are refused, which stops DNS rebinding.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from schemas.fleet import Heartbeat
 from store.embedded import origin_check
 from store.ui import curves, queries, rollout_queries, run_list, run_state
 from store.ui.client import QueryFailed, Reader, StoreGone, StoreState
+from store.ui.other_run import NoOtherRuns, OtherRuns, RunReader
 from store.ui.responses import json_response, require_param
 from store.ui.rollout_routes import RolloutRoutes
 
@@ -58,8 +60,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class UiServer:
     """The page's application; ``members`` is called for each view of the fleet."""
 
-    def __init__(self, reader: Reader, host: str, members: ListMembers) -> None:
-        self._reader, self._host, self._list_members = reader, host, members
+    def __init__(self, reader: Reader, host: str, members: ListMembers, others: OtherRuns | None = None) -> None:
+        self._reader = RunReader(reader, others or NoOtherRuns())
+        self._host, self._list_members = host, members
 
     def application(self) -> web.Application:
         """The application with all routes."""
@@ -89,7 +92,9 @@ class UiServer:
         except web.HTTPException as error:
             response = json_response({"error": error.text or error.reason}, error.status)
         response.headers.update(RESPONSE_HEADERS)
-        response.headers[STORE_HEADER] = StoreState.GONE if response.status == 503 else self._reader.state
+        response.headers[STORE_HEADER] = (
+            StoreState.GONE if response.status == 503 else self._reader.state_of(request.query.get("run_id", ""))
+        )
         return response
 
     async def _index(self, request: web.Request) -> web.StreamResponse:
@@ -103,18 +108,21 @@ class UiServer:
             run_list.EVALUATION_RESULTS,
             run_state.LAST_STEPS_OF_ALL,
         )
-        runs = run_list.build_runs(
-            times, sets, results, last_steps, self._members(), self._reader.state, now_ms=time.time() * 1000
-        )
-        return json_response(runs)
+        now_ms = time.time() * 1000
+        state = self._reader.state_of("")
+        runs = run_list.build_runs(times, sets, results, last_steps, self._members(""), state, now_ms)
+        others = await asyncio.to_thread(self._reader.others.list)
+        return json_response(run_list.merge_runs(runs, others))
 
-    def _members(self) -> Sequence[Heartbeat] | None:
-        """The living processes; None: no bus answers."""
+    def _members(self, run_id: str) -> Sequence[Heartbeat] | None:
+        """The living processes; None: no bus answers, or none that the run is on."""
         members = self._list_members()
-        return None if isinstance(members, str) else members
+        return None if isinstance(members, str) or self._reader.others.has(run_id) else members
 
     async def _fleet(self, request: web.Request) -> web.Response:
-        members = self._list_members()
+        members, run_id = self._list_members(), request.query.get("run_id", "")
+        if self._reader.others.has(run_id):
+            members = f"{run_id} is not the latest run, and only the latest run's bus is listened to"
         if isinstance(members, str):
             return json_response({"members": [], "problem": members})
         fields = ("role", "id", "run_id", "state", "version", "model", "status")
@@ -131,8 +139,8 @@ class UiServer:
             num_events,
             time.time() - (last_ms or 0) / 1000,
             run_list.parse_steps(last_steps),
-            run_list.select_learners(self._members(), run_id),
-            self._reader.state,
+            run_list.select_learners(self._members(run_id), run_id),
+            self._reader.state_of(run_id),
         )
         return json_response({"state": state, "last_ms": last_ms})
 

@@ -16,7 +16,7 @@ export function fleetPanel(run, signal) {
   const nodes = panel("Versions served", { name: "served", about: "By inference node; a swap is a step up.", height: 150 });
   alive.root.classList.add("half");
   nodes.root.classList.add("half");
-  follow(() => fill(alive, async () => members(await ask("fleet", {}, signal)), signal), signal);
+  follow(() => fill(alive, async () => members(await ask("fleet", { run_id: run }, signal)), signal), signal);
   return {
     root: h("div", { class: "grid" }, alive.root, nodes.root),
     served: () => fill(nodes, async () => served(await ask("run/served", { run_id: run }, signal)), signal),

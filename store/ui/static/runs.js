@@ -14,10 +14,10 @@ const COLUMNS = [
   { title: "training reward", number: true, about: "mean of the last 200 training rollouts", cell: (row) => reward(trained(row)?.mean_reward) },
   { title: "evaluations, first and last version", about: "mean reward; a failed rollout counts as 0", cell: results },
   { title: "settings", class: "short-settings", cell: (row) => settingsText(row) || "–" },
-  { title: "rollouts", number: true, class: "wide", cell: (row) => count(row.sets.reduce((sum, set) => sum + set.rollouts, 0)) },
-  { title: "began", class: "wide", cell: (row) => clock(row.first_ms) },
-  { title: "lasted", number: true, class: "wide", cell: (row) => seconds((row.last_ms - row.first_ms) / 1000) },
-  { title: "last rollout", number: true, cell: (row) => (row.last_rollout_ms ? h("time", { title: clock(row.last_rollout_ms) }, ago(row.last_rollout_ms)) : "–") },
+  { title: "rollouts", number: true, class: "wide", cell: (row) => (row.sets.length ? count(row.sets.reduce((sum, set) => sum + set.rollouts, 0)) : "–") },
+  { title: "began", class: "wide", cell: (row) => (row.first_ms ? clock(row.first_ms) : "–") },
+  { title: "lasted", number: true, class: "wide", cell: (row) => (row.first_ms ? seconds((row.last_ms - row.first_ms) / 1000) : "–") },
+  { title: "last event", number: true, cell: (row) => h("time", { title: clock(row.last_ms) }, ago(row.last_ms)) },
 ];
 
 /** The first page. */
