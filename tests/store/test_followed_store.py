@@ -93,8 +93,8 @@ async def test_every_run_of_the_directory_is_listed_and_opens(tmp_path: Path, mo
             for run, state in ((aside.name, "finished"), ("up", "live"), ("new", "finished")):
                 of_store, summary = await ask("run/summary", run)
                 assert (of_store, [row["rollouts"] for row in summary]) == (state, [2]), run
-                _, found = await ask("run/rollouts", run)
-                _, rollout = await ask(f"rollout?rollout_id={found['rollouts'][0]['rollout_id']}", run)
+                _, listed = await ask("run/rollouts", run)
+                _, rollout = await ask(f"rollout?rollout_id={listed['rollouts'][0]['rollout_id']}", run)
                 assert rollout["calls"], run
                 assert (await ask("run/state", run))[1]["state"] == "finished", run
         supervisor.kill()

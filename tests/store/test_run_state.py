@@ -17,9 +17,9 @@ def learner(state: str, run_id: str = "r") -> Heartbeat:
     return Heartbeat(role="learner", id="learner-1", run_id=run_id, state=state, sent_at_ns=0)
 
 
-def steps(*made: int) -> list[dict[str, Any]]:
+def steps(*last: int) -> list[dict[str, Any]]:
     """The last step of each model, of ten."""
-    return [{"step": step, "settings": {"max_steps": 10}} for step in made]
+    return [{"step": step, "settings": {"max_steps": 10}} for step in last]
 
 
 @pytest.mark.parametrize(

@@ -139,9 +139,10 @@ def picture(page: Any, name: str) -> None:
     if PICTURES is None:
         return
     page.mouse.move(0, 0)
+    page.evaluate("document.documentElement.style.scrollbarGutter = 'auto'")  # a picture has no scroll bar
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-        whole = page.evaluate("() => document.documentElement.scrollHeight")
+        whole = page.evaluate("() => Math.ceil(document.querySelector('main').getBoundingClientRect().bottom + scrollY)")
         page.set_viewport_size({"width": 1360, "height": min(whole, TALLEST)})
         page.wait_for_timeout(200)
         kept(page, f"{name}-{scheme}")
@@ -155,7 +156,7 @@ def kept(page: Any, name: str) -> None:
 
     assert PICTURES is not None
     screenshot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    screenshot.quantize(256, dither=Image.Dither.NONE).save(Path(PICTURES) / f"{name}.png", optimize=True)
+    screenshot.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(Path(PICTURES) / f"{name}.png", optimize=True)
 
 
 def names(page: Any) -> list[str]:
@@ -257,6 +258,9 @@ def test_a_rollout_shows_its_trace_and_its_tokens_in_three_colours(page: Any, si
     assert colours(page) == seen["probability"]
     page.get_by_text("whole request").first.click()
     page.get_by_text('"model": "policy:writer"').wait_for()
+    page.goto(f"{site}/#/run/{RUN}/diff?a={ROLLOUT}&b=t1@p4.3")
+    page.locator(".sides .side").first.wait_for()
+    picture(page, "diff")
 
 
 def test_an_instrumented_rollout_is_one_tree(page: Any, site: str, store: StoreProcess) -> None:

@@ -13,7 +13,7 @@ const COLUMNS = [
   { title: "steps", number: true, class: "wide", about: "training steps, and how many were asked for", cell: steps },
   { title: "training reward", number: true, about: "mean of the last 200 training rollouts", cell: (row) => reward(trained(row)?.mean_reward) },
   { title: "evaluations, first and last version", about: "mean reward; a failed rollout counts as 0", cell: results },
-  { title: "settings", class: "short-settings", cell: (row) => settingsText(row) || "–" },
+  { title: "settings", class: "short-settings", cell: shortSettings },
   { title: "rollouts", number: true, class: "wide", cell: (row) => (row.sets.length ? count(row.sets.reduce((sum, set) => sum + set.rollouts, 0)) : "–") },
   { title: "began", class: "wide", cell: (row) => (row.first_ms ? clock(row.first_ms) : "–") },
   { title: "lasted", number: true, class: "wide", cell: (row) => (row.first_ms ? seconds((row.last_ms - row.first_ms) / 1000) : "–") },
@@ -94,9 +94,15 @@ function results(row) {
       result.first_version === result.last_version ? reward(result.last_mean) : `${reward(result.first_mean)} → ${reward(result.last_mean)}`)]));
 }
 
-const settingsText = (row) => Object.entries(row.settings).map(([name, value]) => (name === "model" ? value : `${name} ${typeof value === "number" ? figure(value) : value}`)).join(", ");
+const settingTexts = (row) => Object.entries(row.settings).map(([name, value]) => (name === "model" ? value : `${name} ${typeof value === "number" ? figure(value) : value}`));
+
+/** A name and its value stay in one line. */
+function shortSettings(row) {
+  const texts = settingTexts(row);
+  return texts.length ? h("span", {}, texts.map((text) => h("span", { class: "short-setting" }, text))) : "–";
+}
 
 function matches(row, words) {
-  const text = [row.run_id, row.state, settingsText(row), ...row.results.map((result) => result.evaluation)].join(" ").toLowerCase();
+  const text = [row.run_id, row.state, ...settingTexts(row), ...row.results.map((result) => result.evaluation)].join(" ").toLowerCase();
   return words.toLowerCase().split(/\s+/).every((word) => text.includes(word));
 }
