@@ -26,7 +26,7 @@ SELECT count() AS attempts, max(stream_sequence) AS last,
     (SELECT count() FROM raw_weight_versions WHERE run_id = {run_id:String}) AS versions
 FROM raw_attempts WHERE run_id = {run_id:String}
 """
-"""What changes whenever anything about a run does, for less than any of the figures costs."""
+"""Changes with anything about a run; it costs less than any of the figures."""
 
 AUDIT = """
 SELECT a.tokens AS tokens, a.differing AS differing, q.quarantined AS quarantined, q.trained_before AS trained_before
@@ -39,7 +39,7 @@ CROSS JOIN (
     WHERE run_id = {run_id:String}
 ) AS q
 """
-"""Whether what was sampled is what the weights give."""
+"""Tokens that the auditor recomputed, how many of them differ, and the rollouts quarantined for it."""
 
 SUMMARY = f"""
 {ROLLOUTS_CTE}
@@ -153,7 +153,7 @@ EXECUTIONS = f"""
 SELECT attempt, execution_id, toUnixTimestamp64Micro(min(started_at)) / 1000 AS started_ms
 FROM raw_spans WHERE {ROLLOUT_FILTER} AND execution_id != '' GROUP BY attempt, execution_id ORDER BY started_ms
 """
-"""Those whose spans are there: also of an attempt that is still at work."""
+"""Attempts that have spans; some of them may still run."""
 
 SPANS = f"""
 SELECT span_id, parent_span_id, name, kind, status, status_message, scope, attributes, resource, events,

@@ -15,7 +15,7 @@ from store.ui.run_state import choose_state
 QueryRow = dict[str, Any]
 
 RECENT_ROLLOUTS = 200
-"""Rollouts that say how a run does now."""
+"""The training reward of a run is the mean over so many of its last rollouts."""
 
 SETS = f"""
 WITH training_steps AS (SELECT run_id, step, epoch, settings FROM raw_training_steps),

@@ -142,7 +142,9 @@ def picture(page: Any, name: str) -> None:
     page.evaluate("document.documentElement.style.scrollbarGutter = 'auto'")  # a picture has no scroll bar
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-        whole = page.evaluate("() => Math.ceil(document.querySelector('main').getBoundingClientRect().bottom + scrollY)")
+        whole = page.evaluate(
+            "() => Math.ceil(document.querySelector('main').getBoundingClientRect().bottom + scrollY)"
+        )
         page.set_viewport_size({"width": 1360, "height": min(whole, TALLEST)})
         page.wait_for_timeout(200)
         kept(page, f"{name}-{scheme}")
@@ -156,7 +158,9 @@ def kept(page: Any, name: str) -> None:
 
     assert PICTURES is not None
     screenshot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    screenshot.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(Path(PICTURES) / f"{name}.png", optimize=True)
+    screenshot.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+        Path(PICTURES) / f"{name}.png", optimize=True
+    )
 
 
 def names(page: Any) -> list[str]:

@@ -24,8 +24,8 @@ export function fleetPanel(run, signal) {
 }
 
 function members({ members: all, problem }) {
-  if (problem) return empty(`Nobody can be seen at work: ${problem}. Where it is can be said with`, "lightningbus ui --bus nats://…");
-  if (!all.length) return empty("Nobody is alive on this bus. Start all of a run with", "lightningbus up -c run.yaml");
+  if (problem) return empty(`No heartbeat is received: ${problem}. Name the bus with`, "lightningbus ui --bus nats://…");
+  if (!all.length) return empty("No process is alive on this bus. Start a whole run with", "lightningbus up -c run.yaml");
   const sorted = [...all].sort((a, b) => RANK.indexOf(a.role) - RANK.indexOf(b.role) || a.id.localeCompare(b.id));
   const alerts = sorted.filter((member) => member.status.alert).map((member) => h("p", { class: "problem" }, String(member.status.alert)));
   return h("div", {}, alerts, table([
