@@ -42,7 +42,7 @@ class OtherRuns:
     def find(self, name: str) -> RunDirectory | None:
         """The directory of one of them."""
         run, latest = RunDirectory.named(name), RunDirectory.latest()
-        if run is None or run.path.is_symlink() or not run.has_stored_data():
+        if run is None or name.startswith(".") or run.path.is_symlink() or not run.has_stored_data():
             return None
         return None if latest is not None and latest.path.resolve() == run.path.resolve() else run
 

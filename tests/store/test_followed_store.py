@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from lightningbus.run.other_runs import OtherRuns
 from lightningbus.run.run_directory import Endpoints, RunDirectory
 from store.clickhouse.client import without_secrets
 from tests import seed_store
@@ -102,6 +103,17 @@ async def test_every_run_of_the_directory_is_listed_and_opens(tmp_path: Path, mo
         assert (await ask("run/summary", "up"))[0] == "finished", "it goes on from the files"
         with serving(up.store) as store, serving(aside / "store"):
             assert store.fetch_value("SELECT count() FROM runs") == 1, "nobody is kept out"
+
+
+def test_only_directories_of_runs_are_other_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in (Path("store"), *(Path("runs") / name / "store" for name in ("a", "b", ".c"))):
+        path.mkdir(parents=True)
+        (path / "data").touch()
+    Path("runs/latest").symlink_to("b")
+    others = OtherRuns("lightningbus")
+    assert [name for name in ("a", "b", ".c", "..", ".", "latest", "../runs/a", "") if others.has(name)] == ["a"]
+    assert [run.run_id for run in others.list()] == ["a"]
 
 
 async def test_a_second_page_says_where_the_first_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
