@@ -216,7 +216,14 @@ def test_two_ranks_make_the_update_of_one(model_path: Path, tmp_path: Path) -> N
     assert item is not None and item["metrics"].keys() == two["metrics"].keys()
     for what in ("gradient", "critic"):
         close(two[what], item[what])
-    for name in ("actor/loss", "actor/entropy", "actor/kl_loss", "critic/vf_loss", "off_policy/ess", "rollout_corr/k3_kl"):
+    for name in (
+        "actor/loss",
+        "actor/entropy",
+        "actor/kl_loss",
+        "critic/vf_loss",
+        "off_policy/ess",
+        "rollout_corr/k3_kl",
+    ):
         assert two["metrics"][name] == pytest.approx(item["metrics"][name], rel=1e-4, abs=1e-6), name
 
 
