@@ -94,7 +94,7 @@ def _entropy_from_logits(logits: Any) -> Any:
     """``float32[...]`` of ``[..., vocabulary]``, in nats, by verl's chunked function."""
     from verl.utils.torch_functional import entropy_from_logits_with_chunking
 
-    return entropy_from_logits_with_chunking(logits.flatten(0, -2)).unflatten(0, logits.shape[:-1])
+    return entropy_from_logits_with_chunking(logits.flatten(0, -2)).view(logits.shape[:-1])
 
 
 def _load_value_models_without_flash_attention() -> None:
