@@ -74,7 +74,7 @@ def test_a_job_that_was_killed_goes_on_to_figures_and_a_picture(tmp_path: Path) 
     assert (run / "reward.png").read_bytes().startswith(b"\x89PNG")
     again = run_command("up", "-c", "train.yaml", cwd=tmp_path)  # its learner has made the last step
     for command in (done, again):
-        export_as_told(command.stderr, tmp_path)
+        run_printed_export(command.stderr, tmp_path)
 
 
 def run_command(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
@@ -86,10 +86,10 @@ def run_command(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]
     return done
 
 
-def export_as_told(printed: str, directory: Path) -> None:
+def run_printed_export(printed: str, directory: Path) -> None:
     """Run the command that the last lines name; it writes the model of the last version."""
-    (told,) = re.findall("export the model: lightningbus (.*)", printed)
-    arguments = shlex.split(told)
+    (command_line,) = re.findall("export the model: lightningbus (.*)", printed)
+    arguments = shlex.split(command_line)
     exported = run_command(*arguments, cwd=directory)
     assert exported.stdout == f"version {STEPS} is in {arguments[-1]}\n"
     assert (directory / arguments[-1] / "model.safetensors").is_file()
