@@ -12,7 +12,7 @@ from bus.fleet.node_state import is_ready, serves_version
 from bus.task_file import TaskInput
 from bus.weights.registry import WeightRegistry
 from lightningbus.run.evaluation import NODE_SECONDS, SAMPLINGS, Evaluation, evaluate
-from lightningbus.run.pinned_version import find_version, pinned, wait_until_free
+from lightningbus.run.pinned_version import find_version, pinned, wait_for_evaluations
 from lightningbus.run.role_process import UserError
 from schemas.fleet import Heartbeat
 
@@ -55,9 +55,14 @@ async def evaluate_live(bus: Bus, client: Client, job: LiveEvaluation) -> dict[s
         version = await find_version(registry, job.version)
         try:
             async with asyncio.timeout(job.deadline):
-                await wait_until_free(bus, registry, job.model, version)
+                pin = await wait_for_evaluations(bus, registry, job.model)
         except TimeoutError:
             raise UserError(f"another evaluation has a version pinned for {job.deadline:g} s: raise deadline") from None
+        if pin is not None and pin.version != version:
+            raise UserError(
+                f"version {pin.version} is pinned by {pin.actor}: evaluate that one, "
+                "or unpin it by `lightningbus weights unpin`"
+            )
         async with pinned(registry, version):
             await _wait_for_member(
                 fleet,

@@ -54,8 +54,8 @@ def is_temporary(pin: ReleaseDecision) -> bool:
     return pin.actor == EVALUATE_ACTOR or pin.actor.startswith(TRAIN_ACTOR)
 
 
-async def wait_until_free(bus: Bus, registry: WeightRegistry, model: str, version: int) -> None:
-    """Wait until no evaluation has a version pinned; raises `UserError` if somebody keeps another version pinned."""
+async def wait_for_evaluations(bus: Bus, registry: WeightRegistry, model: str) -> ReleaseDecision | None:
+    """Wait until no evaluation has a version pinned; returns the pin of somebody else, if there is one."""
     changed = asyncio.Event()
 
     async def on_decision(message: Msg) -> None:
@@ -63,16 +63,10 @@ async def wait_until_free(bus: Bus, registry: WeightRegistry, model: str, versio
 
     subscription = await bus.nc.subscribe(subjects.release(model), cb=on_decision)
     try:
-        while (pin := find_pin(await registry.refresh())) is not None:
-            if not is_temporary(pin):
-                if pin.version == version:
-                    return
-                raise UserError(
-                    f"version {pin.version} is pinned by {pin.actor}: evaluate that one, "
-                    "or unpin it by `lightningbus weights unpin`"
-                )
+        while (pin := find_pin(await registry.refresh())) is not None and is_temporary(pin):
             await first_completed(changed.wait(), asyncio.sleep(RECHECK_SECONDS))
             changed.clear()
+        return pin
     finally:
         with suppress(NatsError):
             await subscription.unsubscribe()
