@@ -9,8 +9,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from lightningbus.run.evaluation import Evaluation
-from lightningbus.run.held_out import SAMPLINGS
+from lightningbus.run.evaluation import SAMPLINGS, Evaluation
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.terminal import render_html, render_text
 

@@ -13,9 +13,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from common.flat_settings import without_secrets
 from lightningbus.run.other_runs import OtherRuns
 from lightningbus.run.run_directory import Endpoints, RunDirectory
-from store.clickhouse.client import without_secrets
 from tests import seed_store
 from tests.store.conftest import prepared, serving
 
