@@ -20,6 +20,7 @@ from runners.agent.factory import resolve_program
 
 ADAPTERS = {
     "gymnasium": "gymnasium_adapter",
+    "harbor": "harbor_adapter",
     "nemo-gym": "nemo_gym_adapter",
     "openenv": "openenv_adapter",
     "verifiers": "verifiers_adapter",
@@ -54,13 +55,13 @@ class EnvironmentSpec:
 
 
 def parse_name(text: str) -> tuple[str, str]:
-    """``KIND:NAME``; raises `UserError` for a kind that is not known."""
+    """``KIND:NAME``, a directory of Harbor by its absolute path; raises `UserError` for a kind that is not known."""
     kind, separator, name = text.partition(":")
     if not separator or not name:
         raise UserError(f"{text!r} is not of the form KIND:NAME, such as verifiers:gsm8k")
     if kind not in ADAPTERS:
         raise UserError(f"{kind!r} is no kind of environment: {suggest_name(kind, ADAPTERS)}")
-    return kind, name
+    return kind, str(Path(name).absolute()) if kind == "harbor" else name
 
 
 def parse_arguments(words: Sequence[str]) -> dict[str, Any]:
