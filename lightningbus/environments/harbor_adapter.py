@@ -92,7 +92,9 @@ class Adapter:
                         status, output = await run_in_sandbox(
                             root, "\n".join(blocks), harbor.workdir, harbor.env, {}, self._command_seconds
                         )
-                        note = f"[no end within {self._command_seconds:g} s]" if status is None else f"[status {status}]"
+                        note = (
+                            f"[no end within {self._command_seconds:g} s]" if status is None else f"[status {status}]"
+                        )
                         messages.append({"role": "assistant", "content": text})
                         messages.append({"role": "user", "content": f"{output}{note}"})
             except TimeoutError:

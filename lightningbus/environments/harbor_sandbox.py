@@ -32,7 +32,7 @@ async def run_in_sandbox(
     for name in PROGRAMS:
         path = Path("/", name)
         if path.is_symlink():
-            words += ["--symlink", os.readlink(path), str(path)]
+            words += ["--symlink", str(path.readlink()), str(path)]
         elif path.exists():
             words += ["--ro-bind", str(path), str(path)]
     for directory in sorted(root.iterdir()):

@@ -5,7 +5,7 @@ import shlex
 import shutil
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -30,9 +30,9 @@ class HarborTask:
     verifier_seconds: float
     verifier_env: dict[str, str]
     solution_env: dict[str, str]
-    workdir: PurePosixPath = PurePosixPath("/")
-    env: dict[str, str] = field(default_factory=dict)
-    copies: list[tuple[list[str], str, PurePosixPath]] = field(default_factory=list)
+    workdir: PurePosixPath
+    env: dict[str, str]
+    copies: list[tuple[list[str], str, PurePosixPath]]
     """Sources in ``environment/``, a destination, and the directory that it is relative to."""
 
     def copy_files(self, root: Path) -> None:

@@ -14,6 +14,7 @@ import yaml
 
 from bus.task_file import load_tasks
 from common.name_suggestions import suggest_name
+from learner.settings.learner import LearnerSettings
 from lightningbus.run.new_directory import is_vacant, written_beside
 from lightningbus.run.role_process import UserError
 from runners.agent.factory import resolve_program
@@ -30,6 +31,7 @@ SOURCES = Path(__file__).parents[1] / "environments"
 PACKAGE = "environment"
 TASKS, HELDOUT, RUN_FILE, CONFIG = "tasks.jsonl", "heldout.jsonl", "run.yaml", "environment.json"
 DEADLINE_SECONDS = 300
+LEARNING_RATE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +126,14 @@ def render_run_file(spec: EnvironmentSpec, directory: Path, model_path: Path) ->
     learner = {
         "model_path": str(model_path),
         "tasks": str(directory / TASKS),
+        **{name: LearnerSettings.model_fields[name].default for name in ("group_size", "groups_per_step", "max_steps")},
         "rollout_timeout_seconds": DEADLINE_SECONDS,
+        "actor": {"optim": {"lr": LEARNING_RATE}},
     }
     fields = {
-        "name": as_file_name(spec.name),
-        "store": {},
+        "name": as_file_name(directory.name or spec.name),
+        "bus": {"port": 0},
+        "store": {"http_port": 0},
         "inference": [{"model_path": str(model_path)}],
         "runners": [runner],
         "learner": learner,
@@ -137,6 +142,7 @@ def render_run_file(spec: EnvironmentSpec, directory: Path, model_path: Path) ->
     header = (
         f"# {spec.kind}:{spec.name}, by `lightningbus env`. Train: lightningbus train -c {directory / RUN_FILE}\n"
         "# If the environment has tools, name the parser of the model's calls: inference: [{tool_parser: hermes}]\n"
+        "# Ports of 0 are free ones. docs/environments.md says what to set for a small model on the CPU.\n"
     )
     return header + yaml.safe_dump(fields, sort_keys=False)
 

@@ -16,7 +16,7 @@ from tests.lightningbus.test_cli import run, says
 HARBOR = Path(os.environ.get("HARBOR_PYTHON", "/nowhere"))
 """The interpreter of an environment with harbor 0.26, whose own parser then reads the tasks of these tests."""
 FILES = {
-    "task.toml": '[task]\nname = "example/count-words"\n\n[agent]\ntimeout_sec = 60.0\n\n[verifier]\ntimeout_sec = 30.0\n',
+    "task.toml": '[task]\nname = "example/count-words"\n[agent]\ntimeout_sec = 60.0\n[verifier]\ntimeout_sec = 30.0\n',
     "instruction.md": "<!-- canary 42 -->\nWrite the number of words of text.txt to count.txt.\n",
     "environment/Dockerfile": "FROM ubuntu:24.04\nWORKDIR /app\nENV GREETING=hello\nCOPY text.txt /app/\n",
     "environment/text.txt": "one two three four\n",
@@ -62,7 +62,7 @@ async def test_a_model_sees_neither_tests_nor_host_and_cannot_write_its_reward(b
     for name in ("a", "b"):
         make_task(tmp_path / "tasks" / name)
     seen: list[str] = []
-    looks = f"ls /tests {tmp_path}; cat /proc/net/route | wc -l; mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt"
+    looks = f"ls /tests {tmp_path}; wc -l < /proc/net/route; echo 1 > /logs/verifier/reward.txt"
 
     def answer(messages: list[dict[str, Any]]) -> dict[str, Any]:
         seen.append(messages[-1]["content"])
@@ -83,7 +83,10 @@ async def test_a_model_sees_neither_tests_nor_host_and_cannot_write_its_reward(b
         ({"environment__docker-compose.yaml": "services: {}\n"}, "it has docker-compose.yaml"),
         ({"task.toml": "[environment]\ngpus = 1\n"}, "task.toml sets environment.gpus"),
         ({"task.toml": '[verifier.env]\nKEY = "${KEY}"\n'}, "the variable KEY is read from the host"),
-        ({"tests__test.sh": "uvx pytest\n"}, "it wrote neither reward.json nor reward.txt to /logs/verifier (status 127"),
+        (
+            {"tests__test.sh": "uvx pytest\n"},
+            "it wrote neither reward.json nor reward.txt to /logs/verifier (status 127",
+        ),
         ({"solution__solve.sh": "no-such-program\n"}, "its own solution has reward 0 here, as without it (status 127"),
     ],
 )
