@@ -30,11 +30,11 @@ COMMAND = str(Path(sys.executable).with_name("lightningbus"))
 ROLES = ["bus", "store", "inference", "learner", "runner"]
 
 
-def run(*arguments: object, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
+def run(*arguments: object, cwd: Path | None = None, timeout: float = 90) -> "subprocess.CompletedProcess[str]":
     """``lightningbus …`` to its end."""
     return subprocess.run(
         [COMMAND, *map(str, arguments)],
-        cwd=cwd, capture_output=True, text=True, timeout=90, check=False, env={**environment(), "COLUMNS": "120"},
+        cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False, env={**environment(), "COLUMNS": "120"},
     )  # fmt: skip
 
 
