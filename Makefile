@@ -58,8 +58,8 @@ chaos: $(READY) ## kill, stop, cut and fill everything, and count what was lost;
 hosts: $(READY) ## a run on hosts of network namespaces, each cut off in turn, three times over; wants root
 	for time in 1 2 3; do HOSTS=full $(BIN)/python -m pytest tests/hosts -m "slow or not slow" || exit 1; done
 
-bench: $(READY) ## how fast the store, the bus and the gateways are, half an hour; PEER=python of agentlightning==0.3.0
-	$(BIN)/python -m benchmarks $(if $(PEER),--peer $(PEER)) $(if $(ONLY),--only $(ONLY))
+bench: $(READY) ## how fast the store, the bus and the gateways are, half an hour; PEER=, PEER_V1=: pythons of agentlightning 0.3 and 1.0
+	$(BIN)/python -m benchmarks $(if $(PEER),--peer $(PEER)) $(if $(PEER_V1),--peer-v1 $(PEER_V1)) $(if $(ONLY),--only $(ONLY))
 
 bench-ui: $(READY) ## how long the pages of a run of a million spans take
 	$(BIN)/python -m benchmarks.ui

@@ -5,13 +5,13 @@ import re
 import time
 from pathlib import Path
 
-from benchmarks import dispatch, ingest, latency, prompts, scale, weights
+from benchmarks import dispatch, ingest, latency, peers, prompts, scale, startup, weights
 from benchmarks.gateway import __main__ as gateway
 from benchmarks.results import machine, read, table
 from benchmarks.workloads import __main__ as workloads
 
 PAGE = Path(__file__).with_name("README.md")
-NAMES = ("workloads", "ingest", "latency", "gateway", "scale", "weights", "prompts", "dispatch")
+NAMES = ("workloads", "peers", "ingest", "latency", "gateway", "scale", "weights", "prompts", "dispatch", "startup")
 
 
 def table_of(name: str) -> str:
@@ -32,19 +32,25 @@ def rewrite(page: str, measured_on: str | None = None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peer", type=Path, help="interpreter of an environment with agentlightning==0.3.0")
+    parser.add_argument("--peer", type=Path, help="interpreter of an environment with agentlightning 0.3")
+    parser.add_argument("--peer-v1", type=Path, help="interpreter of an environment with agentlightning 1.0")
     parser.add_argument("--only", default="", help=f"some of {', '.join(NAMES)}, with commas")
     parser.add_argument("--work", type=Path, default=Path("runs/bench"))
     options = parser.parse_args()
-    wanted = options.only.split(",") if options.only else NAMES
+    has_peers = options.peer is not None and options.peer_v1 is not None
+    wanted = options.only.split(",") if options.only else [name for name in NAMES if name != "peers" or has_peers]
+    if "peers" in wanted and not has_peers:
+        parser.error("peers needs --peer and --peer-v1")
     runs = {
-        "workloads": lambda: workloads.main("", options.peer),
+        "workloads": workloads.main,
+        "peers": lambda: peers.main(options.peer, options.peer_v1),
         "ingest": ingest.main,
         "latency": latency.main,
         "gateway": gateway.main,
         "scale": scale.main,
         "prompts": prompts.main,
         "dispatch": dispatch.main,
+        "startup": startup.main,
         "weights": lambda: weights.main(options.work.resolve()),
     }
     started = time.monotonic()

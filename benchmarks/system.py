@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 from clickhouse_connect.driver.client import Client
 
+from bus.embedded.nats_server import free_port
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings
 from lightningbus.run.stack import LocalStack, start_stack
@@ -61,7 +62,7 @@ async def running(name: str) -> AsyncIterator[System]:
     with tempfile.TemporaryDirectory(prefix=f"bench-{name}-", ignore_cleanup_errors=True) as place:
         directory = RunDirectory(Path(place) / "run").create()
         async with start_stack(directory, BusSettings(port=0), f"bench {name}") as at:
-            store = StoreSettings(data_dir=directory.store, http_port=0, id="store")
+            store = StoreSettings(data_dir=directory.store, http_port=free_port(), id="store")
             await at.supervisor.start(ChildSpec("store", "store", store))
             member = await at.wait_for_member(lambda beat: beat.role == "store", "store", STARTING_SECONDS)
             yield System(at, await asyncio.to_thread(connect, member.address))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lightningbus.analysis.transcript import Transcript
     from lightningbus.api.async_session import AsyncSession, aconnect
-    from lightningbus.api.evaluation_job import EvaluationResult, aevaluate, evaluate
+    from lightningbus.api.evaluation_job import aevaluate, evaluate
+    from lightningbus.api.evaluation_result import EvaluationResult
     from lightningbus.api.reward_curve import RewardCurve
     from lightningbus.api.session import Session, connect
     from lightningbus.api.table import Table
@@ -26,7 +27,7 @@ _MODULES = {
     "TrainResult": "run.train_result",
     "evaluate": "api.evaluation_job",
     "aevaluate": "api.evaluation_job",
-    "EvaluationResult": "api.evaluation_job",
+    "EvaluationResult": "api.evaluation_result",
     "Evaluation": "run.evaluation",
     "connect": "api.session",
     "Session": "api.session",

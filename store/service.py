@@ -18,9 +18,10 @@ from bus.security.secrets import new_key, read_key, write_secret
 from bus.streams import STORE_CONSUMERS
 from common import disk_space
 from common.aio import cancel_and_wait
+from common.flat_settings import without_secrets
 from common.observability import metrics
 from store.clickhouse import migrations
-from store.clickhouse.client import StoreUnavailable, connect, query_row, without_secrets
+from store.clickhouse.client import StoreUnavailable, connect, query_row
 from store.embedded.engine import DirectoryLock, EmbeddedClickHouse
 from store.embedded.http_interface import HttpInterface
 from store.embedded.readonly_guard import KEY_FILE, WRITER

@@ -280,7 +280,7 @@ def learner_settings(**settings: int) -> str:
 
 def _step(name: str, step: int, ended_ns: int, uses: list[RolloutDisposition], settings: str) -> TrainingStep:
     metrics = {
-        "actor/entropy_loss": 2 / (1 + step / 20),
+        "actor/entropy": 2 / (1 + step / 20),
         "actor/grad_norm": 1.0 / step,
         "actor/pg_clipfrac": 0.01,
         "actor/ppo_kl": (-1) ** step * 1e-5 * step,

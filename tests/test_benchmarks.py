@@ -5,7 +5,7 @@ import json
 import re
 from pathlib import Path
 
-from benchmarks import kv_cache
+from benchmarks import kv_cache, peers
 from benchmarks.__main__ import rewrite
 from benchmarks.asynchrony.__main__ import find_hopeless_seeds, tables
 from benchmarks.asynchrony.job import key_of, read, seconds_to
@@ -31,6 +31,18 @@ def test_the_tables_are_the_results() -> None:
 def test_the_page_of_the_store_shows_what_was_measured_last() -> None:
     page = (HERE / "README.md").read_text()
     assert page == rewrite(page)
+
+
+def test_a_peer_is_compared_by_each_systems_best_run_and_what_is_lost_is_named() -> None:
+    ours = {4: [{"rollouts": 200, "lost": 0, "seconds": 2.0}], 8: [{"rollouts": 200, "lost": 0, "seconds": 1.0}]}
+    theirs = {4: [{"rollouts": 100, "lost": 20, "seconds": 1.0}, {"rollouts": 100, "lost": 0, "seconds": 2.0}]}
+    result = peers.compare("beside", ours, theirs)
+    assert (result.value, result.peer) == (200.0, 80.0)
+    assert (
+        result.note
+        == "here 200 to 200 with 8 processes, 0 of 400 lost; there 50 to 80 with 4 processes, 20 of 200 lost"
+    )
+    assert peers.percent_lost({"rollouts": 200, "readable_after_kill": 50}) == 75.0
 
 
 def test_the_target_is_reached_when_two_evaluations_are_there_on_average() -> None:

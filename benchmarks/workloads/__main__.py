@@ -1,22 +1,18 @@
-"""``python -m benchmarks.workloads``: rollouts per second of the store workloads, beside the peer's where one is given.
+"""``python -m benchmarks.workloads``: rollouts per second of the store workloads.
 
 From the first publish until every span of every rollout has been read back from ClickHouse and checked.
 """
 
 import argparse
 import asyncio
-import json
-import subprocess
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from benchmarks.results import Result, machine, table, write
 from benchmarks.system import System, runner, running, share, usage
 from lightningbus.run.publishing import publish_all
 from schemas.tasks import Task
 
-PEER = Path(__file__).with_name("peer.py")
 AGENT = "benchmarks.workloads.agent:work"
 RUNNERS = 2
 ENDED = (
@@ -63,8 +59,7 @@ UPSTREAM = (
     Workload("high concurrency", "single", 50_000, 2048, 256, 2, 0.1),
 )
 SATURATED = Workload("saturated", "batch_partial", 8000, 1000, 64, 3, 0.0, 1000)
-"""No think time: what the system itself can do. The peer is given the number of runners that it is fastest with."""
-PEER_SATURATED = Workload("saturated", "batch", 512, 128, 8, 3, 0.0)
+"""No think time: what the system itself can do."""
 
 
 def scaled(workload: Workload) -> Workload:
@@ -101,10 +96,7 @@ async def drive(system: System, load: Workload) -> None:
         if load.mode == "single" and runs:
             size = min(size, load.batch - published + await system.fetch_value(ENDED, runs=runs))
         runs.append(f"{load.name.replace(' ', '-')}-{published}")
-        tasks = [
-            Task(id=id, run_id=runs[-1], agent="default", mode="eval", input=_input(id, load))
-            for id in (f"{load.name}-{published + number}" for number in range(size))
-        ]
+        tasks = make_tasks(load, runs[-1], range(published, published + size))
         await publish_all(system.at.bus, tasks, timeout=120, on_done=lambda: None)
         published += size
         if load.mode == "batch":
@@ -118,42 +110,21 @@ async def drive(system: System, load: Workload) -> None:
     await system.until(CHECKED, load.total, runs=runs)
 
 
-def _input(id: str, load: Workload) -> dict[str, object]:
-    return {"id": id, "rounds": load.rounds, "sleep": load.sleep}
+def make_tasks(load: Workload, run_id: str, numbers: range) -> list[Task]:
+    """The tasks of a run, by their numbers in the load."""
+    ids = (f"{load.name}-{number}" for number in numbers)
+    parameters = {"rounds": load.rounds, "sleep": load.sleep}
+    return [Task(id=id, run_id=run_id, agent="default", mode="eval", input={"id": id, **parameters}) for id in ids]
 
 
-def peer(python: Path, load: Workload) -> float:
-    """The same workload on Agent Lightning, by its environment's interpreter."""
-    command = [
-        python,
-        PEER,
-        "--mode",
-        load.mode,
-        "--total",
-        load.total,
-        "--batch",
-        load.batch,
-        "--runners",
-        load.agents,
-    ]
-    command += ["--rounds", load.rounds, "--sleep", load.sleep, "--remaining", load.remaining]
-    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True, timeout=900)
-    return float(json.loads(done.stdout.splitlines()[-1])["rollouts_per_s"])
-
-
-def main(only: str = "", python: Path | None = None) -> list[Result]:
+def main(only: str = "") -> list[Result]:
     """Measure and write."""
     results = []
     for load in (SATURATED, *map(scaled, UPSTREAM)):
         if only and load.name not in only.split(","):
             continue
-        # Where the load thinks, the thinking is what takes the time, on either side: compared only when asked for.
-        other_one = python if load is SATURATED or only else None
-        before = peer(other_one, PEER_SATURATED if load is SATURATED else load) if other_one else None
         rate, cpu = asyncio.run(measure(load))
-        after = peer(other_one, PEER_SATURATED if load is SATURATED else load) if other_one else None
-        other = (before + after) / 2 if before is not None and after is not None else None
-        results.append(Result(load.name, rate, "rollouts/s", load.ceiling, other, cpu))
+        results.append(Result(load.name, rate, "rollouts/s", load.ceiling, note=cpu))
         print(table([results[-1].as_json()]).splitlines()[-1], flush=True)
     write("workloads", results, whole=not only)
     return results
@@ -161,8 +132,7 @@ def main(only: str = "", python: Path | None = None) -> list[Result]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peer", type=Path, help="interpreter of an environment with agentlightning==0.3.0")
     parser.add_argument("--only", default="", help="names of workloads, with commas")
     options = parser.parse_args()
     print(machine())
-    main(options.only, options.peer)
+    main(options.only)

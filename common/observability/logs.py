@@ -16,7 +16,7 @@ from structlog.typing import EventDict
 from common.observability.log_format import LogFormat
 from common.printable import printable_json, to_printable
 
-WARNING_LOGGERS = ("asyncio", "httpx", "filelock", "nats")
+WARNING_LOGGERS = ("asyncio", "httpx", "filelock", "nats", "matplotlib")
 ERROR_LOGGERS = ("urllib3", "clickhouse_connect")
 """What these warn of they also raise, and we log it in one sentence."""
 

@@ -29,6 +29,7 @@ def make_engine(
     model: dict[str, Any] = {"model_type": kind}
     if kind == "language_model" and not frozen:
         model |= settings.lora.model_dump()
+    _compute_entropy_in_chunks()
     if kind == "value_model":
         _load_value_models_without_flash_attention()
     engine = EngineRegistry.new(
@@ -80,6 +81,20 @@ def lora_state_dict(engine: Any) -> tuple[dict[str, Any], float]:
     params, config = engine.get_per_tensor_param(base_sync_done=True)
     tensors = {name: tensor.detach().to("cpu").clone().contiguous() for name, tensor in params}
     return tensors, float(config["lora_alpha"]) / float(config["r"])
+
+
+def _compute_entropy_in_chunks() -> None:
+    """verl chunks entropy for packed sequences only; whole, it takes twice the memory of the logits in float32."""
+    from verl.utils import torch_functional
+
+    torch_functional.entropy_from_logits = _entropy_from_logits
+
+
+def _entropy_from_logits(logits: Any) -> Any:
+    """``float32[...]`` of ``[..., vocabulary]``, in nats, by verl's chunked function."""
+    from verl.utils.torch_functional import entropy_from_logits_with_chunking
+
+    return entropy_from_logits_with_chunking(logits.flatten(0, -2)).view(logits.shape[:-1])
 
 
 def _load_value_models_without_flash_attention() -> None:

@@ -1,6 +1,7 @@
 """One step of training by verl: log-probabilities, correction, mini-batches, and the weights that come of it."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -19,7 +20,7 @@ from learner.training.critic import Critic, compute_gae
 from learner.training.distributed import ProcessGroup, balance_by_tokens
 from learner.training.loss import actor_config, policy_loss
 from learner.training.tensors import Floats, ForwardConfig, Segments, TokenInputs, from_output
-from learner.training.token_weights import loss_weights
+from learner.training.token_weights import loss_weights, mean_over_tokens
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -83,7 +84,7 @@ class Trainer:
         """One training step on a batch; metrics by name: ``actor/…`` and ``rollout_corr/…`` are verl's own."""
         sequences, actor = batch.sequences, self._settings.actor
         segments = Segments(sequences)
-        current = self._infer(self._engine, sequences, "log_probs")
+        current, entropies = self._infer_outputs(self._engine, sequences, "log_probs", "entropy")
         behavior = [sequence.logprobs for sequence in sequences]
         correction = apply_rollout_correction(current, behavior, segments, self._settings)
         fields: dict[str, Sequence[NDArray[Any]]] = {
@@ -105,7 +106,10 @@ class Trainer:
                 for name, value in self._update(inputs.select(indices)).items():
                     metrics.setdefault(name, []).append(value)
         means = {name: float(np.mean(values)) for name, values in metrics.items()}
-        return {**_correction_metrics(correction), **means, "actor/lr": self._step_scheduler()}
+        entropy = mean_over_tokens(entropies, sequences, actor.loss_agg_mode)
+        return {
+            **_correction_metrics(correction), "actor/entropy": entropy, **means, "actor/lr": self._step_scheduler()
+        }  # fmt: skip
 
     @_collective
     def log_probs(self, sequences: Sequence[TrainSequence]) -> list[Floats]:
@@ -168,11 +172,18 @@ class Trainer:
 
     def _infer(self, engine: Any, sequences: Sequence[TrainSequence], output: str) -> list[Floats]:
         """An output per token of all sequences, on every rank."""
+        (values,) = self._infer_outputs(engine, sequences, output)
+        return values
+
+    def _infer_outputs(self, engine: Any, sequences: Sequence[TrainSequence], *names: str) -> list[list[Floats]]:
+        """Several outputs of one forward pass, each as of `_infer`."""
         indices, shard = self._shard(TokenInputs(sequences, {}))
+        config = replace(self._forward, entropy="entropy" in names)
         with engine.eval_mode():
-            tensor = engine.infer_batch(shard.to_tensordict(self._forward))["model_output"][output]
-        outputs = self.group.all_gather(dict(zip(indices, from_output(tensor, shard.sequences), strict=False)))
-        return [outputs[index] for index in range(len(sequences))]
+            tensors = engine.infer_batch(shard.to_tensordict(config))["model_output"]
+        by_name = [from_output(tensors[name], shard.sequences) for name in names]
+        gathered = self.group.all_gather(dict(zip(indices, zip(*by_name, strict=True), strict=False)))
+        return [[gathered[index][place] for index in range(len(sequences))] for place in range(len(names))]
 
     def _shard(self, inputs: TokenInputs) -> tuple[list[int], TokenInputs]:
         """The indices of this rank's sequences, and these, padded to as many as every rank has."""

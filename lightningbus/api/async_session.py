@@ -6,8 +6,10 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from lightningbus.analysis.transcript import Transcript
+from lightningbus.api.evaluation_result import EvaluationResult
+from lightningbus.api.options import EvaluateOptions, PublishOptions
 from lightningbus.api.reward_curve import RewardCurve
-from lightningbus.api.session import Published, PublishOptions, Session, connect
+from lightningbus.api.session import Published, Session, connect
 from lightningbus.api.table import Table
 from lightningbus.api.tasks import Tasks
 from lightningbus.run.run_directory import RUNS
@@ -64,6 +66,10 @@ class AsyncSession:
     async def reward_curve(self, run: str | None = None) -> RewardCurve:
         """See `Session.reward_curve`."""
         return await asyncio.to_thread(self._session.reward_curve, run)
+
+    async def evaluate(self, tasks: Tasks, **options: Unpack[EvaluateOptions]) -> EvaluationResult:
+        """See `Session.evaluate`."""
+        return await self._session._evaluate(tasks, options)
 
     async def publish(self, tasks: Tasks, *, timeout: float = 300.0, **options: Unpack[PublishOptions]) -> Published:
         """See `Session.publish`."""

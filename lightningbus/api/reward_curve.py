@@ -15,22 +15,10 @@ TRAINING = """
 SELECT version, rollouts, mean_reward, standard_error FROM reward_by_version
 WHERE run_id = {run_id:String} AND mode = 'train' ORDER BY version
 """
-# By problem first: the answers to one problem are not independent of each other.
 EVALUATIONS = """
-SELECT evaluation, version, sum(num_rollouts) AS rollouts, avg(reward) AS mean_reward,
-    if(count() > 1, stddevSamp(reward) / sqrt(count()), NULL) AS standard_error
-FROM (
-    SELECT r.evaluation AS evaluation,
-        if(mapContains(t.weight_versions, t.model), t.weight_versions[t.model], assumeNotNull(r.max_weight_version))
-            AS version,
-        count() AS num_rollouts, avg(if(r.outcome = 'ok', ifNull(r.reward, 0), 0)) AS reward
-    FROM rollouts AS r INNER JOIN tasks AS t ON r.run_id = t.run_id AND r.rollout_id = t.rollout_id
-    WHERE r.run_id = {run_id:String} AND r.mode = 'eval'
-        AND (mapContains(t.weight_versions, t.model) OR r.max_weight_version IS NOT NULL)
-    GROUP BY evaluation, version, r.task_id
-) GROUP BY evaluation, version ORDER BY evaluation, version
+SELECT evaluation, version, rollouts, mean_reward, standard_error FROM reward_by_version
+WHERE run_id = {run_id:String} AND mode = 'eval' ORDER BY evaluation, version
 """
-"""A rollout that failed counts as 0, as in `lightningbus.run.evaluation`."""
 MARKERS = ("D", "o", "s", "^", "v")
 
 
@@ -40,7 +28,7 @@ class RewardCurve:
 
     run: str
     training: Table
-    """``version, rollouts, mean_reward, standard_error`` of training rollouts that went well."""
+    """``version, rollouts, mean_reward, standard_error`` of training rollouts, see the report ``reward_by_version``."""
     evaluations: Table
     """``evaluation, version, rollouts, mean_reward, standard_error``."""
 
@@ -89,7 +77,7 @@ class RewardCurve:
 
 
 def _points(table: Table, evaluation: str | None = None) -> tuple[list[int], list[float], list[float]]:
-    """Versions, means and standard errors, 0 where there is one rollout only."""
+    """Versions, means and standard errors, 0 where there is one task only."""
     rows = [row for row in table if evaluation is None or row["evaluation"] == evaluation]
     return (
         [row["version"] for row in rows],

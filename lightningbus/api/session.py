@@ -1,25 +1,33 @@
 """`connect`: a session with a run, which publishes tasks and reads what became of them."""
 
+import asyncio
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypedDict, Unpack
+from typing import Any, NamedTuple, Self, Unpack
 
 from clickhouse_connect.driver.client import Client
 
-from common.name_suggestions import suggest_name
 from lightningbus.analysis.transcript import Transcript
+from lightningbus.api.evaluation_result import EvaluationResult
 from lightningbus.api.event_loop import run_blocking
+from lightningbus.api.options import (
+    EvaluateOptions,
+    PublishOptions,
+    build_live_evaluation,
+    build_publication,
+)
 from lightningbus.api.reward_curve import RewardCurve
 from lightningbus.api.sql_source import SqlSource
 from lightningbus.api.table import Table
 from lightningbus.api.tasks import Tasks, read_tasks
 from lightningbus.api.user_errors import as_user_error, require_package
 from lightningbus.run.discovery import connect as connect_bus
-from lightningbus.run.publishing import Publication, publish_all
+from lightningbus.run.live_evaluation import evaluate_live
+from lightningbus.run.publishing import publish_all
 from lightningbus.run.role_process import UserError
-from lightningbus.run.run_directory import LATEST, RUNS, RunDirectory
+from lightningbus.run.run_directory import RUNS, RunDirectory
+from lightningbus.run.run_lookup import find_run
 from schemas import subjects
 
 RUNS_SQL = """
@@ -42,31 +50,6 @@ class Published(NamedTuple):
 
     new: int
     existing: int
-
-
-class PublishOptions(TypedDict, total=False):
-    """Keyword arguments of `Session.publish`."""
-
-    samples: int
-    """Rollouts of each task."""
-    run: str
-    """Run the results belong to; default: the session's."""
-    agent: str
-    """Name of the agent the tasks are for."""
-    mode: str
-    """``train`` or ``eval``; default: train, eval with ``evaluation``."""
-    evaluation: str
-    """Name of the evaluation they belong to."""
-    weight_versions: Mapping[str, int]
-    """By model: answer its calls from this weight version only."""
-    role_models: Mapping[str, str]
-    """Models that answer for some roles of the agent."""
-    pass_name: str
-    """Part of task ids, to publish the same tasks again."""
-    temperature: float
-    """Forced on every model call."""
-    deadline: float
-    """Seconds a rollout may take."""
 
 
 class Session:
@@ -143,10 +126,32 @@ class Session:
         """
         return run_blocking(self._publish(tasks, timeout, options))
 
+    def evaluate(self, tasks: Tasks, **options: Unpack[EvaluateOptions]) -> EvaluationResult:
+        """Answer tasks by a weight version of a run that is up, by its own nodes and runners.
+
+        Nodes are pinned to the version until the end, as by ``lightningbus weights pin``, and training rollouts come
+        from it meanwhile. For a run that has ended there is `lightningbus.evaluate`.
+
+        Args:
+            tasks: as in `publish`.
+            options: how, see `EvaluateOptions`.
+        """
+        return run_blocking(self._evaluate(tasks, options))
+
+    async def _evaluate(self, tasks: Tasks, options: EvaluateOptions) -> EvaluationResult:
+        with as_user_error():
+            directory = self._directory
+            if directory is None or directory.read_endpoints() is None:
+                raise UserError(f"run {self._run!r} is not up: `lightningbus.evaluate` evaluates one that has ended")
+            job = build_live_evaluation(directory, read_tasks(tasks), options)
+            async with connect_bus(self._bus, "evaluate", "admin", run=directory) as bus:
+                client = await asyncio.to_thread(self._source.ask, lambda client: client)
+                return EvaluationResult(directory.path, await evaluate_live(bus, client, job))
+
     async def _publish(self, tasks: Tasks, timeout: float, options: PublishOptions) -> Published:
         with as_user_error():
             problems = read_tasks(tasks)
-            expanded = _publication({"run": self._run or "run", **options}).tasks(problems)
+            expanded = build_publication({"run": self._run or "run", **options}).tasks(problems)
             if self._bus is None and self._directory is not None and self._directory.read_endpoints() is None:
                 raise UserError(f"run {self._directory.path.name!r} is not up: tasks are published while it is")
             async with connect_bus(self._bus, "publish", run=self._directory) as bus:
@@ -165,7 +170,7 @@ def connect(
     """A session with a run that is up, or with the files of one that has ended.
 
     Args:
-        run: name of the run; default: the one that was started last.
+        run: name of the run, or its directory; default: the one that was started last.
         runs: directory of run directories.
         bus: NATS URL; default: the run's.
         sql: ClickHouse URL; default: the run's store, else its files.
@@ -175,26 +180,9 @@ def connect(
         UserError: there is no such run.
     """
     with as_user_error():
-        directory = find_run(Path(runs), run) if sql is None else None
-        name = run or (directory.path.name if directory is not None else None)
+        directory = find_run(run, Path(runs)) if sql is None else None
+        name = directory.path.resolve().name if directory is not None else run
         return Session(directory, name, bus, SqlSource(directory, sql, database))
-
-
-def find_run(runs: Path, name: str | None) -> RunDirectory | None:
-    """A run's directory, or the latest; None where there is no run at all and none is named. Raises `UserError`."""
-    if name is None:
-        return RunDirectory.latest(runs)
-    if (runs / name / "store").is_dir():
-        return RunDirectory(runs / name)
-    names = [path.parent.name for path in runs.glob("*/store") if path.parent.name != LATEST]
-    hint = suggest_name(name, names) if names else f"there is no run in {runs}"
-    raise UserError(f"there is no run {name!r}; {hint}".rstrip("; "))
-
-
-def _publication(options: dict[str, Any]) -> Publication:
-    for name in options.keys() - PublishOptions.__annotations__.keys():
-        raise UserError(f"{name}: no such option; {suggest_name(name, PublishOptions.__annotations__)}".rstrip("; "))
-    return Publication(**options)
 
 
 def _query(client: Client, sql: str, parameters: dict[str, Any]) -> Table:

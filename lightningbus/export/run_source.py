@@ -1,6 +1,5 @@
 """A run whose weights are exported: its bus, up or stopped, and what it was started with."""
 
-import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +13,8 @@ from bus.security.credentials import Credentials
 from bus.security.secrets import CONF
 from lightningbus.run.discovery import connect
 from lightningbus.run.role_process import UserError
-from lightningbus.run.run_directory import RUNS, RunDirectory
+from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.run_lookup import find_run
 from lightningbus.run.stack import CREDENTIALS
 
 ROLE = "inference"
@@ -30,16 +30,8 @@ class RunSource:
     directory: Path | None
 
     def read_settings(self, role: str) -> dict[str, Any]:
-        """The settings that the run's learner, or its first inference node, was started with; empty if unknown."""
-        if self.directory is None:
-            return {}
-        try:
-            settings = json.loads((self.directory / "work" / f"{role}.json").read_text())
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError) as error:
-            raise UserError(f"the settings of {role} in {self.directory} cannot be read: {error}") from error
-        return dict(settings)
+        """See `RunDirectory.read_settings`; empty where the run's directory is not known."""
+        return RunDirectory(self.directory).read_settings(role) if self.directory is not None else {}
 
 
 @asynccontextmanager
@@ -51,9 +43,9 @@ async def open_run(run: str | None, url: str | None) -> AsyncIterator[RunSource]
     """
     if url is not None:
         async with connect(url, NAME, ROLE) as bus:
-            yield RunSource(bus, find_run(run).path.resolve() if run is not None else None)
+            yield RunSource(bus, _find_run(run).path.resolve() if run is not None else None)
         return
-    directory = find_run(run)
+    directory = _find_run(run)
     streams = directory.path / "bus" / "jetstream"
     endpoints = directory.read_endpoints()
     if endpoints is not None:
@@ -72,17 +64,11 @@ async def open_run(run: str | None, url: str | None) -> AsyncIterator[RunSource]
             yield RunSource(bus, directory.path.resolve())
 
 
-def find_run(run: str | None) -> RunDirectory:
-    """The run of a name or a directory, None for the latest one; raises `UserError` if there is none."""
-    if run is None:
-        latest = RunDirectory.latest()
-        if latest is None:
-            raise UserError("there is no run here: give --run DIRECTORY or --bus URL")
-        return latest
-    for path in (Path(run), RUNS / run):
-        if (path / "work").is_dir():
-            return RunDirectory(path)
-    raise UserError(f"there is no run {run!r}: give its name in {RUNS}/, or its directory")
+def _find_run(run: str | None) -> RunDirectory:
+    directory = find_run(run)
+    if directory is None:
+        raise UserError("there is no run here: give --run DIRECTORY or --bus URL")
+    return directory
 
 
 def _read_credentials(directory: Path | None) -> Credentials | None:

@@ -14,7 +14,7 @@ from inference.settings import InferenceSettings
 from learner.settings.algorithm import ActorSettings, OptimSettings
 from learner.settings.learner import LearnerSettings
 from lightningbus.run import train_job
-from lightningbus.run.held_out import SAMPLINGS
+from lightningbus.run.evaluation import SAMPLINGS
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings, EvalSettings, RunSettings

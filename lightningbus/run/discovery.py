@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bus.client import Bus
-from bus.connection import CONNECT_SECONDS, DEFAULT_URL
+from bus.connection import DEFAULT_URL
 from bus.errors import BusError
 from bus.security.credentials import Credentials
 from bus.security.secrets import INFERENCE_API_KEY
@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 BUS_VARIABLE = "LIGHTNINGBUS_BUS"
 CREDENTIALS_VARIABLE = "LIGHTNINGBUS_CREDENTIALS"
 API_KEY_VARIABLE = "LIGHTNINGBUS_INFERENCE_API_KEY_FILE"
+ANSWER_SECONDS = 1.0
+"""For a connection of a command: whoever asks something does not wait for a bus that is about to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ async def connect(
     url: str | None,
     name: str,
     role: str = "client",
-    wait: float = CONNECT_SECONDS,
+    wait: float = ANSWER_SECONDS,
     run: RunDirectory | None = None,
 ) -> AsyncIterator[Bus]:
     """A connection to the bus that `discover_bus` finds; raises as `Bus.connect`."""

@@ -14,12 +14,14 @@ import yaml
 
 from bus.task_file import load_tasks
 from common.name_suggestions import suggest_name
+from learner.settings.learner import LearnerSettings
 from lightningbus.run.new_directory import is_vacant, written_beside
 from lightningbus.run.role_process import UserError
 from runners.agent.factory import resolve_program
 
 ADAPTERS = {
     "gymnasium": "gymnasium_adapter",
+    "harbor": "harbor_adapter",
     "nemo-gym": "nemo_gym_adapter",
     "openenv": "openenv_adapter",
     "verifiers": "verifiers_adapter",
@@ -29,6 +31,7 @@ SOURCES = Path(__file__).parents[1] / "environments"
 PACKAGE = "environment"
 TASKS, HELDOUT, RUN_FILE, CONFIG = "tasks.jsonl", "heldout.jsonl", "run.yaml", "environment.json"
 DEADLINE_SECONDS = 300
+LEARNING_RATE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +57,13 @@ class EnvironmentSpec:
 
 
 def parse_name(text: str) -> tuple[str, str]:
-    """``KIND:NAME``; raises `UserError` for a kind that is not known."""
+    """``KIND:NAME``, a directory of Harbor by its absolute path; raises `UserError` for a kind that is not known."""
     kind, separator, name = text.partition(":")
     if not separator or not name:
         raise UserError(f"{text!r} is not of the form KIND:NAME, such as verifiers:gsm8k")
     if kind not in ADAPTERS:
         raise UserError(f"{kind!r} is no kind of environment: {suggest_name(kind, ADAPTERS)}")
-    return kind, name
+    return kind, str(Path(name).absolute()) if kind == "harbor" else name
 
 
 def parse_arguments(words: Sequence[str]) -> dict[str, Any]:
@@ -123,11 +126,14 @@ def render_run_file(spec: EnvironmentSpec, directory: Path, model_path: Path) ->
     learner = {
         "model_path": str(model_path),
         "tasks": str(directory / TASKS),
+        **{name: LearnerSettings.model_fields[name].default for name in ("group_size", "groups_per_step", "max_steps")},
         "rollout_timeout_seconds": DEADLINE_SECONDS,
+        "actor": {"optim": {"lr": LEARNING_RATE}},
     }
     fields = {
-        "name": as_file_name(spec.name),
-        "store": {},
+        "name": as_file_name(directory.name or spec.name),
+        "bus": {"port": 0},
+        "store": {"http_port": 0},
         "inference": [{"model_path": str(model_path)}],
         "runners": [runner],
         "learner": learner,
@@ -136,6 +142,7 @@ def render_run_file(spec: EnvironmentSpec, directory: Path, model_path: Path) ->
     header = (
         f"# {spec.kind}:{spec.name}, by `lightningbus env`. Train: lightningbus train -c {directory / RUN_FILE}\n"
         "# If the environment has tools, name the parser of the model's calls: inference: [{tool_parser: hermes}]\n"
+        "# Ports of 0 are free ones. docs/environments.md says what to set for a small model on the CPU.\n"
     )
     return header + yaml.safe_dump(fields, sort_keys=False)
 

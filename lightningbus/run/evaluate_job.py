@@ -1,28 +1,20 @@
 """An evaluation by itself: of a model directory, or of a weight version of a run that has ended."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nats.errors import Error as NatsError
-
-from bus.errors import BusError
 from bus.task_file import TaskInput, load_tasks
 from bus.weights.registry import WeightRegistry
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation import Evaluation
 from lightningbus.run.held_out import PolicyVersions, evaluate_once_served
-from lightningbus.run.role_process import UserError
+from lightningbus.run.pinned_version import find_version, pinned
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import EvalSettings, RunSettings
 from lightningbus.run.stack import LocalStack, child_specs, start_stack
 from lightningbus.run.supervisor import ChildSpec
-from schemas.weights.release_policy import is_servable
 from store.clickhouse.client import connect
-
-ACTOR = "evaluate"
-"""Who pins the version, in the record of decisions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +24,7 @@ class EvaluateJob:
     eval: EvalSettings
     problems: Sequence[TaskInput]
     samplings: Sequence[str]
-    """Of `held_out.SAMPLINGS`."""
+    """Of `evaluation.SAMPLINGS`."""
     label_prefix: str = ""
     """Part of the labels, so that rollouts of other problems in the same run stay apart."""
     first: LearnerSettings | None = None
@@ -63,7 +55,7 @@ async def run(settings: RunSettings, job: EvaluateJob) -> dict[str, Evaluation]:
         title = f"lightningbus evaluate · {settings.name}"
         async with start_stack(directory, settings.bus, title, settings.policies) as stack:
             registry = WeightRegistry(stack.bus, settings.main_model)
-            version = await _find_version(registry, job.version) if job.first is None else 0
+            version = await find_version(registry, job.version) if job.first is None else 0
             for child in child_specs(settings.without_learners(), directory.path):
                 await stack.supervisor.start(child)
             store = await stack.wait_for_member(lambda beat: beat.role == "store", "store", 60)
@@ -73,41 +65,8 @@ async def run(settings: RunSettings, job: EvaluateJob) -> dict[str, Evaluation]:
                 await stack.supervisor.start(ChildSpec("learner-first", "learner", job.first))
                 await stack.or_child_failure(stack.supervisor.wait_finished("learner-first"))
                 await registry.refresh()
-            async with _pinned(registry, version):
+            async with pinned(registry, version):
                 return await _evaluate(stack, store.address, settings, job, version)
-
-
-async def _find_version(registry: WeightRegistry, version: int | None) -> int:
-    """The version, if nodes can load it, or the newest; raises `UserError`."""
-    release = await registry.refresh()
-    available = []
-    async for manifest, _ in registry.list_versions():
-        if is_servable(release, manifest) and not await registry.find_expired_blob(manifest):
-            available.append(manifest.version)
-    if not available:
-        raise UserError("no weight version is left to evaluate: `lightningbus weights list` says why")
-    if version is None:
-        return max(available)
-    if version not in available:
-        names = ", ".join(map(str, sorted(set(available))))
-        raise UserError(f"nodes cannot load version {version}: it is not on the run's bus any more; these are: {names}")
-    return version
-
-
-@asynccontextmanager
-async def _pinned(registry: WeightRegistry, version: int) -> AsyncIterator[None]:
-    """Let nodes serve the version while the block runs; afterwards what was pinned before."""
-    before = registry.state.pinned
-    if before != version:
-        await registry.append_decision("pinned", version, actor=ACTOR, reason="it is evaluated")
-    try:
-        yield
-    finally:
-        with suppress(BusError, NatsError):
-            if before is None:
-                await registry.append_decision("unpinned", version, actor=ACTOR)
-            elif before != version:
-                await registry.append_decision("pinned", before, actor=ACTOR, reason="it was before an evaluation")
 
 
 async def _evaluate(

@@ -21,6 +21,11 @@ from schemas.subjects import DEFAULT_POLICY
 log = logging.getLogger(__name__)
 
 NO_ROLES: Mapping[str, str] = MappingProxyType({})
+SAMPLINGS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 1.0}}
+"""How problems are answered, by the label of the evaluation."""
+NODE_SECONDS = 600.0
+"""Longest wait for a node that serves the version."""
+
 ENDED = "SELECT rollout_id FROM rollouts WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String})"
 NUM_ENDED = "SELECT count() FROM rollouts WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String})"
 # By problem first: the answers to one problem are not independent of each other.

@@ -5,32 +5,32 @@ import os
 
 from clickhouse_connect.driver.client import Client
 
-from bus.directory_lock import is_wanted, lock_for_reading
+from bus.directory_lock import is_wanted
 from bus.errors import BusError
+from common.aio import first_completed
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.store_discovery import NO_STORE, SQL_VARIABLE, find_running_store
+from lightningbus.run.store_files import open_shared_files
 from store.clickhouse.client import StoreUnreachable, connect_readonly
 from store.clickhouse.query_limits import UI
-from store.embedded.engine import EngineBusy
-from store.service import serve_readonly
-from store.ui.client import Reader, StoreState
+from store.ui.client import HANDOVER_SECONDS, Reader, StoreState
 
 PING_SECONDS = 1.0
 """Between two checks that a store still answers."""
-RETRY_SECONDS = 1.0
+RETRY_SECONDS = 0.5
 """Between two tries to find a store that answers."""
-WANTED_SECONDS = 0.2
-"""Between two checks whether another process wants the files."""
+LATEST_SECONDS = 1.0
+"""Between two checks whether another run is the latest."""
 GOES_ON = "This page goes on by itself as soon as a store or the run's files can be read."
 
 
 class FollowedStore:
-    """Keeps a `Reader` on the store at ``url``, else on the latest run's: its store process, or its files."""
+    """Keeps a `Reader` on the store at ``url``, else on that of ``run``, else on the latest run's: process or files."""
 
-    def __init__(self, reader: Reader, url: str | None, database: str) -> None:
-        self._reader, self._database = reader, database
-        self._url = url or os.environ.get(SQL_VARIABLE)
+    def __init__(self, reader: Reader, url: str | None, database: str, run: RunDirectory | None = None) -> None:
+        self._reader, self._database, self._run = reader, database, run
+        self._url = url or (os.environ.get(SQL_VARIABLE) if run is None else None)
         self._opened = asyncio.Event()
 
     async def wait_until_opened(self) -> None:
@@ -50,12 +50,18 @@ class FollowedStore:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _follow_until_gone(self) -> None:
-        if url := self._url or await find_running_store():
+        if url := await self._find_process():
             await self._read_process(url)
-        elif (run := RunDirectory.latest()) is None or not run.has_stored_data():
+        elif (run := self._run or RunDirectory.latest()) is None or not run.has_stored_data():
             raise UserError(NO_STORE)
         else:
             await self._read_files(run)
+
+    async def _find_process(self) -> str | None:
+        if self._run is None:
+            return self._url or await find_running_store()
+        endpoints = self._run.read_endpoints()
+        return endpoints.sql if endpoints is not None and endpoints.sql else None
 
     async def _read_process(self, url: str) -> None:
         client = await asyncio.to_thread(connect_readonly, url, self._database, UI)
@@ -67,23 +73,26 @@ class FollowedStore:
                 return
 
     async def _read_files(self, run: RunDirectory) -> None:
-        try:
-            async with serve_readonly(run.store, lock_for_reading) as address:
-                self._use(await asyncio.to_thread(connect_readonly, address, self._database, UI), StoreState.FINISHED)
-                await _wait_until_wanted(run)
-                self._reader.lose(f"Another process has opened the files of run {run.path.name}. {GOES_ON}")
-        except EngineBusy as error:
-            raise UserError(str(error)) from error
+        if self._opened.is_set() and is_wanted(run.store):  # no process is started only to be refused
+            self._hand_over(run)
+            return
+        async with open_shared_files(run.store) as (url, process):
+            self._use(await asyncio.to_thread(connect_readonly, url, self._database, UI), StoreState.FINISHED)
+            await first_completed(process.wait(), self._wait_for_another_latest(run))
+            self._hand_over(run)
+
+    def _hand_over(self, run: RunDirectory) -> None:
+        self._reader.lose(
+            f"Another process has opened the files of run {run.path.name}. {GOES_ON}", patience=HANDOVER_SECONDS
+        )
+
+    async def _wait_for_another_latest(self, run: RunDirectory) -> None:
+        while True:
+            latest = RunDirectory.latest()
+            if self._run is None and latest is not None and latest.path != run.path:
+                return
+            await asyncio.sleep(LATEST_SECONDS)
 
     def _use(self, client: Client, state: StoreState) -> None:
         self._reader.use(client, state)
         self._opened.set()
-
-
-async def _wait_until_wanted(run: RunDirectory) -> None:
-    """Wait until another process wants the run's files, or another run is the latest."""
-    while True:
-        await asyncio.sleep(WANTED_SECONDS)
-        latest = RunDirectory.latest()
-        if is_wanted(run.store) or (latest is not None and latest.path != run.path):
-            return

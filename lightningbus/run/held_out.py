@@ -15,7 +15,8 @@ from bus.fleet.node_state import is_ready, serves_version
 from bus.task_file import TaskInput
 from bus.weights.registry import WeightRegistry
 from common.aio import first_completed
-from lightningbus.run.evaluation import Evaluation, evaluate
+from lightningbus.run.evaluation import NODE_SECONDS, SAMPLINGS, Evaluation, evaluate
+from lightningbus.run.pinned_version import TRAIN_ACTOR, find_pin
 from lightningbus.run.settings import EvalSettings
 from lightningbus.run.stack import LocalStack
 from schemas import subjects
@@ -25,12 +26,8 @@ from schemas.weights.release_policy import is_servable
 
 log = logging.getLogger(__name__)
 
-SAMPLINGS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 1.0}}
-"""How held-out problems are answered, by the label of the evaluation."""
 RECHECK_SECONDS = 5.0
 """How often versions are looked up without a notification: a canary may have approved one."""
-NODE_SECONDS = 600.0
-"""Longest wait for a node that serves the version."""
 
 
 def choose_due_versions(published: Iterable[int], evaluated: Iterable[int], every: int) -> list[int]:
@@ -127,7 +124,7 @@ class HeldOut:
         self._problems, self._on_evaluation = problems, on_evaluation
         self._ended = {(evaluation.label, _key(evaluation.versions)) for evaluation in evaluations}
         self._releases = {model: WeightRegistry(stack.bus, model) for model in models}
-        self._actor = f"train:{run}"
+        self._actor = f"{TRAIN_ACTOR}{run}"
 
     def is_complete(self, versions: Mapping[str, int]) -> bool:
         """Whether these versions, one of each model, have been evaluated in every way."""
@@ -228,8 +225,8 @@ class HeldOut:
                 await registry.append_decision("unpinned", release.pinned, actor=self._actor)
 
     def _is_own_pin(self, release: ReleaseState) -> bool:
-        pins = [decision for decision in release.decisions if decision.action == "pinned"]
-        return bool(pins) and pins[-1].actor == self._actor
+        pin = find_pin(release)
+        return pin is not None and pin.actor == self._actor
 
 
 def _key(versions: Mapping[str, int]) -> tuple[tuple[str, int], ...]:

@@ -15,20 +15,18 @@ from typing import Any
 
 from clickhouse_connect.driver.client import Client
 
+from common.flat_settings import flatten_settings
 from lightningbus.run.plot import plot_report
 from lightningbus.run.results import RESULTS
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.train_result import PICTURE
-from store.clickhouse.client import without_secrets
 from store.reports import REPORTS, Report, ResultTable
 
 MAX_ROWS = 200
 """Rows of a table; the rest is counted."""
 FIRST_REPORTS = ("reward_by_version", "pass_at_k", "improved_tasks", "outcomes")
 """What a reader looks for first; the other reports follow by name."""
-SECRET_WORDS = ("password", "key", "secret", "token_file", "credentials")
-"""Settings with such a word in their name are left out."""
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 STYLE = """
 :root { color-scheme: light dark; --line: #dcdcd7; --quiet: #5d636b; }
@@ -87,7 +85,9 @@ def render(
         body.append(_details("Table", section.table))
     if settings:
         body.append("<h2>Settings</h2>")
-        body += [_details(name, (["setting", "value"], list(_flatten(item)))) for name, item in settings.items()]
+        body += [
+            _details(name, (["setting", "value"], list(flatten_settings(item)))) for name, item in settings.items()
+        ]
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
@@ -146,18 +146,6 @@ def _read_json(path: Path) -> Any:
         return None
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Names with dots and their values, without secrets."""
-    for name, value in values.items():
-        if any(word in name for word in SECRET_WORDS):
-            continue
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            text = without_secrets(value) if isinstance(value, str) and "://" in value else value
-            yield f"{prefix}{name}", text
-
-
 def _result_tables(results: Mapping[str, Any]) -> Iterator[str]:
     """What is a list of records, such as evaluations, as a table of its own; then the single values."""
     lists = {name: value for name, value in results.items() if _is_records(value)}
@@ -166,7 +154,7 @@ def _result_tables(results: Mapping[str, Any]) -> Iterator[str]:
         yield f"<h3>{escape(name.capitalize())}</h3>"
         yield _table((columns, [tuple(record.get(column) for column in columns) for record in records]))
     values = {name: value for name, value in results.items() if name not in lists}
-    yield _details("All values", (["result", "value"], list(_flatten(values))))
+    yield _details("All values", (["result", "value"], list(flatten_settings(values))))
 
 
 def _is_records(value: Any) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -98,6 +99,19 @@ class RunDirectory:
     def log(self, role: str) -> Path:
         """Log file of a role."""
         return self.path / "logs" / f"{role}.log"
+
+    def read_settings(self, role: str) -> dict[str, Any]:
+        """The settings that the run's learner, or its first inference node, was started with; empty if unknown.
+
+        Raises `bus.BusError` when they cannot be read.
+        """
+        path = self.path / "work" / f"{role}.json"
+        try:
+            return dict(json.loads(path.read_text()))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError) as error:
+            raise BusError(f"the settings of {role} in {self.path} cannot be read: {error}") from error
 
     @property
     def export_command(self) -> str:

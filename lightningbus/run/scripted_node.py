@@ -69,7 +69,12 @@ class ScriptedNode:
     async def _answer(self, request: web.Request) -> web.Response:
         body = await request.json()
         chat, num_choices = "messages" in body, body.get("n") or 1
-        head = {"id": f"chatcmpl-{time.time_ns():032x}", "model": body.get("model"), "created": int(time.time())}
+        head: dict[str, Any] = {
+            "id": f"chatcmpl-{time.time_ns():032x}",
+            "object": "chat.completion.chunk" if chat else "text_completion",  # OpenAI's stream helper reads no others
+            "model": body.get("model"),
+            "created": int(time.time()),
+        }
         choices = [_choice(index, chat) for index in range(num_choices)]
         usage = {
             "prompt_tokens": len(PROMPT_IDS),

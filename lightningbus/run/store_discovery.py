@@ -46,7 +46,7 @@ async def find_running_store() -> str | None:
     if endpoints is not None and endpoints.sql:
         return endpoints.sql
     try:
-        async with connect(None, "query", wait=1.0) as bus, bus.fleet("store") as stores:
+        async with connect(None, "query") as bus, bus.fleet("store") as stores:
             async with asyncio.timeout(LISTEN_SECONDS):
                 while not stores.members():
                     await stores.wait_for_change()

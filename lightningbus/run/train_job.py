@@ -14,6 +14,7 @@ from common.aio import cancel_and_wait, run_unless
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation import Evaluation, format_versions
 from lightningbus.run.held_out import HeldOut
+from lightningbus.run.pinned_version import wait_for_evaluations
 from lightningbus.run.plot import Point, plot_rewards
 from lightningbus.run.preflight import TrainJob
 from lightningbus.run.results import COUNTS, Results
@@ -192,6 +193,9 @@ class _Training:
     async def _wait_for_version(self, model: str) -> int:
         """The newest weight version of a model that nodes serve; one that is to be tried has been by then."""
         releases = WeightRegistry(self._stack.bus, model)
+        with contextlib.suppress(TimeoutError):  # whoever pinned it may be gone
+            async with asyncio.timeout(self._heldout.deadline):
+                await self._stack.or_child_failure(wait_for_evaluations(self._stack.bus, releases, model))
 
         async def tried() -> ServingTarget:
             while (choice := await releases.resolve_target()).canary is not None:

@@ -1,6 +1,7 @@
 """The result of a training job, and how a command shows it."""
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from lightningbus.run.evaluation import Evaluation
-from lightningbus.run.held_out import SAMPLINGS
+from lightningbus.run.evaluation import SAMPLINGS, Evaluation
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.terminal import render_html, render_text
 
@@ -49,11 +49,12 @@ class TrainResult:
 
 
 def report(result: TrainResult) -> None:
-    """Print what came of a job to the terminal, and its figures as JSON to standard output."""
+    """Print what came of a job to the terminal, and its figures as JSON to a program that reads standard output."""
     console = Console(stderr=True, highlight=False)
     console.print(result.render())
     console.print()
-    print(json.dumps(result.figures), flush=True)
+    if not sys.stdout.isatty():
+        print(json.dumps(result.figures), flush=True)
 
 
 def evaluations_table(evaluations: list[Evaluation]) -> Table:

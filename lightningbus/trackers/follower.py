@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightningbus.trackers.base import Tracker
-from lightningbus.trackers.store_points import Point
+from lightningbus.trackers.store_points import STEP_KEY, Point
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,9 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._keys = set(json.loads(path.read_text())) if path.exists() else set[str]()
+        steps = [int(key.removeprefix(STEP_KEY)) for key in self._keys if key.startswith(STEP_KEY)]
+        self.last_step = max(steps, default=-1)
+        """The last step that the tracker has; -1: none."""
 
     def select_new(self, points: Iterable[Point]) -> Iterator[Point]:
         """Those that the tracker does not have."""
@@ -33,7 +36,9 @@ class Journal:
 
     def add(self, points: Iterable[Point]) -> None:
         """The tracker has these now."""
-        self._keys |= {point.key for point in points}
+        new = list(points)
+        self._keys |= {point.key for point in new}
+        self.last_step = max([self.last_step, *(point.position for point in new if point.axis == "step")])
         temporary = self._path.with_suffix(".writing")
         temporary.write_text(json.dumps(sorted(self._keys)))
         temporary.replace(self._path)
@@ -43,10 +48,10 @@ class Follower(threading.Thread):
     """Logs each point once. A tracker or a store that is down delays points and loses none."""
 
     def __init__(
-        self, name: str, open_tracker: Callable[[], Tracker], read_points: Callable[[bool], Iterable[Point]],
+        self, name: str, open_tracker: Callable[[], Tracker], read_points: Callable[[bool, int], Iterable[Point]],
         journal: Journal, poll_seconds: float = POLL_SECONDS,
     ) -> None:  # fmt: skip
-        """``read_points``: all points that are final, given whether the run is over; it may raise."""
+        """``read_points``: final points, given whether the run is over and the last step known; it may raise."""
         super().__init__(name=f"tracker-{name}", daemon=True)
         self._tracker_name, self._open_tracker, self._read_points = name, open_tracker, read_points
         self._journal, self._poll_seconds = journal, poll_seconds
@@ -70,7 +75,7 @@ class Follower(threading.Thread):
             self._attempt(self._tracker.close)
 
     def _follow(self, is_over: bool) -> None:
-        new = list(self._journal.select_new(self._read_points(is_over)))
+        new = list(self._journal.select_new(self._read_points(is_over, self._journal.last_step)))
         if new:
             self._tracker = self._tracker or self._open_tracker()
             for point in new:

@@ -1,9 +1,9 @@
 """MLflow, by its own client."""
 
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
+from common.flat_settings import flatten_settings
 from lightningbus.trackers.base import Axis, TrackedRun
 
 ID_TAG = "lightningbus.id"
@@ -31,7 +31,7 @@ class MlflowTracker:
             self._client.set_terminated(self._run_id, "RUNNING")
             return
         self._run_id = self._client.create_run(experiment_id, run_name=run.name, tags={ID_TAG: run.id}).info.run_id
-        params = [Param(name, str(value)[:MAX_PARAM_CHARS]) for name, value in _flatten(run.config)]
+        params = [Param(name, str(value)[:MAX_PARAM_CHARS]) for name, value in flatten_settings(run.config)]
         for start in range(0, len(params), BATCH):
             self._client.log_batch(self._run_id, params=params[start : start + BATCH])
 
@@ -47,12 +47,3 @@ class MlflowTracker:
     def close(self) -> None:
         """See `Tracker.close`."""
         self._client.set_terminated(self._run_id)
-
-
-def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings as dotted names. Pure."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _flatten(inner, f"{name}.{key}".lstrip("."))
-    else:
-        yield name, value

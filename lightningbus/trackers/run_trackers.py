@@ -54,9 +54,9 @@ async def follow_run(
             tracker: Tracker = kind(run, **getattr(settings, name).model_dump())
             return tracker
 
-        def read_points(is_over: bool, reader: PointReader = reader) -> Iterable[Point]:
+        def read_points(is_over: bool, last_step: int, reader: PointReader = reader) -> Iterable[Point]:
             address, database = find_store()
-            return reader.read(connect(address, database), is_over=is_over) if address else ()
+            return reader.read(connect(address, database), is_over=is_over, last_step=last_step) if address else ()
 
         followers.append(Follower(name, open_tracker, read_points, Journal(state / f"{name}.json")))
     for follower in followers:

@@ -80,7 +80,8 @@ class SharedExecutor(PythonExecutor):
                 if answer is not None and not answer.done():
                     answer.set_result(reply)
         except AgentError as fault:
-            log.warning("%s", fault)
+            if self._process is process:  # we did not end it
+                log.warning("%s", fault)
             if self._process in (None, process):  # else it is of a process whose rollouts know already
                 self._fail_all(str(fault))
 

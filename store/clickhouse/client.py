@@ -1,12 +1,13 @@
 """A clickhouse-connect client, the same for the embedded engine and for a server."""
 
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import clickhouse_connect
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, OperationalError
 
+from common.flat_settings import without_secrets
 from store.clickhouse.query_limits import INTERACTIVE, QueryLimits, settings_for
 
 DATABASE = "lightningbus"
@@ -70,9 +71,3 @@ def query_row(client: Client, sql: str, parameters: dict[str, Any] | None = None
     if row is None:
         raise LookupError(f"no row: {sql}")
     return tuple(row)
-
-
-def without_secrets(url: str) -> str:
-    """The URL without user and password."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

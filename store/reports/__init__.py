@@ -13,6 +13,8 @@ from datetime import datetime
 from importlib import resources
 from typing import Any
 
+from store.reports.counted_rewards import COUNTED_REWARDS
+
 HEADER = re.compile(r"--\s*(\w+):\s*(.*?)\s*$")
 PARAMETER = re.compile(r"(\w+)\s+(\w+)\s*(=\s*(.*))?")
 
@@ -35,8 +37,9 @@ SNAPSHOT_CTES = """
     AND created_at <= {until:DateTime64(9)}),
     weight_activations AS (SELECT * FROM {database}.weight_activations WHERE activated_at <= {until:DateTime64(9)}),
     rollout_audits AS (SELECT * FROM {database}.rollout_audits WHERE {of_run} AND audited_at <= {until:DateTime64(9)}),
-    quarantined_rollouts AS (SELECT * FROM {database}.quarantined_rollouts WHERE {of_run})
-"""
+    quarantined_rollouts AS (SELECT * FROM {database}.quarantined_rollouts WHERE {of_run}),
+    counted_rewards AS ({counted_rewards})
+""".replace("{counted_rewards}", COUNTED_REWARDS)
 RUN_CONDITION = "{run_id:String} IN ('', run_id)"
 FAR_FUTURE = "2200-01-01 00:00:00"
 

@@ -1,4 +1,4 @@
--- title: Whether what was sampled is what the weights give
+-- title: Sampled tokens, recomputed with the weights of their version
 -- about: By engine and weight version: calls the auditor recomputed, tokens that differ by more than the tolerance, the verdict if there is one, and the rollouts it applies to. excluded: kept out of training for it. trained_before: trained in a step that had started when the verdict came; go back to a checkpoint before first_step to undo that.
 -- plot: line x=version y=mean_difference series=engine_id
 SELECT

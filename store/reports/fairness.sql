@@ -1,5 +1,5 @@
 -- title: Whether slow and hard tasks are trained at their share
--- about: Rollouts dispatched for training against those trained, by tenth of their duration, by label, and by task (the twenty with the lowest share). dispatched_share and trained_share are of the run's rollouts; a task that was dispatched again because its group came to nothing counts once. ks_p_value: Kolmogorov-Smirnov test of the durations dispatched against those trained, near 0 where they part.
+-- about: Rollouts dispatched for training against those trained, by tenth of their duration, by label, and by task (the twenty with the lowest share). dispatched_share and trained_share are of the run's rollouts; a task that was dispatched again because its group came to nothing counts once. ks_p_value: Kolmogorov-Smirnov test of the durations dispatched against those trained, near 0 where they differ.
 -- plot: bar x=value y=dispatched_share,trained_share series=run_id,kind
 WITH dispatched AS
 (

@@ -1,7 +1,9 @@
 """Queries to the store, a few at a time, with rows as JSON values."""
 
 import asyncio
+import contextlib
 import math
+import time
 from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
@@ -17,6 +19,12 @@ QueryRow = dict[str, Any]
 NO_STORE = "The store does not answer. This page goes on by itself as soon as a store or the run's files can be read."
 MAX_CONCURRENT = 4
 """Concurrent queries, so that the store keeps up with its inserts."""
+PATIENCE_SECONDS = 8.0
+"""How long queries wait for a store that does not answer: the run may have ended, and its files are opened next."""
+HANDOVER_SECONDS = 60.0
+"""How long they wait while another process has the files: a command such as `query` may take so long."""
+RETRY_SECONDS = 0.5
+"""Between two tries of a query while no store answers."""
 
 
 class QueryFailed(Exception):
@@ -38,36 +46,66 @@ class StoreState(StrEnum):
 class Reader:
     """Sends queries to a `store.clickhouse.client.connect_readonly` client from the event loop.
 
-    The client may change while pages are open: `use` another one, or `lose` it.
+    The client may change while pages are open: `use` another one, or `lose` it. For ``patience`` seconds after it is
+    lost, queries wait for the next one. So a store that is back at once is never said to be gone.
     """
 
-    def __init__(self, client: Client | None = None) -> None:
+    def __init__(self, client: Client | None = None, patience: float = PATIENCE_SECONDS) -> None:
         self._client, self._problem = client, NO_STORE
+        self._own_patience = self._patience = patience
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
-        self.state = StoreState.LIVE if client is not None else StoreState.GONE
+        self._changed = asyncio.Event()
+        self._state = StoreState.LIVE
+        self._silent_since = -math.inf if client is None else None
+        """Since when no store has answered, in seconds of the monotonic clock; None: it answers."""
+
+    @property
+    def state(self) -> StoreState:
+        """What is read; gone once no store has answered for longer than the patience."""
+        return self._state if self._client is not None or self._remaining_patience() > 0 else StoreState.GONE
 
     def use(self, client: Client, state: StoreState) -> None:
         """Send queries to this client from now on."""
-        self._client, self.state = client, state
+        self._client, self._state, self._silent_since = client, state, None
+        self._patience = self._own_patience
+        self._changed.set()
+        self._changed = asyncio.Event()
 
-    def lose(self, problem: str) -> None:
-        """Send no more queries; each fails with ``problem``, a sentence that says what to do."""
-        self._client, self.state, self._problem = None, StoreState.GONE, problem
+    def lose(self, problem: str, patience: float | None = None) -> None:
+        """Wait for another client, then let each query fail with ``problem``, a sentence that says what to do.
+
+        ``patience`` in seconds replaces the reader's own until the next client.
+        """
+        self._client, self._problem = None, problem
+        if patience is not None:
+            self._patience = patience
+        self._note_silence()
 
     async def query(self, sql: str, **parameters: Any) -> list[QueryRow]:
         """All rows of a query, as JSON values; raises `QueryFailed` or `StoreGone`."""
-        async with self._slots:
+        while True:
             client = self._client
-            if client is None:
-                raise StoreGone(self._problem)
             try:
-                return await asyncio.to_thread(_query, client, sql, parameters)
-            except ClickHouseError as error:
-                if is_unreachable(error):
-                    raise StoreGone(NO_STORE) from error
-                raise QueryFailed(explain_error(error)) from error
-            except OSError as error:
-                raise StoreGone(NO_STORE) from error
+                async with self._slots:
+                    if client is not None:
+                        rows = await asyncio.to_thread(_query, client, sql, parameters)
+                        self._silent_since = None if client is self._client else self._silent_since
+                        return rows
+            except (ClickHouseError, OSError) as error:
+                if isinstance(error, ClickHouseError) and not is_unreachable(error):
+                    raise QueryFailed(explain_error(error)) from error
+                self._note_silence()
+            if (seconds := self._remaining_patience()) <= 0:
+                raise StoreGone(self._problem if self._client is None else NO_STORE)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), min(seconds, RETRY_SECONDS))
+
+    def _note_silence(self) -> None:
+        if self._silent_since is None:
+            self._silent_since = time.monotonic()
+
+    def _remaining_patience(self) -> float:
+        return math.inf if self._silent_since is None else self._silent_since + self._patience - time.monotonic()
 
     async def query_all(self, values: Mapping[str, Any], *statements: str) -> list[list[QueryRow]]:
         """All rows of each query, which all take the same parameters; raises as `query`."""

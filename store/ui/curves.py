@@ -51,7 +51,7 @@ SELECT toUnixTimestamp64Milli(bounds.1) + 1000 * width * bucket AS start_ms, any
 FROM attempts WHERE run_id = {{run_id:String}}
 GROUP BY bounds, width, intDiv(date_diff('second', bounds.1, ended_at), width) AS bucket ORDER BY start_ms
 """
-"""What ended in each interval of ``bucket_seconds``; ``seconds`` is less in the last, which the run left unfilled."""
+"""What ended in each interval of ``bucket_seconds``; ``seconds`` is less in the last one if the run ended within it."""
 
 IDLE_NODES = f"""
 WITH

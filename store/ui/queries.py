@@ -5,6 +5,9 @@ tables are as exact as the views and faster. A curve has at most `MAX_POINTS` po
 next to each other are taken together, ``per_point`` of them.
 """
 
+from store.reports import REPORTS
+from store.reports.counted_rewards import COUNTED_REWARDS
+
 MAX_POINTS = 300
 MAX_SPANS = 2000
 
@@ -23,7 +26,7 @@ SELECT count() AS attempts, max(stream_sequence) AS last,
     (SELECT count() FROM raw_weight_versions WHERE run_id = {run_id:String}) AS versions
 FROM raw_attempts WHERE run_id = {run_id:String}
 """
-"""What changes whenever anything about a run does, for less than any of the figures costs."""
+"""Changes with anything about a run; it costs less than any of the figures."""
 
 AUDIT = """
 SELECT a.tokens AS tokens, a.differing AS differing, q.quarantined AS quarantined, q.trained_before AS trained_before
@@ -36,7 +39,7 @@ CROSS JOIN (
     WHERE run_id = {run_id:String}
 ) AS q
 """
-"""Whether what was sampled is what the weights give."""
+"""Tokens that the auditor recomputed, how many of them differ, and the rollouts quarantined for it."""
 
 SUMMARY = f"""
 {ROLLOUTS_CTE}
@@ -47,30 +50,30 @@ FROM rollouts_of GROUP BY mode, evaluation ORDER BY mode DESC, evaluation
 """
 
 REWARDS = f"""
-{ROLLOUTS_CTE}
-SELECT mode, evaluation, intDiv(one, width) * width AS version, any(width) AS per_point, sum(count) AS rollouts,
-    avgMerge(mean) AS mean_reward, stddevPopMerge(spread) AS reward_spread,
-    stddevSamp(finalizeAggregation(mean)) / sqrt(count()) AS standard_error, min(low) AS worst, max(high) AS best
+WITH rollouts AS
+(
+    SELECT * FROM raw_attempts WHERE run_id = {{run_id:String}} AND resolution != 'retried'
+    ORDER BY rollout_id, resolution, stream_sequence LIMIT 1 BY rollout_id
+),
+tasks AS (SELECT * FROM raw_tasks WHERE run_id = {{run_id:String}}),
+training_steps AS (SELECT * FROM raw_training_steps WHERE run_id = {{run_id:String}}),
+counted_rewards AS ({COUNTED_REWARDS}),
+by_version AS ({REPORTS["reward_by_version"].body})
+SELECT mode, evaluation, intDiv(one, width) * width AS version, any(width) AS per_point, sum(num) AS rollouts,
+    sum(num * mean) / rollouts AS mean_reward,
+    sqrt(greatest(0., sum(num * (spread * spread + mean * mean)) / rollouts - mean_reward * mean_reward))
+        AS reward_spread,
+    sqrt(sum(num * num * error * error)) / sumIf(num, error IS NOT NULL) AS standard_error,
+    min(low) AS worst, max(high) AS best
 FROM
 (
-    SELECT *, intDiv(max(one) OVER (), {MAX_POINTS}) + 1 AS width
-    FROM
-    (
-        SELECT mode, evaluation, one, problem, count() AS count, avgState(value) AS mean,
-            stddevPopState(value) AS spread, min(value) AS low, max(value) AS high
-        FROM
-        (
-            SELECT mode, evaluation, assumeNotNull(max_weight_version) AS one, if(outcome = 'ok', reward, 0.) AS value,
-                if(mode = 'eval', task_id, '') AS problem
-            FROM rollouts_of WHERE (outcome = 'ok' OR mode = 'eval') AND max_weight_version IS NOT NULL
-        )
-        GROUP BY mode, evaluation, one, problem
-    )
+    SELECT mode, evaluation, version AS one, rollouts AS num, mean_reward AS mean, reward_spread AS spread,
+        standard_error AS error, worst AS low, best AS high, intDiv(max(one) OVER (), {MAX_POINTS}) + 1 AS width
+    FROM by_version
 )
 GROUP BY mode, evaluation, version ORDER BY mode DESC, evaluation, version
 """
-"""Training: of the rollouts that ended well. Evaluation: of all; a failed one counts as 0, and the standard error is
-over problems, as in `train`'s results."""
+"""The report `reward_by_version` of one run, in few points."""
 
 TIME = f"""
 {ROLLOUTS_CTE}
@@ -150,7 +153,7 @@ EXECUTIONS = f"""
 SELECT attempt, execution_id, toUnixTimestamp64Micro(min(started_at)) / 1000 AS started_ms
 FROM raw_spans WHERE {ROLLOUT_FILTER} AND execution_id != '' GROUP BY attempt, execution_id ORDER BY started_ms
 """
-"""Those whose spans are there: also of an attempt that is still at work."""
+"""Attempts that have spans; some of them may still run."""
 
 SPANS = f"""
 SELECT span_id, parent_span_id, name, kind, status, status_message, scope, attributes, resource, events,

@@ -41,14 +41,3 @@ SELECT
     (SELECT groupUniqArrayIf(100)({TOOL} AS tool, tool != '') FROM raw_spans WHERE run_id = {{run_id:String}}) AS tools
 """
 """What the list can be filtered by."""
-
-ACTIVITY = """
-SELECT count() AS events, toUnixTimestamp64Milli(max(at)) AS last_ms FROM
-(
-    SELECT enqueued_at AS at FROM raw_tasks WHERE run_id = {run_id:String}
-    UNION ALL SELECT ended_at AS at FROM raw_attempts WHERE run_id = {run_id:String}
-    UNION ALL SELECT ended_at AS at FROM raw_training_steps WHERE run_id = {run_id:String}
-    UNION ALL SELECT created_at AS at FROM raw_weight_versions WHERE run_id = {run_id:String}
-)
-"""
-"""Whether a run exists, and when something last happened in it."""

@@ -6,8 +6,9 @@ from aiohttp import web
 
 from schemas import ids
 from store.ui import filters, queries, rollout_queries
-from store.ui.client import QueryRow, Reader
+from store.ui.client import QueryRow
 from store.ui.diff import align, transcript_of
+from store.ui.other_run import RunReader
 from store.ui.responses import json_response, require_param
 from store.ui.rollout import build_attempts, build_calls, expand_requests, select_attempt
 from store.ui.tree import build_tree
@@ -16,7 +17,7 @@ from store.ui.tree import build_tree
 class RolloutRoutes:
     """The routes, for the application of `store.ui.server`."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: RunReader) -> None:
         self._reader = reader
 
     def add_to(self, app: web.Application) -> None:

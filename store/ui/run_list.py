@@ -1,71 +1,69 @@
 """The list of runs: one entry a run, from rows of several queries. `build_runs` is pure."""
 
 import json
+import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from store.ui.run_state import IDLE_SECONDS
+from schemas.fleet import Heartbeat
+from store.reports.counted_rewards import COUNTED_REWARD, COUNTED_REWARDS, FAILED_ROLLOUTS
+from store.ui.client import StoreState
+from store.ui.other_run import OtherRun
+from store.ui.run_state import choose_state
 
 QueryRow = dict[str, Any]
 
 RECENT_ROLLOUTS = 200
-"""Rollouts that say how a run does now."""
-RECENT_MS = 1000 * IDLE_SECONDS
-"""A run whose last rollout is newer still runs, as far as anybody knows who sees no heartbeats."""
+"""The training reward of a run is the mean over so many of its last rollouts."""
 
 SETS = f"""
-WITH recent AS
+WITH training_steps AS (SELECT run_id, step, epoch, settings FROM raw_training_steps),
+recent AS
 (
-    SELECT run_id, mode, evaluation, avg(reward) AS mean_reward
+    SELECT run_id, avg({COUNTED_REWARD}) AS mean_reward
     FROM
     (
         SELECT * FROM
         (
-            SELECT run_id, mode, evaluation, rollout_id, reward, ended_at FROM raw_attempts WHERE resolution = 'final'
-            AND outcome = 'ok'
-            ORDER BY ended_at DESC LIMIT {RECENT_ROLLOUTS} BY run_id, mode, evaluation
+            SELECT run_id, mode, rollout_id, outcome, reward, ended_at FROM raw_attempts
+            WHERE resolution = 'final' AND mode = 'train' ORDER BY ended_at DESC LIMIT {RECENT_ROLLOUTS} BY run_id
         )
-        ORDER BY ended_at DESC LIMIT 1 BY run_id, mode, evaluation, rollout_id
-    )
-    GROUP BY run_id, mode, evaluation
+        ORDER BY ended_at DESC LIMIT 1 BY run_id, rollout_id
+    ) AS r
+    LEFT ANY JOIN ({FAILED_ROLLOUTS}) AS f ON r.run_id = f.run_id
+    GROUP BY run_id
 )
 SELECT r.run_id AS run_id, r.mode AS mode, r.evaluation AS evaluation, r.rollouts AS rollouts,
-    l.mean_reward AS mean_reward, v.version AS version,
+    if(mode = 'train', l.mean_reward, NULL) AS mean_reward, v.version AS version,
     toUnixTimestamp64Milli(r.first_started_at) AS first_ms, toUnixTimestamp64Milli(r.last_ended_at) AS last_ms
 FROM runs AS r
-LEFT JOIN recent AS l ON r.run_id = l.run_id AND r.mode = l.mode AND r.evaluation = l.evaluation
+LEFT JOIN recent AS l ON r.run_id = l.run_id
 LEFT JOIN (SELECT run_id, toNullable(max(version)) AS version FROM weight_versions GROUP BY run_id) AS v
     ON r.run_id = v.run_id
 ORDER BY run_id, mode DESC, evaluation
 """
 """Training, and each evaluation, of every run."""
 
-EVALUATION_RESULTS = """
-SELECT run_id, evaluation, min(version) AS first_version, max(version) AS last_version,
-    argMin(mean, version) AS first_mean, argMax(mean, version) AS last_mean
+EVALUATION_RESULTS = f"""
+WITH rollouts AS
+(
+    SELECT * FROM raw_attempts WHERE mode = 'eval' AND resolution != 'retried'
+    ORDER BY run_id, rollout_id, resolution, stream_sequence LIMIT 1 BY run_id, rollout_id
+),
+tasks AS (SELECT * FROM raw_tasks WHERE mode = 'eval'),
+training_steps AS (SELECT run_id, step, epoch, settings FROM raw_training_steps),
+counted_rewards AS ({COUNTED_REWARDS})
+SELECT run_id, evaluation, min(at) AS first_version, max(at) AS last_version,
+    argMin(mean, at) AS first_mean, argMax(mean, at) AS last_mean
 FROM
 (
-    SELECT run_id, evaluation, assumeNotNull(max_weight_version) AS version,
-        avg(if(outcome = 'ok', ifNull(reward, 0.), 0.)) AS mean
-    FROM
-    (
-        SELECT run_id, evaluation, rollout_id, outcome, reward, max_weight_version FROM raw_attempts
-        WHERE mode = 'eval' AND resolution != 'retried' AND max_weight_version IS NOT NULL
-        ORDER BY run_id, rollout_id, resolution, stream_sequence LIMIT 1 BY run_id, rollout_id
-    )
-    GROUP BY run_id, evaluation, version
+    SELECT run_id, evaluation, assumeNotNull(version) AS at, avg(counted_reward) AS mean FROM counted_rewards
+    GROUP BY run_id, evaluation, at
 )
 GROUP BY run_id, evaluation ORDER BY run_id, evaluation
 """
-"""Mean reward of the first and the last evaluated version; a failed rollout counts as 0, as in `train`'s results."""
-
-LAST_STEPS = """
-SELECT run_id, model, step, settings FROM raw_training_steps
-WHERE (run_id, model, step) IN (SELECT run_id, model, max(step) FROM raw_training_steps GROUP BY run_id, model)
-ORDER BY epoch DESC LIMIT 1 BY run_id, model
-"""
-"""The last training step of each model, with the learner's settings."""
+"""Mean reward of the first and the last evaluated version."""
 
 SHORT_SETTINGS = {
     "model_path": "model",
@@ -80,26 +78,31 @@ SHORT_SETTINGS = {
 
 
 def build_runs(
+    event_times: Sequence[QueryRow],
     sets: Sequence[QueryRow],
     results: Sequence[QueryRow],
     last_steps: Sequence[QueryRow],
-    alive: Collection[str] | None,
+    members: Iterable[Heartbeat] | None,
+    store: StoreState,
     now_ms: float,
 ) -> list[QueryRow]:
-    """One entry a run, the run with the newest rollout first.
+    """One entry for each run that has an event, the run with the newest event first.
 
-    ``alive`` are the runs whose learner sends heartbeats; None: nobody knows.
+    ``members`` are the living processes; None: no bus answers.
     """
-    results_of, steps_of, sets_of = _by_run(results), _by_run(last_steps), _by_run(sets)
+    results_of, steps_of, sets_of = _by_run(results), _by_run(parse_steps(last_steps)), _by_run(sets)
+    members = None if members is None else list(members)
     runs = []
-    for run_id, of_run in sets_of.items():
-        steps = [{**step, "settings": parse_settings(step["settings"])} for step in steps_of[run_id]]
-        last_ms = max(row["last_ms"] for row in of_run)
-        is_recent = now_ms - last_ms < RECENT_MS
+    for times in event_times:
+        run_id = times["run_id"]
+        steps, of_run = steps_of[run_id], sets_of[run_id]
+        seconds_since_last = (now_ms - times["last_ms"]) / 1000
         runs.append(
             {
                 "run_id": run_id,
-                "state": choose_state(steps, run_id in alive if alive is not None else None, is_recent),
+                "state": choose_state(
+                    times["events"], seconds_since_last, steps, select_learners(members, run_id), store
+                ),
                 "step": max((step["step"] for step in steps), default=None),
                 "max_steps": max((step["settings"].get("max_steps") or 0 for step in steps), default=0) or None,
                 "settings": summarize_settings(steps[0]["settings"]) if steps else {},
@@ -107,25 +110,60 @@ def build_runs(
                 "sets": [
                     {name: row[name] for name in ("mode", "evaluation", "rollouts", "mean_reward")} for row in of_run
                 ],
-                "version": of_run[0]["version"],
-                "first_ms": min(row["first_ms"] for row in of_run),
-                "last_ms": last_ms,
+                "version": of_run[0]["version"] if of_run else None,
+                "first_ms": min((row["first_ms"] for row in of_run), default=times["first_ms"]),
+                "last_ms": times["last_ms"],
             }
         )
     return sorted(runs, key=lambda run: (-run["last_ms"], run["run_id"]))
 
 
-def choose_state(steps: Sequence[Mapping[str, Any]], has_learner: bool | None, is_recent: bool) -> str:
-    """running, finished (every model has all its steps), stopped before that, or ended (nothing was trained).
+def merge_runs(runs: Sequence[QueryRow], others: Sequence[OtherRun]) -> list[QueryRow]:
+    """The entries of `build_runs` and one for each run with a store of its own, the run with the newest event first."""
+    entries = [_describe_other(run) for run in others]
+    names = {entry["run_id"] for entry in entries}
+    return sorted(
+        [*(run for run in runs if run["run_id"] not in names), *entries],
+        key=lambda run: (-run["last_ms"], run["run_id"]),
+    )
 
-    ``has_learner``: its learner sends heartbeats; None: nobody knows.
-    """
-    if has_learner or (is_recent and (has_learner is None or not steps)):
-        return "running"
-    if not steps:
-        return "ended"
-    is_finished = all(step["step"] >= (step["settings"].get("max_steps") or 0) for step in steps)
-    return "finished" if is_finished else "stopped"
+
+def _describe_other(run: OtherRun) -> QueryRow:
+    store, seconds_since_last = (StoreState.LIVE, 0.0) if run.is_up else (StoreState.FINISHED, math.inf)
+    last_steps = [{"step": run.step, "settings": {"max_steps": run.max_steps}}] if run.step else []
+    return {
+        "run_id": run.run_id,
+        "state": choose_state(1, seconds_since_last, last_steps, None, store),
+        "step": run.step,
+        "max_steps": run.max_steps,
+        "settings": {"model": run.model} if run.model else {},
+        "results": [
+            {
+                "evaluation": evaluation,
+                "first_version": min(means),
+                "last_version": max(means),
+                "first_mean": means[min(means)],
+                "last_mean": means[max(means)],
+            }
+            for evaluation, means in run.means.items()
+        ],
+        "sets": []
+        if not run.rollouts
+        else [{"mode": "train", "evaluation": "", "rollouts": run.rollouts, "mean_reward": None}],
+        "version": None,
+        "first_ms": None if run.seconds is None else run.last_ms - 1000 * run.seconds,
+        "last_ms": run.last_ms,
+    }
+
+
+def select_learners(members: Iterable[Heartbeat] | None, run_id: str) -> list[Heartbeat] | None:
+    """The heartbeats of a run's learners; None: no bus answers."""
+    return None if members is None else [beat for beat in members if beat.role == "learner" and beat.run_id == run_id]
+
+
+def parse_steps(last_steps: Sequence[QueryRow]) -> list[QueryRow]:
+    """The last training steps, with the learner's settings out of their JSON."""
+    return [{**step, "settings": parse_settings(step["settings"])} for step in last_steps]
 
 
 def parse_settings(text: str) -> dict[str, Any]:

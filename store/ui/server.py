@@ -4,6 +4,7 @@ Neither agents nor other sites are trusted: no text of an agent becomes code, an
 this server's are refused, which stops DNS rebinding.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -12,15 +13,14 @@ from pathlib import Path
 from aiohttp import web
 
 from bus.fleet.heartbeat_text import describe
-from bus.fleet.node_state import DONE
 from common.listeners import open_listener, serve_app, url_of
 from schemas.fleet import Heartbeat
 from store.embedded import origin_check
-from store.ui import curves, queries, rollout_queries, run_list
+from store.ui import curves, queries, rollout_queries, run_list, run_state
 from store.ui.client import QueryFailed, Reader, StoreGone, StoreState
+from store.ui.other_run import NoOtherRuns, OtherRuns, RunReader
 from store.ui.responses import json_response, require_param
 from store.ui.rollout_routes import RolloutRoutes
-from store.ui.run_state import run_state
 
 STATIC = Path(__file__).parent / "static"
 RESPONSE_HEADERS = {
@@ -60,8 +60,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class UiServer:
     """The page's application; ``members`` is called for each view of the fleet."""
 
-    def __init__(self, reader: Reader, host: str, members: ListMembers) -> None:
-        self._reader, self._host, self._list_members = reader, host, members
+    def __init__(self, reader: Reader, host: str, members: ListMembers, others: OtherRuns | None = None) -> None:
+        self._reader = RunReader(reader, others or NoOtherRuns())
+        self._host, self._list_members = host, members
 
     def application(self) -> web.Application:
         """The application with all routes."""
@@ -91,29 +92,37 @@ class UiServer:
         except web.HTTPException as error:
             response = json_response({"error": error.text or error.reason}, error.status)
         response.headers.update(RESPONSE_HEADERS)
-        response.headers[STORE_HEADER] = StoreState.GONE if response.status == 503 else self._reader.state
+        response.headers[STORE_HEADER] = (
+            StoreState.GONE if response.status == 503 else self._reader.state_of(request.query.get("run_id", ""))
+        )
         return response
 
     async def _index(self, request: web.Request) -> web.StreamResponse:
         return web.FileResponse(STATIC / "index.html")
 
     async def _runs(self, request: web.Request) -> web.Response:
-        queries_of_runs = (run_list.SETS, run_list.EVALUATION_RESULTS, run_list.LAST_STEPS)
-        sets, results, last_steps = await self._reader.query_all({}, *queries_of_runs)
-        learners = self._runs_with_learner()
-        return json_response(run_list.build_runs(sets, results, last_steps, learners, now_ms=time.time() * 1000))
+        times, sets, results, last_steps = await self._reader.query_all(
+            {},
+            run_state.EVENT_TIMES_OF_ALL,
+            run_list.SETS,
+            run_list.EVALUATION_RESULTS,
+            run_state.LAST_STEPS_OF_ALL,
+        )
+        now_ms = time.time() * 1000
+        state = self._reader.state_of("")
+        runs = run_list.build_runs(times, sets, results, last_steps, self._members(""), state, now_ms)
+        others = await asyncio.to_thread(self._reader.others.list)
+        return json_response(run_list.merge_runs(runs, others))
 
-    def _runs_with_learner(self) -> set[str] | None:
-        """The runs whose learner trains; None: nobody knows."""
-        if self._reader.state is StoreState.FINISHED:
-            return set()
+    def _members(self, run_id: str) -> Sequence[Heartbeat] | None:
+        """The living processes; None: no bus answers, or none that the run is on."""
         members = self._list_members()
-        if isinstance(members, str):
-            return None
-        return {beat.run_id for beat in members if beat.role == "learner" and beat.state != DONE}
+        return None if isinstance(members, str) or self._reader.others.has(run_id) else members
 
     async def _fleet(self, request: web.Request) -> web.Response:
-        members = self._list_members()
+        members, run_id = self._list_members(), request.query.get("run_id", "")
+        if self._reader.others.has(run_id):
+            members = f"{run_id} is not the latest run, and only the latest run's bus is listened to"
         if isinstance(members, str):
             return json_response({"members": [], "problem": members})
         fields = ("role", "id", "run_id", "state", "version", "model", "status")
@@ -121,16 +130,19 @@ class UiServer:
         return json_response({"members": rows, "problem": ""})
 
     async def _run_state(self, request: web.Request) -> web.Response:
-        run_id, members = require_param(request, "run_id"), self._list_members()
-        (activity,) = await self._reader.query(rollout_queries.ACTIVITY, run_id=run_id)
-        state = run_state(
-            run_id,
-            activity["events"],
-            time.time() - activity["last_ms"] / 1000,
-            self._reader.state,
-            () if isinstance(members, str) else members,
+        run_id = require_param(request, "run_id")
+        times, last_steps = await self._reader.query_all(
+            {"run_id": run_id}, run_state.EVENT_TIMES_OF_RUN, run_state.LAST_STEPS_OF_RUN
         )
-        return json_response({"state": state, "last_ms": activity["last_ms"]})
+        num_events, last_ms = (times[0]["events"], times[0]["last_ms"]) if times else (0, None)
+        state = run_state.choose_state(
+            num_events,
+            time.time() - (last_ms or 0) / 1000,
+            run_list.parse_steps(last_steps),
+            run_list.select_learners(self._members(run_id), run_id),
+            self._reader.state_of(run_id),
+        )
+        return json_response({"state": state, "last_ms": last_ms})
 
     async def _run_query(self, request: web.Request) -> web.Response:
         question = RUN_QUERIES.get(request.match_info["question"])

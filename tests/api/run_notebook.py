@@ -15,7 +15,7 @@ def main(source: Path, out: Path, parameters: str) -> None:
     (cell,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ()))
     cell.source += f"\n{parameters}"
     resources = {"metadata": {"path": str(Path.cwd())}}
-    client = NotebookClient(notebook, timeout=500, kernel_name="python3", resources=resources)
+    client = NotebookClient(notebook, timeout=1500, kernel_name="python3", resources=resources)
     try:
         client.execute()
     finally:

@@ -52,3 +52,29 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_a_notebook_shows_an_error_of_the_user_as_a_sentence() -> None:
     assert lb.UserError("there is no run 'a'")._render_traceback_() == ["UserError: there is no run 'a'"]
     assert lb.RunInterrupted("run 'a' is stopped")._render_traceback_() == ["run 'a' is stopped"]
+
+
+def parameters_of(function: Any) -> list[tuple[str, Any, Any, str]]:
+    """Name, kind, default and annotation of each parameter."""
+    return [
+        (each.name, each.kind, each.default, str(each.annotation))
+        for each in inspect.signature(function).parameters.values()
+    ]
+
+
+@pytest.mark.parametrize("name", ["train", "evaluate", "connect"])
+def test_a_function_and_its_async_form_have_one_signature(name: str) -> None:
+    """Both are written out, because editors and the reference read signatures and docstrings from the source."""
+    blocking, awaited = getattr(lb, name), getattr(lb, f"a{name}")
+    assert parameters_of(blocking) == parameters_of(awaited) and inspect.iscoroutinefunction(awaited)
+
+
+def test_a_session_and_its_async_form_have_the_same_methods() -> None:
+    blocking, awaited = (
+        {name: method for name, method in vars(kind).items() if not name.startswith("_")}
+        for kind in (lb.Session, lb.AsyncSession)
+    )
+    assert blocking.keys() == awaited.keys()
+    for name, method in blocking.items():
+        assert parameters_of(method) == parameters_of(awaited[name]), name
+        assert inspect.iscoroutinefunction(awaited[name]), name

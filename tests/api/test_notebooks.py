@@ -63,6 +63,17 @@ def test_train_in_ten_cells(tmp_path: Path, environment: Callable[[str], Path]) 
     assert "\x1b" not in plain
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_train_in_ten_cells_learns(tmp_path: Path, environment: Callable[[str], Path]) -> None:
+    (tmp_path / "calculator").symlink_to(CALCULATOR)
+    (tmp_path / "notebooks").mkdir()
+    outputs = run("train_in_ten_cells.ipynb", tmp_path / "notebooks", "", environment("notebooks"))
+    assert "37 weight versions" in html_of(outputs)
+    results = json.loads((tmp_path / "notebooks" / "runs" / "calculator" / "results.json").read_text())
+    assert results["rollouts_lost"] == 0 and results["greedy_after"] > results["greedy_before"] + 0.3
+
+
 @pytest.mark.unit
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_git_holds_no_outputs(path: Path) -> None:

@@ -9,13 +9,18 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from bus.client import Bus
 from bus.task_file import TaskInput
+from bus.task_publisher import TaskPublisher
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.preflight import parse_job
 from lightningbus.run.settings import RunSettings, validate_settings
 from lightningbus.run.trial_rollout import TrialTask, try_agent
 from runners.settings import RunnerSettings
 from tests.deploy.commands import ROOT
+from tests.examples.endpoint import Endpoint
+from tests.runners.conftest import ended, running
+from tests.runners.conftest import task as published
 
 PAGES = ("from-agent-lightning", "from-trl", "from-verl", "from-prime-rl", "from-art")
 AGENTS = ROOT / "tests" / "agents"
@@ -28,6 +33,30 @@ VERL_ROW = {
     "reward_model": {"style": "rule", "ground_truth": "42"},
     "extra_info": {"split": "train", "index": 0},
 }
+GRPO_AGENT = """
+def query_biogrid(sql_command: str) -> list[tuple]:
+    '''Execute a command.
+
+    Args:
+        sql_command: The SQL command to execute.
+    '''
+    return [("a", 1)]
+
+
+def correctness_reward(completions, answer, **kwargs):
+    return [float(answer[0] in completions[0][-1]["content"])]
+
+
+def structure_reward(completions, **kwargs):
+    return [10.0 * [turn["role"] for turn in completions[0]].count("tool")]
+
+
+def query_reward(completions, answer, **kwargs):
+    queries = [call["function"]["arguments"].get("sql_command") for call in completions[0][0].get("tool_calls", [])]
+    results = [turn["content"] for turn in completions[0] if turn["role"] == "tool"]
+    return [100.0 * (queries == ["SELECT 1", None] and results[0] == [("a", 1)] and "error" in results[1])]
+"""
+"""In the shape of TRL's `examples/scripts/grpo_agent.py`; the tool's result reaches the rewards as a list."""
 INTERPRETERS = {"from-agent-lightning": "AGENTLIGHTNING_PYTHON", "from-art": "ART_PYTHON"}
 """The variables that name an interpreter with the real package; without it a module of the same shape stands for it."""
 
@@ -87,3 +116,24 @@ async def test_the_agent_of_a_page_runs_as_it_is_printed(
     trial = TrialTask(TaskInput("first", task), "train", "policy", 60.0, {})
     (line,) = await try_agent(RunnerSettings.model_validate(agent), trial)
     assert f"1 model call, reward {reward}, " in line
+
+
+async def test_tools_of_trl_are_called_and_its_rewards_see_the_calls(bus: Bus, tmp_path: Path) -> None:
+    (tmp_path / "grpo_agent.py").write_text(GRPO_AGENT)
+    (tmp_path / "agent.py").write_text(named_blocks("from-trl")["tools_agent.py"])
+
+    def answer(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        if len(messages) > 1:
+            return {"role": "assistant", "content": "It is *yes*."}
+        functions = [("query_biogrid", '{"sql_command": "SELECT 1"}'), ("query_biogrid", "{no JSON")]
+        calls = [
+            {"id": f"call-{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for number, (name, arguments) in enumerate(functions)
+        ]
+        return {"role": "assistant", "content": None, "tool_calls": calls}
+
+    async with Endpoint(answer).as_node(bus) as node, running(bus, entrypoint="agent:solve", working_dir=tmp_path):
+        await TaskPublisher(bus).publish_task(published(input={"prompt": PROMPT, "answer": "yes"}, deadline=60.0))
+        (batch,) = await ended(bus)
+    assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 121.0), batch.end
+    assert node.requests[0]["tools"][0]["function"]["name"] == "query_biogrid"

@@ -25,6 +25,11 @@ COMMANDS = [
 """The words of each line of its shell blocks."""
 
 
+def shape(text: str) -> str:
+    """A text with ``#`` for each number, and without its line breaks: times and rewards differ from run to run."""
+    return re.sub(r"\d+(\.\d+)?", "#", " ".join(text.split()))
+
+
 def test_every_command_is_ours_or_makes_the_environment(commands: Commands) -> None:
     names = [words[0] for words in COMMANDS]
     assert set(names) == {"make", "source", "lightningbus", "cd", "python"}
@@ -49,12 +54,24 @@ def test_init_writes_and_prints_what_the_page_shows(tmp_path: Path, monkeypatch:
 @pytest.mark.slow
 @pytest.mark.e2e
 def test_the_tutorial_trains_an_agent(tmp_path: Path) -> None:
-    directory, variables = tmp_path, environment()
+    directory, variables, printed = tmp_path, environment(), ""
     variables["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for words in COMMANDS[COMMANDS.index(["lightningbus", "init", "first"]) :]:
         if words[0] == "cd":
             directory /= words[1]
             continue
-        subprocess.run(words, cwd=directory, env=variables, check=True, timeout=1800)
+        done = subprocess.run(
+            words,
+            cwd=directory,
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=True,
+            timeout=1800,
+        )
+        printed += done.stdout
     results = json.loads((directory / "runs" / "first" / "results.json").read_text())
     assert results["rollouts_lost"] == 0 and results["greedy_after"] > results["greedy_before"] + 0.3
+    for block in re.findall(r"```text\n(.*?)```", PAGE, re.S):
+        assert shape(block) in shape(printed), printed

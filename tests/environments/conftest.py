@@ -46,7 +46,8 @@ def foreign_python() -> Callable[[str], Path]:
 
 def write_environment(name: str, python: Path, directory: Path, *options: object) -> str:
     """`lightningbus env` as a user types it; returns what it prints."""
-    done = run("env", name, "--python", python, "--out", directory, "--path", PACKAGES, *options)
+    command = ("env", name, "--python", python, "--out", directory, "--path", PACKAGES, *options)
+    done = run(*command, timeout=600)  # a package's first import takes minutes on a busy machine
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -55,6 +55,23 @@ def gradient(
     return float(total.detach()), {name: part.grad for name, part in model.named_parameters() if part.grad is not None}
 
 
+def mean_entropy(model_path: Path, rollouts: Sequence[Rollout], agg: str) -> float:
+    """Mean of -sum p log p in nats over the sampled tokens, each weighing as in the loss of ``agg``."""
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    by_rollout = []
+    for rollout in rollouts:
+        entropies: list[float] = []
+        for call in rollout.calls:
+            prompt, response = (list(memoryview(part).cast("I")) for part in (call.prompt_ids, call.response_ids))
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+            entropies += torch.distributions.Categorical(logits=logits).entropy().tolist()
+        by_rollout.append(entropies)
+    if agg == "seq-mean-token-mean":
+        return sum(sum(entropies) / len(entropies) for entropies in by_rollout) / len(by_rollout)
+    return sum(map(sum, by_rollout)) / sum(map(len, by_rollout))
+
+
 def _losses(now: torch.Tensor, sampled: torch.Tensor, advantage: float, rule: Rule) -> torch.Tensor:
     old = sampled if rule.bypass else now.detach()
     ratio = torch.exp(now - old)

@@ -21,7 +21,7 @@ from learner.rollouts.assembler import Rollout
 from learner.training.trainer import Trainer
 from tests.factories import group, model_call, rollout
 from tests.learner.conftest import LEARNING_RATE, settings_for
-from tests.learner.reference import Named, Rule, gradient
+from tests.learner.reference import Named, Rule, gradient, mean_entropy
 
 Start = Callable[..., Trainer]
 ROOT = Path(__file__).resolve().parents[2]
@@ -142,6 +142,36 @@ def test_a_gradient_is_the_plain_references_however_the_work_is_cut(start: Start
         close(actual, {name: part for name, part in expected.items() if name in actual})
 
 
+@pytest.mark.parametrize("agg", ["seq-mean-token-mean", "seq-mean-token-sum", "token-mean"])
+@pytest.mark.parametrize("rows", ["trajectory", "transition"])
+def test_a_step_without_an_entropy_bonus_stores_the_entropy(
+    start: Start, model_path: Path, agg: str, rows: str
+) -> None:
+    """In nats per sampled token, before the update, and the bonus adds no second meaning to it."""
+    rollouts = sampled_by(start(), conversations(), shift=0.5)
+    expected = mean_entropy(model_path, rollouts, agg)
+    for coeff in (0.0, 0.1):
+        trainer = start(sequence_mode=rows, actor={"loss_agg_mode": agg, "entropy_coeff": coeff})
+        metrics = trainer.step(batch_of(trainer, rollouts))
+        assert metrics["actor/entropy"] == pytest.approx(expected, rel=1e-5)
+        assert ("actor/entropy_loss" in metrics) == (coeff > 0)
+
+
+def test_the_entropy_of_chunks_and_its_gradient_are_those_of_the_whole(start: Start) -> None:
+    """verl chunks 2048 tokens at a time."""
+    from verl.utils import torch_functional
+
+    start()  # which lets verl's engine compute it in chunks
+    logits = torch.randn(3, 1100, 7, requires_grad=True)
+    weights = torch.rand(3, 1100)
+    entropy = torch_functional.entropy_from_logits(logits)
+    expected = torch.distributions.Categorical(logits=logits).entropy()
+    torch.testing.assert_close(entropy, expected)
+    (actual_gradient,) = torch.autograd.grad((entropy * weights).sum(), logits)
+    (gradient,) = torch.autograd.grad((expected * weights).sum(), logits)
+    torch.testing.assert_close(actual_gradient, gradient)
+
+
 def test_mini_batches_add_up_to_thewhole(start: Start, model_path: Path) -> None:
     """At the same weights the gradients of mini-batches, weighed by their rollouts, are that of the batch."""
     trainer = start()
@@ -186,7 +216,14 @@ def test_two_ranks_make_the_update_of_one(model_path: Path, tmp_path: Path) -> N
     assert item is not None and item["metrics"].keys() == two["metrics"].keys()
     for what in ("gradient", "critic"):
         close(two[what], item[what])
-    for name in ("actor/loss", "actor/kl_loss", "critic/vf_loss", "off_policy/ess", "rollout_corr/k3_kl"):
+    for name in (
+        "actor/loss",
+        "actor/entropy",
+        "actor/kl_loss",
+        "critic/vf_loss",
+        "off_policy/ess",
+        "rollout_corr/k3_kl",
+    ):
         assert two["metrics"][name] == pytest.approx(item["metrics"][name], rel=1e-4, abs=1e-6), name
 
 

@@ -30,11 +30,11 @@ COMMAND = str(Path(sys.executable).with_name("lightningbus"))
 ROLES = ["bus", "store", "inference", "learner", "runner"]
 
 
-def run(*arguments: object, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
+def run(*arguments: object, cwd: Path | None = None, timeout: float = 90) -> "subprocess.CompletedProcess[str]":
     """``lightningbus …`` to its end."""
     return subprocess.run(
         [COMMAND, *map(str, arguments)],
-        cwd=cwd, capture_output=True, text=True, timeout=90, check=False, env={**environment(), "COLUMNS": "120"},
+        cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False, env={**environment(), "COLUMNS": "120"},
     )  # fmt: skip
 
 
@@ -168,6 +168,7 @@ def test_names_and_modes_are_checked_before_anything_is_sent(tmp_path: Path) -> 
     (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": 1}\n')
     assert "--mode: 'test'" in says(run("publish", "tasks.jsonl", "--mode", "test", cwd=tmp_path))
     assert "--run: 'a b'" in says(run("publish", "tasks.jsonl", "--run", "a b", cwd=tmp_path))
+    assert "--run goes with the name of a report" in says(run("report", "--run", "x", cwd=tmp_path))
     assert "there is no report 'x'; there are: audit, " in says(run("report", "x", cwd=tmp_path))
     assert says(run("report", "outcome", cwd=tmp_path)).endswith("did you mean 'outcomes'?")
 
@@ -223,14 +224,15 @@ async def test_status_shows_what_stands_still(bus: Bus, nats_url: str) -> None:
     assert (member["role"], member["state"], member["status"]["rows"]) == ("store", "inserting", 5)
 
 
-def test_status_does_not_wait_for_a_bus_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from lightningbus.cli.commands.status import status
+def test_a_question_does_not_wait_for_a_bus_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from lightningbus.cli.commands import dlq, status, weights
 
     monkeypatch.chdir(tmp_path)
-    before = time.monotonic()
-    with pytest.raises(SystemExit, match="2"):
-        status(bus="nats://127.0.0.1:1")
-    assert 0.9 < time.monotonic() - before < 2
+    for ask in (status.status, dlq.list_, weights.list_):
+        before = time.monotonic()
+        with pytest.raises(SystemExit, match="2"):
+            ask(bus="nats://127.0.0.1:1")
+        assert 0.9 < time.monotonic() - before < 2
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_a_run_file_is_a_training_job() -> None:
     settings = validate_settings(RunSettings, fields, "run.yaml")
     job = parse_job(settings, "run.yaml")
     assert (settings.name, job.learner.tasks, job.eval.tasks) == (
-        "math-v1", Path("out/tasks.jsonl"), Path("out/heldout.jsonl")
+        "out", Path("out/tasks.jsonl"), Path("out/heldout.jsonl")
     )  # fmt: skip
     (runner,) = settings.runners
     assert runner.env == ["PYTHONPATH=/m", "HF_HOME", "A=b"]

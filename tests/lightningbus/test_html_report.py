@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from common.flat_settings import without_secrets
 from lightningbus.run.html_report import MAX_ROWS, Section, render, write_report
 from lightningbus.run.run_directory import RunDirectory
-from store.clickhouse.client import without_secrets
 from tests import seed_store
 from tests.lightningbus.test_cli import run as run_command
 from tests.lightningbus.test_cli import says

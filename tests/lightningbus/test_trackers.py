@@ -73,7 +73,7 @@ class Client:
 
 def follow(client: Client, path: Path) -> None:
     """Follow a run that is over to its end."""
-    follower = Follower("scripted", lambda: client, lambda _: POINTS, Journal(path), poll_seconds=0.01)
+    follower = Follower("scripted", lambda: client, lambda *_: POINTS, Journal(path), poll_seconds=0.01)
     follower.finish()
     follower.start()
     follower.join(10)
@@ -105,7 +105,7 @@ class Store:
 
     def query(self, query: str, *, parameters: Mapping[str, Any]) -> Any:
         answers = {
-            store_points.STEPS: [(1, {"actor/loss": 0.5})],
+            store_points.STEPS: [(1, {"actor/loss": 0.5})] if parameters.get("after", -1) < 1 else [],
             store_points.REWARDS: self.rewards,
             store_points.UNFINISHED: self.unfinished,
             store_points.NEWEST: [(1,)],
@@ -125,6 +125,18 @@ def test_rewards_of_a_version_are_logged_once_they_change_no_more() -> None:
     store.unfinished = [("eval", "greedy")]
     assert keys() == ["step/1"]
     assert keys(is_over=True) == ["step/1", "reward_by_version/train/0"]
+
+
+def test_steps_that_a_tracker_has_are_not_read_again_until_the_run_is_over(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "scripted.json")
+    assert journal.last_step == -1
+    journal.add(POINTS)
+    assert journal.last_step == Journal(tmp_path / "scripted.json").last_step == 2
+    store: Any = Store()
+    reader = PointReader("small", max_staleness=1)
+    assert [point.key for point in reader.read(store, is_over=False, last_step=0)] == ["step/1"]
+    assert not [point for point in reader.read(store, is_over=False, last_step=1) if point.axis == "step"]
+    assert "step/1" in [point.key for point in reader.read(store, is_over=True, last_step=1)]
 
 
 def test_tensorboard_reads_the_event_files(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """`lightningbus train`: a job from its first evaluation to its last, with a real learner and the stand-in for vLLM."""
 
 import json
+import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.commands import ROOT, environment, python
+from tests.commands import ROOT, environment
 from tests.learner.conftest import tiny_model
 from tests.polling import until
 
@@ -55,7 +58,8 @@ def test_a_job_that_was_killed_goes_on_to_figures_and_a_picture(tmp_path: Path) 
     run = tmp_path / "runs" / "small"
     kept = kill_once(lambda: [each for each in evaluations(run) if each["version"]], tmp_path)
     assert [(each["label"], each["version"]) for each in kept] == WAYS[: len(kept)] and len(kept) > 2
-    figures = json.loads(python("-m", "lightningbus", "train", "--resume", "-c", "train.yaml", cwd=tmp_path))
+    done = run_command("train", "--resume", "-c", "train.yaml", cwd=tmp_path)
+    figures = json.loads(done.stdout)
     assert json.loads((run / "results.json").read_text()) == figures
     assert {path.name for path in run.parent.iterdir()} == {"small", "latest"}, "no run was moved aside"
     assert figures["evaluations"][: len(kept)] == kept, "not evaluated again"
@@ -68,6 +72,28 @@ def test_a_job_that_was_killed_goes_on_to_figures_and_a_picture(tmp_path: Path) 
     assert (figures["share_trained"], figures["excluded"], figures["is_finished"]) == (1.0, {}, True)
     assert set(figures["seconds_by_phase"]) == {"starting", "evaluating", "training", "counting"}
     assert (run / "reward.png").read_bytes().startswith(b"\x89PNG")
+    again = run_command("up", "-c", "train.yaml", cwd=tmp_path)  # its learner has made the last step
+    for command in (done, again):
+        run_printed_export(command.stderr, tmp_path)
+
+
+def run_command(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    """A command that ends well."""
+    command = [sys.executable, "-m", "lightningbus", *arguments]
+    fields = {**environment(), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=cwd, env=fields, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+def run_printed_export(printed: str, directory: Path) -> None:
+    """Run the command that the last lines name; it writes the model of the last version."""
+    (command_line,) = re.findall("export the model: lightningbus (.*)", printed)
+    arguments = shlex.split(command_line)
+    exported = run_command(*arguments, cwd=directory)
+    assert exported.stdout == f"version {STEPS} is in {arguments[-1]}\n"
+    assert (directory / arguments[-1] / "model.safetensors").is_file()
+    shutil.rmtree(directory / arguments[-1])
 
 
 def evaluations(run: Path) -> list[dict[str, Any]]:

@@ -33,16 +33,19 @@ def every_api(task):
 
     client = OpenAI(max_retries=0)
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chat(task, stream=True) if chunk.choices)
+    with client.chat.completions.stream(model="policy", messages=MESSAGES) as stream:  # reads chunks by their `object`
+        helped = stream.get_final_completion().choices[0].message.content
     message = Anthropic(max_retries=0).messages.create(model="policy", messages=MESSAGES, max_tokens=8)
     answers = [
         chat(task).choices[0].message.content,
         streamed,
+        helped,
         chat(task, n=2).choices[1].message.content,
         client.completions.create(model="policy", prompt="6 * 7 =").choices[0].text,
         client.responses.create(model="policy", input="What is 6 * 7?").output_text,
         message.content[0].text,
     ]
-    return {"reward": float(answers == [task["answer"]] * 6), "answers": answers}
+    return {"reward": float(answers == [task["answer"]] * 7), "answers": answers}
 
 
 async def with_endpoint(task, endpoint):
@@ -106,15 +109,16 @@ async def try_one(folder: Path, **agent: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("agent", "begins"),
     [
-        ({"entrypoint": "agent:every_api"}, "agent:every_api: task 'first' with scripted answers: 7 model calls"),
-        ({"command": [sys.executable, "agent.py"]}, f"{sys.executable}: task 'first' with scripted answers: 7 model"),
+        ({"entrypoint": "agent:every_api"}, "agent:every_api: task 'first' with scripted answers: 8 model calls"),
+        ({"command": [sys.executable, "agent.py"]}, f"{sys.executable}: task 'first' with scripted answers: 8 model"),
         ({"entrypoint": "agent:with_endpoint", "max_concurrent_per_process": 4}, "agent:with_endpoint: task 'first'"),
     ],
 )
 async def test_a_rollout_is_answered_by_every_api_and_described(
-    tmp_path: Path, agent: dict[str, Any], begins: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, agent: dict[str, Any], begins: str
 ) -> None:
     (line,) = await try_one(tmp_path, **agent)  # the second of two choices counts as a call of its own
+    assert not caplog.records, "an agent's process that was ended by us is no news"
     assert line.startswith(begins) and ", reward 1, " in line and line.endswith(" s")
 
 

@@ -20,7 +20,7 @@ from backports import zstd
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import DatabaseError
 
-from store.clickhouse.client import without_secrets
+from common.flat_settings import without_secrets
 from store.embedded import origin_check
 from store.embedded.http_interface import MAX_CONCURRENT_READERS
 from tests.store.conftest import SERVE, client, serving

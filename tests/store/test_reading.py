@@ -15,8 +15,9 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, DatabaseError
 
 from bus.errors import CredentialsError
+from common.flat_settings import without_secrets
 from store.clickhouse import users
-from store.clickhouse.client import connect, connect_readonly, without_secrets
+from store.clickhouse.client import connect, connect_readonly
 from store.clickhouse.query_limits import INTERACTIVE, UI, explain_error
 from store.embedded import readonly_guard
 from store.embedded.readonly_guard import KEY_FILE

@@ -26,7 +26,6 @@ from store.ui import curves, queries
 from store.ui import filters as finding
 from store.ui.client import QueryFailed, Reader, to_json_value
 from store.ui.rollout import build_attempts, build_calls, parse_messages, select_attempt
-from store.ui.run_list import RECENT_MS, build_runs, choose_state
 from store.ui.server import UiServer, serve
 from tests import seed_store
 from tests.store.conftest import StoreProcess, client
@@ -155,27 +154,9 @@ async def test_evaluations_have_results_of_their_own_in_which_a_failure_counts_a
     assert results == {
         name: tuple(pytest.approx(mean(rewards[name, version])) for version in (0, 3)) for name in ("greedy", "sampled")
     }
-    assert run["state"] == "ended" and run["settings"] == {}
+    assert run["state"] == "idle" and run["settings"] == {}
     for table in ("raw_attempts", "raw_runs"):
         await asyncio.to_thread(store.sql.command, f"DELETE FROM {table} WHERE run_id = 'evaluated'")
-
-
-def test_the_state_of_a_run_is_what_is_known_of_it() -> None:
-    half, whole = ([{"step": step, "settings": {"max_steps": 10}}] for step in (5, 10))
-    assert choose_state(half, has_learner=True, is_recent=False) == "running"
-    assert choose_state(half, has_learner=None, is_recent=True) == "running", "nobody hears heartbeats"
-    assert choose_state(half, has_learner=False, is_recent=True) == "stopped"
-    assert choose_state(whole, has_learner=False, is_recent=True) == "finished"
-    assert choose_state([*whole, *half], has_learner=None, is_recent=False) == "stopped", "one of two models"
-    assert choose_state([], has_learner=False, is_recent=True) == "running", "rollouts without a learner"
-    assert choose_state([], has_learner=None, is_recent=False) == "ended"
-    sets = [
-        {"run_id": run, "mode": "train", "evaluation": "", "rollouts": 1, "mean_reward": None, "version": None}
-        | {"first_ms": 0, "last_ms": last_ms}
-        for run, last_ms in (("old", 0), ("new", 5))
-    ]
-    runs = build_runs(sets, [], [], alive=None, now_ms=RECENT_MS + 1)
-    assert [(run["run_id"], run["state"]) for run in runs] == [("new", "running"), ("old", "ended")]
 
 
 async def test_a_curve_has_only_so_many_points(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +266,7 @@ async def test_the_choices_of_the_filters_and_the_state_of_a_run(ask: Ask) -> No
         "roles": ["checker", "writer"],
         "tools": ["add"],
     }
-    assert (await ask("run/state", run_id=RUN))["state"] in ("idle", "live")
+    assert (await ask("run/state", run_id=RUN))["state"] == "finished"
     assert (await ask("run/state", run_id="nowhere"))["state"] == "missing"
 
 

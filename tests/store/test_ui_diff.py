@@ -1,13 +1,8 @@
-"""Two rollouts aligned by message, and whether a run goes on."""
+"""Two rollouts aligned by message."""
 
 from typing import Any
 
-import pytest
-
-from schemas.fleet import Heartbeat
-from store.ui.client import StoreState
 from store.ui.diff import Message, align, compare_words, message_text, transcript_of
-from store.ui.run_state import IDLE_SECONDS, RunState, run_state
 
 
 def chat(*texts: str) -> list[Message]:
@@ -58,26 +53,3 @@ def test_messages_of_any_kind_are_text() -> None:
         Message("message", '[\n  "odd"\n]', 0),
         Message("assistant", "yes", 0),
     ]
-
-
-def learner(state: str) -> Heartbeat:
-    return Heartbeat(role="learner", id="learner-1", run_id="r", state=state, sent_at_ns=0)
-
-
-@pytest.mark.parametrize(
-    ("events", "seconds", "store", "members", "expected"),
-    [
-        (0, 0.0, StoreState.LIVE, [], RunState.MISSING),
-        (0, 0.0, StoreState.LIVE, [learner("starting")], RunState.LIVE),
-        (9, 1.0, StoreState.LIVE, [], RunState.LIVE),
-        (9, 1.0, StoreState.FINISHED, [], RunState.FINISHED),
-        (9, IDLE_SECONDS + 1, StoreState.LIVE, [], RunState.IDLE),
-        (9, IDLE_SECONDS + 1, StoreState.LIVE, [learner("training")], RunState.LIVE),
-        (9, IDLE_SECONDS + 1, StoreState.LIVE, [learner("done")], RunState.FINISHED),
-        (9, 1.0, StoreState.LIVE, [learner("done")], RunState.LIVE),
-    ],
-)
-def test_the_state_of_a_run(
-    events: int, seconds: float, store: StoreState, members: list[Heartbeat], expected: RunState
-) -> None:
-    assert run_state("r", events, seconds, store, members) == expected

@@ -206,11 +206,11 @@ def test_a_store_that_is_gone_is_a_banner_and_a_finished_run_is_marked(
     page = browser.new_page()
     with prepared(tmp_path_factory.mktemp("short")) as store:
         seed_store.insert(store.sql, seed_store.run("short", steps=1, groups=1, seed=3))
-        reader = Reader(connect(store.url))
+        reader = Reader(connect(store.url), patience=0)
         with pages_of(store.url, reader) as site:
             page.goto(f"{site}/#/run/short")
             page.locator("#rollouts tbody tr").first.wait_for()
-            expect(page.locator("#live")).to_have_text("idle")
+            expect(page.locator("#live")).to_have_text("finished")
             reader.use(connect(store.url), StoreState.FINISHED)
             expect(page.locator("#live")).to_have_text("finished")
             reader.lose("The store is gone: start it again.")

@@ -11,7 +11,10 @@ from lightningbus.cli.options import exit_on_user_error
 
 def env(
     environment: Annotated[
-        str, typer.Argument(help="KIND:NAME; kinds are verifiers, gymnasium, openenv and nemo-gym", metavar="KIND:NAME")
+        str,
+        typer.Argument(
+            help="KIND:NAME; kinds are verifiers, gymnasium, openenv, nemo-gym and harbor", metavar="KIND:NAME"
+        ),
     ],
     out: Annotated[Path | None, typer.Option(help="directory to write [default: environments/NAME]")] = None,
     python: Annotated[

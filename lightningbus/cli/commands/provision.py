@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from bus.connection import CONNECT_SECONDS
 from bus.streams import ACK_WAIT_SECONDS, DEFAULT_POLICIES, runner_consumers
 from lightningbus.cli.options import (
     DEFAULT_AGENT,
@@ -39,7 +40,7 @@ def provision(
     sizes = parse_sizes(size)
 
     async def make() -> None:
-        async with connect(bus, "provision", "admin") as at:
+        async with connect(bus, "provision", "admin", CONNECT_SECONDS) as at:
             more = [each for name in agent or [DEFAULT_AGENT] for each in runner_consumers(name, ack_wait)]
             await at.provision(replicas, sizes, more, policy or DEFAULT_POLICIES)
 

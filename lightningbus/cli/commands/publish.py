@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from bus.connection import CONNECT_SECONDS
 from bus.task_file import load_tasks
 from common.task_source import TaskSource, parse_columns
 from lightningbus.cli.options import BusOption, exit_on_user_error, run_async
@@ -85,7 +86,7 @@ def publish(
 
         from lightningbus.run.live_view import console
 
-        async with connect(bus, "publish") as at:
+        async with connect(bus, "publish", wait=CONNECT_SECONDS) as at:
             await at.check_stream(subjects.TASKS)
             with Progress(console=console(), transient=True) as progress:
                 bar = progress.add_task("publishing", total=len(problems) * samples)

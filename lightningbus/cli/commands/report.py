@@ -56,6 +56,8 @@ def report(
     if html is not None:
         _write_html(html, name, run, sql, database)
         return
+    if name is None and run:
+        exit_with("--run goes with the name of a report, or with --html")
     if name is None:
         rows: list[tuple[Any, ...]] = [
             (entry.name, entry.title, " ".join(_format_parameters(entry.parameters))) for entry in REPORTS.values()

@@ -12,9 +12,6 @@ from lightningbus.cli.options import BusOption, run_async
 from lightningbus.run.discovery import connect
 from lightningbus.run.role_process import on_stop_signals
 
-CONNECT_SECONDS = 1.0
-"""For a connection; whoever asks who is alive does not wait for a bus that is about to start."""
-
 
 def status(
     bus: BusOption = None,
@@ -29,7 +26,7 @@ def status(
     from lightningbus.run.terminal import Terminal
 
     async def look() -> None:
-        async with connect(bus, "status", wait=CONNECT_SECONDS) as at, at.fleet("*") as fleet:
+        async with connect(bus, "status") as at, at.fleet("*") as fleet:
             if watch:
                 stop = asyncio.Event()
                 on_stop_signals(asyncio.get_running_loop(), stop)

@@ -1,8 +1,10 @@
 """``lightningbus ui``: a page over the store in the browser, and the fleet where a bus is reachable."""
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
@@ -13,7 +15,9 @@ from common.aio import first_completed
 from common.listeners import AddressInUseError
 from lightningbus.cli.options import BusOption, DatabaseOption, SqlOption, require_extra, run_async
 from lightningbus.run.discovery import connect
+from lightningbus.run.page_address import Announce, claim_page
 from lightningbus.run.role_process import UserError, exit_with, on_stop_signals
+from lightningbus.run.store_discovery import SQL_VARIABLE
 from schemas.fleet import Heartbeat
 
 BUS_SECONDS = 5.0
@@ -54,23 +58,27 @@ def ui(
 ) -> None:
     """Show runs and rollouts in the browser, live, until Ctrl-C; it only reads.
 
-    When a run ends, the page goes on from the run's files.
+    When a run ends, the page goes on from the run's files. A second `ui` prints the address of the first.
     """
     with require_extra("store"):
         from lightningbus.run.followed_store import FollowedStore
+        from lightningbus.run.other_runs import OtherRuns
         from store.clickhouse.client import StoreUnreachable
         from store.ui.client import Reader
         from store.ui.server import UiServer, serve
 
-    async def run() -> None:
+    async def run(announce: Announce) -> None:
         stop = asyncio.Event()
         on_stop_signals(asyncio.get_running_loop(), stop)
         listener, reader = Listener(bus), Reader()
         store = FollowedStore(reader, sql, database)
+        others = None if sql or os.environ.get(SQL_VARIABLE) else OtherRuns(database)
 
         async def show() -> None:
             await store.wait_until_opened()
-            async with serve(UiServer(reader, host, listener.members), host, port) as url:
+            pages = UiServer(reader, host, listener.members, others)
+            async with others.closing() if others else nullcontext(), serve(pages, host, port) as url:
+                announce(url)
                 print(f"UI at {url}", file=sys.stderr, flush=True)
                 await stop.wait()
 
@@ -80,6 +88,10 @@ def ui(
             raise UserError(str(error)) from error
 
     try:
-        run_async(run())
+        with claim_page((host, sql or os.environ.get(SQL_VARIABLE), database, bus)) as page:
+            if isinstance(page, str):
+                print(f"UI at {page} already", file=sys.stderr)
+            else:
+                run_async(run(page))
     except StoreUnreachable as error:
         exit_with(error)

@@ -12,6 +12,7 @@ from importlib import resources
 from clickhouse_connect.driver.client import Client
 
 from store.reports import REPORTS
+from store.reports.counted_rewards import COUNTED_REWARDS
 
 
 class MigrationError(Exception):
@@ -62,6 +63,7 @@ BOOTSTRAP = (
     "CREATE TABLE IF NOT EXISTS {database}.migrations{on_cluster} "
     "(name String, digest String, applied DateTime64(3) DEFAULT now64(3)) ENGINE = {replicated}MergeTree ORDER BY name",
 )
+COUNTED_REWARDS_VIEW = f"CREATE OR REPLACE VIEW {{database}}.counted_rewards{{on_cluster}} AS{COUNTED_REWARDS}"
 
 
 def migrate(
@@ -94,5 +96,6 @@ def create_views(client: Client, database: str, cluster: str | None = None) -> N
     views = Migration("views.sql", resources.files("store.clickhouse").joinpath("views.sql").read_text("utf-8"))
     for statement in views.statements(database, cluster):
         client.command(statement)
+    client.command(render_sql(COUNTED_REWARDS_VIEW, database, cluster))
     for report in REPORTS.values():
         client.command(render_sql(report.view, database, cluster))

@@ -37,7 +37,7 @@ export function callsPanel(of) {
 }
 
 function described(call, of) {
-  const known = call.known ? `goes on after call ${call.continues}: ${call.known} messages as there` : "";
+  const known = call.known ? `continues call ${call.continues}: ${call.known === 1 ? "its first message is" : `its first ${call.known} messages are`} the same` : "";
   const facts = [call.role, call.node, `${call.prompt_tokens} + ${call.response_tokens} tokens`, `version ${versions(call.min_weight_version, call.max_weight_version)}`,
     call.advantage === null ? "" : `advantage ${signed(call.advantage)}`, seconds((call.end_ms - call.start_ms) / 1000), `ended by ${call.finish_reason || "nothing said"}`];
   return h("article", { class: "call" },

@@ -16,7 +16,7 @@ export function fleetPanel(run, signal) {
   const nodes = panel("Versions served", { name: "served", about: "By inference node; a swap is a step up.", height: 150 });
   alive.root.classList.add("half");
   nodes.root.classList.add("half");
-  follow(() => fill(alive, async () => members(await ask("fleet", {}, signal)), signal), signal);
+  follow(() => fill(alive, async () => members(await ask("fleet", { run_id: run }, signal)), signal), signal);
   return {
     root: h("div", { class: "grid" }, alive.root, nodes.root),
     served: () => fill(nodes, async () => served(await ask("run/served", { run_id: run }, signal)), signal),
@@ -24,8 +24,8 @@ export function fleetPanel(run, signal) {
 }
 
 function members({ members: all, problem }) {
-  if (problem) return empty(`Nobody can be seen at work: ${problem}. Where it is can be said with`, "lightningbus ui --bus nats://…");
-  if (!all.length) return empty("Nobody is alive on this bus. Start all of a run with", "lightningbus up -c run.yaml");
+  if (problem) return empty(`No heartbeat is received: ${problem}. Name the bus with`, "lightningbus ui --bus nats://…");
+  if (!all.length) return empty("No process is alive on this bus. Start a whole run with", "lightningbus up -c run.yaml");
   const sorted = [...all].sort((a, b) => RANK.indexOf(a.role) - RANK.indexOf(b.role) || a.id.localeCompare(b.id));
   const alerts = sorted.filter((member) => member.status.alert).map((member) => h("p", { class: "problem" }, String(member.status.alert)));
   return h("div", {}, alerts, table([

@@ -38,8 +38,12 @@ function once(target, event, signal) {
 const light = document.getElementById("live");
 const TITLES = {
   live: "This page refreshes every two seconds.",
-  idle: "Nothing has happened in this run for two minutes.",
-  finished: "The run has ended. The page reads its files.",
+  files: "The latest run has ended. The page reads its files.",
+  running: "The run goes on. This page refreshes every two seconds.",
+  idle: "Nothing has happened in this run for two minutes. Whether it goes on is not known.",
+  finished: "The run has made all its training steps.",
+  stopped: "The run ended before its last training step.",
+  ended: "The run has ended. It trained nothing.",
 };
 let problem = null, runState = "";
 
@@ -49,7 +53,7 @@ export function setRunState(state) {
   draw();
 }
 
-/** The light at the top of every page: live, idle or finished, or the sentence why the page does not refresh. */
+/** The light at the top of every page: the state of the run or of the store, or the sentence why the page does not refresh. */
 export function showLive(error) {
   problem = error;
   draw();
@@ -57,8 +61,8 @@ export function showLive(error) {
 
 function draw() {
   const gone = problem !== null || storeState() === "gone";
-  const state = storeState() === "finished" ? "finished" : runState || storeState();
-  light.className = gone ? "live bad" : state === "live" ? "live on" : "live still";
+  const state = runState || (storeState() === "finished" ? "files" : storeState());
+  light.className = gone ? "live bad" : state === "live" || state === "running" ? "live on" : "live still";
   light.textContent = gone ? "not live" : state in TITLES ? state : "";
   light.title = problem?.message ?? TITLES[state] ?? "";
 }

@@ -6,7 +6,7 @@ import { fill, panel } from "./panel.js";
 import { change } from "./place.js";
 import { STEP } from "./run_charts.js";
 
-const DEFAULTS = ["actor/entropy_loss", "actor/grad_norm", "response_length/mean", "learner/idle_share"];
+const DEFAULTS = ["actor/entropy", "actor/grad_norm", "response_length/mean", "learner/idle_share"];
 const MOST = 24; // metrics at a time, as the server has it
 const HEIGHT = 164;
 

@@ -13,6 +13,7 @@ export function panel(title, { about = "", short = false, name = "", height = 0,
     root,
     show(...content) {
       problem.hidden = true;
+      body.style.minHeight = ""; // what is there has a height of its own
       body.replaceChildren(...content);
     },
     fail(error) {

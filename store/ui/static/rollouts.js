@@ -95,7 +95,7 @@ function form(changed) {
   for (const item of Object.values(choices)) item.hidden = true; // until there is something to choose
   const root = h("form", { class: "filters", submit: (event) => event.preventDefault() },
     field("name", "task or rollout", text("name", { placeholder: "part of its name" })),
-    field("words", "words in prompts and answers", text("words", { placeholder: "all of these" })),
+    field("words", "words in a call", text("words", { placeholder: "all of these" })),
     field("mode", "mode", select("mode", [h("option", { value: "" }, "any"), ...["train", "eval"].map((value) => h("option", { value }, value))])),
     choices.evaluation,
     field("outcome", "outcome", outcome),

@@ -60,7 +60,7 @@ function chartBoxes() {
   };
   const steps = { parameters: { names: charts.STEP_METRICS.join(",") } };
   return [
-    chartBox("rewards", "rewards", (rows) => charts.rewardChart(charts.rewardSeries(rows)), "Reward by weight version",
+    chartBox("rewards", "rewards", (rows) => charts.rewardChart(charts.rewardSeries(rows), 326), "Reward by weight version",
       "Training: a line in a band of one standard deviation. Evaluations: marks with their standard error.", { height: 250, width: "two-thirds" }),
     chartBox("time", "time", charts.timeBars, "Where the time of a rollout goes", "Mean seconds of its parts.", { height: 250 }),
     chartBox("outcomes", "summary", charts.outcomeBars, "How rollouts ended", "Share of the rollouts of training and of each evaluation."),

@@ -44,8 +44,8 @@ export function rewardSeries(rows, { colour = (set) => set.colour, name = (set) 
   }));
 }
 
-export function rewardChart(series) {
-  return lineChart({ series, x: { label: "weight version", whole: true, format: count }, y: { label: "reward" }, height: 290 })
+export function rewardChart(series, height = 290) {
+  return lineChart({ series, x: { label: "weight version", whole: true, format: count }, y: { label: "reward" }, height })
     ?? empty(`${WAITING} rollouts that end.`);
 }
 

@@ -11,13 +11,13 @@ const COLUMNS = [
   { title: "run", class: "name", cell: (row) => h("a", { href: linkTo(row.run_id) }, row.run_id) },
   { title: "state", cell: (row) => h("span", { class: `run-state ${row.state}` }, row.state) },
   { title: "steps", number: true, class: "wide", about: "training steps, and how many were asked for", cell: steps },
-  { title: "training reward", number: true, about: "mean of the last 200 training rollouts that ended well", cell: (row) => reward(trained(row)?.mean_reward) },
+  { title: "training reward", number: true, about: "mean of the last 200 training rollouts", cell: (row) => reward(trained(row)?.mean_reward) },
   { title: "evaluations, first and last version", about: "mean reward; a failed rollout counts as 0", cell: results },
-  { title: "settings", class: "short-settings", cell: (row) => settingsText(row) || "–" },
-  { title: "rollouts", number: true, class: "wide", cell: (row) => count(row.sets.reduce((sum, set) => sum + set.rollouts, 0)) },
-  { title: "began", class: "wide", cell: (row) => clock(row.first_ms) },
-  { title: "lasted", number: true, class: "wide", cell: (row) => seconds((row.last_ms - row.first_ms) / 1000) },
-  { title: "last rollout", number: true, cell: (row) => h("time", { title: clock(row.last_ms) }, ago(row.last_ms)) },
+  { title: "settings", class: "short-settings", cell: shortSettings },
+  { title: "rollouts", number: true, class: "wide", cell: (row) => (row.sets.length ? count(row.sets.reduce((sum, set) => sum + set.rollouts, 0)) : "–") },
+  { title: "began", class: "wide", cell: (row) => (row.first_ms ? clock(row.first_ms) : "–") },
+  { title: "lasted", number: true, class: "wide", cell: (row) => (row.first_ms ? seconds((row.last_ms - row.first_ms) / 1000) : "–") },
+  { title: "last event", number: true, cell: (row) => h("time", { title: clock(row.last_ms) }, ago(row.last_ms)) },
 ];
 
 /** The first page. */
@@ -62,7 +62,7 @@ export function runsPage(root, { query }, signal) {
 
 function listed(rows, words, chosen, changed) {
   if (!rows.length && words) return empty(`No run fits “${words}”.`);
-  if (!rows.length) return empty("No rollout has ended yet. Put tasks in and start a runner:", "lightningbus publish tasks.jsonl --run first");
+  if (!rows.length) return empty("There is no run yet. Put tasks in and start a runner:", "lightningbus publish tasks.jsonl --run first");
   const pick = { title: "compare", cell: (row) => {
     const input = h("input", { type: "checkbox", "aria-label": `Compare ${row.run_id}`, change: () => {
       chosen[input.checked ? "add" : "delete"](row.run_id);
@@ -94,9 +94,15 @@ function results(row) {
       result.first_version === result.last_version ? reward(result.last_mean) : `${reward(result.first_mean)} → ${reward(result.last_mean)}`)]));
 }
 
-const settingsText = (row) => Object.entries(row.settings).map(([name, value]) => (name === "model" ? value : `${name} ${typeof value === "number" ? figure(value) : value}`)).join(", ");
+const settingTexts = (row) => Object.entries(row.settings).map(([name, value]) => (name === "model" ? value : `${name} ${typeof value === "number" ? figure(value) : value}`));
+
+/** A name and its value stay in one line. */
+function shortSettings(row) {
+  const texts = settingTexts(row);
+  return texts.length ? h("span", {}, texts.map((text) => h("span", { class: "short-setting" }, text))) : "–";
+}
 
 function matches(row, words) {
-  const text = [row.run_id, row.state, settingsText(row), ...row.results.map((result) => result.evaluation)].join(" ").toLowerCase();
+  const text = [row.run_id, row.state, ...settingTexts(row), ...row.results.map((result) => result.evaluation)].join(" ").toLowerCase();
   return words.toLowerCase().split(/\s+/).every((word) => text.includes(word));
 }

@@ -127,7 +127,7 @@ function described(span, attempt) {
       ...(span.placed ? [["hangs here because", span.placed]] : []),
       ["status", h("span", { class: span.status === "error" ? "bad" : "" }, statusOf(span))],
       ["took", seconds((span.end_ms - span.start_ms) / 1000)], ["began", clock(span.start_ms, true)],
-      ...(from.length && span.start_ms >= attempt.started_ms ? from : []), ["span kind", span.kind], ["said by", span.scope || "–"], ["span", span.span_id],
+      ...(from.length && span.start_ms >= attempt.started_ms ? from : []), ["span kind", span.kind], ["scope", span.scope || "–"], ["span", span.span_id],
     ]),
     Object.entries(span.payload_keys).map(([part, name]) => h("div", { class: "payload" }, h("h4", {}, part), h("pre", { tabindex: "0" }, pretty(span.attributes[name])))),
     attributes("Attributes", without(span.attributes, Object.values(span.payload_keys))), attributes("Resource", span.resource),

@@ -1,0 +1,115 @@
+"""Keyword arguments of a session's methods: their types, and what they become."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from bus.task_file import TaskInput
+from common.name_suggestions import suggest_name
+from lightningbus.run.evaluation import SAMPLINGS
+from lightningbus.run.live_evaluation import LiveEvaluation
+from lightningbus.run.publishing import NAME, Publication
+from lightningbus.run.role_process import UserError
+from lightningbus.run.run_directory import RunDirectory
+
+DEADLINE_SECONDS = 600.0
+"""Of an evaluation, unless given."""
+
+
+class PublishOptions(TypedDict, total=False):
+    """Keyword arguments of `Session.publish`."""
+
+    samples: int
+    """Rollouts of each task."""
+    run: str
+    """Run the results belong to; default: the session's."""
+    agent: str
+    """Name of the agent the tasks are for."""
+    mode: str
+    """``train`` or ``eval``; default: train, eval with ``evaluation``."""
+    evaluation: str
+    """Name of the evaluation they belong to."""
+    weight_versions: Mapping[str, int]
+    """By model: answer its calls from this weight version only."""
+    role_models: Mapping[str, str]
+    """Models that answer for some roles of the agent."""
+    pass_name: str
+    """Part of task ids, to publish the same tasks again."""
+    temperature: float
+    """Forced on every model call."""
+    deadline: float
+    """Seconds a rollout may take."""
+
+
+class EvaluateOptions(TypedDict, total=False):
+    """Keyword arguments of `Session.evaluate`."""
+
+    version: int
+    """Weight version; default: the newest. The bus keeps the last few."""
+    sampling: str | Sequence[str]
+    """``greedy``, ``sampled`` or both; default: both."""
+    label: str
+    """The evaluations are named ``LABEL-greedy`` and ``LABEL-sampled``; default: date and time."""
+    samples: int
+    """Sampled answers to each task."""
+    agent: str
+    """Name of the agent that answers."""
+    model: str
+    """Name the versions are published under; default: the run's."""
+    deadline: float
+    """Seconds that each sampling may take, and that an evaluation of others is waited for."""
+
+
+def build_publication(options: Mapping[str, Any]) -> Publication:
+    """How tasks are published; raises `UserError` for an option that is not known."""
+    _check_names(options, PublishOptions)
+    return Publication(**options)
+
+
+def build_live_evaluation(
+    directory: RunDirectory, problems: Sequence[TaskInput], options: Mapping[str, Any]
+) -> LiveEvaluation:
+    """How tasks are evaluated; raises `UserError` for an option that is not known or cannot be."""
+    _check_names(options, EvaluateOptions)
+    values = {
+        "sampling": tuple(SAMPLINGS), "label": default_label(), "samples": 2, "version": None, "agent": "default",
+        "model": _find_model(directory), "deadline": DEADLINE_SECONDS, **options,
+    }  # fmt: skip
+    samplings = parse_samplings(values.pop("sampling"))
+    check_label(values["label"])
+    if values["samples"] < 1:
+        raise UserError(f"samples: {values['samples']} is less than 1")
+    return LiveEvaluation(run=directory.path.resolve().name, problems=problems, samplings=samplings, **values)
+
+
+def parse_samplings(sampling: str | Sequence[str]) -> list[str]:
+    """The samplings; raises `UserError` for one that is not known, and where there is none."""
+    samplings = [sampling] if isinstance(sampling, str) else list(sampling)
+    for name in samplings or [""]:
+        if name not in SAMPLINGS:
+            raise UserError(f"sampling: {name!r} is none of {', '.join(SAMPLINGS)}")
+    return samplings
+
+
+def default_label() -> str:
+    """Of an evaluation that is given none: date and time."""
+    return time.strftime("%Y%m%d-%H%M%S")
+
+
+def check_label(label: str) -> None:
+    """Raise `UserError` unless a label can be part of an evaluation's name."""
+    if not NAME.fullmatch(f"{label}-{max(SAMPLINGS, key=len)}"):
+        raise UserError(f"label: {label!r} is not a name: letters, digits, _ and -, at most 56")
+
+
+def _find_model(directory: RunDirectory) -> str:
+    """The name that the run's versions are published under."""
+    for role in ("learner", "inference-0"):
+        if model := directory.read_settings(role).get("model"):
+            return str(model)
+    return "policy"
+
+
+def _check_names(options: Mapping[str, Any], kind: type) -> None:
+    for name in options.keys() - kind.__annotations__.keys():
+        raise UserError(f"{name}: no such option; {suggest_name(name, kind.__annotations__)}".rstrip("; "))

@@ -1,0 +1,98 @@
+"""An evaluation of a weight version by the nodes and runners of a run that is up."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from clickhouse_connect.driver.client import Client
+
+from bus.client import Bus
+from bus.fleet.heartbeats import Fleet
+from bus.fleet.node_state import is_ready, serves_version
+from bus.task_file import TaskInput
+from bus.weights.registry import WeightRegistry
+from lightningbus.run.evaluation import NODE_SECONDS, SAMPLINGS, Evaluation, evaluate
+from lightningbus.run.pinned_version import find_version, pinned, wait_for_evaluations
+from lightningbus.run.role_process import UserError
+from schemas.fleet import Heartbeat
+
+RUNNER_SECONDS = 10.0
+"""Longest wait for a runner: one that is up says so each second."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveEvaluation:
+    """What is evaluated, and how."""
+
+    run: str
+    model: str
+    """Name that the versions are published under."""
+    problems: Sequence[TaskInput]
+    samplings: Sequence[str]
+    """Of `evaluation.SAMPLINGS`."""
+    label: str
+    """The evaluations are named ``LABEL-SAMPLING``."""
+    version: int | None
+    """None: the newest."""
+    samples: int
+    """Sampled answers to each problem."""
+    deadline: float
+    """Seconds that each sampling may take."""
+    agent: str
+
+
+async def evaluate_live(bus: Bus, client: Client, job: LiveEvaluation) -> dict[str, Evaluation]:
+    """Pin a version, answer the problems, and unpin it; results by sampling.
+
+    Evaluations of others are waited for, as long as ``deadline``. Raises `UserError` when there is no such version,
+    no runner, or no node that serves the version in time.
+    """
+    registry = WeightRegistry(bus, job.model)
+    async with bus.fleet("*") as fleet:
+        await _wait_for_member(
+            fleet, lambda beat: (beat.role, beat.state) == ("runner", "running"), "runner", RUNNER_SECONDS
+        )
+        version = await find_version(registry, job.version)
+        try:
+            async with asyncio.timeout(job.deadline):
+                pin = await wait_for_evaluations(bus, registry, job.model)
+        except TimeoutError:
+            raise UserError(f"another evaluation has a version pinned for {job.deadline:g} s: raise deadline") from None
+        if pin is not None and pin.version != version:
+            raise UserError(
+                f"version {pin.version} is pinned by {pin.actor}: evaluate that one, "
+                "or unpin it by `lightningbus weights unpin`"
+            )
+        async with pinned(registry, version):
+            await _wait_for_member(
+                fleet,
+                lambda beat: beat.model == job.model and is_ready(beat.state) and serves_version(beat, version),
+                f"node with version {version}",
+                NODE_SECONDS,
+            )
+            return {name: await _evaluate(bus, client, job, name, version) for name in job.samplings}
+
+
+async def _evaluate(bus: Bus, client: Client, job: LiveEvaluation, sampling: str, version: int) -> Evaluation:
+    return await evaluate(
+        bus,
+        client,
+        job.run,
+        job.problems,
+        label=f"{job.label}-{sampling}",
+        versions={job.model: version},
+        model=job.model,
+        samples=job.samples if sampling == "sampled" else 1,
+        sampling=SAMPLINGS[sampling],
+        deadline=job.deadline,
+        agent=job.agent,
+    )
+
+
+async def _wait_for_member(fleet: Fleet, fits: Callable[[Heartbeat], bool], what: str, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            while not any(map(fits, fleet.members())):
+                await fleet.wait_for_change()
+    except TimeoutError:
+        raise UserError(f"no {what} of the run within {seconds:g} s: `lightningbus status` says what is up") from None

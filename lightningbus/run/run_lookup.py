@@ -1,0 +1,26 @@
+"""A run found by what a user calls it."""
+
+from pathlib import Path
+
+from common.name_suggestions import suggest_name
+from lightningbus.run.role_process import UserError
+from lightningbus.run.run_directory import LATEST, RUNS, RunDirectory
+
+
+def find_run(run: str | None, runs: Path = RUNS) -> RunDirectory | None:
+    """The run of a name in ``runs``, or of a directory, None for the latest; None where no run is named and none is.
+
+    Raises `UserError` where one is named that is not there.
+    """
+    if run is None:
+        return RunDirectory.latest(runs)
+    for path in (runs / run, Path(run)):
+        if _is_run(path):
+            return RunDirectory(path)
+    names = [path.name for path in runs.glob("*") if path.name != LATEST and _is_run(path)]
+    hint = suggest_name(run, names) if names else f"there is no run in {runs}"
+    raise UserError(f"there is no run {run!r}; {hint}".rstrip("; "))
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "store").is_dir()

@@ -1,0 +1,90 @@
+"""Runs that have a store of their own, besides the store that the page reads."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from store.ui.client import QueryRow, Reader, StoreState
+
+
+@dataclass(frozen=True, slots=True)
+class OtherRun:
+    """What is known of such a run before its store is opened; None: not known.
+
+    ``means`` has the mean reward of each evaluation by weight version. ``last_ms`` is milliseconds since 1970.
+    """
+
+    run_id: str
+    is_up: bool
+    last_ms: float
+    seconds: float | None = None
+    step: int | None = None
+    max_steps: int | None = None
+    rollouts: int | None = None
+    model: str = ""
+    means: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """The store of such a run; ``run_id`` is the run's id in it."""
+
+    reader: Reader
+    run_id: str
+
+
+class OtherRuns(Protocol):
+    """Finds and opens them."""
+
+    def has(self, run_id: str) -> bool:
+        """Whether there is such a run."""
+
+    def list(self) -> Sequence[OtherRun]:
+        """All of them. May block."""
+
+    async def open(self, run_id: str) -> OpenRun:
+        """The store of one of them; raises `store.ui.client.StoreGone`."""
+
+
+class NoOtherRuns:
+    """There are none: the page reads one store that holds everything."""
+
+    def has(self, run_id: str) -> bool:
+        """No."""
+        return False
+
+    def list(self) -> Sequence[OtherRun]:
+        """None."""
+        return ()
+
+    async def open(self, run_id: str) -> OpenRun:
+        """Raises LookupError."""
+        raise LookupError(run_id)
+
+
+class RunReader:
+    """Sends each query to the store that has the run of its parameter ``run_id``."""
+
+    def __init__(self, latest: Reader, others: OtherRuns) -> None:
+        self._latest, self.others = latest, others
+        self._states: dict[str, StoreState] = {}
+
+    def state_of(self, run_id: str) -> StoreState:
+        """What the last query about a run read; without one, of the store that the page reads."""
+        return self._states.get(run_id, self._latest.state) if self.others.has(run_id) else self._latest.state
+
+    async def query(self, sql: str, **parameters: Any) -> list[QueryRow]:
+        """All rows of a query, as JSON values; raises `store.ui.client.QueryFailed` or `StoreGone`."""
+        (rows,) = await self.query_all(parameters, sql)
+        return rows
+
+    async def query_all(self, values: Mapping[str, Any], *statements: str) -> list[list[QueryRow]]:
+        """All rows of each query, which all take the same parameters; raises as `query`."""
+        run_id = values.get("run_id", "")
+        if not run_id or not self.others.has(run_id):
+            return await self._latest.query_all(values, *statements)
+        run = await self.others.open(run_id)
+        try:
+            return await run.reader.query_all({**values, "run_id": run.run_id}, *statements)
+        finally:
+            self._states[run_id] = run.reader.state

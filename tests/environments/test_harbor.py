@@ -1,0 +1,110 @@
+"""Tasks in Harbor's format, in a sandbox of this machine: what runs, what the model can reach, and what is refused."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bus.client import Bus
+from tests.environments.conftest import play, write_environment
+from tests.lightningbus.test_cli import run, says
+
+HARBOR = Path(os.environ.get("HARBOR_PYTHON", "/nowhere"))
+"""The interpreter of an environment with harbor 0.26, whose own parser then reads the tasks of these tests."""
+FILES = {
+    "task.toml": '[task]\nname = "example/count-words"\n[agent]\ntimeout_sec = 60.0\n[verifier]\ntimeout_sec = 30.0\n',
+    "instruction.md": "<!-- canary 42 -->\nWrite the number of words of text.txt to count.txt.\n",
+    "environment/Dockerfile": "FROM ubuntu:24.04\nWORKDIR /app\nENV GREETING=hello\nCOPY text.txt /app/\n",
+    "environment/text.txt": "one two three four\n",
+    "tests/test.sh": '[ "$(cat count.txt)" = 4 ] && reward=1 || reward=0\necho $reward > /logs/verifier/reward.txt\n',
+    "solution/solve.sh": "wc -w < text.txt > count.txt\n",
+}
+
+pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap (bwrap) is not installed")
+
+
+def make_task(directory: Path, **changes: str) -> Path:
+    """A task's directory; a change is a file's new text, by its path with ``__`` for ``/``."""
+    for name, text in (FILES | {name.replace("__", "/"): text for name, text in changes.items()}).items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+    return directory
+
+
+def bash(command: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": f"I run this.\n```bash\n{command}\n```"}
+
+
+async def test_commands_are_run_and_the_tasks_own_tests_give_the_reward(bus: Bus, tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        make_task(tmp_path / "tasks" / name)
+    seen: list[str] = []
+
+    def answer(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        seen.append(messages[-1]["content"])
+        if len(messages) == 2:
+            return bash("echo $GREETING; wc -w < text.txt > count.txt")
+        return {"role": "assistant", "content": "It is done."}
+
+    written = write_environment(f"harbor:{tmp_path / 'tasks'}", Path(sys.executable), tmp_path / "out")
+    assert written.startswith("2 tasks and 1 held-out ones in ")
+    results = await play(bus, tmp_path / "out", answer)
+    assert [(result["reward"], result["num_calls"]) for result in results] == [(1.0, 2)] * 2
+    assert results[0]["metrics"] == {"reward": 1.0, "commands": 1, "timed_out": 0.0}
+    assert set(seen) == {"Write the number of words of text.txt to count.txt.", "hello\n[status 0]"}
+
+
+async def test_a_model_sees_neither_tests_nor_host_and_cannot_write_its_reward(bus: Bus, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        make_task(tmp_path / "tasks" / name)
+    seen: list[str] = []
+    looks = f"ls /tests {tmp_path}; wc -l < /proc/net/route; echo 1 > /logs/verifier/reward.txt"
+
+    def answer(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        seen.append(messages[-1]["content"])
+        return bash(looks) if len(messages) == 2 else {"role": "assistant", "content": "It is done."}
+
+    write_environment(f"harbor:{tmp_path / 'tasks'}", Path(sys.executable), tmp_path / "out")
+    (result,) = await play(bus, tmp_path / "out", answer)
+    assert result["reward"] == 0.0
+    assert seen[1].count("No such file or directory") == 2 and seen[1].endswith("\n1\n[status 0]"), seen[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"environment__Dockerfile": "FROM ubuntu:24.04\nRUN apt-get update\n"}, "does more than copy files: RUN apt"),
+        ({"environment__Dockerfile": "FROM a AS b\nFROM c\n"}, "does more than copy files: FROM a AS b"),
+        ({"environment__Dockerfile": "FROM a\nCOPY text.txt /usr/bin/\n"}, "its Dockerfile writes to /usr/bin"),
+        ({"environment__docker-compose.yaml": "services: {}\n"}, "it has docker-compose.yaml"),
+        ({"task.toml": "[environment]\ngpus = 1\n"}, "task.toml sets environment.gpus"),
+        ({"task.toml": '[verifier.env]\nKEY = "${KEY}"\n'}, "the variable KEY is read from the host"),
+        (
+            {"tests__test.sh": "uvx pytest\n"},
+            "it wrote neither reward.json nor reward.txt to /logs/verifier (status 127",
+        ),
+        ({"solution__solve.sh": "no-such-program\n"}, "its own solution has reward 0 here, as without it (status 127"),
+    ],
+)
+def test_a_task_that_needs_a_container_is_refused_with_the_reason(
+    tmp_path: Path, changes: dict[str, str], reason: str
+) -> None:
+    for name in ("a", "b"):
+        make_task(tmp_path / "tasks" / name)
+    make_task(tmp_path / "tasks" / "c", **changes)
+    arguments = ("env", f"harbor:{tmp_path / 'tasks'}", "--out", tmp_path / "out")
+    sentence = says(run(*arguments))
+    assert "c cannot run without a container: " in sentence and reason in sentence
+    assert sentence.endswith("--arg skip=true leaves out such tasks") and not (tmp_path / "out").exists()
+    assert run(*arguments, "--arg", "skip=true").stdout.startswith("1 tasks and 1 held-out ones in ")
+
+
+@pytest.mark.skipif(not HARBOR.exists(), reason="HARBOR_PYTHON")
+def test_harbor_itself_reads_these_tasks(tmp_path: Path) -> None:
+    code = "import sys; from harbor.models.task.task import Task; print(Task(sys.argv[1]).name)"
+    done = subprocess.run([HARBOR, "-c", code, make_task(tmp_path / "a")], capture_output=True, text=True, check=True)
+    assert done.stdout == "example/count-words\n"

@@ -1,0 +1,161 @@
+"""One rule says which reward a rollout counts with: the learner's. The report, the page and the Python API have it."""
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from math import sqrt
+from statistics import mean, pstdev, stdev
+from typing import Any
+
+import aiohttp
+import pytest
+from msgspec.structs import replace
+
+from learner.rollouts.assembler import Rollout, training_reward
+from lightningbus.api.reward_curve import RewardCurve
+from schemas.base import Event, Outcome
+from schemas.spans import SpanBatch
+from schemas.tasks import Task, TaskBatchRecord, TaskRecord
+from schemas.training import TrainingStep
+from store.clickhouse.client import connect_readonly
+from store.clickhouse.query_limits import UI
+from store.reports import REPORTS
+from store.ui.client import Reader
+from store.ui.server import UiServer, serve
+from tests import seed_store
+from tests.store.conftest import StoreProcess, prepared
+
+FAILED: tuple[Outcome, ...] = ("agent_error", "timeout", "infra_error", "poison", "preempted")
+VERSION, TASKS, SAMPLES = 3, 5, 4
+
+
+def fail(batch: SpanBatch, number: int) -> SpanBatch:
+    """Every third rollout fails, in each way there is."""
+    assert batch.end is not None
+    outcome = FAILED[number // 3 % len(FAILED)] if number % 3 == 0 else "ok"
+    reward = number % 7 / 7 if outcome == "ok" else None
+    usage = batch.end.usage
+    if outcome == "infra_error":  # it made no call
+        usage = replace(usage, min_weight_version=None, max_weight_version=None)
+    return replace(batch, end=replace(batch.end, outcome=outcome, reward=reward, usage=usage))
+
+
+def training(run: str, **settings: str) -> Iterator[Event]:
+    """A run whose learner has these settings."""
+    number = 0
+    for event in seed_store.run(run, steps=4, groups=6, samples=SAMPLES, seed=4):
+        if isinstance(event, SpanBatch) and event.end is not None:
+            event, number = fail(event, number), number + 1
+        elif isinstance(event, TrainingStep):
+            event = replace(event, settings=json.dumps({**json.loads(event.settings), **settings}))
+        yield event
+
+
+def evaluation(run: str) -> Iterator[Event]:
+    """An evaluation pinned to one version, with several samples of each problem."""
+    ends = [batch for batch in seed_store.evaluations(run, range(SAMPLES), TASKS) if batch.end is not None]
+    ends = [batch for batch in ends if batch.evaluation == "greedy"]
+    for number, batch in enumerate(ends):
+        problem, sample = number % TASKS, number // TASKS
+        named = replace(batch, task_id=f"h{problem}@{run}", rollout_id=f"h{problem}@{run}.{sample}")
+        task = Task(
+            id=named.task_id, run_id=run, agent="default", mode="eval", evaluation="greedy", input=0,
+            sample_index=sample, group_size=SAMPLES, weight_version=VERSION,
+        )  # fmt: skip
+        record = TaskRecord(task=task, rollout_id=named.rollout_id, span=batch.spans[0])
+        yield TaskBatchRecord(tasks=(record,))
+        yield fail(named, number)
+
+
+@pytest.fixture(scope="module")
+def events() -> dict[str, list[Event]]:
+    """What the runs say, by name: one without the setting, and one for each of its values."""
+    return {
+        "default": [*training("default"), *evaluation("default")],
+        "mask": [*training("mask", failed_rollouts="mask"), *evaluation("mask")],
+        "zero": [*training("zero", failed_rollouts="zero"), *evaluation("zero")],
+    }
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, events: dict[str, list[Event]]) -> Iterator[StoreProcess]:
+    with prepared(tmp_path_factory.mktemp("store")) as built:
+        for number, of_run in enumerate(events.values()):
+            seed_store.insert(built.sql, of_run, first=1 + 10_000 * number)
+        yield built
+
+
+def expected(events: list[Event], failed: str) -> dict[tuple[str, int], dict[str, list[float]]]:
+    """Rewards that count by mode and version, and by task, counted with the learner's own function."""
+    by_task: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for batch in events:
+        if not isinstance(batch, SpanBatch) or batch.end is None:
+            continue
+        if batch.mode == "eval":
+            by_task["eval", VERSION][batch.task_id].append(batch.end.reward or 0.0)
+            continue
+        rollout = Rollout.__new__(Rollout)  # only its outcome and its reward are looked at
+        for name in ("outcome", "reward"):
+            object.__setattr__(rollout, name, getattr(batch.end, name))
+        reward, version = training_reward(rollout, failed), batch.end.usage.max_weight_version
+        if reward is not None and version is not None:
+            by_task["train", version][batch.task_id].append(reward)
+    return by_task
+
+
+def figures(by_task: dict[str, list[float]]) -> dict[str, Any]:
+    """Number, mean, spread, and the standard error over tasks (arXiv:2411.00640, equation 4, with n / (n - 1))."""
+    values = [reward for rewards in by_task.values() for reward in rewards]
+    middle, num = mean(values), len(by_task)
+    squares = sum(sum(reward - middle for reward in rewards) ** 2 for rewards in by_task.values())
+    error = sqrt(num / (num - 1) * squares) / len(values)
+    return {
+        "rollouts": len(values),
+        "mean_reward": pytest.approx(middle),
+        "reward_spread": pytest.approx(pstdev(values)),
+        "standard_error": pytest.approx(error),
+    }
+
+
+@pytest.mark.parametrize(("run", "failed"), [("default", "mask"), ("mask", "mask"), ("zero", "zero")])
+async def test_report_page_and_python_api_count_rewards_as_the_learner_does(
+    store: StoreProcess, events: dict[str, list[Event]], run: str, failed: str
+) -> None:
+    counted = {key: figures(by_task) for key, by_task in expected(events[run], failed).items()}
+    assert len(counted) == 5
+    report = REPORTS["reward_by_version"]
+    rows = await asyncio.to_thread(
+        store.sql.query, report.query("lightningbus"), parameters=report.values({}, run, None)
+    )
+    reader = Reader(await asyncio.to_thread(connect_readonly, store.url, limits=UI))
+    async with (
+        serve(UiServer(reader, "127.0.0.1", lambda: "no bus here"), "127.0.0.1", 0) as url,
+        aiohttp.ClientSession(url) as session,
+        session.get("/api/run/rewards", params={"run_id": run}) as answer,
+    ):
+        page = await answer.json(content_type=None)
+    for figures_of in (list(rows.named_results()), page):
+        actual = {
+            (row["mode"], row["version"]): {name: row[name] for name in counted["train", 1]} for row in figures_of
+        }
+        assert actual == counted
+    curve = await asyncio.to_thread(RewardCurve.load, store.sql, run)
+    for mode, table in (("train", curve.training), ("eval", curve.evaluations)):
+        for row in table:
+            names = ("rollouts", "mean_reward", "standard_error")
+            assert {name: row[name] for name in names} == {name: counted[mode, row["version"]][name] for name in names}
+
+
+def test_the_setting_makes_a_difference(events: dict[str, list[Event]]) -> None:
+    zero, mask = (expected(events["zero"], failed)["train", 1] for failed in ("zero", "mask"))
+    assert sum(map(len, zero.values())) > sum(map(len, mask.values()))
+
+
+def test_with_equal_samples_the_standard_error_is_that_of_the_mean_over_problems(
+    events: dict[str, list[Event]],
+) -> None:
+    by_task = expected(events["mask"], "mask")["eval", VERSION]
+    assert {len(rewards) for rewards in by_task.values()} == {SAMPLES} and len(by_task) == TASKS
+    means = [mean(rewards) for rewards in by_task.values()]
+    assert figures(by_task)["standard_error"] == stdev(means) / sqrt(TASKS)
