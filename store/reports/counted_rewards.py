@@ -24,9 +24,10 @@ SELECT * FROM
 (
     SELECT r.run_id AS run_id, r.mode AS mode, r.evaluation AS evaluation, r.task_id AS task_id,
         r.rollout_id AS rollout_id, r.outcome AS outcome,
-        coalesce(t.weight_version, r.max_weight_version) AS version, {COUNTED_REWARD} AS counted_reward
+        if(mapContains(t.weight_versions, t.model), t.weight_versions[t.model], r.max_weight_version) AS version,
+        {COUNTED_REWARD} AS counted_reward
     FROM rollouts AS r
-    LEFT ANY JOIN (SELECT run_id, rollout_id, weight_version FROM tasks WHERE mode = 'eval') AS t
+    LEFT ANY JOIN (SELECT run_id, rollout_id, model, weight_versions FROM tasks WHERE mode = 'eval') AS t
         ON r.run_id = t.run_id AND r.rollout_id = t.rollout_id
     LEFT ANY JOIN ({FAILED_ROLLOUTS}) AS f ON r.run_id = f.run_id
 )

@@ -61,7 +61,7 @@ def evaluation(run: str) -> Iterator[Event]:
         named = replace(batch, task_id=f"h{problem}@{run}", rollout_id=f"h{problem}@{run}.{sample}")
         task = Task(
             id=named.task_id, run_id=run, agent="default", mode="eval", evaluation="greedy", input=0,
-            sample_index=sample, group_size=SAMPLES, weight_version=VERSION,
+            sample_index=sample, group_size=SAMPLES, weight_versions={"policy": VERSION},
         )  # fmt: skip
         record = TaskRecord(task=task, rollout_id=named.rollout_id, span=batch.spans[0])
         yield TaskBatchRecord(tasks=(record,))
