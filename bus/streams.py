@@ -71,6 +71,14 @@ STREAMS = (
         _stream(subjects.DISPATCH, [subjects.ALL_DISPATCH_MARKS], RetentionPolicy.LIMITS, DiscardPolicy.OLD, 16),
         max_msgs_per_subject=1,
     ),
+    # Prompts apart from weights: runners may look into this one, and a busy training run pushes no prompt out.
+    _stream(
+        subjects.PROMPTS,
+        [subjects.ALL_PROMPTS, subjects.ALL_PROMPT_RELEASES],
+        RetentionPolicy.LIMITS,
+        DiscardPolicy.OLD,
+        256,
+    ),
     _stream(subjects.DLQ, [subjects.ALL_DLQ], RetentionPolicy.LIMITS, DiscardPolicy.OLD, 512),
     _stream(subjects.AUDIT, [subjects.API_ADVISORY], RetentionPolicy.LIMITS, DiscardPolicy.OLD, 64),
     # A bucket, as nats-py's Object Store makes one: who writes weights then needs no right to make streams.
@@ -119,10 +127,20 @@ STORE_EVAL = ConsumerSpec(subjects.EVAL_ROLLOUTS, subjects.STORE, subjects.EVAL_
 STORE_EVENTS = ConsumerSpec(subjects.EVENTS, subjects.STORE, subjects.ALL_EVENTS)
 STORE_ALERTS = ConsumerSpec(subjects.ALERTS, subjects.STORE, subjects.ALERT)
 STORE_WEIGHTS = ConsumerSpec(subjects.WEIGHTS, subjects.STORE, ">")
+STORE_PROMPTS = ConsumerSpec(subjects.PROMPTS, subjects.STORE, ">")
 STORE_DLQ = ConsumerSpec(subjects.DLQ, subjects.STORE, subjects.ALL_DLQ)
 STORE_AUDIT = ConsumerSpec(subjects.AUDIT, subjects.STORE, subjects.API_ADVISORY)
 
-STORE_CONSUMERS = (STORE_TRAIN, STORE_EVAL, STORE_EVENTS, STORE_ALERTS, STORE_WEIGHTS, STORE_DLQ, STORE_AUDIT)
+STORE_CONSUMERS = (
+    STORE_TRAIN,
+    STORE_EVAL,
+    STORE_EVENTS,
+    STORE_ALERTS,
+    STORE_WEIGHTS,
+    STORE_PROMPTS,
+    STORE_DLQ,
+    STORE_AUDIT,
+)
 DEFAULT_POLICIES = (subjects.DEFAULT_POLICY,)
 
 

@@ -3,15 +3,20 @@
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nats.errors import Error as NatsError
+
+from bus.errors import BusError
 from common.observability.faults import MAX_TRACEBACK, count_fault
 from runners.agent.executors import AgentError, AgentExecutor, RolloutInfo, WorkerProcessDied
 from runners.agent.launcher import AgentStartError
 from runners.gateway.slot import Slot
 from runners.gateway.upstream import waited_in_vain
+from runners.prompts import PromptUnavailable
+from runners.protocol.prompts import PromptChoice
 from runners.protocol.request import find_invalid_sampling
 from runners.recording import rewards
 from runners.recording.attempt import MAX_ERROR, AttemptRecorder
@@ -35,10 +40,24 @@ class RolloutResult:
     result: str = ""
 
 
-async def run_agent(executor: AgentExecutor, slot: Slot, task: Task, recorder: AttemptRecorder) -> RolloutResult:
+ChoosePrompts = Callable[[Task], Awaitable[tuple[PromptChoice, ...]]]
+
+
+async def choose_none(task: Task) -> tuple[PromptChoice, ...]:
+    """For an agent without prompts on the bus."""
+    return ()
+
+
+async def run_agent(
+    executor: AgentExecutor,
+    slot: Slot,
+    task: Task,
+    recorder: AttemptRecorder,
+    choose_prompts: ChoosePrompts = choose_none,
+) -> RolloutResult:
     """Run the agent until it has ended or its deadline has come; whatever goes wrong is an ending too."""
     try:
-        result = await _run_executor(executor, slot, task, recorder)
+        result = await _run_executor(executor, slot, task, recorder, choose_prompts)
     except Exception as error:  # a fault of ours: not the agent's, and not worth a slot
         count_fault(f"rollout {recorder.rollout}", error)
         result = RolloutResult("infra_error", f"the runner failed: {type(error).__name__}: {error}")
@@ -47,11 +66,14 @@ async def run_agent(executor: AgentExecutor, slot: Slot, task: Task, recorder: A
     return replace(result, error=shorten(result.error, MAX_ERROR))
 
 
-async def _run_executor(executor: AgentExecutor, slot: Slot, task: Task, recorder: AttemptRecorder) -> RolloutResult:
+async def _run_executor(
+    executor: AgentExecutor, slot: Slot, task: Task, recorder: AttemptRecorder, choose_prompts: ChoosePrompts
+) -> RolloutResult:
     seconds = task.deadline
     try:
+        prompts = await choose_prompts(task)
         await executor.start()  # of an agent that died: its imports are not part of the rollout's time
-        slot.begin(recorder, task, asyncio.get_running_loop().time() + seconds)
+        slot.begin(recorder, task, asyncio.get_running_loop().time() + seconds, prompts)
         async with asyncio.timeout(seconds):
             answer = await executor.run(task.input, describe_rollout(task, recorder))
         earned = rewards.resolve_rewards(answer, recorder.reward_spans)
@@ -60,7 +82,9 @@ async def _run_executor(executor: AgentExecutor, slot: Slot, task: Task, recorde
         if recorder.infra_error or recorder.num_calls_waiting:
             return RolloutResult("infra_error", recorder.infra_error or waited_in_vain(recorder.waiting_reason))
         return RolloutResult("timeout", f"the agent did not end within its deadline of {seconds:g} s")
-    except (AgentStartError, WorkerProcessDied) as error:
+    except (BusError, NatsError) as error:
+        return RolloutResult("infra_error", f"the prompts cannot be looked up: {str(error) or type(error).__name__}")
+    except (AgentStartError, WorkerProcessDied, PromptUnavailable) as error:
         return RolloutResult("infra_error", str(error))
     except (AgentError, rewards.InvalidReward) as error:
         if recorder.infra_error:

@@ -21,6 +21,7 @@ from runners.agent.process import ProcessWatchdog
 from runners.gateway.admission import RateLimits
 from runners.gateway.external_endpoints import ExternalEndpoints
 from runners.gateway.server import Gateway
+from runners.prompts import AgentPrompts
 from runners.recording.sending import send
 from runners.settings import RunnerSettings
 from runners.slots import Slots
@@ -60,7 +61,10 @@ class Runner:
         self._state = "starting"
         self._slots = Slots(self._rate_limits)
         self._gateway: Gateway
-        self._handler = TaskHandler(bus, self.id, settings.ack_wait, self._slots, self._executors, self._stop)
+        self._prompts = AgentPrompts(bus, settings.agent_name)
+        self._handler = TaskHandler(
+            bus, self.id, settings.ack_wait, self._slots, self._executors, self._stop, self._prompts.choose
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `run`."""
@@ -87,6 +91,7 @@ class Runner:
             ) as self._gateway,
             self._bus.heartbeat("runner", self.id, self._describe),
             self._watchdog,
+            self._prompts.following(),
         ):
             try:
                 await self._start_executors()

@@ -23,7 +23,7 @@ from runners.agent.executors import AgentExecutor
 from runners.recording.attempt import MAX_ERROR, AttemptRecorder
 from runners.recording.sending import send
 from runners.retry_policy import RetryDecision
-from runners.rollout import RolloutResult, run_agent
+from runners.rollout import ChoosePrompts, RolloutResult, run_agent
 from runners.slots import SlotLease, Slots, SlotsClosed
 from schemas import subjects
 from schemas.base import Mode, Outcome
@@ -55,10 +55,12 @@ class TaskHandler:
         slots: Slots,
         executors: Mapping[int, AgentExecutor],
         stop: Callable[[], None],
+        choose_prompts: ChoosePrompts,
     ) -> None:
         """``executors`` by number of their slot; ``stop`` is called when most tasks are unreadable."""
         self._bus, self._runner, self._ack_wait = bus, runner, ack_wait
         self._slots, self._executors, self._stop = slots, executors, stop
+        self._choose_prompts = choose_prompts
         self._dlq_limit = DlqLimit(f"runner {runner}")
         self._completed_at: list[float] = []
         self.dlq_limit_error: DlqLimitExceededError | None = None
@@ -153,7 +155,8 @@ class TaskHandler:
         self, slot_lease: SlotLease, delivery: Message, lease: Lease, task: Task, recorder: AttemptRecorder
     ) -> Outcome:
         try:
-            end = await run_agent(self._executors[slot_lease.slot.number], slot_lease.slot, task, recorder)
+            executor = self._executors[slot_lease.slot.number]
+            end = await run_agent(executor, slot_lease.slot, task, recorder, self._choose_prompts)
         except asyncio.CancelledError:
             recorder.finish("preempted", None, f"runner {self._runner} was stopped", "", final=False)
             with contextlib.suppress(BusError, NatsError, TimeoutError):

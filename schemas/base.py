@@ -26,6 +26,8 @@ EvaluationName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,64}$")]
 """Which evaluation a rollout belongs to, such as ``greedy``; empty: training, or an evaluation without a name."""
 RoleName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 """A role of an agent: what follows the colon in a model name such as ``policy:writer``."""
+MAX_PROMPTS = 64
+"""Prompts of one agent."""
 MAX_POLICIES = 64
 """Models that the agents of one task may call by role, or that may be pinned."""
 Outcome = Literal["ok", "agent_error", "timeout", "infra_error", "poison", "preempted"]

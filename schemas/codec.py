@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from schemas import audit, dead_letters, fleet, spans, tasks, training
+from schemas import audit, dead_letters, fleet, prompts, spans, tasks, training
 from schemas.base import Event
 from schemas.subjects import SCHEMA_HEADER
 from schemas.text import shorten
@@ -27,7 +27,7 @@ MAX_REASON = 500
 VERSION = 2
 """Increased when a reader of the previous version could misread a message."""
 
-EVENT_MODULES = (tasks, spans, fleet, dead_letters, training, weight_events, audit)
+EVENT_MODULES = (tasks, spans, fleet, dead_letters, training, weight_events, prompts, audit)
 
 _TYPES: dict[str, type[Event]] = {
     kind.__name__: kind

@@ -8,13 +8,14 @@ from typing import Final
 
 from schemas.audit import AuditState
 from schemas.base import Event
+from schemas.prompts import PromptReleaseState, PromptVersion
 from schemas.weights.events import ReleaseState, WeightManifest
 from schemas.weights.release_policy import VERDICTS
 
 LEARNER, INFERENCE, AUDITOR, ADMIN = "learner", "inference", "auditor", "admin"
 SIGNER_ROLES: Final = (LEARNER, INFERENCE, AUDITOR, ADMIN)
 """Roles with a signing key."""
-SIGNED_EVENTS: Final = (WeightManifest, ReleaseState, AuditState)
+SIGNED_EVENTS: Final = (WeightManifest, ReleaseState, PromptVersion, PromptReleaseState, AuditState)
 _CONTEXT = b"lightningbus signature 1"
 
 
@@ -22,7 +23,10 @@ def can_sign(role: str, event: Event) -> bool:
     """Whether a role may write an event.
 
     The learner writes manifests, a node canary verdicts, the auditor convictions, an admin any decision.
+    Prompts and the decisions on them are an admin's: agents run what they say.
     """
+    if isinstance(event, (PromptVersion, PromptReleaseState)):
+        return role == ADMIN
     if isinstance(event, WeightManifest):
         return role == LEARNER
     if isinstance(event, ReleaseState) and event.decisions:

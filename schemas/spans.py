@@ -6,6 +6,7 @@ from msgspec import Meta, field
 
 from schemas.base import (
     MAX_POLICIES,
+    MAX_PROMPTS,
     EvaluationName,
     Event,
     Identifier,
@@ -58,6 +59,10 @@ class ModelCall(Event, frozen=True, kw_only=True):
     token_texts: tuple[str, ...] = ()
     """The text of each response token, as the engine returned it; empty if it did not."""
     weight_versions: tuple[VersionSpan, ...]
+    prompt_versions: Annotated[dict[SubjectToken, NonNegativeInt], Meta(max_length=MAX_PROMPTS)] = field(
+        default_factory=dict
+    )
+    """By prompt: the version that is in the request."""
     finish_reason: str = ""
     sampling_params: dict[str, Any] = field(default_factory=dict)
     request_prefix_refs: tuple[PrefixRef, ...] = ()

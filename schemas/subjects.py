@@ -6,6 +6,7 @@ EVAL_ROLLOUTS = "EVAL_ROLLOUTS"
 EVENTS = "EVENTS"
 ALERTS = "ALERTS"
 WEIGHTS = "WEIGHTS"
+PROMPTS = "PROMPTS"
 DLQ = "DLQ"
 DISPATCH = "DISPATCH"
 AUDIT = "AUDIT"
@@ -19,6 +20,8 @@ ALL_ACTIVATIONS = "lb.weights.activated.*"
 ALL_RELEASES = "lb.weights.release.*"
 ALL_SWAP_LOCKS = "lb.weights.swap_lock.*"
 ALL_AUDITS = "lb.weights.audit.*"
+ALL_PROMPTS = "lb.prompts.version.*"
+ALL_PROMPT_RELEASES = "lb.prompts.release.*"
 ALL_DLQ = "lb.dlq.*"
 ALL_DISPATCH_MARKS = "lb.dispatch.*"
 ALL_HEARTBEATS = "lb.heartbeat.>"
@@ -76,6 +79,16 @@ def audit(model: str) -> str:
 def swap_lock(model: str) -> str:
     """The swap lock of a model's nodes; the last message is the current one."""
     return f"lb.weights.swap_lock.{model}"
+
+
+def prompt(name: str) -> str:
+    """The versions of a prompt."""
+    return f"lb.prompts.version.{name}"
+
+
+def prompt_release(name: str) -> str:
+    """The release state of a prompt; the last message is the current one."""
+    return f"lb.prompts.release.{name}"
 
 
 def dlq(stream: str) -> str:

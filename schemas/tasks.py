@@ -6,6 +6,7 @@ from msgspec import Meta, field
 
 from schemas.base import (
     MAX_POLICIES,
+    MAX_PROMPTS,
     EvaluationName,
     Event,
     Identifier,
@@ -54,6 +55,10 @@ class Task(TaskIdentity, frozen=True, kw_only=True):
         default_factory=dict
     )
     """By model: serve its calls from exactly this version; a model that is not here: from its current version."""
+    prompt_versions: Annotated[dict[SubjectToken, NonNegativeInt], Meta(max_length=MAX_PROMPTS)] = field(
+        default_factory=dict
+    )
+    """By prompt: put exactly this version into its calls; a prompt that is not here: its released version."""
     sampling_params: dict[str, Any] = field(default_factory=dict)
     """Sampling settings forced on every model call, e.g. ``{"temperature": 0}`` for greedy evaluation."""
     labels: Labels = field(default_factory=dict)

@@ -51,6 +51,11 @@ _READ_WEIGHTS = (
 )
 _BATCH_GET = f"{API}.DIRECT.GET.{subjects.WEIGHTS}"
 """Older messages of the stream, by sequence and subject: what to look for stands in the request."""
+_READ_PROMPTS = (
+    f"{API}.DIRECT.GET.{subjects.PROMPTS}.{subjects.ALL_PROMPTS}",
+    f"{API}.DIRECT.GET.{subjects.PROMPTS}.{subjects.ALL_PROMPT_RELEASES}",
+    f"{API}.DIRECT.GET.{subjects.PROMPTS}",
+)
 _READ_AUDITS = f"{API}.DIRECT.GET.{subjects.WEIGHTS}.{subjects.ALL_AUDITS}"
 _READ_OBJECT_INFO = f"{API}.DIRECT.GET.{BUCKET}.{META}"
 _READ_OBJECTS = (_READ_OBJECT_INFO, f"{API}.DIRECT.GET.{BUCKET}")
@@ -63,9 +68,10 @@ _ROLE_PERMISSIONS: Mapping[str, Permissions] = {
             subjects.ALL_ROLLOUTS,
             subjects.TASK_PUBLISHED,
             subjects.dlq(subjects.TASKS),
+            *_READ_PROMPTS,
             subjects.heartbeats("runner"),
         ),
-        subscribe=(subjects.heartbeats("inference"),),
+        subscribe=(subjects.ALL_PROMPTS, subjects.ALL_PROMPT_RELEASES, subjects.heartbeats("inference")),
         max_connections=32_768,
     ),
     "store": Permissions(
@@ -149,6 +155,7 @@ _ROLE_PERMISSIONS: Mapping[str, Permissions] = {
             f"{API}.STREAM.INFO.{subjects.TASKS}",
             *_READ_WEIGHTS,
             _BATCH_GET,
+            *_READ_PROMPTS,
         ),
         subscribe=(subjects.heartbeats("*"), subjects.ALL_ROLLOUTS),
         max_connections=1_024,

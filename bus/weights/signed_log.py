@@ -1,4 +1,7 @@
-"""A subject of WEIGHTS as its readers may believe it: what cannot be read, or was signed by nobody, is passed over."""
+"""A subject of WEIGHTS or PROMPTS as its readers may believe it.
+
+What cannot be read, or was signed by nobody, is passed over.
+"""
 
 import logging
 from collections.abc import AsyncIterator, Mapping
@@ -14,11 +17,12 @@ from common.observability import metrics
 from schemas import subjects
 from schemas.audit import AuditState
 from schemas.codec import DecodeError, check_schema, decode
+from schemas.prompts import PromptReleaseState, PromptVersion
 from schemas.signers import SIGNED_EVENTS
 from schemas.weights.events import ReleaseState, SwapLockState, WeightManifest
 
 log = logging.getLogger(__name__)
-E = TypeVar("E", WeightManifest, ReleaseState, SwapLockState, AuditState)
+E = TypeVar("E", WeightManifest, ReleaseState, SwapLockState, AuditState, PromptVersion, PromptReleaseState)
 
 RESPONSE_TIMEOUT_SECONDS = 10.0
 BATCH = 500
@@ -45,11 +49,22 @@ class Entry(Generic[E]):
 
 
 class SignedLog(Generic[E]):
-    """The messages of one model on one subject; see the module."""
+    """The messages of one model, or one prompt, on one subject; see the module."""
 
-    def __init__(self, bus: Bus, subject: str, model: str, kind: type[E], from_leader: bool = False) -> None:
-        """``from_leader``: the last message is the one that the stream's leader has; others of a cluster may lag."""
-        self._bus, self._subject, self._model = bus, subject, model
+    def __init__(
+        self,
+        bus: Bus,
+        subject: str,
+        owner: str,
+        kind: type[E],
+        from_leader: bool = False,
+        stream: str = subjects.WEIGHTS,
+    ) -> None:
+        """``owner``: name of the model or prompt.
+
+        ``from_leader``: the last message is the one that the stream's leader has; others of a cluster may lag.
+        """
+        self._bus, self.subject, self._owner, self._stream = bus, subject, owner, stream
         self._from_leader = from_leader
         self._kind: type[E] = kind
         self._checked: dict[int, tuple[int, Entry[E] | None]] = {}
@@ -59,7 +74,7 @@ class SignedLog(Generic[E]):
     async def get_last(self) -> RawEntry | None:
         """The last message, whether it counts or not; None: there is none."""
         try:
-            message = await self._bus.js.get_last_msg(subjects.WEIGHTS, self._subject, direct=not self._from_leader)
+            message = await self._bus.js.get_last_msg(self._stream, self.subject, direct=not self._from_leader)
         except NotFoundError:
             return None
         return RawEntry(int(message.seq or 0), message.data or b"", message.headers or {})
@@ -77,7 +92,7 @@ class SignedLog(Generic[E]):
         """What counts of the messages after a sequence, in order, and the sequence of the last one looked at."""
         entries: list[Entry[E]] = []
         while True:
-            request = {"batch": BATCH, "seq": sequence + 1, "next_by_subj": self._subject}
+            request = {"batch": BATCH, "seq": sequence + 1, "next_by_subj": self.subject}
             page = await self._raw(request)
             for raw in page:
                 if (entry := self._entry(raw, sequence)) is not None:
@@ -89,7 +104,7 @@ class SignedLog(Generic[E]):
     def skip_reason(self, sequence: int) -> str:
         """Why a message does not count, as a sentence; empty: it does, or was not met."""
         reason = self.skipped.get(sequence)
-        return f"message {sequence} on {self._subject} is passed over: {reason}" if reason is not None else ""
+        return f"message {sequence} on {self.subject} is passed over: {reason}" if reason is not None else ""
 
     def skip(self, sequence: int, reason: str) -> None:
         """A message does not count: logged and counted once."""
@@ -99,7 +114,7 @@ class SignedLog(Generic[E]):
         while len(self.skipped) > MAX_REMEMBERED:
             self.skipped.pop(next(iter(self.skipped)))
         metrics.messages_skipped.labels(self._kind.__name__).inc()
-        log.warning("%s; `lightningbus weights repair` removes it", self.skip_reason(sequence))
+        log.warning("%s; `lightningbus %s repair` removes it", self.skip_reason(sequence), self._stream.lower())
 
     def _entry(self, raw: RawEntry, previous: int) -> Entry[E] | None:
         known = self._checked.get(raw.sequence)
@@ -108,11 +123,11 @@ class SignedLog(Generic[E]):
         try:
             check_schema(self._kind, raw.headers.get(subjects.SCHEMA_HEADER, ""))
             event = decode(self._kind, raw.data)
-            if event.model != self._model:
-                raise DecodeError(f"it is of model {event.model!r}")
+            if (owner := _owner_of(event)) != self._owner:
+                raise DecodeError(f"it is of {owner!r}")
             signer = ""
             if issubclass(self._kind, SIGNED_EVENTS):
-                signer = self._bus.signing.check(self._subject, event, raw.data, raw.headers, previous)
+                signer = self._bus.signing.check(self.subject, event, raw.data, raw.headers, previous)
             entry = Entry(event, raw.sequence, signer)
         except (DecodeError, InvalidSignatureError) as error:
             self.skip(raw.sequence, str(error))
@@ -125,9 +140,13 @@ class SignedLog(Generic[E]):
     async def _previous(self, raw: RawEntry) -> RawEntry | None:
         if raw.sequence <= 1:
             return None
-        request = {"multi_last": [self._subject], "up_to_seq": raw.sequence - 1}
+        request = {"multi_last": [self.subject], "up_to_seq": raw.sequence - 1}
         return next(iter(await self._raw(request)), None)
 
     async def _raw(self, request: Mapping[str, object]) -> list[RawEntry]:
-        async with batch_get(self._bus.nc, subjects.WEIGHTS, request, RESPONSE_TIMEOUT_SECONDS) as messages:
+        async with batch_get(self._bus.nc, self._stream, request, RESPONSE_TIMEOUT_SECONDS) as messages:
             return [RawEntry(sequence_of(message), message.data, message.headers or {}) async for message in messages]
+
+
+def _owner_of(event: E) -> str:
+    return event.name if isinstance(event, (PromptVersion, PromptReleaseState)) else event.model

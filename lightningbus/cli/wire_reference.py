@@ -39,7 +39,7 @@ def _section(module: ModuleType, kind: type[Event]) -> Iterator[str]:
     first_sentence = (inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " ")
     yield from (f"### {kind.__name__}", "", first_sentence, "")
     yield from ("| field | type | default | what |", "|---|---|---|---|")
-    docs = {name: doc for base in reversed(kind.__mro__) for name, doc in _field_docs(module, base.__name__)}
+    docs = {name: doc for base in reversed(kind.__mro__) for name, doc in _field_docs(base)}
     info = msgspec.inspect.type_info(kind)
     assert isinstance(info, msgspec.inspect.StructType)
     for field in info.fields:
@@ -79,10 +79,13 @@ def _default(field: msgspec.inspect.Field) -> str:
     return "nil" if value is None else f"`{json.dumps(value, default=lambda raw: raw.decode())}`"
 
 
-def _field_docs(module: ModuleType, class_name: str) -> Iterator[tuple[str, str]]:
-    """Fields of a class with the string that stands below each in the source."""
+def _field_docs(kind: type) -> Iterator[tuple[str, str]]:
+    """Fields of a class of ours with the string that stands below each in the source."""
+    module = inspect.getmodule(kind)
+    if module is None or not issubclass(kind, Event):
+        return
     for node in ast.parse(inspect.getsource(module)).body:
-        if isinstance(node, ast.ClassDef) and node.name == class_name:
+        if isinstance(node, ast.ClassDef) and node.name == kind.__name__:
             for field, doc in zip(node.body, node.body[1:], strict=False):
                 match field, doc:
                     case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):

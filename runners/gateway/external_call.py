@@ -20,6 +20,7 @@ from runners.protocol.accumulator import InvalidEngineOutput, StreamAccumulator,
 from runners.protocol.choice import SampledChoice
 from runners.protocol.dialects.base import Dialect
 from runners.protocol.external_answer import external_choices, is_visible
+from runners.protocol.prompts import substitute
 from schemas import ids, subjects
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,12 @@ class ExternalCallHandler:
         self._endpoints, self._send = endpoints, send
 
     async def handle(self, request: web.Request, running: ActiveRollout, dialect: Dialect) -> web.StreamResponse:
-        """Answer one model call; raises as `ExternalEndpoints.attempt_call`, unless a stream has begun."""
+        """Answer one model call, with the rollout's prompts in it.
+
+        Raises as `ExternalEndpoints.attempt_call`, unless a stream has begun.
+        """
+        substitution = substitute(dialect.call, running.prompts)
+        dialect.call = substitution.call
         task, recorder, call = running.task, running.recorder, dialect.call
         context = CallContext.create(recorder, call.model, task, running.deadline)
         if context.pinned is not None:
@@ -51,7 +57,15 @@ class ExternalCallHandler:
         parent = ids.parse_span_id(request.headers.get(subjects.TRACE_HEADER, ""))
         times = {"started_ns": started_ns, "ended_ns": max(time.time_ns(), started_ns)}
         for choice in choices:
-            recorder.add_call(choice, node="", role=call.role, request=call.to_record(), parent=parent, **times)
+            recorder.add_call(
+                choice,
+                node="",
+                role=call.role,
+                request=call.to_record(),
+                parent=parent,
+                prompt_versions=substitution.versions,
+                **times,
+            )
         await send_ahead(self._send, recorder)
         return web.json_response(body) if stream is None else await stream.finish()
 

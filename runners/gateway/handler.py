@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from runners.protocol import continuation, token_history
 from runners.protocol.accumulator import InvalidEngineOutput, StreamAccumulator, malformed_engine_output
 from runners.protocol.choice import SampledChoice
 from runners.protocol.dialects.base import Dialect
+from runners.protocol.prompts import substitute
 from runners.protocol.request import ChatRequest
 from runners.recording.attempt import AttemptRecorder
 from schemas import ids, subjects
@@ -50,7 +51,12 @@ class ModelCallHandler:
         self._upstream, self._send, self._token_in_token_out = upstream, send, token_in_token_out
 
     async def handle(self, request: web.Request, running: ActiveRollout, dialect: Dialect) -> web.StreamResponse:
-        """Answer one model call; raises as `Upstream.attempt_call` when nobody can, unless a stream has begun."""
+        """Answer one model call, with the rollout's prompts in it.
+
+        Raises as `Upstream.attempt_call` when nobody can, unless a stream has begun.
+        """
+        substitution = substitute(dialect.call, running.prompts)
+        dialect.call = substitution.call
         task, attempt, call = running.task, running.recorder, dialect.call
         context = CallContext.create(attempt, call.model, task, running.deadline)
         prompt = await self._prompt(context, call, task.sampling_params)
@@ -68,7 +74,7 @@ class ModelCallHandler:
             first = completed.choices[0]
             attempt.history.add(call, json.loads(first.response), first.num_tokens)
         parent = ids.parse_span_id(request.headers.get(subjects.TRACE_HEADER, ""))
-        _record(attempt, call, completed, parent, started_ns)
+        _record(attempt, call, completed, parent, started_ns, substitution.versions)
         await send_ahead(self._send, attempt)
         return web.json_response(completed.body) if stream is None else await stream.finish()
 
@@ -120,12 +126,25 @@ class CompletedCall:
 
 
 def _record(
-    recorder: AttemptRecorder, call: ChatRequest, completed: CompletedCall, parent: str, started_ns: int
+    recorder: AttemptRecorder,
+    call: ChatRequest,
+    completed: CompletedCall,
+    parent: str,
+    started_ns: int,
+    prompt_versions: Mapping[str, int],
 ) -> None:
     request, node = call.to_record(), ",".join(completed.node_ids)
     times = {"started_ns": started_ns, "ended_ns": max(time.time_ns(), started_ns)}
     for choice in completed.choices:
-        recorder.add_call(choice, node=node, role=call.role, request=request, parent=parent, **times)
+        recorder.add_call(
+            choice,
+            node=node,
+            role=call.role,
+            request=request,
+            parent=parent,
+            prompt_versions=prompt_versions,
+            **times,
+        )
 
 
 async def _forward_chunk(

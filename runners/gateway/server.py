@@ -1,7 +1,7 @@
 """The endpoint an agent talks to, in its own dialect: one URL per host slot, so every call is some rollout's.
 
-``/slot/{k}/v1/…`` answers model calls and records them, and takes events. ``/slot/{k}/otlp/v1/…`` takes the agent's own
-telemetry, ``/slot/{k}/events`` events where an agent of Agent Lightning 1.0 sends them.
+``/slot/{k}/v1/…`` answers model calls and records them, takes events, and gives prompts. ``/slot/{k}/otlp/v1/…`` takes
+the agent's own telemetry, ``/slot/{k}/events`` events where an agent of Agent Lightning 1.0 sends them.
 """
 
 import asyncio
@@ -57,6 +57,7 @@ from runners.gateway.upstream import (
 from runners.protocol.dialects.anthropic import AnthropicDialect
 from runners.protocol.dialects.registry import APIS, Api, translate_error
 from runners.protocol.model_names import models_of, resolve_model
+from runners.protocol.prompts import substitute
 from runners.protocol.request import find_invalid_sampling
 from runners.recording import otlp
 from runners.recording.agent_events import EventContext, convert_event, parse_event
@@ -115,6 +116,7 @@ class Gateway:
         self._app.router.add_post("/slot/{k}/v1/messages/count_tokens", self._count)
         self._app.router.add_get("/slot/{k}/v1/models", self._models)
         self._app.router.add_get("/slot/{k}/v1/models/{model}", self._model)
+        self._app.router.add_get("/slot/{k}/v1/prompts/{name}", self._prompt)
         self._app.router.add_post("/slot/{k}/otlp/v1/{signal}", self._otlp)
         for path in ("events", "v1/events"):
             self._app.router.add_post(f"/slot/{{k}}/{path}", self._event)
@@ -188,6 +190,7 @@ class Gateway:
         task, body = running.task, await read_limited_body(request)
         with raise_on_malformed():
             call = resolve_model(AnthropicDialect(json.loads(body)).call, task)
+            call = substitute(call, running.prompts).call
         if call.model in self.endpoints.names:
             raise ApiError(
                 400, "invalid_request_error", f"model {call.model!r} is external: its tokens are not counted"
@@ -215,6 +218,16 @@ class Gateway:
         """Those that answer now, and those that the rollout's task may call."""
         expected = models_of(slot.rollout.task) if slot.rollout is not None else frozenset()
         return self.upstream.known_models() | self.endpoints.names | expected
+
+    async def _prompt(self, request: web.Request) -> web.Response:
+        """The version that the rollout has, for an agent that asks for a prompt by name."""
+        _, running = self._running(request)
+        name = request.match_info["name"]
+        for prompt in running.prompts:
+            if prompt.name == name:
+                return web.json_response({"name": name, "version": prompt.version, "text": prompt.text})
+        known = ", ".join(prompt.name for prompt in running.prompts) or "none"
+        raise ApiError(404, "prompt_not_found", f"this agent has no prompt {name!r}; these are: {known}")
 
     async def _otlp(self, request: web.Request) -> web.Response:
         signal, kind = request.match_info["signal"], request.content_type

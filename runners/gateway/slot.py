@@ -5,6 +5,7 @@ import secrets
 from dataclasses import dataclass, field
 
 from runners.gateway.admission import Admission
+from runners.protocol.prompts import PromptChoice
 from runners.recording.attempt import AttemptRecorder
 from schemas.tasks import Task
 
@@ -16,6 +17,8 @@ class ActiveRollout:
     recorder: AttemptRecorder
     task: Task
     deadline: float
+    prompts: tuple[PromptChoice, ...] = ()
+    """The prompts that its calls get."""
 
 
 @dataclass
@@ -30,9 +33,11 @@ class Slot:
     decoding: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while its telemetry is decoded: one request of each slot, so that no slot waits for all of another's."""
 
-    def begin(self, recorder: AttemptRecorder, task: Task, deadline: float) -> None:
+    def begin(
+        self, recorder: AttemptRecorder, task: Task, deadline: float, prompts: tuple[PromptChoice, ...] = ()
+    ) -> None:
         """From now on calls to this slot belong to the attempt; ``deadline`` is in the event loop's time."""
-        self.rollout = ActiveRollout(recorder, task, deadline)
+        self.rollout = ActiveRollout(recorder, task, deadline, prompts)
 
     def end(self) -> None:
         """Calls are refused until the next attempt begins."""

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from common.observability import metrics
 from runners.protocol.choice import SampledChoice
@@ -126,6 +127,7 @@ class AttemptRecorder:
         started_ns: int,
         ended_ns: int,
         parent: str = "",
+        prompt_versions: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """One sampled choice of one model call, as the engine made it; ``parent`` is the agent's span that asked."""
         index = self.calls
@@ -143,6 +145,7 @@ class AttemptRecorder:
             logprobs=part.logprobs,
             token_texts=part.token_texts,
             weight_versions=part.weight_versions,
+            prompt_versions=dict(prompt_versions),
             finish_reason=part.finish_reason,
             sampling_params=part.sampling,
             request_prefix_refs=encoded_request.prefix_refs,

@@ -142,14 +142,19 @@ class ReleaseDecision(Event, frozen=True, kw_only=True):
     decided_at_ns: NonNegativeInt
 
 
-class ReleaseState(Event, frozen=True, kw_only=True):
-    """Which versions of a model may be served; see `schemas.weights.release_policy`."""
+class ReleaseHistory(Event, frozen=True, kw_only=True):
+    """The decisions on the versions of a model or a prompt; see `schemas.weights.release_policy`."""
 
-    model: SubjectToken
     pinned: NonNegativeInt | None = None
     """The only version that is served."""
     decisions: tuple[ReleaseDecision, ...] = ()
     """Oldest first; the last one is new in this event."""
+
+
+class ReleaseState(ReleaseHistory, frozen=True, kw_only=True):
+    """Which versions of a model may be served."""
+
+    model: SubjectToken
 
 
 class SwapLockState(Event, frozen=True, kw_only=True):

@@ -1,18 +1,31 @@
-"""Which versions of a model may be served, given the decisions about them. Pure."""
+"""Which versions of a model, or of a prompt, may be served, given the decisions about them. Pure."""
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from schemas.weights.events import ReleaseDecision, ReleaseState, WeightManifest
+from schemas.weights.events import ReleaseDecision, ReleaseHistory
 
 MAX_DECISIONS: Final = 100
 """Decisions that are kept: far more than there are versions whose files still exist."""
 VERDICTS = ("approved", "revoked")
+R = TypeVar("R", bound=ReleaseHistory)
 
 
-def apply_decision(release: ReleaseState, decision: ReleaseDecision) -> ReleaseState:
+class VersionManifest(Protocol):
+    """What says that a version exists: a weight manifest, or the version of a prompt."""
+
+    @property
+    def version(self) -> int:
+        """Its number."""
+
+    @property
+    def canary(self) -> object | None:
+        """What it must pass before it is served; None: nothing."""
+
+
+def apply_decision(release: R, decision: ReleaseDecision) -> R:
     """The state after one more decision; revoking a version unpins it."""
     pinned = release.pinned
     if decision.action == "pinned":
@@ -22,12 +35,12 @@ def apply_decision(release: ReleaseState, decision: ReleaseDecision) -> ReleaseS
     return replace(release, pinned=pinned, decisions=(*release.decisions, decision)[-MAX_DECISIONS:])
 
 
-def is_successor(before: ReleaseState, after: ReleaseState) -> bool:
+def is_successor(before: ReleaseHistory, after: ReleaseHistory) -> bool:
     """Whether ``after`` is ``before`` with exactly one more decision, and no other change."""
     return bool(after.decisions) and after == apply_decision(before, after.decisions[-1])
 
 
-def latest_verdict(release: ReleaseState, version: int) -> ReleaseDecision | None:
+def latest_verdict(release: ReleaseHistory, version: int) -> ReleaseDecision | None:
     """The last decision that approved or revoked a version."""
     verdicts = (
         decision
@@ -37,24 +50,24 @@ def latest_verdict(release: ReleaseState, version: int) -> ReleaseDecision | Non
     return next(verdicts, None)
 
 
-def is_revoked(release: ReleaseState, version: int) -> bool:
+def is_revoked(release: ReleaseHistory, version: int) -> bool:
     """Whether a version must not be served."""
     verdict = latest_verdict(release, version)
     return verdict is not None and verdict.action == "revoked"
 
 
-def is_servable(release: ReleaseState, manifest: WeightManifest) -> bool:
+def is_servable(release: ReleaseHistory, manifest: VersionManifest) -> bool:
     """Whether a version may be served: it is not revoked and, if it needs a canary, it is approved."""
     verdict = latest_verdict(release, manifest.version)
     return manifest.canary is None if verdict is None else verdict.action == "approved"
 
 
-def is_pending_canary(release: ReleaseState, manifest: WeightManifest) -> bool:
+def is_pending_canary(release: ReleaseHistory, manifest: VersionManifest) -> bool:
     """Whether a version needs a canary that has not run yet."""
     return manifest.canary is not None and latest_verdict(release, manifest.version) is None
 
 
-def versions_to_retain(release: ReleaseState, versions: Iterable[int]) -> set[int]:
+def versions_to_retain(release: ReleaseHistory, versions: Iterable[int]) -> set[int]:
     """Of the versions whose files exist, those that nodes may have to fall back to if newer ones are revoked."""
     existing = set(versions)
     not_revoked = {version for version in existing if not is_revoked(release, version)}
@@ -63,7 +76,7 @@ def versions_to_retain(release: ReleaseState, versions: Iterable[int]) -> set[in
     return {*pinned, *([max(approved)] if approved else []), *([max(not_revoked)] if not_revoked else [])}
 
 
-def last_approved_length(release: ReleaseState) -> float | None:
+def last_approved_length(release: ReleaseHistory) -> float | None:
     """Mean length of the answers of the version that a canary approved last; None before the first."""
     lengths = (
         decision.metrics["length"] for decision in reversed(release.decisions) if _passed_canary(release, decision)
@@ -71,5 +84,5 @@ def last_approved_length(release: ReleaseState) -> float | None:
     return next(lengths, None)
 
 
-def _passed_canary(release: ReleaseState, decision: ReleaseDecision) -> bool:
+def _passed_canary(release: ReleaseHistory, decision: ReleaseDecision) -> bool:
     return decision.action == "approved" and "length" in decision.metrics and not is_revoked(release, decision.version)

@@ -51,6 +51,8 @@ WHERE prompt_sha256 != '' AND prompt_sha256 != toFixedString('', 32) AND prompt_
 CREATE OR REPLACE VIEW {database}.weight_versions{on_cluster} AS SELECT * FROM {database}.raw_weight_versions FINAL;
 CREATE OR REPLACE VIEW {database}.weight_activations{on_cluster} AS SELECT * FROM {database}.raw_weight_activations FINAL;
 CREATE OR REPLACE VIEW {database}.release_decisions{on_cluster} AS SELECT * FROM {database}.raw_release_decisions FINAL;
+CREATE OR REPLACE VIEW {database}.prompt_decisions{on_cluster} AS SELECT * FROM {database}.raw_prompt_decisions FINAL;
+CREATE OR REPLACE VIEW {database}.prompt_versions{on_cluster} AS SELECT * FROM {database}.raw_prompt_versions FINAL;
 CREATE OR REPLACE VIEW {database}.rollout_audits{on_cluster} AS SELECT * FROM {database}.raw_rollout_audits FINAL;
 CREATE OR REPLACE VIEW {database}.audit_verdicts{on_cluster} AS SELECT * FROM {database}.raw_audit_verdicts FINAL;
 CREATE OR REPLACE VIEW {database}.audit_log{on_cluster} AS SELECT * FROM {database}.raw_audit_log FINAL;

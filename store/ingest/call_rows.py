@@ -34,6 +34,7 @@ def model_call_row(call: ModelCall, span: Span) -> Row:
         "max_weight_version": max(versions, default=None),
         "engine_ids": [span.engine_id for span in call.weight_versions],
         "engine_versions": versions,
+        "prompt_versions": call.prompt_versions,
         "mean_logprob": float(np.add.reduce(logprobs, dtype=np.float64)) / max(len(logprobs), 1),
         "finish_reason": call.finish_reason,
         "sampling_params": to_json(call.sampling_params),

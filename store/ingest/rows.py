@@ -7,10 +7,12 @@ from schemas.base import Event
 from schemas.codec import DecodeError
 from schemas.dead_letters import DeadLetter
 from schemas.fleet import Alert
+from schemas.prompts import PromptReleaseState, PromptVersion
 from schemas.spans import SpanBatch
 from schemas.tasks import TaskBatchRecord
 from schemas.training import TrainingStep
 from schemas.weights.events import ReleaseState, SwapLockState, WeightManifest, WeightsActivated
+from store.ingest.prompt_rows import prompt_decision_rows, prompt_version_row
 from store.ingest.rollout_audit_rows import rollout_audit_row, verdict_rows
 from store.ingest.row import EventMetadata, Row
 from store.ingest.span_batch_rows import span_batch_rows, task_rows
@@ -34,6 +36,10 @@ def build_rows(event: Event, metadata: EventMetadata) -> Iterator[tuple[str, Row
             yield "raw_weight_activations", weight_activation_row(event)
         case ReleaseState():
             yield from release_rows(event)
+        case PromptVersion():
+            yield "raw_prompt_versions", prompt_version_row(event)
+        case PromptReleaseState():
+            yield from prompt_decision_rows(event)
         case RolloutAudit():
             yield "raw_rollout_audits", rollout_audit_row(event)
         case AuditState():

@@ -87,6 +87,7 @@ def task_rows(record: TaskRecord, metadata: EventMetadata) -> Iterator[tuple[str
             "model": task.model,
             "weight_versions": task.weight_versions,
             "role_models": task.role_models,
+            "prompt_versions": task.prompt_versions,
             "input": to_json(task.input),
             "sampling_params": to_json(task.sampling_params),
             "labels": task.labels,

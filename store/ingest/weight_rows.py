@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from schemas.weights.events import ReleaseState, WeightManifest, WeightsActivated
+from schemas.weights.events import ReleaseDecision, ReleaseState, WeightManifest, WeightsActivated
 from store.ingest.row import Row
 
 
@@ -38,15 +38,16 @@ def weight_activation_row(event: WeightsActivated) -> Row:
 def release_rows(release: ReleaseState) -> Iterator[tuple[str, Row]]:
     """The row of the new decision; the earlier ones came with earlier events."""
     for decision in release.decisions[-1:]:
-        yield (
-            "raw_release_decisions",
-            {
-                "model": release.model,
-                "version": decision.version,
-                "action": decision.action,
-                "actor": decision.actor,
-                "reason": decision.reason,
-                "metrics": decision.metrics,
-                "decided_at": decision.decided_at_ns,
-            },
-        )
+        yield "raw_release_decisions", {"model": release.model, **decision_fields(decision)}
+
+
+def decision_fields(decision: ReleaseDecision) -> Row:
+    """The columns of a decision, on whatever it is."""
+    return {
+        "version": decision.version,
+        "action": decision.action,
+        "actor": decision.actor,
+        "reason": decision.reason,
+        "metrics": decision.metrics,
+        "decided_at": decision.decided_at_ns,
+    }

@@ -12,7 +12,7 @@ from hypothesis import given
 
 from bus.client import Bus
 from bus.errors import BusError, FencedError
-from bus.weights import registry as releases_module
+from bus.weights import version_registry as releases_module
 from bus.weights.registry import WeightRegistry
 from bus.weights.version_cache import WeightCache
 from common.aio import cancel_and_wait

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bus.client import Bus
-from bus.weights import registry
+from bus.weights import version_registry
 from bus.weights.registry import WeightRegistry
 from common.observability import metrics
 from lightningbus.cli.app import app
@@ -101,7 +101,7 @@ async def test_bytes_of_a_stranger_stop_no_node_and_a_command_removes_them(
     bus: Bus, nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the server answers a publisher, stored where versions, decisions and turns are."""
-    monkeypatch.setattr(registry, "REPLICA_LAG_SECONDS", 2.0)
+    monkeypatch.setattr(version_registry, "REPLICA_LAG_SECONDS", 2.0)
     answer = b'{"stream":"WEIGHTS","seq":1,"duplicate":true}'
     strangers = [subject("policy") for subject in (subjects.weights, subjects.release, subjects.swap_lock)]
     skipped = metrics.messages_skipped.labels("WeightManifest")._value.get()

@@ -14,6 +14,7 @@ from schemas.base import Event
 from schemas.codec import DecodeError
 from schemas.dead_letters import DeadLetter
 from schemas.fleet import Alert
+from schemas.prompts import PromptReleaseState, PromptVersion, digest_of
 from schemas.spans import AttemptResult, ModelCall, Span, SpanBatch, Usage
 from schemas.tasks import Task
 from schemas.training import RolloutDisposition, TrainingStep
@@ -51,6 +52,8 @@ FIELDS: dict[tuple[type[Event], str], frozenset[str]] = {
     ),
     (WeightsActivated, "raw_weight_activations"): frozenset(),
     (ReleaseDecision, "raw_release_decisions"): frozenset(),
+    (PromptVersion, "raw_prompt_versions"): frozenset({"canary"}),
+    (ReleaseDecision, "raw_prompt_decisions"): frozenset(),
     (Alert, "raw_alerts"): frozenset(),
     (RolloutAudit, "raw_rollout_audits"): frozenset(),
     (AuditVerdict, "raw_audit_verdicts"): frozenset(),
@@ -107,7 +110,13 @@ def test_a_row_has_exactly_the_columns_of_its_table() -> None:
         num_tokens=1, num_differing=1, mean_difference=1.0, max_difference=1.0, tolerance=1.0, evidence=1.0,
         audited_at_ns=1,
     )  # fmt: skip
-    states = (ReleaseState(model="policy", decisions=(decision,)), AuditState(model="policy", verdicts=(verdict,)))
+    prompt = PromptVersion(name="solver", version=0, text="Add.", sha256=digest_of("Add."), created_at_ns=1)
+    states = (
+        ReleaseState(model="policy", decisions=(decision,)),
+        PromptReleaseState(name="solver", decisions=(decision,)),
+        prompt,
+        AuditState(model="policy", verdicts=(verdict,)),
+    )
     for event in (*EVENTS, *states, audit):
         with contextlib.suppress(DecodeError):  # an event that the store does not keep
             for table, row in build_rows(event, EventMetadata(1, 2, lambda run: 3)):

@@ -17,6 +17,7 @@ CREATE TABLE IF NOT EXISTS {database}.raw_tasks{on_cluster}
     model LowCardinality(String),
     weight_versions Map(LowCardinality(String), UInt32),
     role_models Map(LowCardinality(String), String),
+    prompt_versions Map(LowCardinality(String), UInt32),
     input String CODEC(ZSTD(3)),
     sampling_params LowCardinality(String),
     labels Map(LowCardinality(String), String),
@@ -124,6 +125,7 @@ CREATE TABLE IF NOT EXISTS {database}.raw_model_calls{on_cluster}
     max_weight_version Nullable(UInt32),
     engine_ids Array(LowCardinality(String)),
     engine_versions Array(UInt32),
+    prompt_versions Map(LowCardinality(String), UInt32),
     mean_logprob Float32,
     finish_reason LowCardinality(String),
     sampling_params LowCardinality(String),
@@ -209,6 +211,36 @@ CREATE TABLE IF NOT EXISTS {database}.raw_release_decisions{on_cluster}
     decided_at DateTime64(9, 'UTC')
 )
 ENGINE = {replicated}ReplacingMergeTree ORDER BY (model, version, decided_at, action)
+SETTINGS non_replicated_deduplication_window = 1000;
+
+CREATE TABLE IF NOT EXISTS {database}.raw_prompt_versions{on_cluster}
+(
+    name LowCardinality(String),
+    version UInt32,
+    text String CODEC(ZSTD(3)),
+    sha256 String,
+    agent LowCardinality(String),
+    role LowCardinality(String),
+    parent Nullable(UInt32),
+    run_id LowCardinality(String),
+    proposal_id String,
+    created_at DateTime64(9, 'UTC')
+)
+ENGINE = {replicated}ReplacingMergeTree ORDER BY (name, version)
+SETTINGS non_replicated_deduplication_window = 1000;
+
+-- Which version of a prompt was approved, revoked or pinned, by whom, why, and the figures of its evaluation.
+CREATE TABLE IF NOT EXISTS {database}.raw_prompt_decisions{on_cluster}
+(
+    name LowCardinality(String),
+    version UInt32,
+    action LowCardinality(String),
+    actor String,
+    reason String,
+    metrics Map(LowCardinality(String), Float64),
+    decided_at DateTime64(9, 'UTC')
+)
+ENGINE = {replicated}ReplacingMergeTree ORDER BY (name, version, decided_at, action)
 SETTINGS non_replicated_deduplication_window = 1000;
 
 -- What the auditor recomputed: tokens of one call, by one engine, of one version. evidence: natural log.

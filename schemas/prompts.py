@@ -1,0 +1,53 @@
+"""Events about prompts: the versions of each, and which may be used."""
+
+from hashlib import sha256
+from typing import Annotated
+
+from msgspec import Meta
+
+from schemas.base import Event, NonNegativeInt, RoleName, SubjectToken
+from schemas.weights.events import Digest, ReleaseHistory
+
+MAX_PROMPT_CHARS = 200_000
+PromptText = Annotated[str, Meta(min_length=1, max_length=MAX_PROMPT_CHARS)]
+
+
+class PromptCanary(Event, frozen=True, kw_only=True):
+    """The evaluation that a version must pass before it is used in training."""
+
+    max_drop: float = 0.0
+    """How far its mean reward on the held-out problems may lie below that of the version used until then."""
+
+
+class PromptVersion(Event, frozen=True, kw_only=True):
+    """One version of a prompt. Version 0 is the text that the agent itself sends."""
+
+    name: SubjectToken
+    version: NonNegativeInt
+    text: PromptText
+    sha256: Digest
+    """Of the text in UTF-8."""
+    agent: SubjectToken = "default"
+    """The agent that sends it."""
+    role: RoleName | None = None
+    """The prompt is the whole system message of this role's calls; nil: wherever its text or its marks are found."""
+    parent: NonNegativeInt | None = None
+    """The version that it was made from."""
+    run_id: SubjectToken | None = None
+    """The optimisation that proposed it; nil: a person wrote it."""
+    proposal_id: str = ""
+    """Which proposal of the run it answers: a restarted run finds its answer by this."""
+    created_at_ns: NonNegativeInt
+    canary: PromptCanary | None = None
+    """It is used only after a decision has approved it; nil: at once."""
+
+
+class PromptReleaseState(ReleaseHistory, frozen=True, kw_only=True):
+    """Which versions of a prompt may be used."""
+
+    name: SubjectToken
+
+
+def digest_of(text: str) -> str:
+    """SHA-256 of a prompt's text in UTF-8, 64 hexadecimal digits."""
+    return sha256(text.encode(errors="surrogatepass")).hexdigest()

@@ -1,0 +1,32 @@
+"""Agents with a system prompt of their own, or one that they ask for by name."""
+
+import json
+import os
+import urllib.request
+from typing import Any
+
+SYSTEM = "You are an agent that asks one thing."
+
+
+def call(path: str, body: dict[str, Any] | None = None) -> Any:
+    request = urllib.request.Request(
+        f"{os.environ['OPENAI_BASE_URL']}/{path}",
+        json.dumps(body).encode() if body is not None else None,
+        {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)
+
+
+def ask(system: str) -> float:
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": "2?"}]
+    call("chat/completions", {"model": "policy", "messages": messages})
+    return 1.0
+
+
+def asks(task: Any) -> float:
+    return ask(SYSTEM)
+
+
+def asks_for_it(task: Any) -> float:
+    return ask(call("prompts/solver")["text"])

@@ -1,0 +1,182 @@
+"""Which prompt version a call has: found in requests of each API, pinned by tasks, released on the bus."""
+
+from typing import Any
+
+import pytest
+
+from bus.client import Bus
+from bus.prompts import PromptRegistry
+from bus.streams import STORE_EVAL
+from bus.task_publisher import TaskPublisher
+from runners.protocol.dialects.registry import APIS
+from runners.protocol.prompts import PromptChoice, Substitution, substitute
+from runners.protocol.request import ChatRequest
+from runners.protocol.token_history import TokenHistory
+from schemas.prompts import PromptCanary, PromptVersion, digest_of
+from tests.runners.conftest import ScriptedEngine, calls_of, ended, running, task
+
+ORIGINAL, IMPROVED = "You answer questions about numbers.", "You answer questions about numbers. Round up."
+PROMPT = PromptChoice("solver", 4, IMPROVED, ORIGINAL)
+CHAT, ANTHROPIC, RESPONSES = "chat/completions", "messages", "responses"
+
+
+def put(
+    body: dict[str, Any], *prompts: PromptChoice, api: str = CHAT, history: TokenHistory | None = None
+) -> Substitution:
+    dialect = APIS[api].parse({"model": "policy", **body}, history or TokenHistory())
+    return substitute(dialect.call, prompts or (PROMPT,))
+
+
+def system_of(done: Substitution) -> Any:
+    return done.call.body["messages"][0]["content"]
+
+
+def chat(system: Any, model: str = "policy") -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "system", "content": system}, {"role": "user", "content": ORIGINAL}]}
+
+
+@pytest.mark.parametrize(
+    ("api", "body"),
+    [
+        (CHAT, chat(ORIGINAL)),
+        (CHAT, chat([{"type": "text", "text": ORIGINAL}])),
+        (CHAT, {"messages": [{"role": "developer", "content": ORIGINAL + "\n"}]}),
+        (ANTHROPIC, {"system": ORIGINAL, "messages": [{"role": "user", "content": "2?"}], "max_tokens": 9}),
+        (ANTHROPIC, {"system": [{"type": "text", "text": ORIGINAL}], "messages": [], "max_tokens": 9}),
+        (RESPONSES, {"instructions": ORIGINAL, "input": "2?"}),
+        (RESPONSES, {"input": [{"role": "developer", "content": ORIGINAL}, {"role": "user", "content": "2?"}]}),
+    ],
+)
+def test_the_original_text_gives_way_to_the_version_in_every_api(api: str, body: dict[str, Any]) -> None:
+    done = put(body, api=api)
+    content = system_of(done)
+    assert (content if isinstance(content, str) else content[0]["text"]) == IMPROVED
+    assert done.versions == {"solver": 4}
+
+
+def test_only_system_messages_are_looked_at() -> None:
+    done = put(chat(ORIGINAL))
+    assert done.call.body["messages"][1]["content"] == ORIGINAL
+    assert put({"messages": [{"role": "user", "content": ORIGINAL}]}).versions == {}
+
+
+def test_the_original_text_is_found_as_a_part_unless_it_is_short() -> None:
+    assert (
+        system_of(put(chat(f"Today is Monday.\n{ORIGINAL}\nBe brief."))) == f"Today is Monday.\n{IMPROVED}\nBe brief."
+    )
+    short = PromptChoice("solver", 4, "Add up.", "Add.")
+    assert put(chat("Add. Then stop."), short).versions == {}
+    assert system_of(put(chat("Add."), short)) == "Add up."
+
+
+def test_a_marked_part_gives_way_whatever_it_says() -> None:
+    done = put(chat("Today.\n<!-- prompt:solver -->anything\n at all<!-- /prompt -->\nEnd."))
+    assert (system_of(done), done.versions) == (f"Today.\n{IMPROVED}\nEnd.", {"solver": 4})
+    other = chat("<!-- prompt:other -->as it is<!-- /prompt -->")
+    assert (system_of(put(other)), put(other).versions) == (other["messages"][0]["content"], {})
+
+
+def test_a_prompt_of_a_role_is_the_whole_system_message_of_that_role() -> None:
+    prompt = PromptChoice("checker", 2, "Check twice.", "Check.", "checker")
+    done = put(chat("You check things. The date is new each time.", "policy:checker"), prompt)
+    assert (system_of(done), done.versions) == ("Check twice.", {"checker": 2})
+    assert put(chat("Check.", "policy:solver"), prompt).versions == {}
+    without = put({"model": "policy:checker", "messages": [{"role": "user", "content": "2?"}]}, prompt)
+    assert [message["role"] for message in without.call.body["messages"]] == ["system", "user"]
+
+
+def test_a_version_that_is_there_already_is_not_put_in_twice() -> None:
+    for choice in (PROMPT, PromptChoice("solver", 4, ORIGINAL[:25], ORIGINAL)):
+        done = put(chat(choice.text), choice)
+        assert (system_of(done), done.versions) == (choice.text, {"solver": 4})
+
+
+def test_a_response_that_goes_on_keeps_its_version() -> None:
+    history = TokenHistory()
+    first = APIS[RESPONSES].parse(
+        {"model": "policy", "input": [{"role": "system", "content": ORIGINAL}, {"role": "user", "content": "2?"}]},
+        history,
+    )
+    first.call = substitute(first.call, (PROMPT,)).call
+    answer = first.answer(
+        {
+            "id": "chatcmpl-1",
+            "choices": [{"message": {"role": "assistant", "content": "3"}, "finish_reason": "stop"}],
+        }
+    )
+    done = put({"previous_response_id": answer["id"], "input": "4?"}, api=RESPONSES, history=history)
+    assert (system_of(done), done.versions) == (IMPROVED, {"solver": 4})
+
+
+def test_two_prompts_of_one_message_are_both_put_in() -> None:
+    tools = PromptChoice("tools", 1, "Use the calculator at most once.", "Use the calculator as often as you like.")
+    done = put(chat(f"{ORIGINAL}\n{tools.original}"), PROMPT, tools)
+    assert (system_of(done), done.versions) == (f"{IMPROVED}\n{tools.text}", {"solver": 4, "tools": 1})
+
+
+def test_what_is_no_message_is_left_alone() -> None:
+    call = ChatRequest.parse({"model": "policy", "messages": [3, {"role": "system", "content": None}]}, chat=True)
+    assert substitute(call, (PROMPT,)).call is call
+
+
+PLAIN = "You are an agent that asks one thing."
+"""What `prompted:asks` says."""
+
+
+async def publish(bus: Bus, text: str, canary: bool = True, agent: str = "default") -> int:
+    version = PromptVersion(
+        name="solver",
+        version=0,
+        text=text,
+        sha256=digest_of(text),
+        agent=agent,
+        canary=PromptCanary() if canary else None,
+        created_at_ns=0,
+    )
+    return (await PromptRegistry(bus, "solver").publish(version)).version
+
+
+async def versions_of_next(bus: Bus, engine: ScriptedEngine, **changes: Any) -> tuple[Any, Any]:
+    await TaskPublisher(bus).publish_task(task(**changes))
+    (batch,) = await ended(bus, consumer=STORE_EVAL)
+    assert batch.end is not None and batch.end.outcome == "ok", batch.end
+    return [call.prompt_versions for call in calls_of(batch)], engine.requests[-1]["messages"][0]["content"]
+
+
+async def test_training_gets_the_released_version_and_a_task_the_one_it_is_pinned_to(
+    bus: Bus, engine: ScriptedEngine
+) -> None:
+    async with running(bus, entrypoint="prompted:asks"):
+        assert await versions_of_next(bus, engine, id="a") == ([{}], PLAIN)
+        await publish(bus, PLAIN, canary=False)
+        better = await publish(bus, f"{PLAIN} Be brief.")
+        assert await versions_of_next(bus, engine, id="b") == ([{"solver": 0}], PLAIN)
+        pinned = await versions_of_next(bus, engine, id="c", prompt_versions={"solver": better})
+        assert pinned == ([{"solver": 1}], f"{PLAIN} Be brief.")
+        registry = PromptRegistry(bus, "solver")
+        await registry.append_decision("approved", better, actor="test")
+        assert await versions_of_next(bus, engine, id="d") == pinned
+        await registry.append_decision("revoked", better, actor="test")
+        assert await versions_of_next(bus, engine, id="e") == ([{"solver": 0}], PLAIN)
+
+
+async def test_an_agent_may_ask_for_a_prompt_by_name(bus: Bus, engine: ScriptedEngine) -> None:
+    await publish(bus, "Say nothing but the number.", canary=False)
+    async with running(bus, entrypoint="prompted:asks_for_it"):
+        assert await versions_of_next(bus, engine) == ([{"solver": 0}], "Say nothing but the number.")
+
+
+async def test_a_task_pinned_to_a_version_that_is_not_there_says_so(bus: Bus, engine: ScriptedEngine) -> None:
+    await publish(bus, PLAIN, canary=False)
+    async with running(bus, entrypoint="prompted:asks"):
+        await TaskPublisher(bus).publish_task(task(max_attempts=1, prompt_versions={"solver": 9}))
+        (batch,) = await ended(bus)
+    assert batch.end is not None and batch.end.outcome == "infra_error"
+    assert "pinned to version 9 of prompt 'solver', which is not on the bus (1 versions)" in batch.end.error
+    assert engine.requests == []
+
+
+async def test_prompts_of_another_agent_are_not_used(bus: Bus, engine: ScriptedEngine) -> None:
+    await publish(bus, PLAIN, canary=False, agent="other")
+    async with running(bus, entrypoint="prompted:asks"):
+        assert await versions_of_next(bus, engine) == ([{}], PLAIN)
