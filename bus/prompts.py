@@ -68,7 +68,7 @@ async def find_prompt_names(bus: Bus) -> list[str]:
     return sorted(names)
 
 
-async def check_prompts_exist(bus: Bus, name: str) -> None:
+async def check_prompt_exists(bus: Bus, name: str) -> None:
     """Raises `BusError` unless the bus has a prompt of this name."""
     names = await find_prompt_names(bus)
     if name not in names:

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from auditor.settings import AuditorSettings
 from inference.settings import InferenceSettings
 from learner.settings.learner import LearnerSettings
+from lightningbus.run.optimize_settings import OptimizeSettings
 from lightningbus.run.settings import BusSettings, EvalSettings
 from lightningbus.trackers.settings import TrackerSettings
 from runners.settings import RunnerSettings
@@ -24,6 +25,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "runners": RunnerSettings,
     "auditor": AuditorSettings,
     "eval": EvalSettings,
+    "optimize": OptimizeSettings,
     "trackers": TrackerSettings,
 }
 """Keys of a run file that hold settings."""

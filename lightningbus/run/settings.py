@@ -12,6 +12,7 @@ from common.name_suggestions import suggest_name
 from common.task_source import TaskSourceSetting
 from inference.settings import InferenceSettings
 from learner.settings.learner import LearnerSettings
+from lightningbus.run.optimize_settings import OptimizeSettings
 from lightningbus.run.role_process import UserError
 from lightningbus.run.setting_sources import merge, read_environment
 from lightningbus.trackers.settings import TrackerSettings
@@ -92,6 +93,7 @@ class RunSettings(BaseModel):
     auditor: AuditorSettings | None = None
     runners: list[RunnerSettings] = []
     eval: EvalSettings | None = Field(None, description="what `lightningbus train` measures itself on")
+    optimize: OptimizeSettings | None = Field(None, description="what `lightningbus optimize` improves")
     trackers: TrackerSettings = TrackerSettings()
 
     @model_validator(mode="after")

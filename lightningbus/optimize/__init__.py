@@ -1,0 +1,1 @@
+"""Prompts of an agent made better from its rollouts, by GEPA."""

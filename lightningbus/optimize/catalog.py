@@ -1,0 +1,124 @@
+"""The prompts of an optimisation on the bus: where it began, what was proposed, and which version has which text."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bus.client import Bus
+from bus.prompts import PromptRegistry
+from lightningbus.optimize.candidates import Texts
+from lightningbus.run.optimize_settings import PromptSettings
+from lightningbus.run.role_process import UserError
+from schemas.prompts import PromptCanary, PromptVersion, digest_of
+
+START = "start"
+"""Before a run's key: the id of the proposal that says where the run began."""
+
+
+class PromptCatalog:
+    """The versions of a run's prompts. Whatever is published here is found again by a run that is started again."""
+
+    def __init__(self, bus: Bus, run: str, agent: str, max_drop: float) -> None:
+        self._bus, self._run, self._agent, self._canary = bus, run, agent, PromptCanary(max_drop=max_drop)
+        self._registries: dict[str, PromptRegistry] = {}
+        self._versions: dict[str, list[PromptVersion]] = {}
+
+    async def open(self, prompts: Mapping[str, PromptSettings], key: str) -> Texts:
+        """The texts that the run begins with: those in use when it first began. ``key`` says with which settings.
+
+        Raises `UserError` where they are not what they were, or as `Bus.publish`.
+        """
+        texts = {}
+        for name, settings in prompts.items():
+            registry = self._registries[name] = PromptRegistry(self._bus, name)
+            self._versions[name] = await registry.read_all()
+            original = _read_text(name, settings)
+            if not self._versions[name]:
+                await self._publish(name, original, role=settings.role, canary=None, proposal_id="", parent=None)
+            first = next((version for version in self._versions[name] if version.version == 0), None)
+            if first is None or first.text != original or (first.agent, first.role) != (self._agent, settings.role):
+                raise UserError(
+                    f"prompt {name!r}: the bus knows it with another text, agent or role than the run file: give it "
+                    "another name, since its versions were made for what the agent sent then"
+                )
+            texts[name] = await self._start_of(name, key)
+        return texts
+
+    async def _start_of(self, name: str, key: str) -> str:
+        begun = [
+            version
+            for version in self._versions[name]
+            if version.run_id == self._run and version.proposal_id.startswith(f"{START}:")
+        ]
+        if begun:
+            if begun[0].proposal_id != f"{START}:{key}":
+                raise UserError(
+                    f"run {self._run!r} began with other prompts, problems or settings of optimize: "
+                    "give this one another name"
+                )
+            return begun[0].text
+        used = await self._used(name)
+        version = await self._publish(
+            name, used.text, role=used.role, canary=self._canary, proposal_id=f"{START}:{key}", parent=used.version
+        )
+        return version.text
+
+    async def _used(self, name: str) -> PromptVersion:
+        """The version that rollouts have which are pinned to none."""
+        return (await self._registries[name].resolve_target()).serve or self._versions[name][0]
+
+    def find_proposal(self, name: str, proposal_id: str) -> str | None:
+        """The text that an earlier life proposed; None: it did not get so far."""
+        for version in self._versions[name]:
+            if (version.run_id, version.proposal_id) == (self._run, proposal_id):
+                return version.text
+        return None
+
+    async def add_proposal(self, name: str, text: str, proposal_id: str, parent_text: str) -> None:
+        """Publish a proposed text as a version that waits for its evaluation; raises as `Bus.publish`."""
+        role = self._versions[name][0].role
+        parent = self._version_of(name, parent_text)
+        await self._publish(name, text, role=role, canary=self._canary, proposal_id=proposal_id, parent=parent)
+
+    def versions_of(self, texts: Texts) -> dict[str, int]:
+        """The version of each text: the first that has it."""
+        return {name: self._version_of(name, text) for name, text in texts.items()}
+
+    def _version_of(self, name: str, text: str) -> int:
+        return min(version.version for version in self._versions[name] if version.text == text)
+
+    async def decide(self, name: str, text: str, *, is_approved: bool, reason: str, metrics: dict[str, float]) -> int:
+        """Release a version, or revoke it; returns it. What was decided of it before stays."""
+        version = self._version_of(name, text)
+        await self._registries[name].append_decision(
+            "approved" if is_approved else "revoked",
+            version,
+            actor=f"optimize:{self._run}",
+            reason=reason,
+            metrics=metrics,
+            first_only=True,
+        )
+        return version
+
+    async def _publish(self, name: str, text: str, **fields: Any) -> PromptVersion:
+        run_id = self._run if fields["proposal_id"] else None
+        version = PromptVersion(
+            name=name, version=0, text=text, sha256=digest_of(text), agent=self._agent, run_id=run_id, created_at_ns=0,
+            **fields,
+        )  # fmt: skip
+        published = await self._registries[name].publish(version)
+        self._versions[name].append(published)
+        return published
+
+
+def _read_text(name: str, settings: PromptSettings) -> str:
+    if settings.text is not None:
+        return settings.text
+    assert settings.file is not None, "one of both is given"
+    try:
+        text = settings.file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise UserError(f"prompt {name!r}: {settings.file} cannot be read: {reason}") from error
+    if not text.strip():
+        raise UserError(f"prompt {name!r}: {settings.file} is empty")
+    return text

@@ -1,0 +1,231 @@
+"""One round of prompt optimisation on a bus that is up: from the prompts in use to a version that is released, or not.
+
+`optimize_round` needs runners, a store and a model that answers; it starts nothing. So a job that trains weights too
+can call it between steps, with the weight versions that its rollouts are to have.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from clickhouse_connect.driver.client import Client
+from gepa.api import optimize
+from gepa.core.state import GEPAState
+
+from bus.client import Bus
+from bus.task_file import TaskInput, load_tasks
+from lightningbus.optimize.adapter import BusAdapter
+from lightningbus.optimize.budget import Budget, BudgetSpent
+from lightningbus.optimize.candidates import Texts, run_key
+from lightningbus.optimize.catalog import PromptCatalog
+from lightningbus.optimize.evaluator import Conditions, Evaluator
+from lightningbus.optimize.feedback import RolloutResult
+from lightningbus.optimize.reflection import ReflectingModel
+from lightningbus.optimize.verdict import Comparison, compare
+from lightningbus.run.optimize_settings import OptimizeSettings
+from lightningbus.run.role_process import UserError
+
+log = logging.getLogger(__name__)
+LIMITS = ("budget", "max_iterations", "deadline", "tasks", "heldout", "prompts")
+"""Settings that a run may change when it goes on, and those that are compared by what they hold."""
+CHANGEABLE = {"max_chars", "timeout", "api_key_env", "url"}
+"""Settings of the reflection that a run may change when it goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """What a round came to."""
+
+    texts: Texts
+    """The best texts on the problems that were tried."""
+    comparison: Comparison | None
+    """Held-out reward before and after; None: nothing was better."""
+    versions: Mapping[str, int] = field(default_factory=dict)
+    """The versions of the prompts that changed."""
+    num_rollouts: int = 0
+    """Published, over all lives of the run."""
+    num_candidates: int = 0
+
+    @property
+    def is_released(self) -> bool:
+        """Whether training has the new versions from now on."""
+        return self.comparison is not None and self.comparison.is_approved
+
+
+async def optimize_round(
+    bus: Bus,
+    client: Client,
+    run: str,
+    settings: OptimizeSettings,
+    weight_versions: Mapping[str, int] | None = None,
+    on_progress: Callable[[str], None] = log.info,
+) -> RoundResult:
+    """Look for better prompts, then release the best if the held-out problems do not get worse by it.
+
+    Of the same ``run``, it goes on where it was stopped: nothing is evaluated twice. ``weight_versions``: by model, the
+    version that answers. Raises `UserError`, `bus.task_file.TaskFileError`, or as `Bus.publish`.
+    """
+    tasks, heldout = load_tasks(settings.tasks), load_tasks(settings.heldout)
+    check_settings(settings, tasks, heldout)
+    reflecting = ReflectingModel(settings.reflection)
+    conditions = Conditions(
+        run,
+        settings.agent,
+        settings.model,
+        dict(weight_versions or {}),
+        {} if settings.temperature is None else {"temperature": settings.temperature},
+        settings.deadline,
+    )
+    catalog = PromptCatalog(bus, run, settings.agent, settings.max_drop)
+    start = await catalog.open(settings.prompts, describe_course(settings, tasks, heldout, weight_versions or {}))
+    async with bus.fleet("store") as stores:
+        evaluator = Evaluator(bus, stores, client, catalog, conditions)
+        budget = Budget(settings.budget, await evaluator.read_published())
+        search = _Search(settings, evaluator, catalog, reflecting, budget, tasks, heldout, on_progress)
+        best = await search.run(start)
+        if best == start:
+            return RoundResult(best, None, {}, len(budget.published), search.num_candidates)
+        on_progress("held-out problems under the prompts in use, then under the best")
+        answers = []
+        for texts in (start, best):
+            answers.append(await evaluator.evaluate(budget, texts, heldout, settings.heldout_samples))
+    comparison = compare(_means(answers[0]), _means(answers[1]), settings.max_drop)
+    versions = {}
+    for name in sorted(name for name in best if best[name] != start[name]):
+        versions[name] = await catalog.decide(
+            name, best[name], is_approved=comparison.is_approved, reason=comparison.reason, metrics=comparison.metrics
+        )
+    return RoundResult(best, comparison, versions, len(budget.published), search.num_candidates)
+
+
+class _Search:
+    """GEPA on the problems."""
+
+    def __init__(
+        self,
+        settings: OptimizeSettings,
+        evaluator: Evaluator,
+        catalog: PromptCatalog,
+        reflecting: ReflectingModel,
+        budget: Budget,
+        tasks: list[TaskInput],
+        heldout: list[TaskInput],
+        on_progress: Callable[[str], None],
+    ) -> None:
+        self._settings, self._evaluator, self._budget, self._tasks = settings, evaluator, budget, tasks
+        self._on_progress = on_progress
+        self._reserved = heldout_rollouts(settings, heldout)
+        self._adapter = BusAdapter(
+            asyncio.get_running_loop(),
+            self._evaluate,
+            catalog,
+            reflecting.ask,
+            len(tasks),
+            settings.reflection.max_chars,
+            settings.max_prompt_chars,
+        )
+
+    @property
+    def num_candidates(self) -> int:
+        """Texts that were evaluated on all problems."""
+        return len(self._adapter.scores)
+
+    async def run(self, start: Texts) -> Texts:
+        """The best texts; the earliest of those that are equally good."""
+        searching = asyncio.create_task(asyncio.to_thread(self._optimize, start))
+        try:
+            await asyncio.shield(searching)
+        except asyncio.CancelledError:
+            self._adapter.cancel()
+            await asyncio.wait({searching})
+            raise
+        failure = self._adapter.failure
+        if failure is not None and not isinstance(failure, BudgetSpent):
+            raise failure
+        scores = self._adapter.scores
+        return max(scores, key=lambda each: each[1])[0] if scores else dict(start)
+
+    def _optimize(self, start: Texts) -> None:
+        try:
+            optimize(
+                seed_candidate=dict(start),
+                trainset=self._tasks,
+                adapter=self._adapter,  # type: ignore[arg-type]  # its protocol wants an attribute where a method is
+                reflection_minibatch_size=self._settings.minibatch,
+                perfect_score=self._settings.max_reward,
+                stop_callbacks=[self],
+                logger=_Log(),
+                seed=self._settings.seed,
+                track_best_outputs=False,
+            )
+        except BaseException as error:
+            if self._adapter.failure is None:  # an error of GEPA's own
+                self._adapter.failure = error
+
+    def __call__(self, gepa_state: "GEPAState[Any, Any]") -> bool:
+        """Before each iteration: whether it could cost more than is left, or nothing is left to gain."""
+        settings = self._settings
+        best = max((score for _, score in self._adapter.scores), default=0.0)
+        asked, limit = self._budget.num_asked, self._budget.limit
+        self._on_progress(f"iteration {gepa_state.i + 1}: best {best:.3g}, {asked} of {limit} rollouts")
+        return (
+            self._adapter.failure is not None
+            or best >= settings.max_reward
+            or gepa_state.i + 1 >= settings.max_iterations
+            or not self._budget.has_room(iteration_rollouts(settings, self._tasks), self._reserved)
+        )
+
+    async def _evaluate(
+        self, texts: Texts, problems: Sequence[TaskInput], with_traces: bool
+    ) -> list[list[RolloutResult]]:
+        return await self._evaluator.evaluate(self._budget, texts, problems, self._settings.samples, with_traces)
+
+
+class _Log:
+    """GEPA's log, as ours."""
+
+    def log(self, message: str) -> None:
+        log.debug("gepa: %s", message)
+
+
+def iteration_rollouts(settings: OptimizeSettings, tasks: Sequence[TaskInput]) -> int:
+    """Most rollouts of one iteration: a minibatch under parent and child, and all problems under the child."""
+    return (2 * min(settings.minibatch, len(tasks)) + len(tasks)) * settings.samples
+
+
+def heldout_rollouts(settings: OptimizeSettings, heldout: Sequence[TaskInput]) -> int:
+    """Rollouts of the comparison at the end."""
+    return 2 * len(heldout) * settings.heldout_samples
+
+
+def check_settings(settings: OptimizeSettings, tasks: Sequence[TaskInput], heldout: Sequence[TaskInput]) -> None:
+    """Raise `UserError` where problems are in both sets, or the budget does not suffice for one iteration."""
+    if both := {task.id for task in tasks} & {task.id for task in heldout}:
+        raise UserError(f"optimize.heldout: problem {min(both)!r} is in optimize.tasks too; ids must differ")
+    needed = len(tasks) * settings.samples + iteration_rollouts(settings, tasks) + heldout_rollouts(settings, heldout)
+    if settings.budget < needed:
+        raise UserError(
+            f"optimize.budget: {settings.budget} rollouts are too few: {len(tasks)} problems, one proposal and twice "
+            f"the held-out problems need {needed}"
+        )
+
+
+def describe_course(
+    settings: OptimizeSettings,
+    tasks: Sequence[TaskInput],
+    heldout: Sequence[TaskInput],
+    weight_versions: Mapping[str, int],
+) -> str:
+    """A key of all that decides what a run does; limits may be raised when it goes on."""
+    fields = settings.model_dump(
+        mode="json",
+        exclude={**dict.fromkeys(LIMITS, True), "reflection": CHANGEABLE},
+    )
+    problems = [[[task.id, task.input] for task in each] for each in (tasks, heldout)]
+    return run_key({"settings": fields, "problems": problems, "weights": dict(weight_versions)})
+
+
+def _means(results: Sequence[Sequence[RolloutResult]]) -> list[float]:
+    return [sum(result.score for result in rollouts) / len(rollouts) for rollouts in results]

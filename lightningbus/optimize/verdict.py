@@ -1,0 +1,38 @@
+"""Whether prompts may be released: their held-out reward beside that of the prompts in use. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean, stdev
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Mean rewards over the same held-out problems."""
+
+    before: float
+    after: float
+    standard_error: float | None
+    """Of the difference, over problems; None for a single one."""
+    num_problems: int
+    is_approved: bool
+
+    @property
+    def reason(self) -> str:
+        """A sentence for the record of decisions."""
+        what = "not worse" if self.is_approved else "worse"
+        return f"held-out reward {what}: {self.before:.4g} before, {self.after:.4g} after"
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Figures for the record of decisions."""
+        error = {} if self.standard_error is None else {"standard_error": self.standard_error}
+        return {"before": self.before, "after": self.after, "problems": float(self.num_problems), **error}
+
+
+def compare(before: Sequence[float], after: Sequence[float], max_drop: float) -> Comparison:
+    """Compare mean rewards by problem, in the same order; approved if they fall by no more than ``max_drop``."""
+    differences = [new - old for old, new in zip(before, after, strict=True)]
+    error = stdev(differences) / sqrt(len(differences)) if len(differences) > 1 else None
+    means = fmean(before), fmean(after)
+    return Comparison(*means, error, len(differences), means[1] >= means[0] - max_drop)
