@@ -30,3 +30,17 @@ def asks(task: Any) -> float:
 
 def asks_for_it(task: Any) -> float:
     return ask(call("prompts/solver")["text"])
+
+
+NUMBERS = "You are given a number, and say which number to note down."
+
+
+def notes(task: Any) -> dict[str, Any]:
+    """Right is the number without its sign, rounded up; the prompt says neither."""
+    messages = [{"role": "system", "content": NUMBERS}, {"role": "user", "content": task["number"]}]
+    answer = call("chat/completions", {"model": "policy", "messages": messages})["choices"][0]["message"]["content"]
+    said = answer.strip()
+    if said == task["right"]:
+        return {"reward": 1.0}
+    why = "it has a sign" if said.startswith("-") else "it is not rounded up"
+    return {"reward": 0.0, "why": f"{said} is wrong: {why}"}

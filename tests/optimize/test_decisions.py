@@ -1,5 +1,6 @@
 """What an optimisation decides without a bus: budget, feedback, verdict, and whether it has begun with the same."""
 
+import json
 from typing import Any
 
 import pytest
@@ -91,7 +92,8 @@ def test_failures_with_reasons_come_first() -> None:
 
 
 def test_errors_tools_rewards_and_the_words_of_a_judge_are_shown() -> None:
-    judged = '[{"name": "gen_ai.evaluation.result", "attributes": {"gen_ai.evaluation.score.value": 0.2, "gen_ai.evaluation.explanation": "it did not round"}}]'
+    said = {"gen_ai.evaluation.score.value": 0.2, "gen_ai.evaluation.explanation": "it did not round"}
+    judged = json.dumps([{"name": "gen_ai.evaluation.result", "attributes": said}])
     spans = (
         span("search", gen_ai__operation__name="execute_tool", gen_ai__tool__name="search"),
         span("judge", events=judged),
@@ -152,7 +154,7 @@ def test_a_budget_that_allows_no_proposal_is_refused() -> None:
     check_settings(settings(budget=36), tasks, heldout)
     with pytest.raises(UserError, match=r"budget: 35 rollouts are too few: 10 problems, .* need 36"):
         check_settings(settings(budget=35), tasks, heldout)
-    with pytest.raises(UserError, match="problem '3' is in optimize.tasks too"):
+    with pytest.raises(UserError, match=r"problem '3' is in optimize\.tasks too"):
         check_settings(settings(), tasks, [TaskInput("3", 0)])
 
 

@@ -1,0 +1,119 @@
+"""`lightningbus optimize` against a real bus, ClickHouse and runners, with a scripted engine and reflecting model."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bus.prompts import PromptRegistry
+from lightningbus.optimize.round import RoundResult, optimize_round
+from lightningbus.run.settings import load_run_settings
+from tests.agents.prompted import NUMBERS
+from tests.commands import environment
+from tests.optimize.conftest import HELDOUT, ROUND, SIGN, TASKS, World
+
+pytestmark = pytest.mark.integration
+
+KILLS = 10
+
+
+async def optimize(world: World, path: Path, *, kill_at: int | None = None, resume: bool = False) -> Any:
+    """What the command prints; None if it was killed, with kill -9, once the store has so many of its rollouts."""
+    command = [sys.executable, "-m", "lightningbus", "optimize", "-c", path.name, "--json"]
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        *(["--resume"] if resume else []),
+        cwd=path.parent,
+        env=environment(),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    ending = asyncio.create_task(process.communicate())
+    count = f"SELECT count() FROM tasks WHERE run_id = '{path.stem}'"
+    while not ending.done() and kill_at is not None:
+        if await asyncio.to_thread(world.store.fetch_value, count) >= kill_at:
+            process.kill()
+            await ending
+            return None
+        await asyncio.sleep(0.02)  # rows announce themselves by no event
+    out, errors = await ending
+    assert process.returncode == 0, errors.decode()[-3000:]
+    return json.loads(out)
+
+
+def rows(world: World, sql: str) -> list[Any]:
+    return [tuple(row) for row in world.store.sql.query(sql).result_rows]
+
+
+@pytest.mark.timeout(600)
+async def test_the_missing_rules_are_found_and_a_killed_optimiser_comes_to_the_same(
+    world: World, tmp_path: Path
+) -> None:
+    steady = await optimize(world, world.write(tmp_path, "steady"))
+    text = steady["texts"]["steady"]
+    assert SIGN in text and ROUND in text and text.startswith(NUMBERS)
+    assert steady["released"] and steady["heldout"]["before"] == 0.25 and steady["heldout"]["after"] == 1.0
+    assert steady["rollouts"] <= 120
+    asked_by_steady = len(world.reflecting.requests)
+
+    path, killed = world.write(tmp_path, "killed"), None
+    for kill in range(KILLS):
+        kill_at = 1 + kill * steady["rollouts"] // KILLS
+        assert await optimize(world, path, kill_at=kill_at, resume=kill > 0) is None, "it was to be killed"
+    killed = await optimize(world, path, resume=True)
+    assert killed["texts"]["killed"] == text
+    assert {**killed, "texts": None, "versions": None} == {**steady, "texts": None, "versions": None}
+    assert list(killed["versions"].values()) == list(steady["versions"].values())
+
+    # Nothing was paid for twice: each rollout once, one attempt of each, and a model call for each.
+    evaluated = "SELECT count(), uniqExact(rollout_id), sum(num_calls) FROM attempts WHERE run_id = '{}'"
+    (steady_row,), (killed_row,) = (rows(world, evaluated.format(run)) for run in ("steady", "killed"))
+    assert killed_row == steady_row == (steady["rollouts"],) * 3
+    assert len(world.node.requests) == 2 * steady["rollouts"]
+    assert asked_by_steady <= len(world.reflecting.requests) - asked_by_steady <= asked_by_steady + KILLS
+
+    # The record: every call has its version, and decisions have the figures that they were made on.
+    (pinned,) = rows(
+        world,
+        "SELECT count() FROM model_calls AS c INNER JOIN tasks AS t USING (run_id, rollout_id) "
+        "WHERE c.prompt_versions != t.prompt_versions OR empty(c.prompt_versions)",
+    )
+    assert pinned == (0,)
+    version = steady["versions"]["steady"]
+    decisions = rows(
+        world, "SELECT version, action, actor, metrics['after'] FROM prompt_decisions WHERE name = 'steady'"
+    )
+    assert decisions == [(version, "approved", "optimize:steady", 1.0)]
+    assert rows(world, f"SELECT text FROM prompt_versions WHERE name = 'steady' AND version = {version}") == [(text,)]
+    target = (await PromptRegistry(world.bus, "steady").resolve_target()).serve
+    assert target is not None and target.text == text
+
+
+async def round_of(world: World, path: Path) -> RoundResult:
+    settings = load_run_settings(path).optimize
+    assert settings is not None
+    return await optimize_round(world.bus, world.store.sql, path.stem, settings)
+
+
+async def test_a_budget_for_one_proposal_is_kept_to_the_rollout(world: World, tmp_path: Path) -> None:
+    needed = len(TASKS) + 2 * 3 + len(TASKS) + 2 * len(HELDOUT)
+    done = await round_of(world, world.write(tmp_path, "steady", budget=needed))
+    assert done.num_rollouts <= needed == 32
+    assert rows(world, "SELECT count() FROM tasks WHERE run_id = 'steady'") == [(done.num_rollouts,)]
+
+
+async def test_what_makes_heldout_problems_worse_is_revoked(world: World, tmp_path: Path) -> None:
+    path = world.write(tmp_path, "steady")
+    worse = [{"id": f"w{n}", "input": {"number": f"{n}.5", "right": f"{n}.5"}} for n in range(3)]
+    (tmp_path / "heldout.jsonl").write_text("".join(json.dumps(line) + "\n" for line in worse))
+    done = await round_of(world, path)
+    assert done.comparison is not None and not done.is_released
+    registry = PromptRegistry(world.bus, "steady")
+    target = (await registry.resolve_target()).serve
+    assert target is not None and target.version == 0
+    decision = registry.state.decisions[-1]
+    assert (decision.action, decision.version) == ("revoked", done.versions["steady"])
+    assert decision.reason == "held-out reward worse: 1 before, 0 after"
