@@ -33,6 +33,8 @@ class PublishOptions(TypedDict, total=False):
     """By model: answer its calls from this weight version only."""
     role_models: Mapping[str, str]
     """Models that answer for some roles of the agent."""
+    prompt_versions: Mapping[str, int]
+    """By prompt: put this version into the calls."""
     pass_name: str
     """Part of task ids, to publish the same tasks again."""
     temperature: float

@@ -92,10 +92,10 @@ class BusAdapter:
 
     async def _propose(self, texts: Texts, records: Mapping[str, Sequence[Record]], key: str) -> dict[str, str]:
         proposed = {}
-        for name, shown in records.items():
+        for name, examples in records.items():
             text = self._catalog.find_proposal(name, key)
             if text is None:
-                text = extract_prompt(await self._ask(build_request(texts[name], shown)))
+                text = extract_prompt(await self._ask(build_request(texts[name], examples)))
                 if not text or len(text) > self._max_prompt_chars:
                     log.warning("prompt %s: a proposal of %d characters is not tried", name, len(text))
                     text = texts[name]  # kept as the answer, so that it is not asked for again

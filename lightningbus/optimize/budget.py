@@ -19,16 +19,16 @@ class Budget:
         """``published``: ids of earlier lives."""
         self.limit = limit
         self.published = set(published)
-        self._asked: set[str] = set()
+        self._requested: set[str] = set()
 
     @property
-    def num_asked(self) -> int:
+    def num_requested(self) -> int:
         """Different rollouts that this life has asked for."""
-        return len(self._asked)
+        return len(self._requested)
 
     def has_room(self, num_rollouts: int, reserved: int = 0) -> bool:
         """Whether so many more may be asked for, with ``reserved`` kept for later."""
-        return len(self._asked) + num_rollouts + reserved <= self.limit
+        return len(self._requested) + num_rollouts + reserved <= self.limit
 
     def admit(self, rollout_ids: Sequence[str]) -> set[str]:
         """Ask for rollouts; returns those that have to be published, which count as published from now on.
@@ -38,6 +38,6 @@ class Budget:
         missing = set(rollout_ids) - self.published
         if len(self.published) + len(missing) > self.limit:
             raise BudgetSpent(f"{len(missing)} more rollouts would exceed the budget of {self.limit}")
-        self._asked.update(rollout_ids)
+        self._requested.update(rollout_ids)
         self.published |= missing
         return missing

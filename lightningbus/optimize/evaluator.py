@@ -108,8 +108,8 @@ class Evaluator:
         await publish_all(self._bus, new, timeout=PUBLISH_SECONDS, on_done=lambda: None)
         await self._wait_until_ended(list(inputs), patience=2 * at.deadline + 60)
         results = await self._ask(lambda: read_results(self._client, at.run, inputs, with_traces))
-        answered = [results[rollout] for rollout in inputs]
-        return [answered[first : first + samples] for first in range(0, len(answered), samples)]
+        ordered = [results[rollout] for rollout in inputs]
+        return [ordered[first : first + samples] for first in range(0, len(ordered), samples)]
 
     async def _wait_until_ended(self, rollout_ids: Sequence[str], patience: float) -> None:
         """Wait for all; ``patience``: seconds in which at least one must end."""

@@ -59,12 +59,12 @@ def build_records(results: Sequence[RolloutResult], prompt: str, max_chars: int)
 
     The worst come first; among equals, those with a reason to show. What does not fit is left out from the end.
     """
-    shown = [(result, _reasons(result)) for result in results]
-    shown.sort(key=lambda each: (each[0].score, -len(each[1])))
+    candidates = [(result, _reasons(result)) for result in results]
+    candidates.sort(key=lambda each: (each[0].score, -len(each[1])))
     records: list[Record] = []
     left = max_chars
-    share = max(MIN_RECORD_CHARS, max_chars // max(1, min(len(shown), 8)))
-    for result, reasons in shown:
+    share = max(MIN_RECORD_CHARS, max_chars // max(1, min(len(candidates), 8)))
+    for result, reasons in candidates:
         room = min(left, share)
         if room < MIN_RECORD_CHARS:
             break

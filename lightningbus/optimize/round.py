@@ -168,8 +168,8 @@ class _Search:
         """Before each iteration: whether it could cost more than is left, or nothing is left to gain."""
         settings = self._settings
         best = max((score for _, score in self._adapter.scores), default=0.0)
-        asked, limit = self._budget.num_asked, self._budget.limit
-        self._on_progress(f"iteration {gepa_state.i + 1}: best {best:.3g}, {asked} of {limit} rollouts")
+        requested, limit = self._budget.num_requested, self._budget.limit
+        self._on_progress(f"iteration {gepa_state.i + 1}: best {best:.3g}, {requested} of {limit} rollouts")
         return (
             self._adapter.failure is not None
             or best >= settings.max_reward

@@ -24,6 +24,19 @@ def parse_versions(values: Iterable[str]) -> dict[str, int]:
     return versions
 
 
+def parse_prompt_versions(values: Iterable[str]) -> dict[str, int]:
+    """Versions by prompt, from ``solver=3``; raises `UserError`."""
+    versions: dict[str, int] = {}
+    for value in values:
+        name, _, number = value.partition("=")
+        if not NAME.fullmatch(name) or not number.isascii() or not number.isdecimal():
+            raise UserError(f"--prompt: {value!r} is not NAME=VERSION, such as solver=3")
+        if name in versions:
+            raise UserError(f"--prompt: {name!r} has two versions: {versions[name]} and {number}")
+        versions[name] = int(number)
+    return versions
+
+
 def parse_role_models(values: Iterable[str]) -> dict[str, str]:
     """Models by role, from ``checker=model``; raises `UserError`."""
     models: dict[str, str] = {}

@@ -36,6 +36,8 @@ class Publication:
     """By model: answer its calls from this version only."""
     role_models: Mapping[str, str] = field(default_factory=dict)
     """Models that answer for some roles of the agent."""
+    prompt_versions: Mapping[str, int] = field(default_factory=dict, kw_only=True)
+    """By prompt: put this version into the calls; a prompt that is not here: its released version."""
     pass_name: str = ""
     """Part of task ids, to publish the same tasks again under the same run."""
     temperature: float | None = None
@@ -67,7 +69,8 @@ class Publication:
             )
         return expand_samples(
             problems, self.samples, suffix, run_id=self.run, agent=self.agent, mode=mode, evaluation=self.evaluation,
-            weight_versions=dict(self.weight_versions), role_models=dict(self.role_models), deadline=self.deadline,
+            weight_versions=dict(self.weight_versions), role_models=dict(self.role_models),
+            prompt_versions=dict(self.prompt_versions), deadline=self.deadline,
             sampling_params={} if self.temperature is None else {"temperature": self.temperature},
         )  # fmt: skip
 

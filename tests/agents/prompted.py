@@ -39,8 +39,8 @@ def notes(task: Any) -> dict[str, Any]:
     """Right is the number without its sign, rounded up; the prompt says neither."""
     messages = [{"role": "system", "content": NUMBERS}, {"role": "user", "content": task["number"]}]
     answer = call("chat/completions", {"model": "policy", "messages": messages})["choices"][0]["message"]["content"]
-    said = answer.strip()
-    if said == task["right"]:
+    answer_text = answer.strip()
+    if answer_text == task["right"]:
         return {"reward": 1.0}
-    why = "it has a sign" if said.startswith("-") else "it is not rounded up"
-    return {"reward": 0.0, "why": f"{said} is wrong: {why}"}
+    why = "it has a sign" if answer_text.startswith("-") else "it is not rounded up"
+    return {"reward": 0.0, "why": f"{answer_text} is wrong: {why}"}

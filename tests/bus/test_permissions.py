@@ -22,6 +22,7 @@ from bus.embedded.nats_server import nats_server
 from bus.errors import BusError, CredentialsError
 from bus.lease import keep_renewed
 from bus.message import Message
+from bus.prompts import PromptRegistry
 from bus.security.credentials import Credentials
 from bus.security.identities import identity_of
 from bus.security.permissions import LEAF_ROLES, PERMISSIONS, inbox_prefix, via_hub_domain
@@ -31,6 +32,7 @@ from bus.streams import (
     STORE_CONSUMERS,
     STORE_DLQ,
     STORE_EVENTS,
+    STORE_PROMPTS,
     STORE_TRAIN,
     STORE_WEIGHTS,
     ConsumerSpec,
@@ -46,10 +48,12 @@ from inference.weights.updater import WeightUpdater
 from learner.publishing.publisher import WeightPublisher
 from learner.settings.learner import LearnerSettings
 from learner.settings.weights import WeightSettings
+from runners.prompts import AgentPrompts
 from schemas import subjects
 from schemas.audit import AuditVerdict, RolloutAudit
 from schemas.codec import encode
 from schemas.fleet import Alert, Heartbeat
+from schemas.prompts import PromptCanary, PromptReleaseState, PromptVersion, digest_of
 from schemas.tasks import Task, TaskBatchRecord
 from schemas.weights.events import ReleaseState, SwapLockState, WeightManifest, WeightsActivated
 from tests import tensorfiles
@@ -221,6 +225,23 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
             while [event.node for event in await looking.activations_of(first, 2)] != ["node"]:
                 await asyncio.sleep(0.02)
         await cancel_and_wait(following)
+        prompts = PromptRegistry(roles["admin"], "solver")
+        async with AgentPrompts(runner, "calc").following() as followed:
+            task = Task(id="a", run_id="r", agent="calc", input=1)
+            assert await followed.choose(task) == ()
+            for text in ("Add.", "Add up."):
+                version = PromptVersion(
+                    name="solver", version=0, text=text, sha256=digest_of(text), agent="calc", created_at_ns=1,
+                    canary=PromptCanary() if text == "Add up." else None,
+                )  # fmt: skip
+                await prompts.publish(version)
+            await prompts.append_decision("approved", 1, actor="admin")
+            async with asyncio.timeout(10):
+                while [choice.text for choice in await followed.choose(task)] != ["Add up."]:
+                    await asyncio.sleep(0.02)
+        assert [version.text for version in await PromptRegistry(client, "solver").read_all()] == ["Add.", "Add up."]
+        kinds = [type((await take_next(store, STORE_PROMPTS)).event()) for _ in range(3)]
+        assert kinds == [PromptVersion, PromptVersion, PromptReleaseState]
         kinds = [type((await take_next(store, STORE_WEIGHTS)).event()) for _ in range(8)]
         assert kinds[:6] == [*4 * [WeightManifest], WeightsActivated, ReleaseState]
         assert SwapLockState in kinds[6:]
@@ -247,6 +268,7 @@ LEARNERS = (f"{API}.CONSUMER.MSG.NEXT.TRAIN_ROLLOUTS.learner", f"{API}.CONSUMER.
 TASK_READERS = (f"{API}.CONSUMER.MSG.NEXT.TASKS.runner-calc", "$JS.ACK.TASKS.runner-calc.1.1.1.1.1")
 WEIGHT_WRITERS = ("lb.weights.version.policy", "$O.weights.C.x", "$O.weights.M.x", f"{API}.STREAM.PURGE.OBJ_weights")
 DECISIONS = ("lb.weights.release.policy", "lb.weights.swap_lock.policy")
+PROMPTS = ("lb.prompts.version.solver", "lb.prompts.release.solver")
 LOOKING_BACK = (f"{API}.DIRECT.GET.WEIGHTS",)
 ROLLOUTS, TASKS = ("lb.rollout.train", "lb.rollout.eval"), ("lb.task.train.calc",)
 TASK_RECORDS = ("lb.event.task_published",)
@@ -256,28 +278,28 @@ NODES = ("lb.weights.activated.node", "lb.heartbeat.inference.evil")
 HEARTBEATS = ("lb.heartbeat.store.evil", "lb.heartbeat.learner.evil", "lb.heartbeat.runner.evil")
 MAY_NOT_SAY = {
     "runner": (
-        *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASKS, *STEPS, *ALERTS, *NODES, *HEARTBEATS[:2], "lb.dlq.TRAIN_ROLLOUTS",
-        *DECISIONS, *LOOKING_BACK, *VERDICTS, *AUDITS,
+        *PROMPTS, *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASKS, *STEPS, *ALERTS, *NODES, *HEARTBEATS[:2],
+        "lb.dlq.TRAIN_ROLLOUTS", *DECISIONS, *LOOKING_BACK, *VERDICTS, *AUDITS,
         f"{API}.DIRECT.GET.WEIGHTS.lb.weights.version.policy", f"{API}.DIRECT.GET.OBJ_weights",
     ),
     "store": (
-        *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *TASK_RECORDS, *STEPS, *NODES,
+        *PROMPTS, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *TASK_RECORDS, *STEPS, *NODES,
         *HEARTBEATS[1:], *DECISIONS, *LOOKING_BACK, *VERDICTS, *AUDITS,
     ),
     "learner": (
-        *STORES, *TASK_READERS, *ROLLOUTS, *NODES, HEARTBEATS[0], HEARTBEATS[2], "lb.dlq.TRAIN_ROLLOUTS",
+        *PROMPTS, *STORES, *TASK_READERS, *ROLLOUTS, *NODES, HEARTBEATS[0], HEARTBEATS[2], "lb.dlq.TRAIN_ROLLOUTS",
         f"{API}.CONSUMER.CREATE.TRAIN_ROLLOUTS.learner.lb.rollout.train", *DECISIONS, *VERDICTS,
     ),
     "inference": (
-        *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *TASK_RECORDS, *STEPS, *ALERTS,
+        *PROMPTS, *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *TASK_RECORDS, *STEPS, *ALERTS,
         *HEARTBEATS, "lb.dlq.TASKS", *VERDICTS, *AUDITS,
     ),
     "auditor": (
-        *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *TASK_RECORDS, *STEPS, *NODES,
+        *PROMPTS, *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *TASK_RECORDS, *STEPS, *NODES,
         *HEARTBEATS, "lb.weights.swap_lock.policy", "lb.dlq.TASKS",
     ),
     "client": (
-        *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *STEPS, *ALERTS, *NODES, *HEARTBEATS,
+        *PROMPTS, *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *STEPS, *ALERTS, *NODES, *HEARTBEATS,
         "lb.dlq.TASKS", f"{API}.STREAM.MSG.DELETE.DLQ", f"{API}.CONSUMER.CREATE.DLQ", *DECISIONS, *VERDICTS,
         *AUDITS,
     ),
@@ -292,6 +314,7 @@ HEARD = (
     "lb.weights.release.policy",
     "lb.weights.swap_lock.policy",
     "lb.weights.audit.policy",
+    *PROMPTS,
     "lb.dlq.*",
     "lb.heartbeat.inference.*",
     "lb.heartbeat.*.*",
@@ -300,7 +323,7 @@ HEARD = (
 )
 BEATS_OF_NODES = "lb.heartbeat.inference.*"
 MAY_HEAR = {
-    "runner": {BEATS_OF_NODES},
+    "runner": {*PROMPTS, BEATS_OF_NODES},
     "learner": {"lb.weights.version.policy", BEATS_OF_NODES},
     "inference": {
         "lb.weights.version.policy",

@@ -31,10 +31,10 @@ def follow(messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 def reflect(messages: list[dict[str, Any]]) -> dict[str, Any]:
     """What the reflecting model answers: one rule more if a failure says which, else a useless one."""
-    asked = messages[-1]["content"]
-    prompt = asked.split("```")[1].strip()
+    request = messages[-1]["content"]
+    prompt = request.split("```")[1].strip()
     reasons = {"it has a sign": SIGN, "it is not rounded up": ROUND}
-    rule = next((rule for why, rule in reasons.items() if why in asked and rule not in prompt), "Be brief.")
+    rule = next((rule for why, rule in reasons.items() if why in request and rule not in prompt), "Be brief.")
     return {"role": "assistant", "content": f"The rule is missing:\n```\n{prompt} {rule}\n```"}
 
 
@@ -50,19 +50,24 @@ class World:
 
     def write(self, directory: Path, run: str, **optimize: Any) -> Path:
         """The run file of an optimisation of agent ``run``."""
-        settings = {
-            "prompts": {run: {"text": NUMBERS}},
-            "tasks": str(_write_problems(directory / "tasks.jsonl", TASKS)),
-            "heldout": str(_write_problems(directory / "heldout.jsonl", HELDOUT)),
-            "budget": 120,
-            "agent": run,
-            "deadline": 60,
-            "reflection": {"url": f"{self.reflecting.url}/v1", "model": "reader"},
-            **optimize,
-        }
-        path = directory / f"{run}.yaml"
-        path.write_text(json.dumps({"name": run, "bus": {"url": self.url}, "optimize": settings}))
-        return path
+        fields = {"name": run, "bus": {"url": self.url}}
+        return write_run_file(directory, run, f"{self.reflecting.url}/v1", fields, **{"agent": run, **optimize})
+
+
+def write_run_file(directory: Path, prompt: str, reflecting: str, fields: dict[str, Any], **optimize: Any) -> Path:
+    """A run file with these sections and ``optimize``, and its problems beside it."""
+    settings = {
+        "prompts": {prompt: {"text": NUMBERS}},
+        "tasks": str(_write_problems(directory / "tasks.jsonl", TASKS)),
+        "heldout": str(_write_problems(directory / "heldout.jsonl", HELDOUT)),
+        "budget": 120,
+        "deadline": 60,
+        "reflection": {"url": reflecting, "model": "reader"},
+        **optimize,
+    }
+    path = directory / f"{prompt}.yaml"
+    path.write_text(json.dumps({**fields, "optimize": settings}))
+    return path
 
 
 def _write_problems(path: Path, numbers: tuple[str, ...]) -> Path:

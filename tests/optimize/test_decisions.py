@@ -82,8 +82,8 @@ def span(name: str, status: str = "ok", message: str = "", events: str = "", **a
 
 
 def test_failures_with_reasons_come_first() -> None:
-    told = result("told", 0.0, spans=(span("execute_tool", "error", "no such column"),))
-    records = build_records([result("good", 1.0), result("silent", 0.0), told], "solver", 10_000)
+    explained = result("told", 0.0, spans=(span("execute_tool", "error", "no such column"),))
+    records = build_records([result("good", 1.0), result("silent", 0.0), explained], "solver", 10_000)
     assert [record["Inputs"] for record in records] == [
         f'{{"question": "{name}"}}' for name in ("told", "silent", "good")
     ]
@@ -92,8 +92,8 @@ def test_failures_with_reasons_come_first() -> None:
 
 
 def test_errors_tools_rewards_and_the_words_of_a_judge_are_shown() -> None:
-    said = {"gen_ai.evaluation.score.value": 0.2, "gen_ai.evaluation.explanation": "it did not round"}
-    judged = json.dumps([{"name": "gen_ai.evaluation.result", "attributes": said}])
+    evaluation = {"gen_ai.evaluation.score.value": 0.2, "gen_ai.evaluation.explanation": "it did not round"}
+    judged = json.dumps([{"name": "gen_ai.evaluation.result", "attributes": evaluation}])
     spans = (
         span("search", gen_ai__operation__name="execute_tool", gen_ai__tool__name="search"),
         span("judge", events=judged),

@@ -2,35 +2,64 @@
 
 import asyncio
 import json
+import os
+import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bus.client import Bus
 from bus.prompts import PromptRegistry
+from bus.security.credentials import Credentials
 from lightningbus.optimize.round import RoundResult, optimize_round
 from lightningbus.run.settings import load_run_settings
 from tests.agents.prompted import NUMBERS
 from tests.commands import environment
-from tests.optimize.conftest import HELDOUT, ROUND, SIGN, TASKS, World
+from tests.examples.endpoint import Endpoint
+from tests.optimize.conftest import HELDOUT, ROUND, SIGN, TASKS, World, follow, reflect, write_run_file
+from tests.runners.conftest import AGENTS
 
 pytestmark = pytest.mark.integration
 
 KILLS = 10
 
 
+async def start(path: Path, *options: str) -> asyncio.subprocess.Process:
+    command = [sys.executable, "-m", "lightningbus", "optimize", "-c", path.name, "--json", *options]
+    return await asyncio.create_subprocess_exec(
+        *command, cwd=path.parent, env=environment(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+
+
+async def run_command(path: Path, *options: str) -> tuple[int | None, str, str]:
+    """Exit code, output and errors of the command."""
+    process = await start(path, *options)
+    out, errors = await process.communicate()
+    return process.returncode, out.decode(), errors.decode()
+
+
+@asynccontextmanager
+async def node_of(run: Path, address: str) -> AsyncIterator[Bus]:
+    """An inference node at ``address`` on the bus that the run brings up, while the block runs."""
+    while not (run / "endpoints.json").exists():
+        await asyncio.sleep(0.05)  # a file announces itself by no event
+    endpoints = json.loads((run / "endpoints.json").read_text())
+    credentials = Credentials.read(Path(endpoints["credentials"]), "inference")
+    alive = {"state": "ready", "address": address, "model": "policy", "version": 3}
+    async with (
+        Bus.connect(endpoints["bus"], name="node", credentials=credentials) as bus,
+        bus.heartbeat("inference", "scripted", lambda: alive),
+    ):
+        yield bus
+
+
 async def optimize(world: World, path: Path, *, kill_at: int | None = None, resume: bool = False) -> Any:
     """What the command prints; None if it was killed, with kill -9, once the store has so many of its rollouts."""
-    command = [sys.executable, "-m", "lightningbus", "optimize", "-c", path.name, "--json"]
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        *(["--resume"] if resume else []),
-        cwd=path.parent,
-        env=environment(),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    process = await start(path, *(["--resume"] if resume else []))
     ending = asyncio.create_task(process.communicate())
     count = f"SELECT count() FROM tasks WHERE run_id = '{path.stem}'"
     while not ending.done() and kill_at is not None:
@@ -117,3 +146,32 @@ async def test_what_makes_heldout_problems_worse_is_revoked(world: World, tmp_pa
     decision = registry.state.decisions[-1]
     assert (decision.action, decision.version) == ("revoked", done.versions["steady"])
     assert decision.reason == "held-out reward worse: 1 before, 0 after"
+
+
+@pytest.mark.timeout(280)
+async def test_a_run_with_a_bus_of_its_own_is_stopped_and_goes_on(tmp_path: Path) -> None:
+    """Its users and signing keys are made in its directory; the whole of it is ended by SIGTERM amid the search."""
+    settings = {
+        "name": "own",
+        "bus": {"port": 0},
+        "store": {"http_port": 0, "flush_interval_seconds": 0.05},
+        "runners": [{"entrypoint": "prompted:notes", "working_dir": str(AGENTS), "concurrency": 1}],
+    }
+    async with Endpoint(reflect).serving() as reflecting, Endpoint(follow).serving() as node:
+        path = write_run_file(tmp_path, "own", f"{reflecting.url}/v1", settings, agent="default")
+        first = asyncio.create_task(run_command(path))
+        async with node_of(tmp_path / "runs" / "own", node.url) as bus:
+            while len(node.requests) < 12:
+                await asyncio.sleep(0.05)  # an agent's calls announce themselves by no event
+            endpoints = json.loads((tmp_path / "runs" / "own" / "endpoints.json").read_text())
+            os.kill(endpoints["pid"], signal.SIGTERM)
+            assert bus.nc.is_connected
+        code, _, errors = await first
+        assert code == 2 and f"lightningbus optimize --resume -c {path.name} goes on" in errors, errors[-2000:]
+        second = asyncio.create_task(run_command(path, "--resume"))
+        async with node_of(tmp_path / "runs" / "own", node.url):
+            code, out, errors = await second
+        assert code == 0, errors[-3000:]
+        done = json.loads(out)
+        assert done["released"] and SIGN in done["texts"]["own"] and ROUND in done["texts"]["own"]
+        assert len(node.requests) == done["rollouts"]

@@ -77,15 +77,15 @@ def show_(
             target = (await registry.resolve_target()).serve
             if version is None and target is not None:
                 return target, registry.state
-            ((found, _), *_) = await registry.manifests_of(version or 0)
-            return found, registry.state
+            ((manifest, _), *_) = await registry.manifests_of(version or 0)
+            return manifest, registry.state
 
-    found, release = run_async(look())
+    prompt, release = run_async(look())
     if not as_json:
-        print(found.text)
+        print(prompt.text)
         return
-    decisions = [msgspec.to_builtins(each) for each in release.decisions if each.version == found.version]
-    print(json.dumps({**msgspec.to_builtins(found), "decisions": decisions}, indent=2, ensure_ascii=False))
+    decisions = [msgspec.to_builtins(each) for each in release.decisions if each.version == prompt.version]
+    print(json.dumps({**msgspec.to_builtins(prompt), "decisions": decisions}, indent=2, ensure_ascii=False))
 
 
 @app.command()

@@ -49,6 +49,10 @@ def publish(
         list[str] | None,
         typer.Option(help="ROLE=MODEL: this model answers the agent's calls to policy:ROLE; repeat it"),
     ] = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VERSION: calls have this version of the prompt; repeat it [default: the released one]"),
+    ] = None,
     pass_: Annotated[
         str,
         typer.Option("--pass", help="name of this time, to publish a file again under the same run: part of task ids"),
@@ -62,7 +66,7 @@ def publish(
 
     A task that the bus has already is not sent again, and counted: --pass makes new ones of the same file.
     """
-    from lightningbus.run.policy_options import parse_role_models, parse_versions
+    from lightningbus.run.policy_options import parse_prompt_versions, parse_role_models, parse_versions
     from lightningbus.run.publishing import Publication, publish_all
 
     problems = exit_on_user_error(load_tasks, _parse_source(tasks, columns, id_column, split, config))
@@ -78,6 +82,7 @@ def publish(
         temperature,
         deadline,
         option_prefix="--",
+        prompt_versions=exit_on_user_error(parse_prompt_versions, prompt or ()),
     )
     expanded = exit_on_user_error(publication.tasks, problems)
 
