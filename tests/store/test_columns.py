@@ -73,6 +73,11 @@ DERIVED = {
     "check_prompt_digests", "check_quarantined_training", "counted_rewards",
 }  # fmt: skip
 """Views with columns that no table has."""
+METRICS = {
+    "release_decisions": {"k3_kl", "entropy", "length", "tokens"},
+    "prompt_decisions": {"before", "after"},
+}
+"""Names in the column ``metrics`` of a view."""
 SOURCES = {"rollouts": "raw_attempts", "completions": "raw_call_payloads"}
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "store.md").read_text()
 
@@ -145,5 +150,5 @@ def test_the_page_names_no_column_that_is_not_there(tmp_path: Path) -> None:
     with prepared(tmp_path) as store:
         for view, names in documented():
             there = {row[0] for row in store.sql.query(f"DESCRIBE TABLE {view}").result_rows}
-            metrics = {"k3_kl", "entropy", "length", "tokens"} if view == "release_decisions" else set()
+            metrics = METRICS.get(view, set())
             assert names <= there | metrics | {"attempts"}, f"{view} has no {sorted(names - there)}"
