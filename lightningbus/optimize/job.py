@@ -61,11 +61,12 @@ async def _start(stack: LocalStack, settings: RunSettings, resume: bool) -> Clie
         no_steps = first.model_copy(update={"max_steps": 0})
         await stack.supervisor.start(ChildSpec("learner-first", "learner", no_steps))
         await stack.or_child_failure(stack.supervisor.wait_finished("learner-first"))
-    await stack.wait_for_member(
-        lambda beat: beat.role == "inference" and beat.model == model and is_ready(beat.state),
-        f"node that serves {model!r}",
-        NODE_SECONDS,
-    )
+    if not any(model in runner.endpoints for runner in settings.runners):  # an external one answers
+        await stack.wait_for_member(
+            lambda beat: beat.role == "inference" and beat.model == model and is_ready(beat.state),
+            f"node that serves {model!r}",
+            NODE_SECONDS,
+        )
     await stack.wait_for_member(lambda beat: (beat.role, beat.state) == ("runner", "running"), "runner", RUNNER_SECONDS)
     database = settings.store.database if settings.store is not None else None
     url = (settings.store.url if settings.store is not None else None) or store.address
