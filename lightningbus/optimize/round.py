@@ -18,18 +18,21 @@ from bus.client import Bus
 from bus.task_file import TaskInput, load_tasks
 from lightningbus.optimize.adapter import BusAdapter
 from lightningbus.optimize.budget import Budget, BudgetSpent
-from lightningbus.optimize.candidates import Texts, run_key
+from lightningbus.optimize.candidates import KEY_CHARS, Texts, run_key
 from lightningbus.optimize.catalog import PromptCatalog
 from lightningbus.optimize.evaluator import Conditions, Evaluator
 from lightningbus.optimize.feedback import RolloutResult
 from lightningbus.optimize.reflection import ReflectingModel
 from lightningbus.optimize.verdict import Comparison, compare
 from lightningbus.run.optimize_settings import OptimizeSettings
+from lightningbus.run.publishing import MAX_ROLLOUT_CHARACTERS
 from lightningbus.run.role_process import UserError
 
 log = logging.getLogger(__name__)
 LIMITS = ("budget", "max_iterations", "deadline", "tasks", "heldout", "prompts")
 """Settings that a run may change when it goes on, and those that are compared by what they hold."""
+ID_CHARACTERS = KEY_CHARS + 12
+"""Of a rollout's id beside those of problem and run."""
 CHANGEABLE = {"max_chars", "timeout", "api_key_env", "url"}
 """Settings of the reflection that a run may change when it goes on."""
 
@@ -64,11 +67,12 @@ async def optimize_round(
 ) -> RoundResult:
     """Look for better prompts, then release the best if the held-out problems do not get worse by it.
 
-    Of the same ``run``, it goes on where it was stopped: nothing is evaluated twice. ``weight_versions``: by model, the
-    version that answers. Raises `UserError`, `bus.task_file.TaskFileError`, or as `Bus.publish`.
+    Of the same ``run``, it goes on where it was stopped: nothing is evaluated twice. A round under other weights is
+    another run. ``weight_versions``: by model, the version that answers.
+    Raises `UserError`, `bus.task_file.TaskFileError`, or as `Bus.publish`.
     """
     tasks, heldout = load_tasks(settings.tasks), load_tasks(settings.heldout)
-    check_settings(settings, tasks, heldout)
+    check_settings(settings, tasks, heldout, run)
     reflecting = ReflectingModel(settings.reflection)
     conditions = Conditions(
         run,
@@ -200,8 +204,13 @@ def heldout_rollouts(settings: OptimizeSettings, heldout: Sequence[TaskInput]) -
     return 2 * len(heldout) * settings.heldout_samples
 
 
-def check_settings(settings: OptimizeSettings, tasks: Sequence[TaskInput], heldout: Sequence[TaskInput]) -> None:
+def check_settings(
+    settings: OptimizeSettings, tasks: Sequence[TaskInput], heldout: Sequence[TaskInput], run: str = ""
+) -> None:
     """Raise `UserError` where problems are in both sets, or the budget does not suffice for one iteration."""
+    longest = max((task.id for task in (*tasks, *heldout)), key=len)
+    if (excess := len(longest) + len(run) + ID_CHARACTERS - MAX_ROLLOUT_CHARACTERS) > 0:
+        raise UserError(f"id {longest!r} with the name of the run is {excess} characters too long")
     if both := {task.id for task in tasks} & {task.id for task in heldout}:
         raise UserError(f"optimize.heldout: problem {min(both)!r} is in optimize.tasks too; ids must differ")
     needed = len(tasks) * settings.samples + iteration_rollouts(settings, tasks) + heldout_rollouts(settings, heldout)

@@ -156,6 +156,8 @@ def test_a_budget_that_allows_no_proposal_is_refused() -> None:
         check_settings(settings(budget=35), tasks, heldout)
     with pytest.raises(UserError, match=r"problem '3' is in optimize\.tasks too"):
         check_settings(settings(), tasks, [TaskInput("3", 0)])
+    with pytest.raises(UserError, match="with the name of the run is 20 characters too long"):
+        check_settings(settings(), tasks, [TaskInput("x" * 128, 0)], "r" * 64)
 
 
 def test_limits_may_be_raised_and_nothing_else_changed() -> None:
