@@ -1,5 +1,6 @@
 """Which prompt version a call has: found in requests of each API, pinned by tasks, released on the bus."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from runners.protocol.request import ChatRequest
 from runners.protocol.token_history import TokenHistory
 from schemas.prompts import PromptCanary, PromptVersion, digest_of
 from tests.runners.conftest import ScriptedEngine, calls_of, ended, running, task
+from tests.runners.external import opened
 
 ORIGINAL, IMPROVED = "You answer questions about numbers.", "You answer questions about numbers. Round up."
 PROMPT = PromptChoice("solver", 4, IMPROVED, ORIGINAL)
@@ -174,6 +176,18 @@ async def test_a_task_pinned_to_a_version_that_is_not_there_says_so(bus: Bus, en
     assert batch.end is not None and batch.end.outcome == "infra_error"
     assert "pinned to version 9 of prompt 'solver', which is not on the bus (1 versions)" in batch.end.error
     assert engine.requests == []
+
+
+async def test_an_external_endpoint_gets_the_version_too() -> None:
+    async with opened() as office:
+        rollout = office.slot.rollout
+        assert rollout is not None
+        office.slot.rollout = replace(rollout, prompts=(PROMPT,))
+        messages: list[Any] = [{"role": "system", "content": ORIGINAL}, {"role": "user", "content": "2?"}]
+        await office.openai.chat.completions.create(model="judge", messages=messages)
+        (request,), (span,) = office.endpoint.requests, office.spans
+    assert request["messages"][0]["content"] == IMPROVED
+    assert span.call is not None and span.call.prompt_versions == {"solver": 4}
 
 
 async def test_prompts_of_another_agent_are_not_used(bus: Bus, engine: ScriptedEngine) -> None:
