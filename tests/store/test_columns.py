@@ -67,7 +67,7 @@ UNNAMED = {"retention_days", "prompt_prefix_refs", "request_prefix_refs"}
 """Columns that no view has."""
 DERIVED = {
     "runs", "tokens", "prompts", "quarantined_rollouts", "check_unfinished_rollouts", "check_duplicate_training",
-    "check_prompt_digests", "check_quarantined_training",
+    "check_prompt_digests", "check_quarantined_training", "counted_rewards",
 }  # fmt: skip
 """Views with columns that no table has."""
 SOURCES = {"rollouts": "raw_attempts", "completions": "raw_call_payloads"}
