@@ -38,6 +38,17 @@ SELECT
     (SELECT groupUniqArray(100)(evaluation) FROM raw_attempts
         WHERE run_id = {{run_id:String}} AND evaluation != '') AS evaluations,
     (SELECT groupUniqArray(100)(role) FROM raw_model_calls WHERE run_id = {{run_id:String}} AND role != '') AS roles,
-    (SELECT groupUniqArrayIf(100)({TOOL} AS tool, tool != '') FROM raw_spans WHERE run_id = {{run_id:String}}) AS tools
+    (
+        SELECT groupUniqArray(100)(tool) FROM
+        (
+            SELECT DISTINCT substring(name, 14) AS tool FROM raw_spans
+            WHERE run_id = {{run_id:String}} AND startsWith(name, 'execute_tool ')
+            UNION DISTINCT
+            SELECT DISTINCT {TOOL} AS tool FROM raw_spans
+            PREWHERE run_id = {{run_id:String}} AND NOT startsWith(name, 'execute_tool ')
+                AND NOT startsWith(scope, 'lightningbus')
+            WHERE tool != ''
+        )
+    ) AS tools
 """
-"""What the list can be filtered by."""
+"""What the list can be filtered by. Attributes take long to read, so only those of spans that agents sent are read."""

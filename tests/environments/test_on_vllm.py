@@ -143,7 +143,7 @@ def test_a_lit_agent_is_trained_and_its_emitted_rewards_are_stored(model: Path, 
     emitted = query(
         tmp_path,
         "SELECT reward, reward_span IN (SELECT span_id FROM spans) AS is_stored, "
-        "(SELECT count() FROM spans WHERE name LIKE '%reward%' OR name LIKE '%annotation%') AS num_spans "
+        "(SELECT count() FROM spans WHERE name = 'agentlightning.annotation') AS num_spans "
         "FROM rollouts",
     )
-    assert all(row["is_stored"] for row in emitted) and emitted[0]["num_spans"] >= 2 * len(emitted)
+    assert all(row["is_stored"] for row in emitted) and emitted[0]["num_spans"] == 2 * len(emitted)

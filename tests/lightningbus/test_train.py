@@ -50,7 +50,7 @@ def job(directory: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(400)
 def test_a_job_that_was_killed_goes_on_to_figures_and_a_picture(tmp_path: Path) -> None:
     """It is killed, with all its processes, in the middle of an evaluation during training."""
     tiny_model(tmp_path / "model")

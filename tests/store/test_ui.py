@@ -259,6 +259,14 @@ async def test_two_rollouts_are_compared_by_message(ask: Ask) -> None:
     assert "is called nobody" in (await ask("rollout/diff", 404, run_id=RUN, a=ROLLOUT, b="nobody"))["error"]
 
 
+async def test_a_tool_is_also_known_by_an_attribute_of_its_span(ask: Ask, store: StoreProcess) -> None:
+    seed_store.insert(store.sql, seed_store.instrumented("attributed"), first=70_000)
+    assert (await ask("run/choices", run_id="attributed"))[0]["tools"] == ["add"]
+    assert (await ask("run/rollouts", run_id="attributed", tool="add"))["count"] == 1
+    for table in ("raw_attempts", "raw_spans", "raw_runs"):
+        await asyncio.to_thread(store.sql.command, f"DELETE FROM {table} WHERE run_id = 'attributed'")
+
+
 async def test_the_choices_of_the_filters_and_the_state_of_a_run(ask: Ask) -> None:
     (choices,) = await ask("run/choices", run_id=RUN)
     assert {name: sorted(values) for name, values in choices.items()} == {
