@@ -39,8 +39,12 @@ class MlflowSettings(BaseModel):
     @model_validator(mode="after")
     def _has_server(self) -> Self:
         # MLflow's own default is a database, which the client of lightningbus[mlflow] cannot open.
-        if not self.tracking_uri and not os.environ.get("MLFLOW_TRACKING_URI"):
+        address = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        if not address:
             raise ValueError("no server is named: set tracking_uri, or the variable MLFLOW_TRACKING_URI")
+        # In a directory a metric is a file: `rollouts` leaves no room for `rollouts/trained`.
+        if address.startswith("file:") or (":" not in address and address != "databricks"):
+            raise ValueError(f"{address} is a directory, which cannot hold our metrics: name a server or a database")
         return self
 
 

@@ -174,6 +174,9 @@ def test_an_mlflow_without_a_server_is_refused_before_the_run(monkeypatch: pytes
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(ValidationError, match="no server is named: set tracking_uri, or the variable"):
         MlflowSettings()
+    for directory in ("mlruns", "/data/mlruns", "file:///data/mlruns"):
+        with pytest.raises(ValidationError, match="is a directory, which cannot hold our metrics"):
+            MlflowSettings(tracking_uri=directory)
     assert MlflowSettings(tracking_uri="http://127.0.0.1:5000").experiment_name == "lightningbus"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
     assert MlflowSettings().tracking_uri is None
