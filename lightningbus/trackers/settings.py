@@ -1,5 +1,6 @@
 """Settings of trackers: one section each, with the tracker's own field names."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, Self
@@ -35,6 +36,17 @@ class MlflowSettings(BaseModel):
     tracking_uri: str | None = Field(None, description="server or database; none: MLFLOW_TRACKING_URI")
     experiment_name: str = Field("lightningbus", description="experiment of the run; created if it is missing")
 
+    @model_validator(mode="after")
+    def _has_server(self) -> Self:
+        # MLflow's own default is a database, which the client of lightningbus[mlflow] cannot open.
+        address = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        if not address:
+            raise ValueError("no server is named: set tracking_uri, or the variable MLFLOW_TRACKING_URI")
+        # In a directory a metric is a file: `rollouts` leaves no room for `rollouts/trained`.
+        if address.startswith("file:") or (":" not in address and address != "databricks"):
+            raise ValueError(f"{address} is a directory, which cannot hold our metrics: name a server or a database")
+        return self
+
 
 class TrackioSettings(BaseModel):
     """A run of trackio; HF_TOKEN and other variables of its own hold too."""
@@ -54,7 +66,9 @@ class TrackerSettings(BaseModel):
         None, description="event files for TensorBoard; `{}` takes the defaults"
     )
     wandb: WandbSettings | None = Field(None, description="a run of Weights & Biases; `{}` takes the defaults")
-    mlflow: MlflowSettings | None = Field(None, description="a run of MLflow; `{}` takes the defaults")
+    mlflow: MlflowSettings | None = Field(
+        None, description="a run of MLflow; needs tracking_uri or MLFLOW_TRACKING_URI"
+    )
     trackio: TrackioSettings | None = Field(None, description="a run of trackio; `{}` takes the defaults")
 
     @property

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from store.ui.queries import ROLLOUTS_CTE
-from store.ui.rollout_queries import TOOL
+from store.ui.rollout_queries import TOOL_ATTEMPTS
 
 PAGE_SIZE = 50
 SORTS = {
@@ -27,7 +27,7 @@ FILTERS = {
     "version_from": "max_weight_version >= {version_from:UInt32}",
     "version_to": "min_weight_version <= {version_to:UInt32}",
     "role": f"{OF_ATTEMPTS} raw_model_calls WHERE run_id = {{run_id:String}} AND role = {{role:String}})",
-    "tool": f"{OF_ATTEMPTS} raw_spans WHERE run_id = {{run_id:String}} AND {TOOL} = {{tool:String}})",
+    "tool": f"(rollout_id, execution_id) IN ({TOOL_ATTEMPTS})",
     "step": "rollout_id IN (SELECT rollout_id FROM raw_training_rollouts "
     "WHERE run_id = {run_id:String} AND step = {step:UInt32} AND trained)",
 }

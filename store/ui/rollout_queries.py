@@ -33,6 +33,18 @@ TOOL = """multiIf(startsWith(name, 'execute_tool '), substring(name, 14),
     attributes['gen_ai.tool.name'] != '', attributes['gen_ai.tool.name'], attributes['tool.name'])"""
 """The tool that a span calls, empty for other spans; as `schemas.semconv.span_kinds` names it."""
 
+UNNAMED_TOOL = "NOT startsWith(name, 'execute_tool ') AND NOT startsWith(scope, 'lightningbus')"
+"""Spans whose tool, if they call one, is in their attributes. These take long to read, so no others are read."""
+
+TOOL_ATTEMPTS = f"""
+SELECT DISTINCT rollout_id, execution_id FROM raw_spans
+WHERE run_id = {{run_id:String}} AND name = concat('execute_tool ', {{tool:String}})
+UNION DISTINCT
+SELECT DISTINCT rollout_id, execution_id FROM raw_spans PREWHERE run_id = {{run_id:String}} AND {UNNAMED_TOOL}
+WHERE {TOOL} = {{tool:String}}
+"""
+"""The attempts in which a tool was called."""
+
 CHOICES = f"""
 SELECT
     (SELECT groupUniqArray(100)(evaluation) FROM raw_attempts
@@ -44,11 +56,9 @@ SELECT
             SELECT DISTINCT substring(name, 14) AS tool FROM raw_spans
             WHERE run_id = {{run_id:String}} AND startsWith(name, 'execute_tool ')
             UNION DISTINCT
-            SELECT DISTINCT {TOOL} AS tool FROM raw_spans
-            PREWHERE run_id = {{run_id:String}} AND NOT startsWith(name, 'execute_tool ')
-                AND NOT startsWith(scope, 'lightningbus')
+            SELECT DISTINCT {TOOL} AS tool FROM raw_spans PREWHERE run_id = {{run_id:String}} AND {UNNAMED_TOOL}
             WHERE tool != ''
         )
     ) AS tools
 """
-"""What the list can be filtered by. Attributes take long to read, so only those of spans that agents sent are read."""
+"""What the list can be filtered by."""

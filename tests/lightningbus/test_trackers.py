@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightningbus.run.role_process import UserError
@@ -16,6 +17,7 @@ from lightningbus.run.settings import RunSettings, validate_settings
 from lightningbus.trackers import store_points
 from lightningbus.trackers.base import Axis, TrackedRun
 from lightningbus.trackers.follower import Follower, Journal
+from lightningbus.trackers.settings import MlflowSettings
 from lightningbus.trackers.store_points import Point, PointReader
 from lightningbus.trackers.tensorboard import TensorBoardTracker
 from tests.commands import ROOT, environment
@@ -166,3 +168,15 @@ def test_a_tracker_that_is_unknown_or_not_installed_is_a_sentence(monkeypatch: p
     monkeypatch.setattr("lightningbus.trackers.settings.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"wandb is not installed: pip install 'lightningbus\[wandb\]'"):
         validate_settings(RunSettings, {"trackers": {"wandb": {}}}, "run.yaml")
+
+
+def test_an_mlflow_without_a_server_is_refused_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(ValidationError, match="no server is named: set tracking_uri, or the variable"):
+        MlflowSettings()
+    for directory in ("mlruns", "/data/mlruns", "file:///data/mlruns"):
+        with pytest.raises(ValidationError, match="is a directory, which cannot hold our metrics"):
+            MlflowSettings(tracking_uri=directory)
+    assert MlflowSettings(tracking_uri="http://127.0.0.1:5000").experiment_name == "lightningbus"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
+    assert MlflowSettings().tracking_uri is None
