@@ -19,12 +19,14 @@ from bus.task_file import TaskInput
 from common.aio import cancel_and_wait
 from learner.errors import LearnerError
 from learner.rollouts.dispatcher import MAX_REPLACEMENTS, Dispatcher
+from learner.rollouts.groups import GroupBuffer
 from learner.rollouts.pacing import DispatchedGroup
 from learner.rollouts.task_order import TaskOrder
 from learner.rollouts.task_queue import TaskQueue
 from learner.settings.learner import LearnerSettings
 from schemas import subjects
 from schemas.tasks import Task
+from tests.factories import rollout
 
 
 def settings(**changes: Any) -> LearnerSettings:
@@ -276,3 +278,29 @@ async def test_learners_that_dispatch_other_tasks_in_one_run_are_refused(bus: Bu
     other = Dispatcher(bus, problems(9), several("checker", seed=7))
     with pytest.raises(LearnerError, match="another learner of run 'run' dispatches other tasks"):
         await other.restore([])
+
+
+async def test_a_learner_that_missed_rollouts_leaves_what_it_had_open_to_the_others(bus: Bus) -> None:
+    await bus.ensure_consumer(runner_consumer("default", "train"))
+    closed: set[str] = set()
+    writer = Dispatcher(bus, problems(9), several("writer"))
+    checker = Dispatcher(bus, problems(9), several("checker"), closed=closed)
+    await writer.restore([])
+    writer.advance(0, 0)
+    async with dispatching(writer):
+        names = list(dict.fromkeys(task.id for task in await tasks_of(bus, 8)))
+    await checker.restore([])
+    closed.add(names[0])
+    assert checker.leave_to_others() == 3 and checker.take_surplus() == names[1:]
+    assert [*checker.outstanding_tasks] == names[:1], "what has closed is trained"
+
+
+def test_groups_that_are_dropped_are_accounted_for_whenever_their_rollouts_end() -> None:
+    groups = GroupBuffer(60.0, lambda rollout: True)
+    early, late = rollout("a", 0, 1.0, samples=2), rollout("a", 1, 1.0, samples=2)
+    groups.add(early, 0.0)
+    groups.drop(["a", "b"])
+    groups.add(late, 1.0)
+    groups.add(rollout("b", 0, 1.0, samples=2), 1.0)
+    assert [attempt.id for attempt in groups.surplus_attempts] == ["a.0", "a.1", "b.0"]
+    assert not groups.ready and not groups.late_attempts and groups.waiting == 0
