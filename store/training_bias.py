@@ -1,5 +1,7 @@
 """Detects that training leaves out slow rollouts."""
 
+from collections import Counter
+
 from clickhouse_connect.driver.client import Client
 
 NUM_STEPS = 50
@@ -15,23 +17,23 @@ WITH last AS
 ),
 recent AS
 (
-    SELECT u.run_id AS run_id, u.rollout_id AS rollout_id, max(u.trained) AS is_trained
+    SELECT u.run_id AS run_id, u.model AS model, u.rollout_id AS rollout_id, max(u.trained) AS is_trained
     FROM training_rollouts AS u INNER JOIN last AS l ON u.run_id = l.run_id AND u.model = l.model
     WHERE u.step > toInt64(l.step) - {num_steps:Int64} AND u.exclusion_reason != 'training was over'
-    GROUP BY run_id, rollout_id
+    GROUP BY run_id, model, rollout_id
 ),
 timed AS
 (
-    SELECT run_id, is_trained, date_diff('microsecond', r.started_at, r.ended_at) AS duration
+    SELECT recent.run_id AS run_id, model, is_trained, date_diff('microsecond', r.started_at, r.ended_at) AS duration
     FROM recent INNER JOIN rollouts AS r ON recent.run_id = r.run_id AND recent.rollout_id = r.rollout_id
 ),
-slow AS (SELECT run_id, quantile(0.9)(duration) AS limit FROM timed GROUP BY run_id)
-SELECT t.run_id AS run_id, count() AS num_rollouts, avg(is_trained) AS share,
+slow AS (SELECT run_id, model, quantile(0.9)(duration) AS limit FROM timed GROUP BY run_id, model)
+SELECT t.run_id AS run_id, t.model AS model, count() AS num_rollouts, avg(is_trained) AS share,
     avgIf(is_trained, duration >= limit) AS slow_share
-FROM timed AS t INNER JOIN slow ON t.run_id = slow.run_id
-GROUP BY run_id ORDER BY run_id
+FROM timed AS t INNER JOIN slow ON t.run_id = slow.run_id AND t.model = slow.model
+GROUP BY run_id, model ORDER BY run_id, model
 """
-"""By run that was trained in the last ten minutes: how much of its newest rollouts was trained."""
+"""By run and model that was trained in the last ten minutes: how much of its newest rollouts was trained."""
 
 
 def find_bias(client: Client) -> str:
@@ -40,9 +42,10 @@ def find_bias(client: Client) -> str:
     Raises clickhouse-connect's errors, blocks.
     """
     rows = client.query(SHARES, parameters={"num_steps": NUM_STEPS}).result_rows
+    num_models = Counter(run_id for run_id, *_ in rows)
     return "; ".join(
-        f"run {run_id} leaves out slow rollouts: of the slowest tenth {slow_share:.0%} is trained, of all {share:.0%} "
+        f"run {run_id}{f', model {model},' if num_models[run_id] > 1 else ''} leaves out slow rollouts: of the slowest tenth {slow_share:.0%} is trained, of all {share:.0%} "
         "(`lightningbus report fairness` has more)"
-        for run_id, num_rollouts, share, slow_share in rows
+        for run_id, model, num_rollouts, share, slow_share in rows
         if num_rollouts >= MIN_ROLLOUTS and share - slow_share > MAX_GAP
     )

@@ -2,6 +2,7 @@
 
 import base64
 import io
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -12,25 +13,25 @@ from lightningbus.api.table import Table
 from lightningbus.api.user_errors import require_package
 
 TRAINING = """
-SELECT version, rollouts, mean_reward, standard_error FROM reward_by_version
-WHERE run_id = {run_id:String} AND mode = 'train' ORDER BY version
+SELECT model, version, rollouts, mean_reward, standard_error FROM reward_by_version
+WHERE run_id = {run_id:String} AND mode = 'train' ORDER BY model, version
 """
 EVALUATIONS = """
-SELECT evaluation, version, rollouts, mean_reward, standard_error FROM reward_by_version
-WHERE run_id = {run_id:String} AND mode = 'eval' ORDER BY evaluation, version
+SELECT model, evaluation, version, rollouts, mean_reward, standard_error FROM reward_by_version
+WHERE run_id = {run_id:String} AND mode = 'eval' ORDER BY model, evaluation, version
 """
 MARKERS = ("D", "o", "s", "^", "v")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RewardCurve:
-    """Mean reward and its standard error by weight version."""
+    """Mean reward and its standard error by weight version of each model."""
 
     run: str
     training: Table
-    """``version, rollouts, mean_reward, standard_error`` of training rollouts, see the report ``reward_by_version``."""
+    """``model, version, rollouts, mean_reward, standard_error`` of training, see the report ``reward_by_version``."""
     evaluations: Table
-    """``evaluation, version, rollouts, mean_reward, standard_error``."""
+    """``model, evaluation, version, rollouts, mean_reward, standard_error``."""
 
     @classmethod
     def load(cls, client: Client, run: str) -> "RewardCurve":
@@ -49,20 +50,23 @@ class RewardCurve:
             from matplotlib.figure import Figure
 
             axes = Figure(figsize=(7, 3.6), layout="constrained").subplots()
-        versions, means, errors = _points(self.training)
-        if versions:
+        for (model,), (versions, means, errors) in _series(self.training, "model"):
             low, high = ([mean + sign * error for mean, error in zip(means, errors, strict=True)] for sign in (-1, 1))
             axes.fill_between(versions, low, high, alpha=0.2, linewidth=0)
-            axes.plot(versions, means, label="training")
-        for number, name in enumerate(dict.fromkeys(row["evaluation"] for row in self.evaluations)):
-            versions, means, errors = _points(self.evaluations, name)
-            marker = MARKERS[number % len(MARKERS)]
-            axes.errorbar(versions, means, errors, fmt=marker, capsize=3, label=name or "evaluation", zorder=3)
+            axes.plot(versions, means, label=self._label("training", model))
+        for number, ((model, name), points) in enumerate(_series(self.evaluations, "model", "evaluation")):
+            marker, label = MARKERS[number % len(MARKERS)], self._label(name or "evaluation", model)
+            axes.errorbar(*points, fmt=marker, capsize=3, label=label, zorder=3)
         axes.set(title=self.run, xlabel="weight version", ylabel="mean reward ± standard error")
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False)
         return axes
+
+    def _label(self, name: str, model: str) -> str:
+        """With the model where there are several."""
+        models = {row["model"] for table in (self.training, self.evaluations) for row in table}
+        return f"{name}, {model}" if len(models) > 1 else name
 
     def __repr__(self) -> str:
         return f"reward of run {self.run}\n{self.training!r}\n{self.evaluations!r}"
@@ -76,11 +80,17 @@ class RewardCurve:
         return f'<img alt="{text}" src="data:image/png;base64,{data}">{evaluations}'
 
 
-def _points(table: Table, evaluation: str | None = None) -> tuple[list[int], list[float], list[float]]:
-    """Versions, means and standard errors, 0 where there is one task only."""
-    rows = [row for row in table if evaluation is None or row["evaluation"] == evaluation]
-    return (
-        [row["version"] for row in rows],
-        [row["mean_reward"] for row in rows],
-        [row["standard_error"] or 0.0 for row in rows],
-    )
+def _series(table: Table, *names: str) -> Iterator[tuple[tuple[str, ...], tuple[list[int], list[float], list[float]]]]:
+    """By the columns ``names``: versions, means and standard errors, 0 where there is one task only."""
+    rows_by_name: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for row in table:
+        rows_by_name.setdefault(tuple(row[name] for name in names), []).append(row)
+    for name, rows in rows_by_name.items():
+        yield (
+            name,
+            (
+                [row["version"] for row in rows],
+                [row["mean_reward"] for row in rows],
+                [row["standard_error"] or 0.0 for row in rows],
+            ),
+        )

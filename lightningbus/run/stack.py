@@ -128,7 +128,9 @@ class LocalStack:
         )
         self.directory.write_endpoints(Endpoints(os.getpid(), self.url, sql, credentials, key, roles))
 
-    def trackers(self, settings: RunSettings, learner: LearnerSettings | None) -> AbstractAsyncContextManager[None]:
+    def trackers(
+        self, settings: RunSettings, learners: Sequence[LearnerSettings]
+    ) -> AbstractAsyncContextManager[None]:
         """Log the run's metrics to its trackers while the block runs; raises `UserError` if it has no store."""
         if settings.trackers.enabled and settings.store is None:
             raise UserError("trackers: the metrics are read from the store: add a store to the run file")
@@ -139,10 +141,13 @@ class LocalStack:
             address = settings.store.url or (endpoints.sql if endpoints is not None else "")
             return address, settings.store.database
 
-        sections = {"learner": learner, "eval": settings.eval}
+        names = [f"learners.{learner.model}" if len(learners) > 1 else "learner" for learner in learners]
+        sections: dict[str, BaseModel | None] = {**dict(zip(names, learners, strict=True)), "eval": settings.eval}
         config = {name: section.model_dump(mode="json") for name, section in sections.items() if section is not None}
-        max_staleness = learner.max_staleness if learner is not None else 0
-        return follow_run(self.directory.path, settings.trackers, find_store, config, max_staleness)
+        max_staleness = max((learner.max_staleness for learner in learners), default=0)
+        return follow_run(
+            self.directory.path, settings.trackers, find_store, config, max_staleness, settings.policies
+        )
 
 
 @asynccontextmanager
@@ -205,7 +210,7 @@ async def up(settings: RunSettings) -> None:
     with RunDirectory(settings.runs / settings.name).lock() as directory:
         async with (
             start_stack(directory, settings.bus, title, settings.policies) as stack,
-            stack.trackers(settings, next(iter(settings.all_learners), None)),
+            stack.trackers(settings, settings.all_learners),
         ):
             await _run(stack, settings, stop)
     if settings.all_learners:

@@ -36,7 +36,7 @@ SAVE_SECONDS = 5.0
 STORED_TASKS = "SELECT count() FROM tasks WHERE run_id = {run_id:String}"
 CURVE = (
     "SELECT version, mean_reward, reward_spread, rollouts FROM reward_by_version "
-    "WHERE run_id = {run_id:String} AND mode = 'train' ORDER BY version"
+    "WHERE run_id = {run_id:String} AND model = {model:String} AND mode = 'train' ORDER BY version"
 )
 
 
@@ -71,7 +71,7 @@ async def train(
     version 0 is published; the other processes start meanwhile.
     Raises `UserError` when a part fails for good.
     """
-    async with stack.trackers(settings, learners[0]):
+    async with stack.trackers(settings, learners):
         return await _Training(stack, settings, learners, heldout).run(ready)
 
 
@@ -181,12 +181,13 @@ class _Training:
 
     async def _draw(self) -> None:
         """Draw the picture of what is there by now."""
-        parameters = {"run_id": self._results.run}
+        parameters = {"run_id": self._results.run, "model": self._settings.main_model}
         rows = (await asyncio.to_thread(self._client.query, CURVE, parameters=parameters)).result_rows
         curve: list[Point] = [
             (int(version), float(mean), float(spread), int(count)) for version, mean, spread, count in rows
         ]
-        title = f"{self._results.run}: reward over weight versions"
+        what = f"weight versions of {self._results.model}" if len(self._results.models) > 1 else "weight versions"
+        title = f"{self._results.run}: reward over {what}"
         path = self._stack.directory.path / PICTURE
         await asyncio.to_thread(plot_rewards, path, title, curve, self._results.evaluations)
 

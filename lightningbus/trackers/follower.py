@@ -4,12 +4,12 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from lightningbus.trackers.base import Tracker
-from lightningbus.trackers.store_points import STEP_KEY, Point
+from lightningbus.trackers.store_points import STEP_KEY, Point, model_of_step
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +26,9 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._keys = set(json.loads(path.read_text())) if path.exists() else set[str]()
-        steps = [int(key.removeprefix(STEP_KEY)) for key in self._keys if key.startswith(STEP_KEY)]
-        self.last_step = max(steps, default=-1)
-        """The last step that the tracker has; -1: none."""
+        self.last_steps: dict[str, int] = {}
+        """The last step that the tracker has, by model; see `store_points.model_of_step`."""
+        self._note_steps(self._keys)
 
     def select_new(self, points: Iterable[Point]) -> Iterator[Point]:
         """Those that the tracker does not have."""
@@ -36,22 +36,26 @@ class Journal:
 
     def add(self, points: Iterable[Point]) -> None:
         """The tracker has these now."""
-        new = list(points)
-        self._keys |= {point.key for point in new}
-        self.last_step = max([self.last_step, *(point.position for point in new if point.axis == "step")])
+        new = {point.key for point in points}
+        self._keys |= new
+        self._note_steps(new)
         temporary = self._path.with_suffix(".writing")
         temporary.write_text(json.dumps(sorted(self._keys)))
         temporary.replace(self._path)
+
+    def _note_steps(self, keys: Iterable[str]) -> None:
+        for model, step in (model_of_step(key) for key in keys if key.startswith(STEP_KEY)):
+            self.last_steps[model] = max(self.last_steps.get(model, -1), step)
 
 
 class Follower(threading.Thread):
     """Logs each point once. A tracker or a store that is down delays points and loses none."""
 
     def __init__(
-        self, name: str, open_tracker: Callable[[], Tracker], read_points: Callable[[bool, int], Iterable[Point]],
+        self, name: str, open_tracker: Callable[[], Tracker], read_points: Callable[[bool, Mapping[str, int]], Iterable[Point]],
         journal: Journal, poll_seconds: float = POLL_SECONDS,
     ) -> None:  # fmt: skip
-        """``read_points``: final points, given whether the run is over and the last step known; it may raise."""
+        """``read_points``: final points, given whether the run is over and the last steps known; it may raise."""
         super().__init__(name=f"tracker-{name}", daemon=True)
         self._tracker_name, self._open_tracker, self._read_points = name, open_tracker, read_points
         self._journal, self._poll_seconds = journal, poll_seconds
@@ -75,7 +79,7 @@ class Follower(threading.Thread):
             self._attempt(self._tracker.close)
 
     def _follow(self, is_over: bool) -> None:
-        new = list(self._journal.select_new(self._read_points(is_over, self._journal.last_step)))
+        new = list(self._journal.select_new(self._read_points(is_over, self._journal.last_steps)))
         if new:
             self._tracker = self._tracker or self._open_tracker()
             for point in new:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib import import_module
 from pathlib import Path
@@ -35,10 +35,11 @@ async def follow_run(
     find_store: Callable[[], tuple[str, str]],
     config: Mapping[str, Any],
     max_staleness: int,
+    models: Sequence[str],
 ) -> AsyncIterator[None]:
     """Log the run of a directory to its trackers while the block runs.
 
-    ``find_store`` returns address and database, the address empty while there is none. Points that a tracker did not
+    ``find_store`` returns address and database, the address empty while there is none. ``models`` are trained. Points that a tracker did not
     take before the end are logged when the run is resumed.
     """
     state = directory / "trackers"
@@ -47,16 +48,16 @@ async def follow_run(
     followers = []
     for name in settings.enabled:
         run = TrackedRun(directory.name, _read_id(state), directory, config)
-        reader = PointReader(directory.name, max_staleness)
+        reader = PointReader(directory.name, max_staleness, models)
 
         def open_tracker(name: str = name, run: TrackedRun = run) -> Tracker:
             kind = getattr(import_module(f"lightningbus.trackers.{name}"), CLASSES[name])
             tracker: Tracker = kind(run, **getattr(settings, name).model_dump())
             return tracker
 
-        def read_points(is_over: bool, last_step: int, reader: PointReader = reader) -> Iterable[Point]:
+        def read_points(is_over: bool, last_steps: Mapping[str, int], reader: PointReader = reader) -> Iterable[Point]:
             address, database = find_store()
-            return reader.read(connect(address, database), is_over=is_over, last_step=last_step) if address else ()
+            return reader.read(connect(address, database), is_over=is_over, last_steps=last_steps) if address else ()
 
         followers.append(Follower(name, open_tracker, read_points, Journal(state / f"{name}.json")))
     for follower in followers:

@@ -98,7 +98,7 @@ CREATE OR REPLACE VIEW {database}.check_duplicate_training{on_cluster} AS
 SELECT run_id, model, rollout_id, groupArray(step) AS steps FROM {database}.training_rollouts WHERE trained
 GROUP BY run_id, model, rollout_id HAVING count() > 1;
 
--- Tokens that a verdict applies to, by rollout; trained: in a step that started after the verdict, which must never be.
+-- Tokens that a verdict applies to, by rollout and model; trained: in a step that started after the verdict, which must never be.
 CREATE OR REPLACE VIEW {database}.quarantined_rollouts{on_cluster} AS
 WITH
 (
@@ -112,7 +112,7 @@ WITH
     WHERE action = 'convicted' AND decided_at > overturned_at
 ) AS verdicts
 SELECT
-    c.run_id AS run_id, c.rollout_id AS rollout_id, c.execution_id AS execution_id, c.engine_id AS engine_id,
+    c.run_id AS run_id, c.model AS model, c.rollout_id AS rollout_id, c.execution_id AS execution_id, c.engine_id AS engine_id,
     c.verdict.4 AS reason, c.verdict.5 AS decided_at, u.step AS step,
     ifNull(u.trained AND u.started_at > decided_at, false) AS trained,
     ifNull(u.trained AND u.started_at <= decided_at, false) AS trained_before,
@@ -120,25 +120,25 @@ SELECT
 FROM
 (
     SELECT
-        run_id, rollout_id, execution_id, engine_id,
+        run_id, model, rollout_id, execution_id, engine_id,
         arrayFirst(v -> v.1 = model AND ((v.2 = engine_id AND version >= v.3) OR (v.2 = '' AND version = v.3)), verdicts)
             AS verdict
     FROM (SELECT run_id, rollout_id, execution_id, model, engine_ids, engine_versions FROM {database}.model_calls WHERE mode = 'train')
     ARRAY JOIN engine_ids AS engine_id, engine_versions AS version
     WHERE verdict.1 != ''
-    ORDER BY verdict.5 LIMIT 1 BY run_id, rollout_id, execution_id
+    ORDER BY verdict.5 LIMIT 1 BY run_id, model, rollout_id, execution_id
 ) AS c
 LEFT JOIN
 (
-    SELECT r.run_id AS run_id, r.execution_id AS execution_id, r.step AS step, r.trained AS trained,
+    SELECT r.run_id AS run_id, r.model AS model, r.execution_id AS execution_id, r.step AS step, r.trained AS trained,
         r.exclusion_reason AS exclusion_reason, s.started_at AS started_at
     FROM {database}.training_rollouts AS r
     INNER JOIN {database}.training_steps AS s ON r.run_id = s.run_id AND r.model = s.model AND r.step = s.step
-) AS u ON c.run_id = u.run_id AND c.execution_id = u.execution_id;
+) AS u ON c.run_id = u.run_id AND c.execution_id = u.execution_id AND c.model = u.model;
 
 -- Must always be empty.
 CREATE OR REPLACE VIEW {database}.check_quarantined_training{on_cluster} AS
-SELECT run_id, rollout_id, step, reason FROM {database}.quarantined_rollouts WHERE trained;
+SELECT run_id, model, rollout_id, step, reason FROM {database}.quarantined_rollouts WHERE trained;
 
 CREATE OR REPLACE VIEW {database}.runs{on_cluster} AS
 SELECT run_id, mode, evaluation, uniqMerge(rollouts) AS rollouts, min(first_started_at) AS first_started_at,

@@ -1,9 +1,10 @@
 -- title: Two runs, or two versions, side by side
--- about: a and b are runs; version_a and version_b, where given, narrow them to rollouts of that version.
+-- about: a and b are runs; version_a and version_b, where given, narrow them to rollouts of that version. It is a version of model, by default of the one that agents call by name.
 -- parameter: a String
 -- parameter: b String
 -- parameter: version_a Int64 = -1
 -- parameter: version_b Int64 = -1
+-- parameter: model String =
 -- parameter: mode String = train
 -- parameter: evaluation String =
 WITH metrics AS
@@ -11,7 +12,7 @@ WITH metrics AS
     SELECT side, arrayJoin([
         ('01 rollouts', toFloat64(count())), ('02 ended well', countIf(outcome = 'ok') / count()),
         ('03 mean reward', avgIf(reward, outcome = 'ok')), ('04 reward spread', stddevPopIf(reward, outcome = 'ok')),
-        ('05 mean reward of the newest version', avgIf(reward, outcome = 'ok' AND max_weight_version = newest)),
+        ('05 mean reward of the newest version', avgIf(reward, outcome = 'ok' AND version = newest)),
         ('06 mean seconds', avg(date_diff('microsecond', started_at, ended_at)) / 1e6),
         ('07 mean model seconds', avg(model_seconds)), ('08 mean calls', avg(num_calls)),
         ('09 mean tokens sampled', avg(response_tokens)), ('10 calls cut off', sum(num_truncated) / greatest(sum(num_calls), 1)),
@@ -19,11 +20,15 @@ WITH metrics AS
     ]) AS one
     FROM
     (
-        SELECT *, max(max_weight_version) OVER (PARTITION BY side) AS newest
+        SELECT *, max(version) OVER (PARTITION BY side) AS newest
         FROM (SELECT *, arrayJoin(arrayFilter(one -> one != '', [
-            if(run_id = {a:String} AND {version_a:Int64} IN (-1, max_weight_version), 'a', ''),
-            if(run_id = {b:String} AND {version_b:Int64} IN (-1, max_weight_version), 'b', '')])) AS side
-            FROM rollouts WHERE mode = {mode:String} AND evaluation = {evaluation:String})
+            if(run_id = {a:String} AND {version_a:Int64} IN (-1, version), 'a', ''),
+            if(run_id = {b:String} AND {version_b:Int64} IN (-1, version), 'b', '')])) AS side
+            FROM (
+                SELECT *, if({model:String} = '', max_weight_version, toNullable(newest_versions[{model:String}])) AS version
+                FROM rollouts WHERE {model:String} = '' OR mapContains(newest_versions, {model:String})
+            )
+            WHERE mode = {mode:String} AND evaluation = {evaluation:String})
     )
     GROUP BY side
 )

@@ -1,5 +1,7 @@
 """Which reward a rollout counts with, for every figure of reward: the report, the page, the Python API, trackers. Pure.
 
+A rollout counts once for each model that answered it. Its reward is the one that the model's learner trains on:
+``rewards[name]`` where the setting ``reward`` names one, else the main reward.
 In training as the learner counts it (`learner.rollouts.assembler.training_reward`): a rollout that the agent failed
 counts as 0 under ``failed_rollouts: zero``, and is left out under ``mask``. One that infrastructure failed is left out.
 In an evaluation every failed rollout counts as 0, as in `lightningbus.run.evaluation`.
@@ -7,33 +9,45 @@ In an evaluation every failed rollout counts as 0, as in `lightningbus.run.evalu
 
 from schemas.trajectory.attempt_selection import INFRA_OUTCOMES
 
-FAILED_ROLLOUTS = """
-SELECT run_id, JSONExtractString(argMax(settings, (step, epoch)), 'failed_rollouts') AS failed_rollouts
-FROM training_steps GROUP BY run_id
+REWARD_SETTINGS = """
+SELECT run_id, model, JSONExtractString(last_settings, 'failed_rollouts') AS failed_rollouts,
+    JSONExtractString(last_settings, 'reward') AS reward_name
+FROM
+(
+    SELECT run_id, model, argMax(settings, (step, epoch)) AS last_settings FROM training_steps GROUP BY run_id, model
+)
 """
-"""The learner's setting ``failed_rollouts`` of each run, from its last step; empty before the first."""
+"""The learner's settings ``failed_rollouts`` and ``reward`` of each model, from its last step; empty before it."""
 
 _INFRA = ", ".join(f"'{outcome}'" for outcome in sorted(INFRA_OUTCOMES))
+OWN_REWARD = """if(reward_name = '', reward, if(mapContains(rewards, reward_name), rewards[reward_name], NULL))"""
+"""The reward that a model's learner trains on, NULL: the rollout has none."""
 COUNTED_REWARD = f"""multiIf(
-    outcome = 'ok', if(mode = 'eval', ifNull(reward, 0.), reward),
+    outcome = 'ok', if(mode = 'eval', ifNull({OWN_REWARD}, 0.), {OWN_REWARD}),
     mode = 'eval' OR (failed_rollouts = 'zero' AND outcome NOT IN ({_INFRA})), 0., NULL)"""
-"""The reward that a rollout counts with, NULL: left out; from its columns and its run's ``failed_rollouts``."""
+"""The reward that a rollout counts with, NULL: left out; from its columns and `REWARD_SETTINGS`."""
 
 COUNTED_REWARDS = f"""
 SELECT * FROM
 (
     SELECT r.run_id AS run_id, r.mode AS mode, r.evaluation AS evaluation, r.task_id AS task_id,
-        r.rollout_id AS rollout_id, r.outcome AS outcome,
-        if(mapContains(t.weight_versions, t.model), t.weight_versions[t.model], r.max_weight_version) AS version,
+        r.rollout_id AS rollout_id, r.outcome AS outcome, r.model AS model, r.version AS version,
         {COUNTED_REWARD} AS counted_reward
-    FROM rollouts AS r
-    LEFT ANY JOIN (SELECT run_id, rollout_id, model, weight_versions FROM tasks WHERE mode = 'eval') AS t
-        ON r.run_id = t.run_id AND r.rollout_id = t.rollout_id
-    LEFT ANY JOIN ({FAILED_ROLLOUTS}) AS f ON r.run_id = f.run_id
+    FROM
+    (
+        SELECT o.run_id AS run_id, o.mode AS mode, o.evaluation AS evaluation, o.task_id AS task_id,
+            o.rollout_id AS rollout_id, o.outcome AS outcome, o.reward AS reward, o.rewards AS rewards,
+            answered.1 AS model, answered.2 AS version
+        FROM rollouts AS o
+        LEFT ANY JOIN (SELECT run_id, rollout_id, weight_versions FROM tasks WHERE mode = 'eval') AS t
+            ON o.run_id = t.run_id AND o.rollout_id = t.rollout_id
+        ARRAY JOIN CAST(mapUpdate(o.newest_versions, t.weight_versions), 'Array(Tuple(String, UInt32))') AS answered
+    ) AS r
+    LEFT ANY JOIN ({REWARD_SETTINGS}) AS f ON r.run_id = f.run_id AND r.model = f.model
 )
-WHERE version IS NOT NULL AND counted_reward IS NOT NULL
+WHERE counted_reward IS NOT NULL
 """
-"""The view ``counted_rewards``, over rollouts, tasks and training_steps: one row for each rollout that counts.
+"""The view ``counted_rewards``, over rollouts, tasks and training_steps: a row for each rollout and model that counts.
 
-``version``: the one that the evaluation is pinned to, else the newest that made a token of the rollout.
+``version``: the one of the model that the evaluation is pinned to, else the newest that made a token of the rollout.
 """

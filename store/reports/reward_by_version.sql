@@ -1,8 +1,8 @@
 -- title: Reward by weight version
--- about: Mean, spread, standard error and extremes of the rewards that count. Training: a rollout that the agent failed is left out, or counts as 0 under failed_rollouts: zero. Evaluation: every failed rollout counts as 0. A rollout belongs to the version that its evaluation is pinned to, else to the newest version that made a token of it. The standard error is over tasks, because the rollouts of one task are not independent (arXiv:2411.00640).
--- plot: line x=version y=mean_reward spread=reward_spread error=standard_error bounds=worst,best series=run_id,mode,evaluation
+-- about: By model: mean, spread, standard error and extremes of the rewards that count. Training: a rollout that the agent failed is left out, or counts as 0 under failed_rollouts: zero. Evaluation: every failed rollout counts as 0. A rollout counts for each model that answered it, with the reward that the model is trained on. It belongs to the version of the model that its evaluation is pinned to, else to the newest that made a token of it. The standard error is over tasks, because the rollouts of one task are not independent (arXiv:2411.00640).
+-- plot: line x=version y=mean_reward spread=reward_spread error=standard_error bounds=worst,best series=run_id,model,mode,evaluation
 SELECT
-    run_id, mode, evaluation, assumeNotNull(version) AS version, sum(num) AS rollouts, sum(total) / rollouts AS mean_reward,
+    run_id, model, mode, evaluation, version, sum(num) AS rollouts, sum(total) / rollouts AS mean_reward,
     stddevPopMerge(spread) AS reward_spread,
     if(count() > 1, sqrt(count() / (count() - 1) * greatest(0,
         sum(total * total) - 2 * mean_reward * sum(total * num) + mean_reward * mean_reward * sum(num * num))) / rollouts, NULL)
@@ -11,12 +11,12 @@ SELECT
     min(smallest) AS worst, max(largest) AS best
 FROM
 (
-    SELECT run_id, mode, evaluation, version, task_id, count() AS num, sum(assumeNotNull(counted_reward)) AS total,
+    SELECT run_id, model, mode, evaluation, version, task_id, count() AS num, sum(assumeNotNull(counted_reward)) AS total,
         stddevPopState(assumeNotNull(counted_reward)) AS spread, min(assumeNotNull(counted_reward)) AS smallest,
         max(assumeNotNull(counted_reward)) AS largest,
         quantileExactState(0.1)(assumeNotNull(counted_reward)) AS low,
         quantileExactState(0.9)(assumeNotNull(counted_reward)) AS high
-    FROM counted_rewards GROUP BY run_id, mode, evaluation, version, task_id
+    FROM counted_rewards GROUP BY run_id, model, mode, evaluation, version, task_id
 )
-GROUP BY run_id, mode, evaluation, version
-ORDER BY run_id, mode, evaluation, version
+GROUP BY run_id, model, mode, evaluation, version
+ORDER BY run_id, model, mode, evaluation, version

@@ -1,13 +1,15 @@
 -- title: A rollout token by token: version, probability, advantage
--- about: Every sampled token with the weight version that made it and, where its rollout was trained on, the advantage of its call and how many versions it was behind.
+-- about: Every sampled token with the model and the weight version that made it and, where that model was trained on its rollout, the advantage of its call and how many versions it was behind.
 -- parameter: rollout_id String =
 SELECT
-    t.run_id AS run_id, t.rollout_id AS rollout_id, t.execution_id AS execution_id, t.call AS call, t.position AS position, t.token AS token,
+    t.run_id AS run_id, t.rollout_id AS rollout_id, t.execution_id AS execution_id, t.call AS call, c.model AS model, t.position AS position, t.token AS token,
     t.token_text AS token_text, t.logprob AS logprob, t.version AS version,
     if(u.trained, u.call_advantages[t.call + 1], NULL) AS advantage,
     if(u.trained, toInt64(u.version) - 1 - t.version, NULL) AS staleness
 FROM tokens AS t
+LEFT JOIN (SELECT run_id, rollout_id, execution_id, call, model FROM model_calls WHERE {rollout_id:String} IN ('', rollout_id)) AS c
+    ON t.run_id = c.run_id AND t.rollout_id = c.rollout_id AND t.execution_id = c.execution_id AND t.call = c.call
 LEFT JOIN (SELECT * FROM training_rollouts WHERE trained) AS u
-    ON t.run_id = u.run_id AND t.rollout_id = u.rollout_id AND t.execution_id = u.execution_id
+    ON t.run_id = u.run_id AND t.rollout_id = u.rollout_id AND t.execution_id = u.execution_id AND c.model = u.model
 WHERE {rollout_id:String} IN ('', t.rollout_id)
 ORDER BY run_id, rollout_id, execution_id, call, position
