@@ -44,7 +44,8 @@ def find_bias(client: Client) -> str:
     rows = client.query(SHARES, parameters={"num_steps": NUM_STEPS}).result_rows
     num_models = Counter(run_id for run_id, *_ in rows)
     return "; ".join(
-        f"run {run_id}{f', model {model},' if num_models[run_id] > 1 else ''} leaves out slow rollouts: of the slowest tenth {slow_share:.0%} is trained, of all {share:.0%} "
+        f"run {run_id}{f', model {model},' if num_models[run_id] > 1 else ''} leaves out slow rollouts: "
+        f"of the slowest tenth {slow_share:.0%} is trained, of all {share:.0%} "
         "(`lightningbus report fairness` has more)"
         for run_id, model, num_rollouts, share, slow_share in rows
         if num_rollouts >= MIN_ROLLOUTS and share - slow_share > MAX_GAP

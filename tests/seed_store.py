@@ -35,6 +35,8 @@ TEXT = "the sum of two numbers is what you get when they are put together so car
 WORDS = TEXT.split()
 ENGINE = "node-0:1"
 """The engine that sampled everything."""
+MODELS = ("writer", "checker")
+"""Of a run of two models."""
 
 
 def insert(client: Client, events: Iterable[Event], database: str = "lightningbus", first: int = 1) -> int:
@@ -112,8 +114,63 @@ def evaluations(name: str, versions: Iterable[int], num_tasks: int = 6, seed: in
                 yield from attempt(task, version, begun, 2, chance)
 
 
-def attempt(task: Task, version: int, started_ns: int, turns: int, chance: random.Random) -> list[SpanBatch]:
-    """One attempt at a task: a chat with a tool between the turns."""
+def run_of_two(name: str, *, steps: int = 6, groups: int = 4, samples: int = 4, seed: int = 0) -> Iterator[Event]:
+    """A run that trains two models, ``writer``, which agents call by name, and ``checker``, which answers for a role.
+
+    The checker makes a step, and a version, for two of the writer's, and has a reward of its own: ``rewards.checker``.
+    """
+    chance = random.Random(seed)
+    for model in MODELS:
+        yield _version(name, 0, START_NS, model)
+    for step in range(1, steps + 1):
+        begun, versions = START_NS + step * 20 * SECOND_NS, dict(zip(MODELS, (step - 1, (step - 1) // 2), strict=True))
+        ends = []
+        for group in range(groups):
+            for sample in range(samples):
+                task = Task(
+                    id=f"t{group}@p{step}", run_id=name, agent="default", input=group, sample_index=sample,
+                    group_size=samples, model=MODELS[0], role_models={"checker": MODELS[1]},
+                )  # fmt: skip
+                subject, rollout = subjects.task("train", "default"), identity.rollout_id(task.id, sample)
+                span = build_producer_span(task, subject, begun, begun + 10_000)
+                yield TaskBatchRecord(tasks=(TaskRecord(task=task, rollout_id=rollout, span=span),))
+                batches = attempt(task, versions["writer"], begun + SECOND_NS, 3, chance, versions["checker"])
+                ends.append(batches[-1])
+                yield from batches
+        for model, number in zip(MODELS, (step, step // 2), strict=True):
+            if model == "checker" and step % 2:
+                continue
+            uses = [_use_of(model, last, number, chance) for last in ends]
+            settings = learner_settings(max_steps=steps, model=model, task_model=MODELS[0], seed=seed)
+            fields = json.loads(settings) | ({"reward": model} if model == "checker" else {})
+            yield replace(_step(name, number, begun + 15 * SECOND_NS, uses, json.dumps(fields)), model=model)
+            yield _version(name, number, begun + 15 * SECOND_NS, model)
+            yield WeightsActivated(
+                node=f"node-{model}", model=model, version=number, fetch_seconds=0.02, pause_seconds=0.05,
+                activated_at_ns=begun + 16 * SECOND_NS,
+            )  # fmt: skip
+
+
+def _use_of(model: str, last: SpanBatch, step: int, chance: random.Random) -> RolloutDisposition:
+    """What a learner did with a rollout: advantages for the calls of its model, by the reward of its model."""
+    use = _use(last, step, chance)
+    assert last.end is not None
+    sign = 1 if model == MODELS[0] else -1
+    own = [(0 if model == MODELS[0] else 1) == call % 2 for call in range(last.end.usage.num_calls)]
+    reward = last.end.reward if model == MODELS[0] else last.end.rewards.get(model)
+    return replace(
+        use, reward=reward, advantage=sign * use.advantage, tokens=10 * sum(own) if use.trained else 0,
+        call_advantages=tuple(sign * use.advantage * is_own for is_own in own),
+    )  # fmt: skip
+
+
+def attempt(
+    task: Task, version: int, started_ns: int, turns: int, chance: random.Random, checker: int | None = None
+) -> list[SpanBatch]:
+    """One attempt at a task: a chat with a tool between the turns.
+
+    With a version of the ``checker`` its role is answered by the model of this name, and there is a reward for it.
+    """
     recorder = AttemptRecorder(task, 1, f"runner-{task.sample_index % 2}", started_ns - SECOND_NS // 4, started_ns)
     messages: list[dict[str, str]] = [{"role": "system", "content": "You add numbers."}]
     tokens: list[int] = list(range(40))
@@ -123,10 +180,13 @@ def attempt(task: Task, version: int, started_ns: int, turns: int, chance: rando
         tokens += [100 + chance.randrange(400) for _ in range(12)]
         answer = _random_words(chance, 10)
         pieces = [f"{word} " for word in answer.split()]
-        part = _part(tokens, pieces, version, answer, chance)
+        role = "writer" if turn % 2 == 0 else "checker"
+        if checker is not None and role == "checker":
+            part = _part(tokens, pieces, checker, answer, chance, MODELS[1])
+        else:
+            part = _part(tokens, pieces, version, answer, chance, task.model)
         took = int(chance.uniform(0.1, 0.6) * SECOND_NS)
         request = json.dumps({"model": "policy:writer", "messages": messages})
-        role = "writer" if turn % 2 == 0 else "checker"
         recorder.add_call(part, node="node-0", role=role, request=request, started_ns=now, ended_ns=now + took)
         now += took + 5_000_000
         recorder.add(_tool(recorder, turn, now, chance))
@@ -136,7 +196,8 @@ def attempt(task: Task, version: int, started_ns: int, turns: int, chance: rando
     outcome: Outcome = "agent_error" if chance.random() < 0.05 else "ok"
     error = f"ValueError: no number in answer {chance.randrange(1000)}" if outcome != "ok" else ""
     reward = float(chance.random() < 1 - math.exp(-0.3 * (version + 1))) if outcome == "ok" else None
-    recorder.finish(outcome, reward, error, json.dumps(reward))
+    rewards = {MODELS[1]: 1 - reward / 2} if checker is not None and reward is not None else {}
+    recorder.finish(outcome, reward, error, json.dumps(reward), rewards=rewards)
     return _ended(recorder, now)
 
 
@@ -205,12 +266,14 @@ def _random_words(chance: random.Random, words: int) -> str:
     return " ".join(chance.choice(WORDS) for _ in range(words))
 
 
-def _part(prompt: list[int], pieces: list[str], version: int, answer: str, chance: random.Random) -> SampledChoice:
+def _part(
+    prompt: list[int], pieces: list[str], version: int, answer: str, chance: random.Random, model: str = "policy"
+) -> SampledChoice:
     ids = [500 + chance.randrange(500) for _ in pieces]
     half = len(ids) // 2 if version else 0
     runs = [VersionSpan(version=version - 1, start=0, end=half, engine_id=ENGINE)] if half else []
     return SampledChoice(
-        model="policy",
+        model=model,
         response_id="",
         prompt_ids=array("I", prompt).tobytes(),
         response_ids=array("I", ids).tobytes(),
@@ -273,7 +336,7 @@ def _audit(run: str, use: RolloutDisposition, version: int, audited_ns: int) -> 
     )  # fmt: skip
 
 
-def learner_settings(**settings: int) -> str:
+def learner_settings(**settings: int | str) -> str:
     """The settings of a learner, JSON."""
     return json.dumps({"model_path": "models/Qwen3-0.6B", "actor": {"optim": {"lr": 1e-6}}, **settings})
 
@@ -320,7 +383,7 @@ def _trained(use: RolloutDisposition, step: int, ended_ns: int) -> Span:
     )
 
 
-def _version(name: str, version: int, created_ns: int) -> WeightManifest:
-    blob = Blob(bucket="weights", name=f"{name}-{version}", size=1000, sha256="0" * 64)
-    fields = {"run_id": name, "model": "policy", "version": version, "blobs": (blob,), "epoch": 1, "step": version}
+def _version(name: str, version: int, created_ns: int, model: str = "policy") -> WeightManifest:
+    blob = Blob(bucket="weights", name=f"{name}-{model}-{version}", size=1000, sha256="0" * 64)
+    fields = {"run_id": name, "model": model, "version": version, "blobs": (blob,), "epoch": 1, "step": version}
     return WeightManifest(**fields, created_at_ns=created_ns)  # type: ignore[arg-type]

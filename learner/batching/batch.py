@@ -111,7 +111,9 @@ class BatchBuilder:
                 self._count(counters, rollout, calls or [], excluded_calls)
                 counters["tokens/masked"] += num_sampled - sum(sequence.num_tokens for sequence in sequences)
             batch.dispositions.append(
-                disposition_of(rollout, reward, advantages, reason, sequences, staleness, len(batch.dispositions))
+                disposition_of(
+                    rollout, reward, advantages, reason, sequences, staleness, len(batch.dispositions), positions
+                )
             )
         batch.metrics.update(_metrics(batch, version, counters))
         return batch

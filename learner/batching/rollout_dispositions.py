@@ -38,8 +38,13 @@ def disposition_of(
     sequences: Sequence[TrainSequence],
     max_staleness: int,
     batch_index: int,
+    positions: Sequence[int] = (),
 ) -> RolloutDisposition:
-    """What a step did with a rollout; an empty ``reason`` means that it was trained."""
+    """What a step did with a rollout; an empty ``reason`` means that it was trained.
+
+    ``positions`` are those of the model's own calls: its advantage is their mean, without the calls of other models.
+    """
+    own_advantages = [call_advantages[position] for position in positions]
     return RolloutDisposition(
         rollout_id=rollout.id,
         task_id=rollout.task_id,
@@ -47,7 +52,7 @@ def disposition_of(
         execution_id=rollout.execution_id,
         outcome=rollout.outcome,
         reward=reward,
-        advantage=float(np.mean(call_advantages)) if call_advantages else 0.0,
+        advantage=float(np.mean(own_advantages)) if own_advantages else 0.0,
         trained=not reason,
         exclusion_reason=reason,
         tokens=0 if reason else sum(sequence.num_tokens for sequence in sequences),

@@ -125,5 +125,6 @@ def _describe(run: RunDirectory) -> OtherRun:
         max_steps=results.max_steps,
         rollouts=results.rollouts,
         model=results.model_path.name,
+        models=[results.model, *(name for name in results.models if name != results.model)],
         means=means,
     )

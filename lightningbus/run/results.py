@@ -18,28 +18,60 @@ from store.clickhouse.client import query_row
 
 RESULTS = "results.json"
 COUNTS = {
-    "steps": "SELECT count() FROM training_steps WHERE run_id = {run_id:String}",
-    "weight_versions": "SELECT uniqExact(version) FROM weight_versions WHERE run_id = {run_id:String}",
+    "weight_versions": "SELECT uniqExact(model, version) FROM weight_versions WHERE run_id = {run_id:String}",
     "rollouts": "SELECT count() FROM rollouts WHERE run_id = {run_id:String}",
     "tokens_sampled": "SELECT sum(response_tokens) FROM model_calls WHERE run_id = {run_id:String}",
     "tokens_trained": "SELECT sum(tokens) FROM training_rollouts WHERE run_id = {run_id:String} AND trained",
     "rollouts_lost": "SELECT count() FROM check_unfinished_rollouts WHERE run_id = {run_id:String}",
     "rollouts_trained_twice": "SELECT count() FROM check_duplicate_training WHERE run_id = {run_id:String}",
     "share_trained": (
-        "SELECT round(uniqExactIf(rollout_id, trained) / uniqExact(rollout_id), 4) FROM training_rollouts "
-        "WHERE run_id = {run_id:String}"
+        "SELECT round(uniqExactIf((model, rollout_id), trained) / uniqExact(model, rollout_id), 4) "
+        "FROM training_rollouts WHERE run_id = {run_id:String}"
     ),
     "max_staleness": "SELECT max(max_staleness) FROM staleness WHERE run_id = {run_id:String}",
     "mean_staleness": (
         "SELECT round(sum(mean_staleness * tokens) / sum(tokens), 3) FROM staleness WHERE run_id = {run_id:String}"
     ),
 }
-"""What the store counts from what was published and what arrived."""
+"""What the store counts from what was published and what arrived, over all models."""
+MODELS = """
+SELECT v.model, s.steps, v.weight_versions, r.tokens_trained, r.share_trained, l.max_staleness
+FROM
+(
+    SELECT model, uniqExact(version) AS weight_versions FROM weight_versions WHERE run_id = {run_id:String}
+    GROUP BY model
+) AS v
+LEFT JOIN (SELECT model, count() AS steps FROM training_steps WHERE run_id = {run_id:String} GROUP BY model) AS s
+    ON v.model = s.model
+LEFT JOIN
+(
+    SELECT model, sumIf(tokens, trained) AS tokens_trained,
+        toNullable(round(uniqExactIf(rollout_id, trained) / uniqExact(rollout_id), 4)) AS share_trained
+    FROM training_rollouts WHERE run_id = {run_id:String} GROUP BY model
+) AS r ON v.model = r.model
+LEFT JOIN
+(
+    SELECT model, toNullable(max(max_staleness)) AS max_staleness FROM staleness WHERE run_id = {run_id:String}
+    GROUP BY model
+) AS l ON v.model = l.model
+ORDER BY v.model
+"""
+"""The figures of each model."""
 BEFORE_AND_AFTER = ("greedy_before", "sampled_before", "greedy_after", "sampled_after")
 EXCLUDED = (
     "SELECT exclusion_reason, count() FROM training_rollouts WHERE run_id = {run_id:String} AND NOT trained "
     "GROUP BY exclusion_reason ORDER BY exclusion_reason"
 )
+
+
+class ModelResults(BaseModel):
+    """Figures of one model of a training job."""
+
+    steps: int = Field(0, description="training steps made")
+    weight_versions: int = Field(0, description="weight versions published")
+    tokens_trained: int = Field(0, description="tokens trained on")
+    share_trained: float | None = Field(None, description="share of the training rollouts that it was trained on")
+    max_staleness: int | None = Field(None, description="largest staleness of a trained token, in its versions")
 
 
 class Results(BaseModel):
@@ -49,17 +81,17 @@ class Results(BaseModel):
     is_finished: bool = Field(False, description="the job has come to its end")
     num_starts: int = Field(1, description="times the job was started: 1, and one for each resume")
     model: str = Field(description="name the versions are published under; of several, the one agents call by name")
-    models: list[str] = Field([], description="every model that was trained")
+    models: dict[str, ModelResults] = Field({}, description="every model that is trained, with figures of its own")
     model_path: Path = Field(description="model that training started from")
     settings_sha256: str = Field(description="digest of all settings but the name of the run and its directory")
     seed: int = Field(description="order of the tasks, and what is random in training")
     max_steps: int = Field(description="training steps asked for")
     max_reward: float = Field(description="reward of a perfect policy")
-    steps: int = Field(0, description="training steps made")
-    weight_versions: int = Field(0, description="weight versions published")
+    steps: int = Field(0, description="training steps made; of several models, those of the slowest")
+    weight_versions: int = Field(0, description="weight versions published, of all models")
     rollouts: int = Field(0, description="rollouts that ended, evaluations included")
     rollouts_lost: int = Field(0, description="rollouts published that never ended")
-    rollouts_trained_twice: int = Field(0, description="rollouts trained in two steps; always 0")
+    rollouts_trained_twice: int = Field(0, description="rollouts trained in two steps of a model; always 0")
     share_trained: float | None = Field(None, description="share of the training rollouts that were trained on")
     excluded: dict[str, int] = Field({}, description="training rollouts not trained on, by reason")
     tokens_sampled: int = Field(0, description="tokens that engines sampled, evaluations included")
@@ -99,7 +131,7 @@ class Results(BaseModel):
             run=settings.name,
             model=learner.model,
             model_path=learner.model_path,
-            models=[each.model for each in learners],
+            models={each.model: ModelResults() for each in learners},
             settings_sha256=compute_settings_sha256(settings, learners, heldout),
             seed=learner.seed,
             max_steps=learner.max_steps,
@@ -155,8 +187,17 @@ class Results(BaseModel):
         parameters = {"run_id": self.run}
         for name, sql in COUNTS.items():
             setattr(self, name, query_row(client, sql, parameters)[0])
+        self.models |= count_models(client, self.run)
+        self.steps = min((figures.steps for figures in self.models.values()), default=0)
         rows = client.query(EXCLUDED, parameters=parameters).result_rows
         self.excluded = dict(map(tuple, rows))
+
+
+def count_models(client: Client, run: str) -> dict[str, ModelResults]:
+    """The figures that the store counts of each model of a run."""
+    rows = client.query(MODELS, parameters={"run_id": run}).result_rows
+    fields = tuple(ModelResults.model_fields)
+    return {name: ModelResults(**dict(zip(fields, figures, strict=True))) for name, *figures in rows}
 
 
 def compute_settings_sha256(settings: RunSettings, learners: Sequence[LearnerSettings], heldout: EvalSettings) -> str:
@@ -172,7 +213,12 @@ def compute_settings_sha256(settings: RunSettings, learners: Sequence[LearnerSet
 def render_fields() -> str:
     """The fields of the file as a Markdown table."""
     lines = ["| field | what |", "|---|---|"]
-    for prefix, kind in (("", Results), ("evaluations[].", Evaluation), ("hardware.", Hardware)):
+    for prefix, kind in (
+        ("", Results),
+        ("models.NAME.", ModelResults),
+        ("evaluations[].", Evaluation),
+        ("hardware.", Hardware),
+    ):
         lines += [
             f"| `{prefix}{name}` | {field.description} |"
             for name, field in kind.model_fields.items()

@@ -128,9 +128,7 @@ class LocalStack:
         )
         self.directory.write_endpoints(Endpoints(os.getpid(), self.url, sql, credentials, key, roles))
 
-    def trackers(
-        self, settings: RunSettings, learners: Sequence[LearnerSettings]
-    ) -> AbstractAsyncContextManager[None]:
+    def trackers(self, settings: RunSettings, learners: Sequence[LearnerSettings]) -> AbstractAsyncContextManager[None]:
         """Log the run's metrics to its trackers while the block runs; raises `UserError` if it has no store."""
         if settings.trackers.enabled and settings.store is None:
             raise UserError("trackers: the metrics are read from the store: add a store to the run file")
@@ -145,9 +143,7 @@ class LocalStack:
         sections: dict[str, BaseModel | None] = {**dict(zip(names, learners, strict=True)), "eval": settings.eval}
         config = {name: section.model_dump(mode="json") for name, section in sections.items() if section is not None}
         max_staleness = max((learner.max_staleness for learner in learners), default=0)
-        return follow_run(
-            self.directory.path, settings.trackers, find_store, config, max_staleness, settings.policies
-        )
+        return follow_run(self.directory.path, settings.trackers, find_store, config, max_staleness, settings.policies)
 
 
 @asynccontextmanager

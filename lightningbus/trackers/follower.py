@@ -52,7 +52,8 @@ class Follower(threading.Thread):
     """Logs each point once. A tracker or a store that is down delays points and loses none."""
 
     def __init__(
-        self, name: str, open_tracker: Callable[[], Tracker], read_points: Callable[[bool, Mapping[str, int]], Iterable[Point]],
+        self, name: str, open_tracker: Callable[[], Tracker],
+        read_points: Callable[[bool, Mapping[str, int]], Iterable[Point]],
         journal: Journal, poll_seconds: float = POLL_SECONDS,
     ) -> None:  # fmt: skip
         """``read_points``: final points, given whether the run is over and the last steps known; it may raise."""

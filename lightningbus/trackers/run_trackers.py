@@ -39,8 +39,9 @@ async def follow_run(
 ) -> AsyncIterator[None]:
     """Log the run of a directory to its trackers while the block runs.
 
-    ``find_store`` returns address and database, the address empty while there is none. ``models`` are trained. Points that a tracker did not
-    take before the end are logged when the run is resumed.
+    ``find_store`` returns address and database, the address empty while there is none.
+    ``models`` are those that are trained. Points that a tracker did not take before the end are logged when the run is
+    resumed.
     """
     state = directory / "trackers"
     if settings.enabled:

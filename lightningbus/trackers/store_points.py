@@ -11,7 +11,8 @@ from lightningbus.trackers.base import Axis
 from schemas.subjects import DEFAULT_POLICY
 
 STEPS = """
-SELECT model, step, metrics FROM training_steps WHERE run_id = {run_id:String} AND step > {after:Int64} ORDER BY step, model
+SELECT model, step, metrics FROM training_steps
+WHERE run_id = {run_id:String} AND step > {after:Int64} ORDER BY step, model
 """
 REWARDS = """
 SELECT model, mode, evaluation, version, rollouts, mean_reward, reward_spread, standard_error FROM reward_by_version
@@ -50,10 +51,12 @@ class PointReader:
         self._counts: dict[str, int] = {}
         """Rollouts of each series and version at the last look."""
 
-    def read(self, client: Client, *, is_over: bool, last_steps: Mapping[str, int] = MappingProxyType({})) -> Iterator[Point]:
+    def read(
+        self, client: Client, *, is_over: bool, last_steps: Mapping[str, int] = MappingProxyType({})
+    ) -> Iterator[Point]:
         """Points that are final by now; ``is_over``: no rollout of training is still to come.
 
-        Of steps, those that may come after ``last_steps`` of each model (see `model_of_step`); once the run is over, all.
+        Of steps, those after the smallest of ``last_steps``, by model as of `model_of_step`; once the run is over, all.
 
         Rewards of a version are final when no rollout of it can be under way, and their number was the same at the last
         look.

@@ -11,13 +11,14 @@ from schemas.trajectory.attempt_selection import INFRA_OUTCOMES
 
 REWARD_SETTINGS = """
 SELECT run_id, model, JSONExtractString(last_settings, 'failed_rollouts') AS failed_rollouts,
-    JSONExtractString(last_settings, 'reward') AS reward_name
+    JSONExtractString(last_settings, 'reward') AS reward_name,
+    JSONExtractString(last_settings, 'task_model') AS task_model
 FROM
 (
     SELECT run_id, model, argMax(settings, (step, epoch)) AS last_settings FROM training_steps GROUP BY run_id, model
 )
 """
-"""The learner's settings ``failed_rollouts`` and ``reward`` of each model, from its last step; empty before it."""
+"""Settings of each model's learner, from its last step; empty before the first."""
 
 _INFRA = ", ".join(f"'{outcome}'" for outcome in sorted(INFRA_OUTCOMES))
 OWN_REWARD = """if(reward_name = '', reward, if(mapContains(rewards, reward_name), rewards[reward_name], NULL))"""

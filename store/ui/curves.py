@@ -7,7 +7,7 @@ them.
 from collections.abc import Mapping
 from typing import Any
 
-from store.ui.queries import MAX_POINTS
+from store.ui.queries import MAX_POINTS, OF_MODEL
 
 MAX_METRICS = 24
 """Metrics of one query, so that its rows stay below the limit of a query."""
@@ -26,7 +26,7 @@ SELECT model, name, intDiv(at, width) * width AS step, any(width) AS per_point, 
 FROM
 (
     SELECT model, toUInt32(step) AS at, metrics, intDiv(max(step) OVER (), {MAX_POINTS}) + 1 AS width
-    FROM training_steps WHERE run_id = {{run_id:String}}
+    FROM training_steps WHERE run_id = {{run_id:String}} AND {OF_MODEL}
 )
 ARRAY JOIN {{names:Array(String)}} AS name
 WHERE mapContains(metrics, name) GROUP BY model, name, step ORDER BY model, name, step
@@ -85,4 +85,4 @@ def build_metrics_query(params: Mapping[str, str]) -> tuple[str, dict[str, Any]]
         raise ValueError("names: name the metrics, separated by commas")
     if len(names) > MAX_METRICS:
         raise ValueError(f"names: at most {MAX_METRICS} metrics, not {len(names)}")
-    return METRICS, {"names": names}
+    return METRICS, {"names": names, "model": params.get("model", "")}

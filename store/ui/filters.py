@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from store.ui.queries import ROLLOUTS_CTE
+from store.ui.queries import MODEL_VERSION, ROLLOUTS_CTE
 from store.ui.rollout_queries import TOOL_ATTEMPTS
 
 PAGE_SIZE = 50
@@ -24,14 +24,17 @@ FILTERS = {
     "name": "positionCaseInsensitive(rollout_id, {name:String}) > 0",
     "reward_from": "reward >= {reward_from:Float64}",
     "reward_to": "reward <= {reward_to:Float64}",
-    "version_from": "max_weight_version >= {version_from:UInt32}",
-    "version_to": "min_weight_version <= {version_to:UInt32}",
+    "version_from": f"{MODEL_VERSION} >= {{version_from:UInt32}}",
+    "version_to": f"if({{model:String}} = '', min_weight_version, {MODEL_VERSION}) <= {{version_to:UInt32}}",
     "role": f"{OF_ATTEMPTS} raw_model_calls WHERE run_id = {{run_id:String}} AND role = {{role:String}})",
     "tool": f"(rollout_id, execution_id) IN ({TOOL_ATTEMPTS})",
     "step": "rollout_id IN (SELECT rollout_id FROM raw_training_rollouts "
-    "WHERE run_id = {run_id:String} AND step = {step:UInt32} AND trained)",
+    "WHERE run_id = {run_id:String} AND step = {step:UInt32} AND trained AND {model:String} IN ('', model))",
 }
-"""By the name of the parameter; a rollout's id begins with its task's."""
+"""By the name of the parameter; steps and versions are of the parameter ``model``, empty: of any, of the task's.
+
+A rollout's id begins with its task's.
+"""
 NUMBERS: dict[str, type[float]] = {
     "reward_from": float, "reward_to": float, "version_from": int, "version_to": int, "step": int,
 }  # fmt: skip
@@ -44,7 +47,7 @@ FROM rollouts_of WHERE {{conditions}} ORDER BY {{sort}}, rollout_id LIMIT {{limi
 ROLLOUTS = """
 SELECT rollout_id, execution_id, task_id, mode, evaluation, agent, attempt, outcome, reward,
     substring(error, 1, 200) AS error, num_calls, prompt_tokens, response_tokens,
-    min_weight_version, max_weight_version,
+    min_weight_version, max_weight_version, newest_versions,
     runner, date_diff('microsecond', started_at, ended_at) / 1e6 AS seconds,
     greatest(0., date_diff('microsecond', enqueued_at, started_at) / 1e6) AS queue_seconds,
     toUnixTimestamp64Milli(ended_at) AS ended_ms
@@ -79,7 +82,7 @@ def build_query(params: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
     if not 1 <= page <= 1_000_000:
         raise ValueError(f"page: {page} is not a page")
     sql = MATCHING_ROLLOUTS.replace("{conditions}", " AND ".join(conditions)).replace("{sort}", SORTS[sort])
-    return sql, {**values, "limit": PAGE_SIZE, "offset": (int(page) - 1) * PAGE_SIZE}
+    return sql, {**values, "model": params.get("model", ""), "limit": PAGE_SIZE, "offset": (int(page) - 1) * PAGE_SIZE}
 
 
 def _number(name: str, text: str, kind: type[float] | None = None) -> float:

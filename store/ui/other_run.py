@@ -11,7 +11,8 @@ from store.ui.client import QueryRow, Reader, StoreState
 class OtherRun:
     """What is known of such a run before its store is opened; None: not known.
 
-    ``means`` has the mean reward of each evaluation by weight version. ``last_ms`` is milliseconds since 1970.
+    ``step`` is that of the slowest model. ``means`` has the mean reward of each evaluation by weight version.
+    ``last_ms`` is milliseconds since 1970.
     """
 
     run_id: str
@@ -22,6 +23,8 @@ class OtherRun:
     max_steps: int | None = None
     rollouts: int | None = None
     model: str = ""
+    models: Sequence[str] = ()
+    """Those that are trained, the one that agents call by name first."""
     means: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
 

@@ -32,19 +32,44 @@ AUDIT = """
 SELECT a.tokens AS tokens, a.differing AS differing, q.quarantined AS quarantined, q.trained_before AS trained_before
 FROM
 (
-    SELECT sum(num_tokens) AS tokens, sum(num_differing) AS differing FROM rollout_audits WHERE run_id = {run_id:String}
+    SELECT sum(num_tokens) AS tokens, sum(num_differing) AS differing FROM rollout_audits
+    WHERE run_id = {run_id:String} AND {model:String} IN ('', model)
 ) AS a
 CROSS JOIN (
     SELECT count() AS quarantined, countIf(trained_before) AS trained_before FROM quarantined_rollouts
-    WHERE run_id = {run_id:String}
+    WHERE run_id = {run_id:String} AND {model:String} IN ('', model)
 ) AS q
 """
 """Tokens that the auditor recomputed, how many of them differ, and the rollouts quarantined for it."""
 
+MODELS = """
+WITH (SELECT model FROM raw_tasks WHERE run_id = {run_id:String} LIMIT 1) AS main
+SELECT model, ifNull(model = main, false) AS is_main
+FROM
+(
+    SELECT model, is_trained, max(is_trained) OVER () AS has_trained
+    FROM
+    (
+        SELECT DISTINCT model, true AS is_trained FROM raw_weight_versions WHERE run_id = {run_id:String}
+        UNION DISTINCT SELECT DISTINCT model, true FROM raw_training_steps WHERE run_id = {run_id:String}
+        UNION ALL SELECT DISTINCT model, false FROM raw_tasks WHERE run_id = {run_id:String}
+    )
+)
+WHERE is_trained = has_trained ORDER BY is_main DESC, model
+"""
+"""The models that a run trains, the one that agents call by name first; where it trains none, those of its tasks."""
+
+OF_MODEL = "{model:String} IN ('', model)"
+"""Of one model; empty: of all."""
+
+MODEL_VERSION = """if({model:String} = '', max_weight_version,
+    if(mapContains(newest_versions, {model:String}), newest_versions[{model:String}], NULL))"""
+"""The newest version of the model in a rollout; without a model, of the one that agents call by name."""
+
 SUMMARY = f"""
 {ROLLOUTS_CTE}
 SELECT mode, evaluation, count() AS rollouts, countIf(outcome = 'ok') AS ended_well, countIf(attempt > 1) AS retried,
-    sumMap(map(outcome, toUInt64(1))) AS outcomes, max(max_weight_version) AS version,
+    sumMap(map(outcome, toUInt64(1))) AS outcomes, max({MODEL_VERSION}) AS version,
     toUnixTimestamp64Milli(min(started_at)) AS first_ms, toUnixTimestamp64Milli(max(ended_at)) AS last_ms
 FROM rollouts_of GROUP BY mode, evaluation ORDER BY mode DESC, evaluation
 """
@@ -59,7 +84,7 @@ tasks AS (SELECT * FROM raw_tasks WHERE run_id = {{run_id:String}}),
 training_steps AS (SELECT * FROM raw_training_steps WHERE run_id = {{run_id:String}}),
 counted_rewards AS ({COUNTED_REWARDS}),
 by_version AS ({REPORTS["reward_by_version"].body})
-SELECT mode, evaluation, intDiv(one, width) * width AS version, any(width) AS per_point, sum(num) AS rollouts,
+SELECT model, mode, evaluation, intDiv(one, width) * width AS version, any(width) AS per_point, sum(num) AS rollouts,
     sum(num * mean) / rollouts AS mean_reward,
     sqrt(greatest(0., sum(num * (spread * spread + mean * mean)) / rollouts - mean_reward * mean_reward))
         AS reward_spread,
@@ -67,11 +92,11 @@ SELECT mode, evaluation, intDiv(one, width) * width AS version, any(width) AS pe
     min(low) AS worst, max(high) AS best
 FROM
 (
-    SELECT mode, evaluation, version AS one, rollouts AS num, mean_reward AS mean, reward_spread AS spread,
+    SELECT model, mode, evaluation, version AS one, rollouts AS num, mean_reward AS mean, reward_spread AS spread,
         standard_error AS error, worst AS low, best AS high, intDiv(max(one) OVER (), {MAX_POINTS}) + 1 AS width
-    FROM by_version
+    FROM by_version WHERE {OF_MODEL}
 )
-GROUP BY mode, evaluation, version ORDER BY mode DESC, evaluation, version
+GROUP BY model, mode, evaluation, version ORDER BY model, mode DESC, evaluation, version
 """
 """The report `reward_by_version` of one run, in few points."""
 
@@ -101,7 +126,7 @@ TRAINED = f"""
 {ROLLOUTS_CTE}
 SELECT 1 + arrayCount(limit -> seconds > limit, limits) AS tenth, count() AS ended,
     countIf(rollout_id IN (
-        SELECT rollout_id FROM raw_training_rollouts WHERE run_id = {{run_id:String}} AND trained
+        SELECT rollout_id FROM raw_training_rollouts WHERE run_id = {{run_id:String}} AND trained AND {OF_MODEL}
     )) AS trained,
     min(seconds) AS min_seconds, max(seconds) AS max_seconds
 FROM
@@ -119,20 +144,21 @@ GROUP BY tenth ORDER BY tenth
 """How many of the rollouts that ended were trained, by tenth of their duration."""
 
 ACTIVATIONS = """
-SELECT node, version, fetch_seconds, pause_seconds, toUnixTimestamp64Milli(at) AS activated_ms,
-    count() OVER (PARTITION BY node) AS swaps, avg(fetch_seconds) OVER (PARTITION BY node) AS mean_fetch_seconds,
-    avg(pause_seconds) OVER (PARTITION BY node) AS mean_pause_seconds
+SELECT node, model, version, fetch_seconds, pause_seconds, toUnixTimestamp64Milli(at) AS activated_ms,
+    count() OVER of_node AS swaps, avg(fetch_seconds) OVER of_node AS mean_fetch_seconds,
+    avg(pause_seconds) OVER of_node AS mean_pause_seconds
 FROM
 (
-    SELECT a.node AS node, a.version AS version, a.fetch_seconds AS fetch_seconds, a.pause_seconds AS pause_seconds,
-        a.activated_at AS at, v.created_at AS created_at
+    SELECT a.node AS node, a.model AS model, a.version AS version, a.fetch_seconds AS fetch_seconds,
+        a.pause_seconds AS pause_seconds, a.activated_at AS at, v.created_at AS created_at
     FROM weight_activations AS a INNER JOIN weight_versions AS v ON a.model = v.model AND a.version = v.version
     WHERE v.run_id = {run_id:String} AND a.activated_at >= v.created_at - toIntervalSecond(5)
-    ORDER BY at LIMIT 1 BY node, version
+    ORDER BY at LIMIT 1 BY node, model, version
 )
+WINDOW of_node AS (PARTITION BY node, model)
 ORDER BY activated_ms DESC LIMIT 1000
 """
-"""Which node served which version from when on, the newest first; clocks may differ by seconds."""
+"""Which node served which version of a model from when on, the newest first; clocks may differ by seconds."""
 
 ROLLOUT_FILTER = "run_id = {run_id:String} AND rollout_id = {rollout_id:String}"
 ATTEMPT_FILTER = f"{ROLLOUT_FILTER} AND execution_id = {{execution_id:String}}"
@@ -141,9 +167,9 @@ TASK = f"SELECT toUnixTimestamp64Micro(enqueued_at) / 1000 AS enqueued_ms FROM r
 
 ATTEMPTS = f"""
 SELECT task_id, attempt, execution_id, runner, mode, evaluation, agent, resolution, stream_sequence, outcome, reward,
-    error, result, num_calls,
-    prompt_tokens, response_tokens, num_truncated, min_weight_version, max_weight_version, model_seconds, tool_seconds,
-        trace_id,
+    rewards, error, result, num_calls,
+    prompt_tokens, response_tokens, num_truncated, min_weight_version, max_weight_version, newest_versions,
+    model_seconds, tool_seconds, trace_id,
     toUnixTimestamp64Micro(enqueued_at) / 1000 AS enqueued_ms, toUnixTimestamp64Micro(started_at) / 1000 AS started_ms,
     toUnixTimestamp64Micro(ended_at) / 1000 AS ended_ms, toUnixTimestamp64Micro(stored_at) / 1000 AS stored_ms
 FROM raw_attempts WHERE {ROLLOUT_FILTER} ORDER BY started_ms, stream_sequence LIMIT 1 BY execution_id

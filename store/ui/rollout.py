@@ -48,13 +48,13 @@ def expand_requests(contents: Sequence[QueryRow]) -> dict[int, str]:
 
 
 def build_calls(calls: Sequence[QueryRow], contents: Sequence[QueryRow], uses: Sequence[QueryRow]) -> list[QueryRow]:
-    """Model calls with their new messages, their response token by token, and the advantage of training.
+    """Model calls with their new messages, their response token by token, and the advantage in their model's training.
 
     A call continues the earlier call whose messages and response are its longest prefix.
     """
     contents_by_call = {row["call"]: row for row in contents}
     messages_by_call = {call: parse_messages(request) for call, request in expand_requests(contents).items()}
-    use = next((row for row in uses if row["trained"]), None)
+    use_by_model = {row["model"]: row for row in uses if row["trained"]}
     histories: dict[int, list[Any]] = {}
     rows = []
     for row in calls:
@@ -63,6 +63,7 @@ def build_calls(calls: Sequence[QueryRow], contents: Sequence[QueryRow], uses: S
         continued_call, num_known = _find_continued(messages, histories)
         reply = _parse_message(content.get("response", ""))
         histories[call] = [*messages, *([reply] if reply is not None else [])]
+        use = use_by_model.get(row["model"])
         call_advantages = use["call_advantages"] if use else []
         advantage = (call_advantages[call] if call < len(call_advantages) else use["advantage"]) if use else None
         rows.append(

@@ -7,18 +7,23 @@ GROUP = f"""
 SELECT r.rollout_id AS rollout_id, r.sample_index AS sample_index, r.outcome AS outcome, r.reward AS reward,
     r.min_weight_version AS min_weight_version, r.max_weight_version AS max_weight_version,
     r.response_tokens AS response_tokens, date_diff('microsecond', r.started_at, r.ended_at) / 1e6 AS seconds,
-    t.advantage AS advantage
+    t.advantages AS advantages
 FROM rollouts_of AS r
 LEFT JOIN
 (
-    SELECT rollout_id, toNullable(advantage) AS advantage FROM raw_training_rollouts
-    WHERE run_id = {{run_id:String}} AND startsWith(rollout_id, {{task_id:String}}) AND trained
-    ORDER BY epoch DESC LIMIT 1 BY rollout_id
+    SELECT rollout_id, mapFromArrays(groupArray(model), groupArray(advantage)) AS advantages
+    FROM
+    (
+        SELECT rollout_id, model, advantage FROM raw_training_rollouts
+        WHERE run_id = {{run_id:String}} AND startsWith(rollout_id, {{task_id:String}}) AND trained
+        ORDER BY epoch DESC LIMIT 1 BY rollout_id, model
+    )
+    GROUP BY rollout_id
 ) AS t ON t.rollout_id = r.rollout_id
 WHERE startsWith(r.rollout_id, {{task_id:String}}) AND r.task_id = {{task_id:String}}
 ORDER BY sample_index, rollout_id LIMIT 1000
 """
-"""The rollouts of one task; a rollout's id begins with its task's, so few rows are read."""
+"""The rollouts of one task, with advantages by model; a rollout's id begins with its task's, so few rows are read."""
 
 NEIGHBOURS = f"""
 {ROLLOUTS_CTE},

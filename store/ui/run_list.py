@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from schemas.fleet import Heartbeat
-from store.reports.counted_rewards import COUNTED_REWARD, COUNTED_REWARDS, FAILED_ROLLOUTS
+from store.reports.counted_rewards import COUNTED_REWARD, COUNTED_REWARDS, REWARD_SETTINGS
 from store.ui.client import StoreState
 from store.ui.other_run import OtherRun
 from store.ui.run_state import choose_state
@@ -18,7 +18,7 @@ RECENT_ROLLOUTS = 200
 """The training reward of a run is the mean over so many of its last rollouts."""
 
 SETS = f"""
-WITH training_steps AS (SELECT run_id, step, epoch, settings FROM raw_training_steps),
+WITH training_steps AS (SELECT run_id, model, step, epoch, settings FROM raw_training_steps),
 recent AS
 (
     SELECT run_id, avg({COUNTED_REWARD}) AS mean_reward
@@ -26,12 +26,12 @@ recent AS
     (
         SELECT * FROM
         (
-            SELECT run_id, mode, rollout_id, outcome, reward, ended_at FROM raw_attempts
+            SELECT run_id, mode, rollout_id, outcome, reward, rewards, ended_at FROM raw_attempts
             WHERE resolution = 'final' AND mode = 'train' ORDER BY ended_at DESC LIMIT {RECENT_ROLLOUTS} BY run_id
         )
         ORDER BY ended_at DESC LIMIT 1 BY run_id, rollout_id
     ) AS r
-    LEFT ANY JOIN ({FAILED_ROLLOUTS}) AS f ON r.run_id = f.run_id
+    LEFT ANY JOIN (SELECT * FROM ({REWARD_SETTINGS}) WHERE task_model IN ('', model)) AS f ON r.run_id = f.run_id
     GROUP BY run_id
 )
 SELECT r.run_id AS run_id, r.mode AS mode, r.evaluation AS evaluation, r.rollouts AS rollouts,
@@ -43,7 +43,7 @@ LEFT JOIN (SELECT run_id, toNullable(max(version)) AS version FROM weight_versio
     ON r.run_id = v.run_id
 ORDER BY run_id, mode DESC, evaluation
 """
-"""Training, and each evaluation, of every run."""
+"""Training, and each evaluation, of every run; the reward is that of the model that agents call by name."""
 
 EVALUATION_RESULTS = f"""
 WITH rollouts AS
@@ -52,18 +52,18 @@ WITH rollouts AS
     ORDER BY run_id, rollout_id, resolution, stream_sequence LIMIT 1 BY run_id, rollout_id
 ),
 tasks AS (SELECT * FROM raw_tasks WHERE mode = 'eval'),
-training_steps AS (SELECT run_id, step, epoch, settings FROM raw_training_steps),
+training_steps AS (SELECT run_id, model, step, epoch, settings FROM raw_training_steps),
 counted_rewards AS ({COUNTED_REWARDS})
-SELECT run_id, evaluation, min(at) AS first_version, max(at) AS last_version,
+SELECT run_id, model, evaluation, min(at) AS first_version, max(at) AS last_version,
     argMin(mean, at) AS first_mean, argMax(mean, at) AS last_mean
 FROM
 (
-    SELECT run_id, evaluation, assumeNotNull(version) AS at, avg(counted_reward) AS mean FROM counted_rewards
-    GROUP BY run_id, evaluation, at
+    SELECT run_id, model, evaluation, version AS at, avg(counted_reward) AS mean FROM counted_rewards
+    GROUP BY run_id, model, evaluation, at
 )
-GROUP BY run_id, evaluation ORDER BY run_id, evaluation
+GROUP BY run_id, model, evaluation ORDER BY run_id, model, evaluation
 """
-"""Mean reward of the first and the last evaluated version."""
+"""Mean reward of the first and the last evaluated version of each model."""
 
 SHORT_SETTINGS = {
     "model_path": "model",
@@ -95,7 +95,9 @@ def build_runs(
     runs = []
     for times in event_times:
         run_id = times["run_id"]
-        steps, of_run = steps_of[run_id], sets_of[run_id]
+        steps, of_run = order_steps(steps_of[run_id]), sets_of[run_id]
+        slowest = min(steps, key=lambda step: step["step"], default=None)
+        main = steps[0]["model"] if steps else next((row["model"] for row in results_of[run_id]), "")
         seconds_since_last = (now_ms - times["last_ms"]) / 1000
         runs.append(
             {
@@ -103,10 +105,11 @@ def build_runs(
                 "state": choose_state(
                     times["events"], seconds_since_last, steps, select_learners(members, run_id), store
                 ),
-                "step": max((step["step"] for step in steps), default=None),
-                "max_steps": max((step["settings"].get("max_steps") or 0 for step in steps), default=0) or None,
+                "step": slowest["step"] if slowest else None,
+                "max_steps": (slowest["settings"].get("max_steps") or None) if slowest else None,
+                "models": [step["model"] for step in steps],
                 "settings": summarize_settings(steps[0]["settings"]) if steps else {},
-                "results": results_of[run_id],
+                "results": [row for row in results_of[run_id] if row["model"] == main],
                 "sets": [
                     {name: row[name] for name in ("mode", "evaluation", "rollouts", "mean_reward")} for row in of_run
                 ],
@@ -130,12 +133,13 @@ def merge_runs(runs: Sequence[QueryRow], others: Sequence[OtherRun]) -> list[Que
 
 def _describe_other(run: OtherRun) -> QueryRow:
     store, seconds_since_last = (StoreState.LIVE, 0.0) if run.is_up else (StoreState.FINISHED, math.inf)
-    last_steps = [{"step": run.step, "settings": {"max_steps": run.max_steps}}] if run.step else []
+    last_steps = [{"model": "", "step": run.step, "settings": {"max_steps": run.max_steps}}] if run.step else []
     return {
         "run_id": run.run_id,
         "state": choose_state(1, seconds_since_last, last_steps, None, store),
         "step": run.step,
         "max_steps": run.max_steps,
+        "models": list(run.models),
         "settings": {"model": run.model} if run.model else {},
         "results": [
             {
@@ -159,6 +163,13 @@ def _describe_other(run: OtherRun) -> QueryRow:
 def select_learners(members: Iterable[Heartbeat] | None, run_id: str) -> list[Heartbeat] | None:
     """The heartbeats of a run's learners; None: no bus answers."""
     return None if members is None else [beat for beat in members if beat.role == "learner" and beat.run_id == run_id]
+
+
+def order_steps(last_steps: Sequence[QueryRow]) -> list[QueryRow]:
+    """The last steps of a run's models, that of the model which agents call by name first."""
+    return sorted(
+        last_steps, key=lambda step: (step["settings"].get("task_model") not in (None, step["model"]), step["model"])
+    )
 
 
 def parse_steps(last_steps: Sequence[QueryRow]) -> list[QueryRow]:

@@ -56,10 +56,11 @@ def choose_state(
 ) -> RunState:
     """The state of a run with ``num_events`` stored events, the last of them ``seconds_since_last`` ago.
 
-    ``last_steps`` has the last training step of each model: ``step``, and ``settings`` with ``max_steps``.
+    ``last_steps`` has the last training step of each model: ``model``, ``step``, and ``settings`` with ``max_steps``.
     ``learners`` are the heartbeats of the run's learners; None: no bus answers.
     """
     states = [beat.state for beat in learners or ()]
+    done_models = {beat.model for beat in learners or () if beat.state == DONE}
     is_over = store is StoreState.FINISHED
     if not is_over and any(state != DONE for state in states):
         return RunState.RUNNING
@@ -67,7 +68,9 @@ def choose_state(
         return RunState.MISSING
     if not is_over and seconds_since_last < IDLE_SECONDS:
         return RunState.RUNNING
-    if DONE in states or (last_steps and all(map(_has_all_steps, last_steps))):
+    if last_steps and all(_has_all_steps(last) or last["model"] in done_models for last in last_steps):
+        return RunState.FINISHED
+    if DONE in states and not last_steps:
         return RunState.FINISHED
     if last_steps and (is_over or learners is not None):
         return RunState.STOPPED

@@ -38,6 +38,7 @@ STORE_HEADER = "Lightningbus-Store"
 """Says with every answer what the page reads: a `StoreState`."""
 RUN_QUERIES = {
     "pulse": queries.CHANGE_TOKEN,
+    "models": queries.MODELS,
     "summary": queries.SUMMARY,
     "rewards": queries.REWARDS,
     "metric_names": curves.METRIC_NAMES,
@@ -50,7 +51,7 @@ RUN_QUERIES = {
     "audit": queries.AUDIT,
     "choices": rollout_queries.CHOICES,
 }
-"""Queries with one parameter, by the last part of their path."""
+"""Queries of a run, and of one of its models where they have one, by the last part of their path."""
 
 ListMembers = Callable[[], Sequence[Heartbeat] | str]
 """The living processes, or a sentence why they are unknown."""
@@ -148,7 +149,8 @@ class UiServer:
         question = RUN_QUERIES.get(request.match_info["question"])
         if question is None:
             raise web.HTTPNotFound(text=f"there is no {request.path}")
-        return json_response(await self._reader.query(question, run_id=require_param(request, "run_id")))
+        values = {"run_id": require_param(request, "run_id"), "model": request.query.get("model", "")}
+        return json_response(await self._reader.query(question, **values))
 
     async def _metrics(self, request: web.Request) -> web.Response:
         run_id = require_param(request, "run_id")

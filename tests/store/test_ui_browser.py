@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,14 +63,14 @@ def alive() -> list[Heartbeat]:
 
 
 @contextmanager
-def pages_of(url: str, reader: Reader | None = None) -> Iterator[str]:
+def pages_of(url: str, reader: Reader | None = None, members: Callable[[], list[Heartbeat]] = alive) -> Iterator[str]:
     """The pages, on a loop of their own in a thread: Playwright's has this one."""
     ready, stop = threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
     at: list[str] = []
 
     async def run() -> None:
-        pages = UiServer(reader or Reader(connect(url)), "127.0.0.1", alive)
+        pages = UiServer(reader or Reader(connect(url)), "127.0.0.1", members)
         async with serve(pages, "127.0.0.1", 0) as address:
             at.append(address)
             ready.set()

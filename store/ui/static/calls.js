@@ -29,16 +29,17 @@ export function callsPanel(of) {
         box.show(empty("This attempt has made no model call."));
         return;
       }
-      box.show(key, h("ol", { class: "calls" }, calls.map((call) => h("li", { id: `call-${call.call}` }, described(call, { ...of, execution_id: execution })))));
+      const several = new Set(calls.map((call) => call.model)).size > 1;
+      box.show(key, h("ol", { class: "calls" }, calls.map((call) => h("li", { id: `call-${call.call}` }, described(call, { ...of, execution_id: execution }, several)))));
       const trained = calls.some((call) => call.advantage !== null);
       paint(colour in COLOURS ? colour : trained ? "advantage" : "probability");
     },
   };
 }
 
-function described(call, of) {
+function described(call, of, several) {
   const known = call.known ? `continues call ${call.continues}: ${call.known === 1 ? "its first message is" : `its first ${call.known} messages are`} the same` : "";
-  const facts = [call.role, call.node, `${call.prompt_tokens} + ${call.response_tokens} tokens`, `version ${versions(call.min_weight_version, call.max_weight_version)}`,
+  const facts = [call.role, several && call.model !== call.role ? call.model : "", call.node, `${call.prompt_tokens} + ${call.response_tokens} tokens`, `version ${versions(call.min_weight_version, call.max_weight_version)}`,
     call.advantage === null ? "" : `advantage ${signed(call.advantage)}`, seconds((call.end_ms - call.start_ms) / 1000), `ended by ${call.finish_reason || "nothing said"}`];
   return h("article", { class: "call" },
     h("header", {}, h("h3", {}, `Call ${call.call}`), h("p", {}, facts.filter(Boolean).join(" · ")), whole(call, of)),

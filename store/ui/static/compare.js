@@ -34,9 +34,9 @@ export function comparePage(root, { query }, signal) {
     const pulse = JSON.stringify(await each("pulse"));
     if (pulse === seen) return;
     await Promise.all([
-      fill(rewards, async () => rewardChart((await each("rewards")).flatMap((rows, place) => rewardSeries(rows, {
-        colour: () => colourOf(place), name: (set) => `${runs[place]} ${set.name}`, band: false,
-      }))), signal),
+      fill(rewards, async () => rewardChart((await each("rewards")).flatMap((rows, place) => byModel(rows, runs[place]).flatMap(([name, ofModel]) => rewardSeries(ofModel, {
+        colour: () => colourOf(place), name: (set) => `${name} ${set.name}`, band: false,
+      })))), signal),
       fill(settings, async () => settingsTable(runs, await each("settings")), signal),
       metrics.load(),
     ]);
@@ -50,13 +50,15 @@ export function comparePage(root, { query }, signal) {
 
 function seriesByMetric(runs, answers) {
   const names = [...new Set(answers.flat().map((row) => row.name))];
-  return Object.fromEntries(names.map((name) => [name, answers.flatMap((rows, place) => {
-    const models = [...new Set(rows.map((row) => row.model))];
-    return models.map((model) => ({
-      name: models.length > 1 ? `${runs[place]} ${model}` : runs[place], colour: colourOf(place),
-      points: pointsOf(rows.filter((row) => row.name === name && row.model === model)),
-    }));
-  })]));
+  return Object.fromEntries(names.map((metric) => [metric, answers.flatMap((rows, place) => byModel(rows, runs[place]).map(([name, ofModel]) => ({
+    name, colour: colourOf(place), points: pointsOf(ofModel.filter((row) => row.name === metric)),
+  })))]));
+}
+
+/** Rows of a run by model, each with the name of its series: the run's, with the model where there are several. */
+function byModel(rows, run) {
+  const models = [...new Set(rows.map((row) => row.model))];
+  return models.map((model) => [models.length > 1 ? `${run} ${model}` : run, rows.filter((row) => row.model === model)]);
 }
 
 function settingsTable(runs, answers) {

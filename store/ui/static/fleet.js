@@ -27,24 +27,29 @@ function members({ members: all, problem }) {
   if (problem) return empty(`No heartbeat is received: ${problem}. Name the bus with`, "lightningbus ui --bus nats://…");
   if (!all.length) return empty("No process is alive on this bus. Start a whole run with", "lightningbus up -c run.yaml");
   const sorted = [...all].sort((a, b) => RANK.indexOf(a.role) - RANK.indexOf(b.role) || a.id.localeCompare(b.id));
+  const several = new Set(all.map((member) => member.model).filter(Boolean)).size > 1;
   const alerts = sorted.filter((member) => member.status.alert).map((member) => h("p", { class: "problem" }, String(member.status.alert)));
   return h("div", {}, alerts, table([
     { title: "role", cell: (member) => member.role },
     { title: "name", cell: (member) => member.id },
+    several && { title: "model", cell: (member) => member.model || "–" },
     { title: "state", cell: (member) => h("span", { class: `state ${member.state}` }, member.state) },
     { title: "version", number: true, cell: (member) => member.version ?? "–" },
     { title: "doing", class: "doing", cell: (member) => member.doing },
-  ], sorted));
+  ].filter(Boolean), sorted));
 }
 
 function served(rows) {
-  const nodes = [...new Set(rows.map((row) => row.node))].sort();
+  const several = new Set(rows.map((row) => row.model)).size > 1;
+  const nameOf = (row) => (several ? `${row.node} · ${row.model}` : row.node);
+  const nodes = [...new Set(rows.map(nameOf))].sort();
+  const last = (node) => rows.find((row) => nameOf(row) === node);
   const chart = lineChart({
     series: nodes.map((node, place) => ({
       name: node,
       steps: true,
       colour: COLOURS[place % COLOURS.length],
-      points: rows.filter((row) => row.node === node).reverse().map((row) => ({
+      points: rows.filter((row) => nameOf(row) === node).reverse().map((row) => ({
         x: row.activated_ms, y: row.version, title: clock(row.activated_ms), label: `version ${row.version}, pause ${seconds(row.pause_seconds)}`,
       })),
     })),
@@ -52,13 +57,11 @@ function served(rows) {
   });
   if (!chart) return empty("No node has served a version of this run yet. Start one with", "lightningbus inference --model-path DIR");
   return h("div", {}, chart, table([
-    { title: "node", cell: (node) => node },
-    { title: "serves", number: true, cell: (node) => last(rows, node).version },
-    { title: "since", number: true, cell: (node) => ago(last(rows, node).activated_ms) },
-    { title: "swaps", number: true, cell: (node) => count(last(rows, node).swaps) },
-    { title: "mean fetch", number: true, cell: (node) => seconds(last(rows, node).mean_fetch_seconds) },
-    { title: "mean pause", number: true, cell: (node) => seconds(last(rows, node).mean_pause_seconds) },
+    { title: several ? "node · model" : "node", cell: (node) => node },
+    { title: "serves", number: true, cell: (node) => last(node).version },
+    { title: "since", number: true, cell: (node) => ago(last(node).activated_ms) },
+    { title: "swaps", number: true, cell: (node) => count(last(node).swaps) },
+    { title: "mean fetch", number: true, cell: (node) => seconds(last(node).mean_fetch_seconds) },
+    { title: "mean pause", number: true, cell: (node) => seconds(last(node).mean_pause_seconds) },
   ], nodes));
 }
-
-const last = (rows, node) => rows.find((row) => row.node === node);

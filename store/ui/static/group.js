@@ -24,11 +24,14 @@ function neighbours(run, { previous, next }) {
 }
 
 function listed(run, rollout, rollouts) {
+  const models = [...new Set(rollouts.flatMap((row) => Object.keys(row.advantages)))].sort();
+  const advantages = models.length > 1 ? models.map((model) => ({ title: `advantage, ${model}`, number: true, cell: (row) => figure(row.advantages[model] ?? null) }))
+    : [{ title: "advantage", number: true, cell: (row) => figure(row.advantages[models[0]] ?? null) }];
   const best = Math.max(...rollouts.map((row) => row.reward ?? -Infinity));
   return table([
     { title: "rollout", class: "name", cell: (row) => (row.rollout_id === rollout ? row.rollout_id : h("a", { href: linkTo(run, row.rollout_id) }, row.rollout_id)) },
     { title: "reward", number: true, cell: (row) => (row.reward === best && rollouts.length > 1 ? h("b", {}, reward(row.reward)) : reward(row.reward)) },
-    { title: "advantage", number: true, cell: (row) => figure(row.advantage) },
+    ...advantages,
     { title: "outcome", cell: (row) => h("span", { class: `outcome ${row.outcome}` }, row.outcome) },
     { title: "version", number: true, cell: (row) => versions(row.min_weight_version, row.max_weight_version) },
     { title: "tokens", number: true, about: "sampled", cell: (row) => count(row.response_tokens) },

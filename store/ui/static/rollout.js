@@ -36,7 +36,7 @@ export function rolloutPage(root, { run, rollout, query }, signal) {
       if (!signal.aborted) trace.fail(error);
       throw error;
     }
-    ended = data.attempts.some((item) => item.counts) && data.uses.length > 0; // nothing comes after its training
+    ended = data.attempts.some((item) => item.counts) && data.uses.length >= Math.max(1, modelsOf(data.attempt).length); // nothing comes after its training
     const now = JSON.stringify(data);
     if (now === drawn) return;
     drawn = now;
@@ -61,21 +61,27 @@ function facts({ attempt, task, uses, run_id: run }) {
   const fact = (name, ...value) => h("dl", { class: "fact" }, h("dt", {}, name), h("dd", {}, ...value));
   if (!attempt) return [fact("state", "published, taken by nobody yet"), fact("published", clock(task.enqueued_ms))];
   if (attempt.running) return [fact("state", h("span", { class: "outcome" }, "at work")), fact("attempt", attempt.attempt), fact("began", clock(attempt.started_ms, true))];
-  const trained = uses.find((use) => use.trained);
+  const models = modelsOf(attempt);
+  const rewards = Object.entries(attempt.rewards ?? {}).map(([name, value]) => `${name} ${reward(value)}`);
+  const training = (use) => (use.trained ? [h("a", { href: linkTo(run, "", { step: use.step, ...(models.length > 1 ? { model: use.model } : {}) }) }, `step ${use.step}`), `, advantage ${use.advantage.toFixed(3)}, ${use.max_staleness} behind`]
+    : [`left out of step ${use.step}: ${use.exclusion_reason}`]);
   return [
     fact("outcome", h("span", { class: `outcome ${attempt.outcome}` }, attempt.outcome)),
     fact("reward", h("b", {}, reward(attempt.reward))),
+    rewards.length ? fact("rewards by name", rewards.join(", ")) : null,
     fact("mode", setChip(attempt)),
     fact("attempt", attempt.attempt),
-    fact("versions", versions(attempt.min_weight_version, attempt.max_weight_version)),
+    fact("versions", models.length > 1 ? models.map((model) => `${model} ${attempt.newest_versions[model]}`).join(", ") : versions(attempt.min_weight_version, attempt.max_weight_version)),
     fact("took", seconds((attempt.ended_ms - attempt.started_ms) / 1000)),
     fact("in queue", seconds(Math.max(0, attempt.started_ms - attempt.enqueued_ms) / 1000)),
     fact("tokens", `${count(attempt.response_tokens)} sampled in ${count(attempt.num_calls)} calls`),
-    fact("training", trained ? [h("a", { href: linkTo(run, "", { step: trained.step }) }, `step ${trained.step}`), `, advantage ${trained.advantage.toFixed(3)}, ${trained.max_staleness} behind`]
-      : uses.length ? `left out of step ${uses[0].step}: ${uses[0].exclusion_reason}` : "not trained on"),
+    ...(uses.length ? uses.map((use) => fact(models.length > 1 ? `training of ${use.model}` : "training", training(use))) : [fact("training", "not trained on")]),
     attempt.error ? h("p", { class: "problem" }, attempt.error) : null,
   ].filter(Boolean);
 }
+
+/** The models that answered an attempt. */
+const modelsOf = (attempt) => Object.keys(attempt?.newest_versions ?? {});
 
 function listed({ attempts, attempt, rollout_id: rollout }, run) {
   if (!attempts.length) return empty("Published, and taken by nobody yet. Start a runner with", "lightningbus runner --agent module:function");

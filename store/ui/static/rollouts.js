@@ -25,12 +25,12 @@ const COLUMNS = [
   { title: "in queue", number: true, class: "wide", cell: (row) => seconds(row.queue_seconds) },
   { title: "calls", number: true, cell: (row) => count(row.num_calls) },
   { title: "tokens", number: true, about: "sampled", cell: (row) => count(row.response_tokens) },
-  { title: "version", number: true, cell: (row) => versions(row.min_weight_version, row.max_weight_version) },
+  { title: "version", number: true, cell: (row) => (model ? row.newest_versions[model] ?? "–" : versions(row.min_weight_version, row.max_weight_version)) },
   { title: "attempt", number: true, class: "wide", cell: (row) => row.attempt },
   { title: "runner", class: "wide", cell: (row) => row.runner },
   { title: "ended", number: true, cell: (row) => h("time", { title: clock(row.ended_ms, true) }, ago(row.ended_ms)) },
 ];
-let run = "";
+let run = "", model = ""; // a model that was chosen: versions are those of it
 
 const link = (row) => linkTo(run, row.rollout_id);
 
@@ -50,12 +50,13 @@ export function rolloutsPanel(of, query, signal) {
 
   let turn = 0;
   async function load() {
+    model = params.get("model") ?? "";
     const mine = (turn += 1);
     const data = await fill(box, async () => {
       const answer = await ask("run/rollouts", { run_id: of, ...Object.fromEntries(params) }, signal);
       if (mine !== turn) throw new DOMException("a later question was asked", "AbortError");
       pager.replaceChildren(...pages(answer, Number(params.get("page") || 1), (page) => go({ page: page > 1 ? String(page) : "" })));
-      return listed(answer, params, () => go(Object.fromEntries([...params.keys()].map((name) => [name, ""]))));
+      return listed(answer, params, () => go(Object.fromEntries(narrowing(params).map((name) => [name, ""]))));
     }, { get aborted() { return signal.aborted || mine !== turn; } }).catch((error) => { if (mine === turn) throw error; });
     return data;
   }
@@ -77,6 +78,9 @@ export function rolloutsPanel(of, query, signal) {
 function filtersOf(query) {
   return new URLSearchParams([...query].filter(([name]) => name !== "metrics" && name !== "smooth"));
 }
+
+/** Names of what leaves rollouts out. */
+const narrowing = (params) => [...params.keys()].filter((name) => name !== "model");
 
 function form(changed) {
   const field = (name, label, input) => h("label", { class: `field by-${name}` }, h("span", {}, label), input);
@@ -134,7 +138,7 @@ function offer(select, values) {
 
 function listed({ rollouts }, params, clear) {
   if (rollouts.length) return table(COLUMNS, rollouts, (row) => ({ class: "link", click: (event) => follows(event, link(row)) }));
-  if (![...params.keys()].length) return empty("No rollout has ended yet. Start a runner with", "lightningbus runner --agent module:function");
+  if (!narrowing(params).length) return empty("No rollout has ended yet. Start a runner with", "lightningbus runner --agent module:function");
   return h("div", { class: "empty" }, "No rollout fits these filters. ", h("button", { type: "button", click: clear }, "Show all"));
 }
 

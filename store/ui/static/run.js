@@ -7,6 +7,7 @@ import { ago, clock, count, seconds, share } from "./format.js";
 import { follow, showLive } from "./live.js";
 import { metricCharts } from "./metrics.js";
 import { fill, panel } from "./panel.js";
+import { change, place } from "./place.js";
 import { rolloutsPanel } from "./rollouts.js";
 import { rolloutSets, setChip } from "./rollout_set.js";
 import * as charts from "./run_charts.js";
@@ -15,23 +16,31 @@ const SMALL = 190;
 
 /** The page of a run; what it returns is called when the part of the address behind ? changes. */
 export function runPage(root, { run, query }, signal) {
-  const head = h("section", { class: "head" }, h("h1", {}, run), h("div", { class: "facts", id: "facts" }));
+  const models = modelChoice(query, () => {
+    rollouts.ask(place().query);
+    look().catch(() => {}); // it stands in the panels
+  });
+  const head = h("section", { class: "head" }, h("div", { class: "headline" }, h("h1", {}, run), models.root), h("div", { class: "facts", id: "facts" }));
   const boxes = chartBoxes();
   const rollouts = rolloutsPanel(run, query, signal);
   const fleet = fleetPanel(run, signal);
   const metrics = metricCharts({
     listNames: async () => (await ask("run/metric_names", { run_id: run }, signal)).map((row) => row.name),
-    loadSeries: async (names) => seriesByMetric(await ask("run/metrics", { run_id: run, names: names.join(",") }, signal)),
+    loadSeries: async (names) => seriesByMetric(await ask("run/metrics", { run_id: run, model: models.chosen(), names: names.join(",") }, signal)),
     query, signal,
   });
   root.append(head, h("div", { class: "grid" }, ...boxes.map((item) => item.box.root)), metrics.root, fleet.root, rollouts.root);
 
   const seen = new Map();
+  let lastPulse = "";
   const look = async () => {
-    const pulse = JSON.stringify(await ask("run/pulse", { run_id: run }, signal));
+    const now = JSON.stringify(await ask("run/pulse", { run_id: run }, signal));
+    if (now !== lastPulse) models.set((await ask("run/models", { run_id: run }, signal)).map((row) => row.model));
+    lastPulse = now;
+    const pulse = `${models.chosen()} ${now}`;
     const answers = new Map();
     const answer = (question, parameters = {}) => {
-      if (!answers.has(question)) answers.set(question, ask(`run/${question}`, { run_id: run, ...parameters }, signal));
+      if (!answers.has(question)) answers.set(question, ask(`run/${question}`, { run_id: run, model: models.chosen(), ...parameters }, signal));
       return answers.get(question);
     };
     const stale = [
@@ -47,6 +56,7 @@ export function runPage(root, { run, query }, signal) {
   };
   follow(look, signal, showLive);
   return (next) => {
+    models.ask(next);
     rollouts.ask(next);
     metrics.ask(next);
   };
@@ -72,12 +82,35 @@ function chartBoxes() {
   ];
 }
 
-/** Series of each metric: one, or one for each model. */
+/** Which of a run's models the charts are of; shown where there are several, kept in the address. */
+function modelChoice(query, changed) {
+  let models = [], wanted = query.get("model") ?? "";
+  const select = h("select", { name: "model", change: () => take(select.value, true) });
+  const root = h("label", { class: "model-choice", hidden: true }, "model", select);
+  const chosen = () => (models.includes(wanted) ? wanted : models[0] ?? "");
+  function take(model, keep) {
+    if (model === wanted) return;
+    wanted = model;
+    if (keep) change({ model: model === models[0] ? "" : model }, true);
+    select.value = chosen();
+    changed();
+  }
+  return {
+    root, chosen,
+    ask: (next) => take(next.get("model") ?? "", false),
+    set(known) {
+      if (String(known) === String(models)) return;
+      models = known;
+      root.hidden = models.length < 2;
+      select.replaceChildren(...models.map((model) => h("option", { value: model }, model)));
+      select.value = chosen();
+    },
+  };
+}
+
+/** The series of each metric. */
 function seriesByMetric(rows) {
-  const models = [...new Set(rows.map((row) => row.model))];
-  const of = (name) => models.map((model, place) => ({
-    name: model, colour: charts.colourOf(place), points: charts.pointsOf(rows.filter((row) => row.name === name && row.model === model)),
-  }));
+  const of = (name) => [{ name: rows[0].model, colour: charts.colourOf(0), points: charts.pointsOf(rows.filter((row) => row.name === name)) }];
   return Object.fromEntries([...new Set(rows.map((row) => row.name))].map((name) => [name, of(name)]));
 }
 

@@ -52,12 +52,9 @@ export function rewardChart(series, height = 290) {
 /** Metrics of one name as points. */
 export const pointsOf = (rows) => rows.map((row) => ({ x: row.step, y: row.value, title: span(row.step, row.per_point) }));
 
-/** A chart of some metrics, `{metric: {name, colour}}`; a line for each model. */
+/** A chart of some metrics of a model, `{metric: [name, colour]}`. */
 function metricChart(rows, metrics, y) {
-  const models = [...new Set(rows.map((row) => row.model))];
-  const series = Object.entries(metrics).flatMap(([metric, [name, colour]]) => models.map((model) => ({
-    name: models.length > 1 ? `${name} of ${model}` : name, colour, points: pointsOf(rows.filter((row) => row.name === metric && row.model === model)),
-  })));
+  const series = Object.entries(metrics).map(([metric, [name, colour]]) => ({ name, colour, points: pointsOf(rows.filter((row) => row.name === metric)) }));
   return lineChart({ series, x: STEP, y, height: HEIGHT }) ?? empty(`${WAITING} training step.`);
 }
 

@@ -10,7 +10,7 @@ import { change, linkTo } from "./place.js";
 const COLUMNS = [
   { title: "run", class: "name", cell: (row) => h("a", { href: linkTo(row.run_id) }, row.run_id) },
   { title: "state", cell: (row) => h("span", { class: `run-state ${row.state}` }, row.state) },
-  { title: "steps", number: true, class: "wide", about: "training steps, and how many were asked for", cell: steps },
+  { title: "steps", number: true, class: "wide", about: "training steps, and how many were asked for; of several models, those of the slowest", cell: steps },
   { title: "training reward", number: true, about: "mean of the last 200 training rollouts", cell: (row) => reward(trained(row)?.mean_reward) },
   { title: "evaluations, first and last version", about: "mean reward; a failed rollout counts as 0", cell: results },
   { title: "settings", class: "short-settings", cell: shortSettings },
@@ -98,11 +98,11 @@ const settingTexts = (row) => Object.entries(row.settings).map(([name, value]) =
 
 /** A name and its value stay in one line. */
 function shortSettings(row) {
-  const texts = settingTexts(row);
+  const texts = [...(row.models.length > 1 ? [`models ${row.models.join(", ")}`] : []), ...settingTexts(row)];
   return texts.length ? h("span", {}, texts.map((text) => h("span", { class: "short-setting" }, text))) : "–";
 }
 
 function matches(row, words) {
-  const text = [row.run_id, row.state, ...settingTexts(row), ...row.results.map((result) => result.evaluation)].join(" ").toLowerCase();
+  const text = [row.run_id, row.state, ...settingTexts(row), ...row.models, ...row.results.map((result) => result.evaluation)].join(" ").toLowerCase();
   return words.toLowerCase().split(/\s+/).every((word) => text.includes(word));
 }
