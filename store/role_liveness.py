@@ -1,4 +1,7 @@
-"""Which roles are missing, and whether one restarts in a loop. Pure; time is passed in."""
+"""Which roles are missing, and whether one restarts in a loop. Pure; time is passed in.
+
+Each learner, and the nodes of each model, are a role of their own: another model's do not stand in for them.
+"""
 
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -9,10 +12,20 @@ from schemas.fleet import Heartbeat
 
 LEAVING_STATES = (DONE, "draining", "stopping")
 """States of a process that stops on purpose."""
+ROLES_OF_MODELS = ("learner", "inference")
+"""Roles whose processes are each of one model."""
 RESET_AFTER_SECONDS = 120.0
 """A role that returns after this long counts as new."""
 RESTART_WINDOW_SECONDS = 600.0
 """Starts further apart are not a restart loop."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class RoleKey:
+    """A role; ``model`` is the one that its processes train or serve, empty where it has none, or it is not known."""
+
+    role: str
+    model: str = ""
 
 
 @dataclass(slots=True)
@@ -29,16 +42,19 @@ class RoleLiveness:
     """Every role that is expected, or was seen and did not announce that it stops."""
 
     def __init__(self, expected: Iterable[str], now: float) -> None:
-        self._roles = {role: _Role(now, now) for role in expected}
+        self._roles = {RoleKey(role): _Role(now, now) for role in expected}
         self._expected = frozenset(expected)
 
     def observe(self, members: Iterable[Heartbeat], now: float) -> None:
         """Record the processes that are alive now."""
-        alive: dict[str, list[Heartbeat]] = {}
+        alive: dict[RoleKey, list[Heartbeat]] = {}
         for heartbeat in members:
-            alive.setdefault(heartbeat.role, []).append(heartbeat)
-        for name, heartbeats in alive.items():
-            role = self._roles.setdefault(name, _Role(now, now))
+            model = heartbeat.model if heartbeat.role in ROLES_OF_MODELS else ""
+            alive.setdefault(RoleKey(heartbeat.role, model), []).append(heartbeat)
+        for key, heartbeats in alive.items():
+            if key.model:  # what was expected of the role is expected of its models, now that one is known
+                self._roles.pop(RoleKey(key.role), None)
+            role = self._roles.setdefault(key, _Role(now, now))
             if now - role.seen > RESET_AFTER_SECONDS:
                 role.since = now
             processes = {(heartbeat.id, heartbeat.pid) for heartbeat in heartbeats}
@@ -47,20 +63,24 @@ class RoleLiveness:
             role.has_left = all(heartbeat.state in LEAVING_STATES for heartbeat in heartbeats)
             role.is_done = all(heartbeat.state == DONE for heartbeat in heartbeats)
 
-    def absent(self, now: float) -> Mapping[str, float]:
+    def absent(self, now: float) -> Mapping[RoleKey, float]:
         """Seconds without a process, by missing role."""
         return {
-            name: now - role.seen
-            for name, role in self._roles.items()
-            if role.seen < now and not role.is_done and not (role.has_left and name not in self._expected)
+            key: now - role.seen
+            for key, role in self._roles.items()
+            if role.seen < now and not role.is_done and not (role.has_left and key.role not in self._expected)
         }
 
-    def since(self, name: str) -> float:
-        """Since when a role is present, without a long absence; infinity if it was never seen."""
-        return self._roles[name].since if name in self._roles else float("inf")
+    def models_of(self, role: str) -> list[str]:
+        """The models whose processes of a role have been seen, or the empty name where none has a model."""
+        return sorted(key.model for key in self._roles if key.role == role)
 
-    def count_starts(self, name: str, after: float, now: float) -> int:
+    def since(self, key: RoleKey) -> float:
+        """Since when a role is present, without a long absence; infinity if it was never seen."""
+        return self._roles[key].since if key in self._roles else float("inf")
+
+    def count_starts(self, key: RoleKey, after: float, now: float) -> int:
         """How many processes of a role started ``after`` a time, within the restart window."""
-        if name not in self._roles:
+        if key not in self._roles:
             return 0
-        return sum(at > max(after, now - RESTART_WINDOW_SECONDS) for at in self._roles[name].starts)
+        return sum(at > max(after, now - RESTART_WINDOW_SECONDS) for at in self._roles[key].starts)

@@ -19,7 +19,7 @@ from schemas import subjects
 from schemas.fleet import Alert, Heartbeat
 from store.ingest.ingester import Ingester
 from store.ingest.writer import Writer
-from store.role_liveness import RoleLiveness
+from store.role_liveness import RoleKey, RoleLiveness
 from store.settings import StoreSettings
 
 log = logging.getLogger(__name__)
@@ -41,21 +41,29 @@ class SystemSnapshot:
     """The state of the system at one moment, as the store sees it."""
 
     seconds_since_rollout: float
-    seconds_since_step: float
+    seconds_since_step: Mapping[str, float]
+    """By the model of a learner."""
     num_tasks: int
     """Tasks in the queue, with those in progress."""
     num_pending: int
     """Messages that the store has not written yet."""
     store_problem: str
     members: tuple[Heartbeat, ...]
-    absent: Mapping[str, float] = field(default_factory=dict)
+    absent: Mapping[RoleKey, float] = field(default_factory=dict)
     """Seconds without a process, by missing role."""
-    num_starts: int = 0
-    """Learners that have started since the last training step."""
+    num_starts: Mapping[str, int] = field(default_factory=dict)
+    """Learners that have started since the last training step of their model, by model."""
     lags: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Messages that a role has not acknowledged, by the subject they are on."""
     training_bias: str = ""
     """See `training_bias.find_bias`."""
+
+    def name_of(self, role: str, model: str) -> str:
+        """A role, with the model where there are several of it."""
+        known = {beat.model for beat in self.members_in(role)} | {key.model for key in self.absent if key.role == role}
+        known |= set(self.seconds_since_step) if role == "learner" else set()
+        what = "inference node" if role == "inference" else role
+        return f"{what} of {model}" if model and len(known) > 1 else what
 
     def members_in(self, role: str) -> list[Heartbeat]:
         """Living processes of a role."""
@@ -69,20 +77,26 @@ class SystemSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A role that is stalled or missing, and why."""
+    """A role that is stalled or missing, and why; ``model``: of which model, where there may be several."""
 
     role: str
     reason: str
+    model: str = ""
+
+    @property
+    def key(self) -> RoleKey:
+        """What it is about: a role has at most one stall for each model."""
+        return RoleKey(self.role, self.model)
 
 
 def diagnose(snapshot: SystemSnapshot, limits: StallThresholds) -> list[Stall]:
-    """Roles that are missing or stalled for too long, at most one stall a role. Pure."""
+    """Roles that are missing or stalled for too long, at most one stall a role and model. Pure."""
     stalls = [*_find_full_disks(snapshot)] or [
         *_find_missing_roles(snapshot, limits),
         *_find_stalled_roles(snapshot, limits),
         *([Stall("learner", snapshot.training_bias)] if snapshot.training_bias else []),
     ]
-    return list({stall.role: stall for stall in reversed(stalls)}.values())[::-1]
+    return list({stall.key: stall for stall in reversed(stalls)}.values())[::-1]
 
 
 def _find_full_disks(snapshot: SystemSnapshot) -> Iterator[Stall]:
@@ -92,26 +106,30 @@ def _find_full_disks(snapshot: SystemSnapshot) -> Iterator[Stall]:
 
 
 def _find_missing_roles(snapshot: SystemSnapshot, limits: StallThresholds) -> Iterator[Stall]:
-    for role, seconds in snapshot.absent.items():
-        if seconds >= limits.absent_seconds and (role == "learner" or snapshot.is_work_left):
-            who = "inference node" if role == "inference" else role
-            yield Stall(role, f"no {who} has been there for {seconds:.0f} s: it ended without a word, or is cut off")
-    if snapshot.num_starts >= limits.num_starts:
-        restarts = f"the learner has started {snapshot.num_starts} times without a training step between"
-        yield Stall("learner", f"{restarts}: its log says why it ends")
+    for key, seconds in snapshot.absent.items():
+        if seconds >= limits.absent_seconds and (key.role == "learner" or snapshot.is_work_left):
+            what = f"no {snapshot.name_of(key.role, key.model)} has been there for {seconds:.0f} s"
+            yield Stall(key.role, f"{what}: it ended without a word, or is cut off", key.model)
+    for model, num_starts in snapshot.num_starts.items():
+        if num_starts >= limits.num_starts:
+            who = snapshot.name_of("learner", model)
+            restarts = f"the {who} has started {num_starts} times without a training step between"
+            yield Stall("learner", f"{restarts}: its log says why it ends", model)
 
 
 def _find_stalled_roles(snapshot: SystemSnapshot, limits: StallThresholds) -> Iterator[Stall]:
     if snapshot.seconds_since_rollout >= limits.stall_timeout_seconds and snapshot.num_tasks > 0:
         yield _explain_missing_rollouts(snapshot)
     learners = [beat for beat in snapshot.members_in("learner") if beat.state in READY_STATES["learner"]]
-    if learners and snapshot.seconds_since_step >= limits.stall_timeout_seconds:
-        learner = learners[0]
+    for model, learner in {beat.model: beat for beat in reversed(learners)}.items():
+        seconds = snapshot.seconds_since_step.get(model, 0.0)
+        if seconds < limits.stall_timeout_seconds:
+            continue
         state = f"{learner.state}, {_format_status(learner)}"
-        doing = f"no training step for {snapshot.seconds_since_step:.0f} s: the learner is {state}"
+        doing = f"no training step for {seconds:.0f} s: the {snapshot.name_of('learner', model)} is {state}"
         if learner.state == "training":
             doing += "; its process is there and does not get on"
-        yield Stall("learner", doing if snapshot.num_tasks else f"{doing}; no task is left in the queue")
+        yield Stall("learner", doing if snapshot.num_tasks else f"{doing}; no task is left in the queue", model)
 
 
 def _explain_missing_rollouts(snapshot: SystemSnapshot) -> Stall:
@@ -143,7 +161,8 @@ def _explain_lag(full: str, lags: Mapping[str, int], num_pending: int) -> Stall:
     slowest = max(lags, key=lambda durable: lags[durable])
     counts = ", ".join(f"{durable} {count}" for durable, count in sorted(lags.items()))
     role = "learner" if subjects.is_learner_durable(slowest) else slowest
-    return Stall(role, f"{full}: {slowest} lags (messages not acknowledged: {counts})")
+    model = subjects.model_of_durable(slowest) if subjects.is_learner_durable(slowest) else ""
+    return Stall(role, f"{full}: {slowest} lags (messages not acknowledged: {counts})", model)
 
 
 def _format_status(beat: Heartbeat) -> str:
@@ -157,7 +176,7 @@ class StallDetector:
         self._bus, self._fleet = bus, fleet
         self._limits = StallThresholds(settings.stall_timeout_seconds, settings.absent_seconds)
         self._ingester, self._writer = ingester, writer
-        self._firing: dict[str, Stall] = {}
+        self._firing: dict[RoleKey, Stall] = {}
         self._work_since = time.monotonic()
         self._liveness = RoleLiveness(settings.expected, self._work_since)
         self.alert = ""
@@ -180,13 +199,13 @@ class StallDetector:
 
     async def _update_alerts(self, stalls: list[Stall]) -> None:
         self.alert = "; ".join(stall.reason for stall in stalls)
-        stall_by_role = {stall.role: stall for stall in stalls}
-        for role in [role for role in self._firing if role not in stall_by_role]:
-            await self._publish(self._firing[role], over=True)
-            del self._firing[role]
-        for role in [role for role in stall_by_role if role not in self._firing]:
-            await self._publish(stall_by_role[role], over=False)
-            self._firing[role] = stall_by_role[role]
+        stall_by_key = {stall.key: stall for stall in stalls}
+        for key in [key for key in self._firing if key not in stall_by_key]:
+            stall = self._firing.pop(key)
+            await self._publish(stall, over=True)
+        for key in [key for key in stall_by_key if key not in self._firing]:
+            await self._publish(stall_by_key[key], over=False)
+            self._firing[key] = stall_by_key[key]
 
     async def _consumer_lags(self) -> Mapping[str, Mapping[str, int]]:
         """Unacknowledged messages of each reader of the rollout streams, read only while a publisher is blocked."""
@@ -205,15 +224,23 @@ class StallDetector:
         if not num_tasks:
             self._work_since = now
         self._liveness.observe(members, now)
+        models = self._liveness.models_of("learner")
+        last_step_at = {model: writer.last_step_at.get(model, writer.started_at) for model in models}
         return SystemSnapshot(
             seconds_since_rollout=now - max(writer.last_rollout_at, self._work_since),
-            seconds_since_step=now - max(writer.last_step_at, self._liveness.since("learner")),
+            seconds_since_step={
+                model: now - max(last_step_at[model], self._liveness.since(RoleKey("learner", model)))
+                for model in models
+            },
             num_tasks=num_tasks,
             num_pending=self._ingester.pending,
             store_problem=writer.problem,
             members=members,
             absent=self._liveness.absent(now),
-            num_starts=self._liveness.count_starts("learner", writer.last_step_at, now),
+            num_starts={
+                model: self._liveness.count_starts(RoleKey("learner", model), last_step_at[model], now)
+                for model in models
+            },
             lags=lags,
             training_bias=self.training_bias,
         )
@@ -223,6 +250,6 @@ class StallDetector:
             log.info("over: %s", stall.reason)
         else:
             log.warning("ALERT: %s", stall.reason)
-        metrics.alert_firing.labels(stall.role).set(not over)
+        metrics.alert_firing.labels(stall.role).set(not over or any(key.role == stall.role for key in self._firing))
         alert = Alert(role=stall.role, reason=stall.reason, resolved=over, fired_at_ns=time.time_ns())  # type: ignore[arg-type]
-        await self._bus.publish(subjects.ALERT, alert, msg_id=f"alert:{alert.role}:{alert.fired_at_ns}")
+        await self._bus.publish(subjects.ALERT, alert, msg_id=f"alert:{alert.role}:{stall.model}:{alert.fired_at_ns}")

@@ -45,6 +45,11 @@ def _words(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
+def has_several_models(members: Iterable[Heartbeat]) -> bool:
+    """Whether processes have to be told apart by their model."""
+    return len({beat.model for beat in members if beat.model}) > 1
+
+
 def firing_alerts(members: Iterable[Heartbeat]) -> list[str]:
     """What the watchdogs have found and is not over."""
     return [str(beat.status["alert"]) for beat in members if beat.status.get("alert")]

@@ -71,8 +71,8 @@ class Fleet:
     def __init__(self, nc: Client, role: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._nc, self._role, self._clock = nc, role, clock
         self._last_seen: dict[tuple[str, str], tuple[Heartbeat, float]] = {}
-        self._done: dict[tuple[str, str], set[tuple[str, str]]] = {}
-        """Processes that are done, by role and run."""
+        self._done: dict[tuple[str, str, str], set[tuple[str, str]]] = {}
+        """Processes that are done, by role, run and model."""
         self._next_prune_at = clock()
         self._changed = asyncio.Event()
 
@@ -88,7 +88,7 @@ class Fleet:
     def members(self) -> list[Heartbeat]:
         """Last heartbeat of every process that is not dead, by role and id. A silent one is ``suspect``.
 
-        One that is ``done`` stays until another process of its role and run comes.
+        One that is ``done`` stays until another process of its role, run and model comes.
         """
         now = self._clock()
         states = [
@@ -124,7 +124,7 @@ class Fleet:
         if message.subject != subjects.heartbeat(beat.role, beat.id):
             return  # a right to speak is a right to a subject: nobody speaks for another role there
         now = self._clock()
-        key, work = (beat.role, beat.id), (beat.role, beat.run_id)
+        key, work = (beat.role, beat.id), (beat.role, beat.run_id, beat.model)
         if key not in self._last_seen:
             for done in self._done.pop(work, ()):  # what they have done goes on
                 self._last_seen.pop(done, None)

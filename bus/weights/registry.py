@@ -65,6 +65,12 @@ class WeightRegistry(VersionRegistry[WeightManifest, ReleaseState]):
             since = page[-1][1]
 
 
+async def list_models(bus: Bus) -> list[str]:
+    """The models that have versions on a bus, by name."""
+    request: dict[str, object] = {"batch": BATCH, "multi_last": [subjects.ALL_WEIGHTS]}
+    return sorted({manifest.model for manifest, _ in await _batched_direct_get(bus, request, WeightManifest)})
+
+
 async def _batched_direct_get(bus: Bus, request: dict[str, object], kind: type[E]) -> list[tuple[E, int]]:
     """The events that a request for several messages of WEIGHTS brings, with their sequences."""
     events: list[tuple[E, int]] = []

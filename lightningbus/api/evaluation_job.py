@@ -80,10 +80,9 @@ async def aevaluate(
         path = os.fspath(model) if model is not None else _model_of(runs, run)
         base = {
             "name": run or NAME,
-            "inference": [{"model_path": path}],
             "runners": [{**runner_fields(agent, runs), "concurrency": CONCURRENCY}],
-            "learner": {"model_path": path, "tasks": source, "max_steps": 0},
             "eval": {"tasks": source},
+            **_policies_of(runs, run, path, source),
         }
         checked = build_run_settings(base, settings, EvaluateSettings)
         job = evaluate_job.parse_job(
@@ -96,6 +95,31 @@ async def aevaluate(
         directory = checked.runs / checked.name
         release_files(directory)
         return EvaluationResult(directory, await evaluate_job.run(checked, job))
+
+
+def _policies_of(runs: Path, run: str | None, path: str, source: str | dict[str, Any]) -> dict[str, Any]:
+    """The sections of nodes and learners: a run's own models, or one model directory."""
+    directory = RunDirectory.named(run, runs) if run is not None else None
+    recorded = directory.read_learners() if directory is not None else {}
+    if len(recorded) < 2:
+        learner: dict[str, Any] = {"model_path": path, "tasks": source, "max_steps": 0}
+        node: dict[str, Any] = {"model_path": path}
+        for name, fields in recorded.items():
+            learner |= {"model": name, "reward": fields.get("reward") or ""}
+            node["model"] = name
+        return {"inference": [node], "learner": learner}
+    paths = {name: fields["model_path"] for name, fields in recorded.items()}
+    return {
+        "inference": [{"model": name, "model_path": where} for name, where in paths.items()],
+        "learners": [
+            {
+                "model": name, "model_path": where, "tasks": source, "max_steps": 0,
+                "reward": recorded[name].get("reward") or "",
+            }
+            for name, where in paths.items()
+        ],
+        "role_models": next(iter(recorded.values())).get("role_models") or {},
+    }  # fmt: skip
 
 
 def _model_of(runs: Path, run: str | None) -> str:

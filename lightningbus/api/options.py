@@ -11,6 +11,7 @@ from lightningbus.run.live_evaluation import LiveEvaluation
 from lightningbus.run.publishing import NAME, Publication
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
+from schemas.subjects import DEFAULT_POLICY
 
 DEADLINE_SECONDS = 600.0
 """Of an evaluation, unless given."""
@@ -46,8 +47,11 @@ class PublishOptions(TypedDict, total=False):
 class EvaluateOptions(TypedDict, total=False):
     """Keyword arguments of `Session.evaluate`."""
 
-    version: int
-    """Weight version; default: the newest. The bus keeps the last few."""
+    version: int | Mapping[str, int]
+    """Weight version of the model that agents call by name, or versions by model; default: the newest of each.
+
+    The bus keeps the last few.
+    """
     sampling: str | Sequence[str]
     """``greedy``, ``sampled`` or both; default: both."""
     label: str
@@ -57,7 +61,9 @@ class EvaluateOptions(TypedDict, total=False):
     agent: str
     """Name of the agent that answers."""
     model: str
-    """Name the versions are published under; default: the run's."""
+    """The model that agents call by name; default: the run's."""
+    role_models: Mapping[str, str]
+    """Models that answer for some roles of the agent; default: the run's."""
     deadline: float
     """Seconds that each sampling may take, and that an evaluation of others is waited for."""
 
@@ -75,8 +81,15 @@ def build_live_evaluation(
     _check_names(options, EvaluateOptions)
     values = {
         "sampling": tuple(SAMPLINGS), "label": default_label(), "samples": 2, "version": None, "agent": "default",
-        "model": _find_model(directory), "deadline": DEADLINE_SECONDS, **options,
+        "deadline": DEADLINE_SECONDS, **options,
     }  # fmt: skip
+    learners = directory.read_learners()
+    main = values.setdefault("model", _find_model(directory, learners))
+    learner = learners.get(main, {})
+    models = list(learners) if learner else [main]
+    values["versions"] = _versions_of(models, main, values.pop("version"))
+    values.setdefault("role_models", learner.get("role_models") or {})
+    values["reward"] = learner.get("reward") or ""
     samplings = parse_samplings(values.pop("sampling"))
     check_label(values["label"])
     if values["samples"] < 1:
@@ -104,12 +117,18 @@ def check_label(label: str) -> None:
         raise UserError(f"label: {label!r} is not a name: letters, digits, _ and -, at most 56")
 
 
-def _find_model(directory: RunDirectory) -> str:
-    """The name that the run's versions are published under."""
-    for role in ("learner", "inference-0"):
-        if model := directory.read_settings(role).get("model"):
-            return str(model)
-    return "policy"
+def _find_model(directory: RunDirectory, learners: Mapping[str, Any]) -> str:
+    """The model that agents of the run call by name."""
+    return next(iter(learners), None) or str(directory.read_settings("inference-0").get("model") or DEFAULT_POLICY)
+
+
+def _versions_of(models: Sequence[str], main: str, version: int | Mapping[str, int] | None) -> dict[str, int | None]:
+    """The version of each model, None: the newest; raises `UserError` for a model that the run does not train."""
+    named: Mapping[str, int | None] = version if isinstance(version, Mapping) else {main: version}
+    for model in named:
+        if model not in models:
+            raise UserError(f"version: the run trains no model {model!r}; it trains {', '.join(models)}")
+    return {model: named.get(model) for model in models}
 
 
 def _check_names(options: Mapping[str, Any], kind: type) -> None:

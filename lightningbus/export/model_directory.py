@@ -13,6 +13,7 @@ from inference.engine.peft import CONFIG, write_directory
 from lightningbus.export.lora_merge import merge_adapters
 from lightningbus.export.model_card import CARD, CardFacts, render_card
 from lightningbus.export.run_source import RunSource
+from lightningbus.run.model_choice import choose_model, choose_model_on_bus
 from lightningbus.run.new_directory import is_vacant, written_beside
 from lightningbus.run.results import Results
 from lightningbus.run.role_process import UserError
@@ -53,8 +54,12 @@ async def export_version(source: RunSource, request: ExportRequest) -> WeightMan
     The weights are fetched and verified by the code that nodes use, and are the file that nodes loaded. Raises
     `UserError`, or `BusError` when the version's files have expired.
     """
-    learner = source.read_settings("learner")
-    model = request.model or str(learner.get("model", "policy"))
+    learners = source.read_learners()
+    if learners:
+        model = choose_model(request.model, list(learners))
+    else:
+        model = await choose_model_on_bus(request.model, source.bus)
+    learner = learners.get(model, {})
     base_model = _find_base_model(source, request, learner)
     manifest = await _select_version(WeightRegistry(source.bus, model), model, request)
     if request.is_adapter and manifest.kind != "lora":

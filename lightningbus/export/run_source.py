@@ -33,6 +33,10 @@ class RunSource:
         """See `RunDirectory.read_settings`; empty where the run's directory is not known."""
         return RunDirectory(self.directory).read_settings(role) if self.directory is not None else {}
 
+    def read_learners(self) -> dict[str, dict[str, Any]]:
+        """See `RunDirectory.read_learners`; empty where the run's directory is not known."""
+        return RunDirectory(self.directory).read_learners() if self.directory is not None else {}
+
 
 @asynccontextmanager
 async def open_run(run: str | None, url: str | None) -> AsyncIterator[RunSource]:

@@ -1,7 +1,7 @@
 """An evaluation by itself: of a model directory, or of a weight version of a run that has ended."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bus.task_file import TaskInput, load_tasks
@@ -9,7 +9,7 @@ from bus.weights.registry import WeightRegistry
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation import Evaluation
 from lightningbus.run.held_out import PolicyVersions, evaluate_once_served
-from lightningbus.run.pinned_version import find_version, pinned
+from lightningbus.run.pinned_version import all_pinned, find_version
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import EvalSettings, RunSettings
 from lightningbus.run.stack import LocalStack, child_specs, start_stack
@@ -30,7 +30,7 @@ class EvaluateJob:
     first: LearnerSettings | None = None
     """Publishes the model that is evaluated; None: the run has versions."""
     version: int | None = None
-    """Weight version of the run; None: the newest."""
+    """Weight version of the model that agents call by name; None: the newest, as of all other models."""
 
 
 def parse_job(
@@ -47,15 +47,19 @@ def parse_job(
 
 
 async def run(settings: RunSettings, job: EvaluateJob) -> dict[str, Evaluation]:
-    """Start a run's processes but the learner, evaluate one version, and stop them; results by sampling.
+    """Start a run's processes but the learner, evaluate one version of each model, and stop them; results by sampling.
 
     Raises `UserError` when a part fails for good, or when there is no such version.
     """
     with RunDirectory(settings.runs / settings.name).lock(fresh=job.first is not None) as directory:
         title = f"lightningbus evaluate · {settings.name}"
         async with start_stack(directory, settings.bus, title, settings.policies) as stack:
-            registry = WeightRegistry(stack.bus, settings.main_model)
-            version = await find_version(registry, job.version) if job.first is None else 0
+            registries = {model: WeightRegistry(stack.bus, model) for model in settings.policies}
+            versions = dict.fromkeys(registries, 0)
+            if job.first is None:
+                for model, registry in registries.items():
+                    wanted = job.version if model == settings.main_model else None
+                    versions[model] = await find_version(registry, wanted)
             for child in child_specs(settings.without_learners(), directory.path):
                 await stack.supervisor.start(child)
             store = await stack.wait_for_member(lambda beat: beat.role == "store", "store", 60)
@@ -64,19 +68,20 @@ async def run(settings: RunSettings, job: EvaluateJob) -> dict[str, Evaluation]:
                 stack.view.set_phase("publishing the model")
                 await stack.supervisor.start(ChildSpec("learner-first", "learner", job.first))
                 await stack.or_child_failure(stack.supervisor.wait_finished("learner-first"))
-                await registry.refresh()
-            async with pinned(registry, version):
-                return await _evaluate(stack, store.address, settings, job, version)
+                await registries[settings.main_model].refresh()
+            async with all_pinned(registries, versions):
+                return await _evaluate(stack, store.address, settings, job, versions)
 
 
 async def _evaluate(
-    stack: LocalStack, sql: str, settings: RunSettings, job: EvaluateJob, version: int
+    stack: LocalStack, sql: str, settings: RunSettings, job: EvaluateJob, versions: Mapping[str, int]
 ) -> dict[str, Evaluation]:
-    stack.view.set_phase(f"problems under version {version}: {', then '.join(job.samplings)}")
+    reward = settings.all_learners[0].reward if settings.all_learners else ""
+    policies = PolicyVersions(versions, settings.main_model, settings.role_models, reward)
+    stack.view.set_phase(f"problems under {policies.label}: {', then '.join(job.samplings)}")
     assert settings.store is not None, "an evaluation has a store"
     client = await asyncio.to_thread(connect, settings.store.url or sql, settings.store.database)
     results = {}
-    policies = PolicyVersions({settings.main_model: version}, settings.main_model, settings.role_models)
     for name in job.samplings:
         results[name] = await evaluate_once_served(
             stack, client, settings.name, job.eval, job.problems, name, policies, job.label_prefix

@@ -32,8 +32,13 @@ NUM_ENDED = "SELECT count() FROM rollouts WHERE run_id = {run_id:String} AND end
 RESULTS = """
 SELECT sum(num_ok), avg(reward), if(count() > 1, stddevSamp(reward) / sqrt(count()), NULL)
 FROM (
-    SELECT countIf(outcome = 'ok') AS num_ok, sumIf(ifNull(reward, 0), outcome = 'ok') / count() AS reward
-    FROM rollouts WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String}) GROUP BY task_id
+    SELECT countIf(outcome = 'ok') AS num_ok, sumIf(own_reward, outcome = 'ok') / count() AS reward
+    FROM
+    (
+        SELECT task_id, outcome, ifNull(if({reward:String} = '', reward, rewards[{reward:String}]), 0) AS own_reward
+        FROM rollouts WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String})
+    )
+    GROUP BY task_id
 )
 """
 VERSIONS = """
@@ -86,17 +91,18 @@ async def evaluate(
     model: str = DEFAULT_POLICY,
     role_models: Mapping[str, str] = NO_ROLES,
     agent: str = "default",
+    reward: str = "",
 ) -> Evaluation:
     """Publish every problem ``samples`` times, pinned to weight versions, and wait for all results in ClickHouse.
 
     ``versions`` has one version of each model that is pinned, ``model`` among them: the one agents call by name.
-    ``role_models`` are the models that answer for some roles. Results that are there already count: only what is
-    missing is published. Raises `UserError` when they are not all there within ``deadline`` seconds, or when a token
-    came from another version.
+    ``role_models`` are the models that answer for some roles. ``reward`` names the reward that counts; empty: the main
+    one. Results that are there already count: only what is missing is published. Raises `UserError` when they are not
+    all there within ``deadline`` seconds, or when a token came from another version.
     """
     started = time.monotonic()
     suffix = f"@{run}-{label}-v{format_versions(versions)}"
-    parameters = {"run_id": run, "suffix": suffix}
+    parameters = {"run_id": run, "suffix": suffix, "reward": reward}
     tasks = list(
         expand_samples(
             problems,

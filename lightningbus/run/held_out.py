@@ -53,6 +53,8 @@ class PolicyVersions:
     """The model that agents call by name."""
     role_models: Mapping[str, str]
     """Models that answer for roles of the agent."""
+    reward: str = ""
+    """Name of the reward that counts, as the main model is trained on it; empty: the main one."""
 
     @property
     def label(self) -> str:
@@ -96,6 +98,7 @@ async def evaluate_once_served(
         sampling=SAMPLINGS[sampling],
         deadline=settings.deadline,
         agent=settings.agent,
+        reward=policies.reward,
     )
     return await stack.or_child_failure(work)
 
@@ -114,13 +117,15 @@ class HeldOut:
         problems: list[TaskInput],
         evaluations: Iterable[Evaluation],
         on_evaluation: Callable[[Evaluation], Awaitable[None]],
+        reward: str = "",
     ) -> None:
         """``models``: those that are trained, the one that agents call by name first.
 
         ``evaluations``: those of earlier starts; ``on_evaluation`` is called with each new one.
+        ``reward`` names the reward that counts; empty: the main one.
         """
         self._stack, self._client, self._run, self._settings = stack, client, run, settings
-        self._main, self._role_models = models[0], role_models
+        self._main, self._role_models, self._reward = models[0], role_models, reward
         self._problems, self._on_evaluation = problems, on_evaluation
         self._ended = {(evaluation.label, _key(evaluation.versions)) for evaluation in evaluations}
         self._releases = {model: WeightRegistry(stack.bus, model) for model in models}
@@ -132,7 +137,7 @@ class HeldOut:
 
     async def evaluate(self, versions: Mapping[str, int]) -> None:
         """Evaluate versions that nodes serve until then; what has ended already is not done again."""
-        policies = PolicyVersions(versions, self._main, self._role_models)
+        policies = PolicyVersions(versions, self._main, self._role_models, self._reward)
         for label in SAMPLINGS:
             if (label, _key(versions)) in self._ended:
                 continue

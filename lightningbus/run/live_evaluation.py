@@ -1,7 +1,7 @@
 """An evaluation of a weight version by the nodes and runners of a run that is up."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from clickhouse_connect.driver.client import Client
@@ -12,7 +12,7 @@ from bus.fleet.node_state import is_ready, serves_version
 from bus.task_file import TaskInput
 from bus.weights.registry import WeightRegistry
 from lightningbus.run.evaluation import NODE_SECONDS, SAMPLINGS, Evaluation, evaluate
-from lightningbus.run.pinned_version import find_version, pinned, wait_for_evaluations
+from lightningbus.run.pinned_version import all_pinned, find_version, wait_for_evaluations
 from lightningbus.run.role_process import UserError
 from schemas.fleet import Heartbeat
 
@@ -26,66 +26,85 @@ class LiveEvaluation:
 
     run: str
     model: str
-    """Name that the versions are published under."""
+    """The model that agents call by name."""
     problems: Sequence[TaskInput]
     samplings: Sequence[str]
     """Of `evaluation.SAMPLINGS`."""
     label: str
     """The evaluations are named ``LABEL-SAMPLING``."""
-    version: int | None
-    """None: the newest."""
+    versions: Mapping[str, int | None]
+    """By model, all that are pinned; None: the newest."""
     samples: int
     """Sampled answers to each problem."""
     deadline: float
     """Seconds that each sampling may take."""
     agent: str
+    role_models: Mapping[str, str]
+    """Models that answer for roles of the agent."""
+    reward: str
+    """Name of the reward that counts; empty: the main one."""
 
 
 async def evaluate_live(bus: Bus, client: Client, job: LiveEvaluation) -> dict[str, Evaluation]:
-    """Pin a version, answer the problems, and unpin it; results by sampling.
+    """Pin a version of each model, answer the problems, and unpin them; results by sampling.
 
     Evaluations of others are waited for, as long as ``deadline``. Raises `UserError` when there is no such version,
     no runner, or no node that serves the version in time.
     """
-    registry = WeightRegistry(bus, job.model)
+    registries = {model: WeightRegistry(bus, model) for model in job.versions}
     async with bus.fleet("*") as fleet:
         await _wait_for_member(
             fleet, lambda beat: (beat.role, beat.state) == ("runner", "running"), "runner", RUNNER_SECONDS
         )
-        version = await find_version(registry, job.version)
-        try:
-            async with asyncio.timeout(job.deadline):
-                pin = await wait_for_evaluations(bus, registry, job.model)
-        except TimeoutError:
-            raise UserError(f"another evaluation has a version pinned for {job.deadline:g} s: raise deadline") from None
-        if pin is not None and pin.version != version:
-            raise UserError(
-                f"version {pin.version} is pinned by {pin.actor}: evaluate that one, "
-                "or unpin it by `lightningbus weights unpin`"
-            )
-        async with pinned(registry, version):
-            await _wait_for_member(
-                fleet,
-                lambda beat: beat.model == job.model and is_ready(beat.state) and serves_version(beat, version),
-                f"node with version {version}",
-                NODE_SECONDS,
-            )
-            return {name: await _evaluate(bus, client, job, name, version) for name in job.samplings}
+        versions = {model: await find_version(registry, job.versions[model]) for model, registry in registries.items()}
+        for model, registry in registries.items():
+            await _check_free(bus, registry, job, model, versions[model])
+        async with all_pinned(registries, versions):
+            for model, version in versions.items():
+                await _wait_for_node(fleet, model, version)
+            return {name: await _evaluate(bus, client, job, name, versions) for name in job.samplings}
 
 
-async def _evaluate(bus: Bus, client: Client, job: LiveEvaluation, sampling: str, version: int) -> Evaluation:
+async def _check_free(bus: Bus, registry: WeightRegistry, job: LiveEvaluation, model: str, version: int) -> None:
+    """Wait for the evaluations of others; raises `UserError` where somebody keeps another version pinned."""
+    try:
+        async with asyncio.timeout(job.deadline):
+            pin = await wait_for_evaluations(bus, registry, model)
+    except TimeoutError:
+        raise UserError(f"another evaluation has a version pinned for {job.deadline:g} s: raise deadline") from None
+    if pin is not None and pin.version != version:
+        raise UserError(
+            f"version {pin.version} is pinned by {pin.actor}: evaluate that one, "
+            "or unpin it by `lightningbus weights unpin`"
+        )
+
+
+async def _wait_for_node(fleet: Fleet, model: str, version: int) -> None:
+    await _wait_for_member(
+        fleet,
+        lambda beat: beat.model == model and is_ready(beat.state) and serves_version(beat, version),
+        f"node with version {version}",
+        NODE_SECONDS,
+    )
+
+
+async def _evaluate(
+    bus: Bus, client: Client, job: LiveEvaluation, sampling: str, versions: Mapping[str, int]
+) -> Evaluation:
     return await evaluate(
         bus,
         client,
         job.run,
         job.problems,
         label=f"{job.label}-{sampling}",
-        versions={job.model: version},
+        versions=versions,
         model=job.model,
+        role_models=job.role_models,
         samples=job.samples if sampling == "sampled" else 1,
         sampling=SAMPLINGS[sampling],
         deadline=job.deadline,
         agent=job.agent,
+        reward=job.reward,
     )
 
 

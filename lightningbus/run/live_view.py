@@ -13,10 +13,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from bus.fleet.heartbeat_text import describe, firing_alerts
+from bus.fleet.heartbeat_text import describe, firing_alerts, has_several_models
 from bus.fleet.heartbeats import Fleet
 from common.aio import cancel_and_wait
-from lightningbus.run.progress import StepProgress, format_reward, sparkline
+from lightningbus.run.progress import StepProgress, format_reward, slowest_first, sparkline
 from lightningbus.run.terminal import Terminal
 from schemas.fleet import Heartbeat
 
@@ -26,20 +26,24 @@ NON_TTY_INTERVAL_SECONDS = 10.0
 """How often a line is printed where there is no terminal to draw on."""
 
 
-def _line(beat: Heartbeat) -> str:
+def _line(beat: Heartbeat, is_named: bool) -> str:
     version = "" if beat.version is None else f" v{beat.version}"
-    return f"{beat.role} {beat.state}{version} {describe(beat)}"
+    name = f" {beat.model}" if is_named and beat.model else ""
+    return f"{beat.role}{name} {beat.state}{version} {describe(beat)}"
 
 
 def members_table(members: Iterable[Heartbeat]) -> Table:
-    """One row per living process."""
+    """One row per living process, with its model where there are several."""
+    members = list(members)
+    is_named = has_several_models(members)
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("role", "id", "state", "version", "doing"):
+    for column in ("role", "id", *(["model"] if is_named else []), "state", "version", "doing"):
         table.add_column(column, no_wrap=column != "doing")
     rank = {role: index for index, role in enumerate(ROLES)}
     for beat in sorted(members, key=lambda beat: (rank.get(beat.role, 99), beat.id)):
         version = "" if beat.version is None else str(beat.version)
-        table.add_row(*map(Text, (beat.role, beat.id, beat.state, version, describe(beat))))
+        model = [beat.model] if is_named else []
+        table.add_row(*map(Text, (beat.role, beat.id, *model, beat.state, version, describe(beat))))
     return table
 
 
@@ -53,8 +57,10 @@ class LiveView:
         self._title = title
         self._console = console or Terminal(stderr=True)
         self._started = time.monotonic()
-        self._rewards: dict[int, float] = {}
-        self._progress = StepProgress()
+        self._rewards: dict[str, dict[int, float]] = {}
+        """By model, then by step."""
+        self._progress: dict[str, StepProgress] = {}
+        """By model."""
 
     @contextlib.asynccontextmanager
     async def showing(self) -> AsyncIterator["LiveView"]:
@@ -84,19 +90,24 @@ class LiveView:
     def _render(self) -> Group:
         self._remember()
         parts: list[RenderableType] = [Text(f"{self._title}  {self._headline()}", style="bold")]
-        if progress := self._progress.describe(time.monotonic()):
-            bar = ProgressBar(total=self._progress.num_steps, completed=self._progress.step, width=BAR_WIDTH)
-            parts.append(Columns([bar, Text(progress)]))
+        now = time.monotonic()
+        for model, progress in slowest_first(self._progress, now):
+            bar = ProgressBar(total=progress.num_steps, completed=progress.step, width=BAR_WIDTH)
+            parts.append(Columns([bar, Text(self._name(model) + progress.describe(now))]))
         parts.append(members_table(self._fleet.members()))
         parts += [Text(f"ALERT  {alert}", style="bold red") for alert in firing_alerts(self._fleet.members())]
-        if self._rewards:
-            parts.append(Text(self._describe_rewards(), style="green"))
+        parts += [Text(line, style="green") for line in self._describe_rewards()]
         return Group(*parts)
 
-    def _describe_rewards(self) -> str:
-        values = [self._rewards[step] for step in sorted(self._rewards)]
-        span = f"{format_reward(min(values))} to {format_reward(max(values))}, now {format_reward(values[-1])}"
-        return f"reward by step  {sparkline(values, BAR_WIDTH)}  {span}"
+    def _describe_rewards(self) -> Iterator[str]:
+        for model, reward_by_step in sorted(self._rewards.items()):
+            values = [reward_by_step[step] for step in sorted(reward_by_step)]
+            span = f"{format_reward(min(values))} to {format_reward(max(values))}, now {format_reward(values[-1])}"
+            yield f"{self._name(model)}reward by step  {sparkline(values, BAR_WIDTH)}  {span}"
+
+    def _name(self, model: str) -> str:
+        """What a line about a learner begins with: its model, where there are several."""
+        return f"{model}: " if len(self._progress) > 1 else ""
 
     def _remember(self) -> None:
         for beat in self._fleet.members():
@@ -104,9 +115,9 @@ class LiveView:
             if beat.role != "learner" or not isinstance(step, int) or not isinstance(num_steps, int) or not num_steps:
                 continue  # no learner, or the one that publishes the first version only
             if beat.state != "starting":
-                self._progress.record(step, num_steps, time.monotonic())
+                self._progress.setdefault(beat.model, StepProgress()).record(step, num_steps, time.monotonic())
             if isinstance(reward, int | float):
-                self._rewards[step] = float(reward)
+                self._rewards.setdefault(beat.model, {})[step] = float(reward)
 
     async def _draw_live(self) -> None:
         with Live(self._render(), console=self._console, refresh_per_second=2, transient=False) as live:
@@ -129,10 +140,11 @@ class LiveView:
         """What the live picture shows, for where there is no terminal."""
         members = self._fleet.members()
         yield from (f"ALERT  {alert}" for alert in firing_alerts(members))
-        progress = self._progress.describe(time.monotonic())
-        training = [progress] if progress else []
-        training += [self._describe_rewards()] if self._rewards else []
-        lines = [_line(beat) for beat in members if beat.role in ("learner", "inference")]
+        now = time.monotonic()
+        training = [self._name(model) + item.describe(now) for model, item in slowest_first(self._progress, now)]
+        training += self._describe_rewards()
+        is_named = has_several_models(members)
+        lines = [_line(beat, is_named) for beat in members if beat.role in ("learner", "inference")]
         for line in [*training, *lines] or ["no learner and no inference node is there"]:
             yield f"{self._headline()} | {line}"
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from bus.fleet.heartbeats import Fleet
 from common.aio import cancel_and_wait
 from lightningbus.run.live_view import LiveView, console
-from lightningbus.run.progress import format_reward
+from lightningbus.run.progress import StepProgress, format_reward, slowest_first
 
 
 class NotebookView(LiveView):
@@ -45,7 +46,7 @@ class NotebookView(LiveView):
         while True:
             await self._fleet.wait_for_change()
             self._remember()
-            progress = self._progress
+            ((_, progress),) = slowest_first(self._progress, time.monotonic())[:1] or [("", StepProgress())]
             if progress.num_steps and progress.num_steps != self._bar.total:
                 self._bar.reset(total=progress.num_steps)  # the widget takes its end from this alone
             if progress.step != self._bar.n:
@@ -54,8 +55,11 @@ class NotebookView(LiveView):
             self._bar.refresh()
 
     def _show_note(self) -> None:
-        reward = f"reward {format_reward(self._rewards[max(self._rewards)])}" if self._rewards else ""
-        self._bar.set_postfix_str(", ".join(filter(None, (reward, self.note))))
+        rewards = [
+            f"{self._name(model)}reward {format_reward(reward_by_step[max(reward_by_step)])}"
+            for model, reward_by_step in sorted(self._rewards.items())
+        ]
+        self._bar.set_postfix_str(", ".join(filter(None, (*rewards, self.note))))
 
 
 def choose_view(fleet: Fleet, title: str) -> LiveView:

@@ -1,8 +1,8 @@
 """The weight version that nodes keep while it is evaluated."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -70,6 +70,15 @@ async def wait_for_evaluations(bus: Bus, registry: WeightRegistry, model: str) -
     finally:
         with suppress(NatsError):
             await subscription.unsubscribe()
+
+
+@asynccontextmanager
+async def all_pinned(registries: Mapping[str, WeightRegistry], versions: Mapping[str, int]) -> AsyncIterator[None]:
+    """`pinned`, for one version of each model."""
+    async with AsyncExitStack() as pins:
+        for model, version in versions.items():
+            await pins.enter_async_context(pinned(registries[model], version))
+        yield
 
 
 @asynccontextmanager

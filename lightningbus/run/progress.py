@@ -1,6 +1,6 @@
 """How far training has come, how fast it goes, and when it ends. Pure; time is passed in."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 BARS = "▁▂▃▄▅▆▇█"
 MIN_WINDOW = 4
@@ -56,6 +56,17 @@ class StepProgress:
         if (left := self.seconds_left(now)) is not None and self.step < self.num_steps:
             parts.append(f"{format_duration(left)} left")
         return ", ".join(parts)
+
+
+def slowest_first(progress_by_model: Mapping[str, StepProgress], now: float) -> list[tuple[str, StepProgress]]:
+    """The learners of a run with their models, the one that ends last first: it says how far the run is."""
+
+    def rank(item: tuple[str, StepProgress]) -> tuple[float, float, str]:
+        model, progress = item
+        left = progress.seconds_left(now)
+        return -(left if left is not None else float("inf")), progress.step / max(progress.num_steps, 1), model
+
+    return sorted(((model, item) for model, item in progress_by_model.items() if item.num_steps), key=rank)
 
 
 def format_duration(seconds: float) -> str:

@@ -113,6 +113,18 @@ class RunDirectory:
         except (OSError, ValueError, TypeError) as error:
             raise BusError(f"the settings of {role} in {self.path} cannot be read: {error}") from error
 
+    def read_learners(self) -> dict[str, dict[str, Any]]:
+        """The settings that the run's learners were started with, by model; the one that agents call by name first.
+
+        Empty if unknown. Raises `bus.BusError` when they cannot be read.
+        """
+        roles = [path.stem for path in (self.path / "work").glob("learner*.json")]
+        learners: dict[str, dict[str, Any]] = {}
+        for role in sorted(roles, key=lambda role: (role.endswith("-first"), role)):  # that one only publishes
+            settings = self.read_settings(role)
+            learners.setdefault(str(settings.get("model", "policy")), settings)
+        return dict(sorted(learners.items(), key=lambda item: item[1].get("task_model") not in (None, item[0])))
+
     @property
     def export_command(self) -> str:
         """The command that writes the run's model into a directory."""

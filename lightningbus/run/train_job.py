@@ -93,7 +93,7 @@ class _Training:
             models = [learner.model for learner in self._learners]
             self._held_out = HeldOut(
                 self._stack, self._client, results.run, self._heldout, models, self._settings.role_models, problems,
-                results.evaluations, self._add_evaluation,
+                results.evaluations, self._add_evaluation, self._learners[0].reward,
             )  # fmt: skip
             is_untrained = not self._held_out.is_complete(dict.fromkeys(models, 0))
             if is_untrained:

@@ -40,8 +40,10 @@ class Writer:
         self._written: deque[tuple[float, int]] = deque()  # (time, number of rows)
         self.rows = 0
         self.problem = ""
-        self.last_rollout_at = self.last_step_at = time.monotonic()
-        """When a rollout, and a training step, was last written; in `time.monotonic`'s seconds."""
+        self.last_rollout_at = self.started_at = time.monotonic()
+        """When a rollout was last written; in `time.monotonic`'s seconds."""
+        self.last_step_at: dict[str, float] = {}
+        """When a training step of a model was last written."""
 
     def start_building(self, batch: Sequence[DecodedMessage]) -> "asyncio.Task[InsertBatch]":
         """Start to build a batch while another is written."""
@@ -110,8 +112,8 @@ class Writer:
         self._written.append((now, rows))
         if "raw_attempts" in tables:
             self.last_rollout_at = now
-        if "raw_training_steps" in tables:
-            self.last_step_at = now
+        for message in batch:
+            self.last_step_at |= {row["model"]: now for table, row in message.rows if table == "raw_training_steps"}
 
     def rows_per_second(self) -> float:
         """Rows per second over the last ten seconds."""

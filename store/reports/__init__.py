@@ -16,6 +16,7 @@ from typing import Any
 from store.reports.counted_rewards import COUNTED_REWARDS
 
 HEADER = re.compile(r"--\s*(\w+):\s*(.*?)\s*$")
+BY_MODEL = re.compile(r"\bAS model,|\brun_id, model,")
 PARAMETER = re.compile(r"(\w+)\s+(\w+)\s*(=\s*(.*))?")
 
 # As the views of the same names, of one run (empty: all) and as of a moment. SELECTs after the first see those before.
@@ -95,12 +96,19 @@ class Report:
                 body = body.replace(f"{{{parameter.name}:{parameter.kind}}}", value)
         return f"CREATE OR REPLACE VIEW {{database}}.{self.name}{{on_cluster}} AS\n{body}"
 
-    def query(self, database: str, limit: int = 0) -> str:
+    @property
+    def is_by_model(self) -> bool:
+        """Whether its rows have the column ``model``."""
+        return BY_MODEL.search(self.body) is not None
+
+    def query(self, database: str, limit: int = 0, of_model: bool = False) -> str:
         """The question of one run and as of a moment: parameters ``run_id``, ``until`` and its own.
 
-        ``limit`` is the number of rows at most; 0: all.
+        ``limit`` is the number of rows at most; 0: all. With ``of_model`` the parameter ``model`` chooses the rows.
         """
         last = f"\nLIMIT {limit}" if limit else ""
+        if of_model:
+            return f"SELECT * FROM ({self.query(database)}) WHERE model = {{model:String}}{last}"
         ctes = SNAPSHOT_CTES.replace("{database}", database).replace("{of_run}", RUN_CONDITION).strip()
         if match := re.match(r"WITH\s", self.body):
             return f"WITH {ctes},\n{self.body[match.end() :]}{last}"

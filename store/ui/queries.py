@@ -43,8 +43,8 @@ CROSS JOIN (
 """Tokens that the auditor recomputed, how many of them differ, and the rollouts quarantined for it."""
 
 MODELS = """
-WITH (SELECT model FROM raw_tasks WHERE run_id = {run_id:String} LIMIT 1) AS main
-SELECT model, ifNull(model = main, false) AS is_main
+WITH (SELECT any(model) FROM (SELECT model FROM raw_tasks WHERE run_id = {run_id:String} LIMIT 1)) AS main
+SELECT model, model = main AS is_main
 FROM
 (
     SELECT model, is_trained, max(is_trained) OVER () AS has_trained

@@ -10,7 +10,7 @@ from bus.weights.registry import WeightRegistry
 from lightningbus.run.pinned_version import find_pin
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import RunSettings
-from lightningbus.run.stack import LocalStack, child_specs, start_stack
+from lightningbus.run.stack import LocalStack, child_specs, learner_names, start_stack
 from tests.api.test_training import ENGINE, HELDOUT, STORE
 from tests.commands import ROOT
 from tests.learner.conftest import tiny_model
@@ -45,6 +45,54 @@ async def stack(tmp_path: Path) -> AsyncIterator[LocalStack]:
             stack.write_endpoints(store.address)
             await stack.or_child_failure(stack.supervisor.wait_finished("learner"))
             yield stack
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[LocalStack]:
+    """A run of two models that is up, with versions 0 and 1 of each."""
+    model = tiny_model(tmp_path / "model")
+    (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": {"question": "1"}}\n')
+    learner = {
+        "model_path": model, "tasks": tmp_path / "tasks.jsonl", "max_steps": 1, "group_size": 2, "groups_per_step": 1,
+        "cpu_threads": 1, "seq_len": 128,
+    }  # fmt: skip
+    settings = RunSettings.model_validate(
+        {
+            "name": "pair",
+            "runs": tmp_path / "runs",
+            "bus": {"port": 0},
+            "store": {"http_port": 0, **STORE},
+            "inference": [{"model": name, "model_path": model, **ENGINE} for name in ("policy", "checker")],
+            "runners": [{"entrypoint": "pair:solve", "working_dir": ROOT / "tests" / "agents", "concurrency": 2}],
+            "learners": [{**learner, "model": name} for name in ("policy", "checker")],
+            "role_models": {"checker": "checker"},
+        }
+    )
+    with RunDirectory(settings.runs / settings.name).lock() as directory:
+        async with start_stack(directory, settings.bus, "a test", settings.policies) as stack:
+            for child in child_specs(settings, directory.path):
+                await stack.supervisor.start(child)
+            store = await stack.wait_for_member(lambda beat: beat.role == "store", "store", 60)
+            stack.write_endpoints(store.address)
+            for name in learner_names(settings):
+                await stack.or_child_failure(stack.supervisor.wait_finished(name))
+            yield stack
+
+
+async def test_versions_of_several_models_are_evaluated_together(pair: LocalStack, tmp_path: Path) -> None:
+    async with await lb.aconnect("pair", runs=tmp_path / "runs") as session:
+        with pytest.raises(lb.UserError, match="the run trains no model 'writer'; it trains policy, checker"):
+            await session.evaluate(HELDOUT, version={"writer": 0})
+        result = await session.evaluate(HELDOUT, version={"policy": 0}, label="early", sampling="greedy", deadline=90.0)
+        assert result["greedy"].versions == {"policy": 0, "checker": 1}, "the newest of the other model"
+        rows = await session.query(
+            "SELECT DISTINCT model, max_weight_version FROM model_calls WHERE mode = 'eval' ORDER BY model"
+        )
+        assert [tuple(row.values()) for row in rows] == [("checker", 1), ("policy", 0)]
+        curve = await session.reward_curve()
+        assert {(row["model"], row["version"]) for row in curve.evaluations} == {("checker", 1), ("policy", 0)}
+        for model in ("policy", "checker"):
+            assert (await WeightRegistry(pair.bus, model).refresh()).pinned is None
 
 
 async def test_a_version_of_a_run_that_is_up_is_evaluated(stack: LocalStack, tmp_path: Path) -> None:

@@ -98,6 +98,36 @@ class Members:
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
+def test_each_of_several_learners_has_a_line_and_the_slowest_is_first(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    console = Terminal(file=io.StringIO(), force_terminal=is_terminal, width=160)
+    fleet = Members([])
+    view = LiveView(fleet, "train", console)  # type: ignore[arg-type]
+    for look in range(6):
+        now += 60.0
+        fleet._members = [
+            Heartbeat(
+                role="learner", id=model, model=model, state="waiting", version=step, sent_at_ns=1,
+                status={"step": step, "steps": 8, "reward": reward},
+            )
+            for model, step, reward in (("writer", look, 0.5), ("checker", look // 2, 0.25))
+        ]  # fmt: skip
+        view._remember()
+    if is_terminal:
+        console.print(view._render())
+    else:
+        for line in view._lines():
+            view._print(line)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.index("checker: step 2 of 8") < text.index("writer: step 5 of 8")
+    assert "checker: reward by step" in text and "writer: reward by step" in text
+    assert ("model" in text) if is_terminal else ("learner checker waiting v2" in text)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_terminal_and_plain_lines_show_the_same(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)

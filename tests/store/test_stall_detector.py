@@ -10,7 +10,7 @@ from bus.task_publisher import TaskPublisher
 from schemas import subjects
 from schemas.fleet import Heartbeat
 from schemas.tasks import Task
-from store.role_liveness import RoleLiveness
+from store.role_liveness import RoleKey, RoleLiveness
 from store.stall_detector import StallThresholds, SystemSnapshot, diagnose
 from tests.factories import batches
 from tests.store.conftest import Start
@@ -30,7 +30,7 @@ def other(beat: Heartbeat, **changes: Any) -> Heartbeat:
 def snapshot(*members: Heartbeat, **changes: Any) -> SystemSnapshot:
     still = {
         "seconds_since_rollout": 90.0,
-        "seconds_since_step": 0.0,
+        "seconds_since_step": {},
         "num_tasks": 7,
         "num_pending": 0,
         "store_problem": "",
@@ -59,35 +59,39 @@ def snapshot(*members: Heartbeat, **changes: Any) -> SystemSnapshot:
         ),
         (snapshot(other(RUNNER, status={"busy": "0/4", "agent": "b"}), NODE), "runner", "of agent b, get none"),
         (
-            snapshot(ROOMLESS, NODE, lags={TRAIN: {"learner": 900, "store": 20}}),
+            snapshot(ROOMLESS, NODE, lags={TRAIN: {"learner-policy": 900, "store": 20}}),
             "learner",
-            "the learner lags (messages",
+            "learner-policy lags (messages",
         ),
         (snapshot(ROOMLESS, NODE, lags={TRAIN: {"learner": 9, "store": 700}}), "store", "learner 9, store 700"),
         (snapshot(RUNNER, NODE), "runner", "no agent comes to an end"),
-        (snapshot(absent={"learner": 31.0}, num_tasks=0), "learner", "no learner has been there for 31 s"),
-        (snapshot(absent={"learner": 9.0}, num_tasks=0), None, ""),
-        (snapshot(absent={"runner": 31.0}, num_tasks=0), None, ""),
-        (snapshot(LEARNER, absent={"inference": 31.0}, num_tasks=0), "inference", "no inference node has been there"),
-        (snapshot(num_starts=4, num_tasks=0), "learner", "has started 4 times without a training step between"),
+        (snapshot(absent={RoleKey("learner"): 31.0}, num_tasks=0), "learner", "no learner has been there for 31 s"),
+        (snapshot(absent={RoleKey("learner"): 9.0}, num_tasks=0), None, ""),
+        (snapshot(absent={RoleKey("runner"): 31.0}, num_tasks=0), None, ""),
         (
-            snapshot(other(LEARNER, state="training"), seconds_since_step=301.0, num_tasks=0),
+            snapshot(LEARNER, absent={RoleKey("inference"): 31.0}, num_tasks=0),
+            "inference",
+            "no inference node has been there",
+        ),
+        (snapshot(num_starts={"": 4}, num_tasks=0), "learner", "has started 4 times without a training step between"),
+        (
+            snapshot(other(LEARNER, state="training"), seconds_since_step={"": 301.0}, num_tasks=0),
             "learner",
             "does not get on",
         ),
         (
-            snapshot(LEARNER, seconds_since_rollout=0.0, seconds_since_step=99.0),
+            snapshot(LEARNER, seconds_since_rollout=0.0, seconds_since_step={"": 99.0}),
             "learner",
             "the learner is waiting, groups 3/8",
         ),
-        (snapshot(LEARNER, seconds_since_step=99.0, num_tasks=0), "learner", "no task is left"),
+        (snapshot(LEARNER, seconds_since_step={"": 99.0}, num_tasks=0), "learner", "no task is left"),
         (
             snapshot(other(LEARNER, status={"disk": "2 MiB free"}), seconds_since_rollout=0.0),
             "learner",
             "learner l: 2 MiB free",
         ),
         (snapshot(other(RUNNER, status={"disk": "none"}), seconds_since_rollout=0.0), None, ""),
-        (snapshot(other(LEARNER, state="done"), seconds_since_step=99.0, num_tasks=0), None, ""),
+        (snapshot(other(LEARNER, state="done"), seconds_since_step={"": 99.0}, num_tasks=0), None, ""),
         (snapshot(other(LEARNER, state="done", status={"disk": "none"}), seconds_since_rollout=0.0), None, ""),
     ],
 )
@@ -102,11 +106,59 @@ def test_who_said_that_it_goes_is_not_missed_and_who_did_not_is() -> None:
     liveness.observe([RUNNER, LEARNER], 1.0)
     liveness.observe([RUNNER, other(LEARNER, state="done")], 2.0)
     liveness.observe([], 40.0)
-    assert liveness.absent(40.0) == {"runner": 38.0}
-    assert RoleLiveness(["learner"], 0.0).absent(31.0) == {"learner": 31.0}, "expected, and never seen"
+    assert liveness.absent(40.0) == {RoleKey("runner"): 38.0}
+    assert RoleLiveness(["learner"], 0.0).absent(31.0) == {RoleKey("learner"): 31.0}, "expected, and never seen"
     expected = RoleLiveness(["learner"], 0.0)
     expected.observe([other(LEARNER, state="done")], 2.0)
     assert expected.absent(3600.0) == {}, "expected, and done"
+
+
+WRITER, CHECKER = (other(LEARNER, id=model, model=model) for model in ("writer", "checker"))
+
+
+def test_a_learner_does_not_stand_in_for_that_of_another_model() -> None:
+    liveness = RoleLiveness(["learner"], 0.0)
+    liveness.observe([WRITER, CHECKER], 1.0)
+    liveness.observe([WRITER], 40.0)
+    assert liveness.absent(40.0) == {RoleKey("learner", "checker"): 39.0}
+    liveness.observe([WRITER, other(CHECKER, state="done")], 41.0)
+    liveness.observe([WRITER], 90.0)
+    assert liveness.absent(90.0) == {}, "one that is done is not missed while the other goes on"
+    assert liveness.models_of("learner") == ["checker", "writer"]
+
+
+@pytest.mark.parametrize(
+    ("state", "model", "reason"),
+    [
+        (
+            snapshot(WRITER, absent={RoleKey("learner", "checker"): 31.0}, num_tasks=0),
+            "checker",
+            "no learner of checker",
+        ),
+        (
+            snapshot(WRITER, CHECKER, seconds_since_step={"writer": 1.0, "checker": 99.0}, num_tasks=0),
+            "checker",
+            "the learner of checker is waiting",
+        ),
+        (
+            snapshot(WRITER, seconds_since_step={"writer": 99.0}, num_tasks=0),
+            "writer",
+            "for 99 s: the learner is waiting",
+        ),
+        (
+            snapshot(WRITER, CHECKER, num_starts={"writer": 0, "checker": 4}, num_tasks=0),
+            "checker",
+            "the learner of checker has started 4 times",
+        ),
+        (snapshot(WRITER, other(CHECKER, state="done"), seconds_since_step={"checker": 99.0}, num_tasks=0), None, ""),
+    ],
+)
+def test_an_alert_names_the_model_where_there_are_several(
+    state: SystemSnapshot, model: str | None, reason: str
+) -> None:
+    stalls = diagnose(state, StallThresholds(stall_timeout_seconds=60.0, absent_seconds=30.0))
+    assert [stall.model for stall in stalls] == ([model] if model else [])
+    assert all(reason in stall.reason for stall in stalls)
 
 
 def test_a_learner_that_starts_again_and_again_without_a_step_is_counted() -> None:
@@ -115,8 +167,11 @@ def test_a_learner_that_starts_again_and_again_without_a_step_is_counted() -> No
     for number in range(5):
         liveness.observe([other(LEARNER, id=f"l-{number}", pid=number)], 20.0 * number)
         liveness.observe([], 20.0 * number + 10)
-    assert liveness.count_starts("learner", after=-1.0, now=90.0) == 5 and liveness.since("learner") == 0.0
-    assert liveness.count_starts("learner", after=30.0, now=90.0) == 3, "the others were before the last step"
+    assert (
+        liveness.count_starts(RoleKey("learner"), after=-1.0, now=90.0) == 5
+        and liveness.since(RoleKey("learner")) == 0.0
+    )
+    assert liveness.count_starts(RoleKey("learner"), after=30.0, now=90.0) == 3, "the others were before the last step"
 
 
 async def test_an_alarm_is_an_event_and_is_over_when_work_goes_on(bus: Bus, nats_url: str, start_store: Start) -> None:

@@ -193,3 +193,15 @@ async def test_the_page_asks_for_one_model_at_a_time(store: StoreProcess, events
         (run,) = await get("runs")
         assert run["models"] == [WRITER, CHECKER]
         assert (run["step"], run["max_steps"]) == (STEPS // 2, STEPS), "that of the slowest model"
+
+
+async def test_a_run_without_a_model_has_a_page(store: StoreProcess) -> None:
+    """Its attempts are all that is known of it."""
+    reader = Reader(await asyncio.to_thread(connect_readonly, store.url, limits=UI))
+    async with (
+        serve(UiServer(reader, "127.0.0.1", lambda: "no bus here"), "127.0.0.1", 0) as url,
+        aiohttp.ClientSession(url) as session,
+    ):
+        for question in ("models", "summary", "rewards", "trained", "served", "audit"):
+            async with session.get(f"/api/run/{question}", params={"run_id": "nobody"}) as answer:
+                assert answer.status == 200, await answer.text()

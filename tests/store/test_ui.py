@@ -241,9 +241,9 @@ async def test_a_rollout_knows_its_group_its_neighbours_and_its_step(ask: Ask, e
     assert (group["previous"], group["next"]) == (times[place - 1][1], times[place + 1][1])
     ends_of_run = [await ask("rollout/group", run_id=RUN, rollout_id=times[index][1]) for index in (0, -1)]
     assert (ends_of_run[0]["previous"], ends_of_run[1]["next"]) == ("", "")
-    advantages = {row["rollout_id"]: row["advantage"] for row in group["rollouts"]}
+    advantages = {row["rollout_id"]: row["advantages"] for row in group["rollouts"]}
     uses = (await ask("rollout", run_id=RUN, rollout_id=ROLLOUT))["uses"]
-    assert advantages[ROLLOUT] == uses[0]["advantage"]
+    assert advantages[ROLLOUT] == {"policy": uses[0]["advantage"]}
     step = await ask("run/rollouts", run_id=RUN, step=str(uses[0]["step"]))
     assert ROLLOUT in {row["rollout_id"] for row in step["rollouts"]}
     assert {row["rollout_id"].split("@")[1].split(".")[0] for row in step["rollouts"]} == {"p4"}
@@ -410,7 +410,9 @@ def test_requests_of_any_kind_have_something_to_show() -> None:
     assert parse_messages("not json") == [{"role": "request", "content": "not json"}]
     assert parse_messages("[1]") == [{"role": "request", "content": [1]}] and parse_messages("") == []
     (call,) = build_calls(
-        [{"call": 0}], [{"call": 0, "request": "", "request_prefix_refs": [], "response": "cut of"}], []
+        [{"call": 0, "model": "policy"}],
+        [{"call": 0, "request": "", "request_prefix_refs": [], "response": "cut of"}],
+        [],
     )
     assert call["answer"] == "cut of" and call["advantage"] is None and call["messages"] == []
 

@@ -25,13 +25,16 @@ from store.reports import ResultTable
 MAX_ROWS = 1000
 NEXT = """
 SELECT min(created_at) FROM weight_versions
-WHERE {run_id:String} IN ('', run_id) AND version = {version:UInt32} HAVING count() > 0
+WHERE {run_id:String} IN ('', run_id) AND {model:String} IN ('', model) AND version = {version:UInt32}
+HAVING count() > 0
 """
+MODELS = "SELECT DISTINCT model FROM weight_versions WHERE run_id = {run_id:String} ORDER BY model"
 
 
 def report(
     name: Annotated[str | None, typer.Argument(help="which; without one, what there is", show_default=False)] = None,
     run: Annotated[str, typer.Option(help="one run only")] = "",
+    model: Annotated[str, typer.Option(help="one model only; with --as-of a version: of this model")] = "",
     as_of: Annotated[
         str | None,
         typer.Option(help="as it was at a time (2026-11-21T10:00, UTC) or while a weight version was newest"),
@@ -75,16 +78,22 @@ def report(
         )
     most = limit + 1 if limit and plot is None else 0  # one more tells whether there are more
     arguments = dict(_pair(text) for text in parameters or ())
+    if model and any(parameter.name == "model" for parameter in definition.parameters):
+        arguments["model"] = model
+    elif model and not definition.is_by_model and not (as_of or "").isdecimal():
+        exit_with(f"report {name} is not by model: leave --model out")
+    of_model = bool(model) and definition.is_by_model
 
     def answer(client: Any) -> ResultTable:
         if run:
             check_run(client, run)
-        until = _moment(client, as_of, run) if as_of is not None else None
+        until = _moment(client, as_of, run, model) if as_of is not None else None
         try:
             values = definition.values(arguments, run, until)
         except ValueError as error:
             raise UserError(str(error)) from error
-        return run_query(client, definition.query(database, most), **values)
+        values |= {"model": model} if of_model else {}
+        return run_query(client, definition.query(database, most, of_model), **values)
 
     result = with_sql_client(sql, database, answer)
     if plot is not None and definition.plot is not None:
@@ -134,10 +143,13 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _moment(client: Any, text: str, run: str) -> datetime | None:
+def _moment(client: Any, text: str, run: str, model: str) -> datetime | None:
     """The end of a version's time, or a time; None: it is not over."""
     if text.isdecimal():
-        rows = client.query(NEXT, parameters={"run_id": run, "version": int(text) + 1}).result_rows
+        models = [name for (name,) in client.query(MODELS, parameters={"run_id": run}).result_rows]
+        if not model and len(models) > 1:
+            raise UserError(f"--as-of: run {run!r} has versions of {', '.join(models)}: say of which by --model")
+        rows = client.query(NEXT, parameters={"run_id": run, "model": model, "version": int(text) + 1}).result_rows
         return rows[0][0] if rows else None
     try:
         moment = datetime.fromisoformat(text)

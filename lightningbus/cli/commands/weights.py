@@ -18,6 +18,7 @@ from lightningbus.cli.commands.weights_export import export
 from lightningbus.cli.options import BusOption, JsonOption, check_names, run_async
 from lightningbus.cli.output import print_result
 from lightningbus.run.discovery import connect
+from lightningbus.run.model_choice import choose_model_on_bus
 from lightningbus.run.role_process import UserError
 from schemas.fleet import Heartbeat
 from schemas.weights.events import ReleaseState, WeightManifest
@@ -32,47 +33,51 @@ app.command()(export)
 
 What = Literal["approved", "revoked", "pinned", "unpinned"]
 VersionArgument = Annotated[int, typer.Argument(min=0, help="as `list` shows it")]
-ModelOption = Annotated[str, typer.Option(help="name the versions are published under")]
+ModelOption = Annotated[
+    str | None, typer.Option(help="name the versions are published under [default: the only one on the bus]")
+]
 ReasonOption = Annotated[str, typer.Option(help="kept with the decision")]
 
 
 @app.command("list")
 def list_(
-    model: ModelOption = "policy",
+    model: ModelOption = None,
     last: Annotated[int, typer.Option(min=1, help="how many, the newest first")] = 20,
     as_json: JsonOption = False,
     bus: BusOption = None,
 ) -> None:
     """One line per version: what it is, what was decided of it, and which nodes serve it."""
-    check_names(model=model)
+    _check_model(model)
 
-    async def look() -> list[dict[str, object]]:
+    async def look() -> tuple[str, list[dict[str, object]]]:
         async with connect(bus, "weights") as at:
-            releases, nodes = WeightRegistry(at, model), await _nodes(at, model)
+            chosen = await choose_model_on_bus(model, at)
+            releases, nodes = WeightRegistry(at, chosen), await _nodes(at, chosen)
             release, rows = await releases.refresh(), dict[int, dict[str, object]]()
             async for manifest, _ in releases.list_versions():
                 if len(rows) == last and manifest.version not in rows:
                     break
                 rows.setdefault(manifest.version, _fields(manifest, release, nodes))
-            return list(rows.values())
+            return chosen, list(rows.values())
 
-    rows = run_async(look())
+    name, rows = run_async(look())
     if not as_json:
         rows = [{**row, "nodes": ", ".join(row["nodes"])} for row in rows]  # type: ignore[arg-type]
     columns = list(rows[0]) if rows else []
     print_result(
-        (columns, [tuple(row.values()) for row in rows]), as_json, none=f"model {model!r} has no version on this bus"
+        (columns, [tuple(row.values()) for row in rows]), as_json, none=f"model {name!r} has no version on this bus"
     )
 
 
 @app.command("show")
-def show_(version: VersionArgument, model: ModelOption = "policy", bus: BusOption = None) -> None:
+def show_(version: VersionArgument, model: ModelOption = None, bus: BusOption = None) -> None:
     """All that is known of one version, as JSON: manifest, decisions, and who went over to it, with seconds."""
-    check_names(model=model)
+    _check_model(model)
 
     async def look() -> dict[str, object]:
         async with connect(bus, "weights") as at:
-            releases, nodes = WeightRegistry(at, model), await _nodes(at, model)
+            chosen = await choose_model_on_bus(model, at)
+            releases, nodes = WeightRegistry(at, chosen), await _nodes(at, chosen)
             release, manifests = await releases.refresh(), await releases.manifests_of(version)
             manifest, first = manifests[0][0], manifests[-1][1]
             applied = await releases.activations_of(first, version)
@@ -92,7 +97,7 @@ def show_(version: VersionArgument, model: ModelOption = "policy", bus: BusOptio
 def revoke(
     version: VersionArgument,
     reason: Annotated[str, typer.Option(help="kept with the decision")],
-    model: ModelOption = "policy",
+    model: ModelOption = None,
     bus: BusOption = None,
 ) -> None:
     """No node serves this version from now on; those that do go back to the one before it."""
@@ -101,34 +106,32 @@ def revoke(
 
 @app.command()
 def approve(
-    version: VersionArgument, reason: ReasonOption = "", model: ModelOption = "policy", bus: BusOption = None
+    version: VersionArgument, reason: ReasonOption = "", model: ModelOption = None, bus: BusOption = None
 ) -> None:
     """This version may be served, whatever was said of it before."""
     _decide("approved", version, model, bus, reason)
 
 
 @app.command()
-def pin(
-    version: VersionArgument, reason: ReasonOption = "", model: ModelOption = "policy", bus: BusOption = None
-) -> None:
+def pin(version: VersionArgument, reason: ReasonOption = "", model: ModelOption = None, bus: BusOption = None) -> None:
     """All nodes serve exactly this version, until it is unpinned."""
     _decide("pinned", version, model, bus, reason)
 
 
 @app.command()
-def unpin(reason: ReasonOption = "", model: ModelOption = "policy", bus: BusOption = None) -> None:
+def unpin(reason: ReasonOption = "", model: ModelOption = None, bus: BusOption = None) -> None:
     """Nodes follow the newest version again."""
     _decide("unpinned", None, model, bus, reason)
 
 
 @app.command()
-def repair(model: ModelOption = "policy", bus: BusOption = None) -> None:
+def repair(model: ModelOption = None, bus: BusOption = None) -> None:
     """Remove what every reader passes over: what cannot be read, or was not signed by who may decide that."""
-    check_names(model=model)
+    _check_model(model)
 
     async def work() -> list[str]:
         async with connect(bus, "weights", "admin") as at:
-            return await WeightRegistry(at, model).repair()
+            return await WeightRegistry(at, await choose_model_on_bus(model, at)).repair()
 
     removed = run_async(work())
     for reason in removed:
@@ -136,16 +139,17 @@ def repair(model: ModelOption = "policy", bus: BusOption = None) -> None:
     print(f"messages removed: {len(removed)}")
 
 
-def _decide(what: What, version: int | None, model: str, bus: str | None, reason: str) -> None:
-    check_names(model=model)
+def _decide(what: What, version: int | None, model: str | None, bus: str | None, reason: str) -> None:
+    _check_model(model)
 
     async def work() -> int:
         async with connect(bus, "weights", "admin") as at:
-            releases = WeightRegistry(at, model)
+            chosen = await choose_model_on_bus(model, at)
+            releases = WeightRegistry(at, chosen)
             before = await releases.refresh()
             which = version if version is not None else before.pinned
             if which is None:
-                raise UserError(f"no version of model {model!r} is pinned")
+                raise UserError(f"no version of model {chosen!r} is pinned")
             (manifest, _), *_ = await releases.manifests_of(which)
             if what == "pinned":
                 if is_revoked(before, which):
@@ -157,6 +161,11 @@ def _decide(what: What, version: int | None, model: str, bus: str | None, reason
             return which
 
     print(f"version {run_async(work())} is {what}")
+
+
+def _check_model(model: str | None) -> None:
+    if model is not None:
+        check_names(model=model)
 
 
 async def _nodes(at: Bus, model: str) -> list[Heartbeat]:

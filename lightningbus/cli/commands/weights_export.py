@@ -17,7 +17,7 @@ def export(
         typer.Argument(metavar="[VERSION] DIR", help="version [default: the one that nodes serve], and where"),
     ],
     model: Annotated[
-        str | None, typer.Option(help="name the versions are published under [default: the run's]")
+        str | None, typer.Option(help="name the versions are published under [default: the run's, if it trains one]")
     ] = None,
     run: Annotated[str | None, typer.Option(help="name or directory of a run, up or stopped [default: latest]")] = None,
     base_model: Annotated[
