@@ -68,13 +68,13 @@ async def following(bus: Any, directory: Path) -> AsyncIterator[tuple[WeightUpda
         await cancel_and_wait(running)
 
 
-async def publish(bus: Bus, directory: Path, version: int, **changes: Any) -> None:
+async def publish(bus: Bus, directory: Path, version: int, model: str = "policy", **changes: Any) -> None:
     content = directory / f"{version}.safetensors"
     content.write_bytes(b"weights of version %d" % version * 1000)
-    blob = await bus.object_store.put(subjects.WEIGHT_BUCKET, f"policy-{version}", content)
+    blob = await bus.object_store.put(subjects.WEIGHT_BUCKET, f"{model}-{version}", content)
     fields = {"blobs": (blob,), "epoch": 1, "step": version, "created_at_ns": 1, **changes}
-    manifest = WeightManifest(run_id="run", model="policy", version=version, **fields)
-    await bus.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}")
+    manifest = WeightManifest(run_id="run", model=model, version=version, **fields)
+    await bus.publish(subjects.weights(model), manifest, msg_id=f"w{model}{version}")
 
 
 async def test_a_late_joiner_takes_the_newest_version_and_then_every_new_one(bus: Bus, tmp_path: Path) -> None:

@@ -102,15 +102,19 @@ class Store:
     """Answers the four queries as the store does at moments that a test chooses."""
 
     def __init__(self) -> None:
-        self.rewards = [("train", "", 0, 4, 0.5, 0.1, None), ("eval", "greedy", 0, 2, 1.0, 0.0, 0.0)]
+        self.rewards = [
+            ("policy", "train", "", 0, 4, 0.5, 0.1, None),
+            ("policy", "eval", "greedy", 0, 2, 1.0, 0.0, 0.0),
+            ("judge", "train", "", 0, 4, 0.5, 0.1, None),  # a model that nobody trains
+        ]
         self.unfinished: list[tuple[str, str]] = []
 
     def query(self, query: str, *, parameters: Mapping[str, Any]) -> Any:
         answers = {
-            store_points.STEPS: [(1, {"actor/loss": 0.5})] if parameters.get("after", -1) < 1 else [],
+            store_points.STEPS: [("policy", 1, {"actor/loss": 0.5})] if parameters.get("after", -1) < 1 else [],
             store_points.REWARDS: self.rewards,
             store_points.UNFINISHED: self.unfinished,
-            store_points.NEWEST: [(1,)],
+            store_points.NEWEST: [("policy", 1)],
         }
         return type("Result", (), {"result_rows": answers[query]})
 
@@ -131,14 +135,14 @@ def test_rewards_of_a_version_are_logged_once_they_change_no_more() -> None:
 
 def test_steps_that_a_tracker_has_are_not_read_again_until_the_run_is_over(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "scripted.json")
-    assert journal.last_step == -1
+    assert journal.last_steps == {}
     journal.add(POINTS)
-    assert journal.last_step == Journal(tmp_path / "scripted.json").last_step == 2
+    assert journal.last_steps == Journal(tmp_path / "scripted.json").last_steps == {"": 2}
     store: Any = Store()
     reader = PointReader("small", max_staleness=1)
-    assert [point.key for point in reader.read(store, is_over=False, last_step=0)] == ["step/1"]
-    assert not [point for point in reader.read(store, is_over=False, last_step=1) if point.axis == "step"]
-    assert "step/1" in [point.key for point in reader.read(store, is_over=True, last_step=1)]
+    assert [point.key for point in reader.read(store, is_over=False, last_steps={"": 0})] == ["step/1"]
+    assert not [point for point in reader.read(store, is_over=False, last_steps={"": 1}) if point.axis == "step"]
+    assert "step/1" in [point.key for point in reader.read(store, is_over=True, last_steps={"": 1})]
 
 
 def test_tensorboard_reads_the_event_files(tmp_path: Path) -> None:

@@ -128,3 +128,15 @@ async def test_bytes_of_a_stranger_stop_no_node_and_a_command_removes_them(
     for subject in strangers:
         message = await bus.js.get_last_msg(subjects.WEIGHTS, subject, direct=True)
         assert message.data != answer
+
+
+async def test_a_model_is_named_where_the_bus_has_several(bus: Bus, nats_url: str, tmp_path: Path) -> None:
+    await publish(bus, tmp_path, 0, model="checker")
+    assert [row["version"] for row in await listed(nats_url)] == [0], "the only one need not be named"
+    await publish(bus, tmp_path, 3, model="writer")
+    for words in (["list"], ["show", 3], ["pin", 3], ["revoke", 3, "--reason", "x"], ["unpin"], ["repair"]):
+        error = await weights(nats_url, *words, code=2)
+        assert "--model: there are several models, name one of checker, writer" in error
+    assert "version 3 is pinned" in await weights(nats_url, "pin", 3, "--model", "writer")
+    assert [row["state"] for row in await listed(nats_url, "--model", "writer")] == ["pinned"]
+    assert (await WeightRegistry(bus, "checker").refresh()).pinned is None

@@ -1,6 +1,9 @@
 """A run that trains two models: every figure is of one of them, counted another way from the events."""
 
 import asyncio
+import json
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import mean
@@ -205,3 +208,29 @@ async def test_a_run_without_a_model_has_a_page(store: StoreProcess) -> None:
         for question in ("models", "summary", "rewards", "trained", "served", "audit"):
             async with session.get(f"/api/run/{question}", params={"run_id": "nobody"}) as answer:
                 assert answer.status == 200, await answer.text()
+
+
+def test_reports_say_whether_they_are_by_model(store: StoreProcess) -> None:
+    for report in REPORTS.values():
+        fields = {"a": RUN, "b": RUN} if report.name == "compare" else {}
+        values = report.values(fields, "", None)
+        columns = store.sql.query(report.query("lightningbus", 1), parameters=values).column_names
+        assert not columns or report.is_by_model == ("model" in columns), report.name
+        if report.is_by_model:
+            chosen = store.sql.query(
+                report.query("lightningbus", of_model=True), parameters={**values, "model": CHECKER}
+            )
+            assert {row["model"] for row in chosen.named_results()} <= {CHECKER}, report.name
+
+
+def test_the_report_command_takes_a_model(store: StoreProcess) -> None:
+    def report(*words: str) -> "subprocess.CompletedProcess[str]":
+        line = [sys.executable, "-m", "lightningbus", "report", *words, "--run", RUN, "--json", "--sql", store.url]
+        return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+
+    rows = json.loads(report("reward_by_version", "--model", CHECKER, "--as-of", "1").stdout)
+    assert {row["model"] for row in rows} == {CHECKER} and max(row["version"] for row in rows) == 1
+    unclear = report("reward_by_version", "--as-of", "1")
+    assert unclear.returncode == 2 and f"has versions of {CHECKER}, {WRITER}: say of which by --model" in unclear.stderr
+    whole = report("outcomes", "--model", CHECKER)
+    assert whole.returncode == 2 and "report outcomes is not by model" in whole.stderr
