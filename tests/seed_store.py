@@ -156,11 +156,11 @@ def _use_of(model: str, last: SpanBatch, step: int, chance: random.Random) -> Ro
     use = _use(last, step, chance)
     assert last.end is not None
     sign = 1 if model == MODELS[0] else -1
-    own = [(0 if model == MODELS[0] else 1) == call % 2 for call in range(last.end.usage.num_calls)]
+    own_calls = [(0 if model == MODELS[0] else 1) == call % 2 for call in range(last.end.usage.num_calls)]
     reward = last.end.reward if model == MODELS[0] else last.end.rewards.get(model)
     return replace(
-        use, reward=reward, advantage=sign * use.advantage, tokens=10 * sum(own) if use.trained else 0,
-        call_advantages=tuple(sign * use.advantage * is_own for is_own in own),
+        use, reward=reward, advantage=sign * use.advantage, tokens=10 * sum(own_calls) if use.trained else 0,
+        call_advantages=tuple(sign * use.advantage * is_own for is_own in own_calls),
     )  # fmt: skip
 
 
