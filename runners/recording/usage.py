@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from schemas.base import MAX_POLICIES
 from schemas.semconv.span_kinds import kind_of
 from schemas.spans import ModelCall, Span, Usage
+from schemas.text import replace_surrogates
 
 Interval = tuple[int, int]
 """Start and end in nanoseconds."""
@@ -32,7 +33,7 @@ class UsageMeter:
         self.response_tokens += len(call.response_ids) // 4
         self.num_truncated += call.finish_reason == "length"
         if call.weight_versions:
-            self.versions.setdefault(call.model, set()).update(run.version for run in call.weight_versions)
+            self.versions.setdefault(replace_surrogates(call.model), set()).update(run.version for run in call.weight_versions)
         self._model.append((span.start_ns, span.end_ns))
 
     def add(self, span: Span) -> None:

@@ -13,13 +13,15 @@ NOW, LONG_AGO = 1.0, IDLE_SECONDS + 1
 LIVE, FILES = StoreState.LIVE, StoreState.FINISHED
 
 
-def learner(state: str, run_id: str = "r") -> Heartbeat:
-    return Heartbeat(role="learner", id="learner-1", run_id=run_id, state=state, sent_at_ns=0)
+def learner(state: str, run_id: str = "r", model: str = "a") -> Heartbeat:
+    return Heartbeat(role="learner", id="learner-1", run_id=run_id, state=state, model=model, sent_at_ns=0)
 
 
 def steps(*last: int) -> list[dict[str, Any]]:
     """The last step of each model, of ten."""
-    return [{"step": step, "settings": {"max_steps": 10}} for step in last]
+    return [
+        {"model": model, "step": step, "settings": {"max_steps": 10}} for model, step in zip("ab", last, strict=False)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,8 @@ def steps(*last: int) -> list[dict[str, Any]]:
         (9, NOW, steps(5), None, FILES, RunState.STOPPED),
         (9, NOW, steps(5), [learner("training")], FILES, RunState.STOPPED),
         (9, NOW, steps(10, 5), None, FILES, RunState.STOPPED),  # one of two models
+        (9, LONG_AGO, steps(10, 5), [learner("done")], LIVE, RunState.STOPPED),  # that of the other is gone
+        (9, LONG_AGO, steps(10, 5), [learner("done", model="b")], LIVE, RunState.FINISHED),
         (9, LONG_AGO, steps(5), None, LIVE, RunState.IDLE),  # nobody hears heartbeats
         (9, LONG_AGO, [], [], LIVE, RunState.IDLE),
         (9, NOW, [], None, FILES, RunState.ENDED),
