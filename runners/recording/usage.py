@@ -33,7 +33,9 @@ class UsageMeter:
         self.response_tokens += len(call.response_ids) // 4
         self.num_truncated += call.finish_reason == "length"
         if call.weight_versions:
-            self.versions.setdefault(replace_surrogates(call.model), set()).update(run.version for run in call.weight_versions)
+            self.versions.setdefault(replace_surrogates(call.model), set()).update(
+                run.version for run in call.weight_versions
+            )
         self._model.append((span.start_ns, span.end_ns))
 
     def add(self, span: Span) -> None:

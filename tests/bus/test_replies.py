@@ -51,7 +51,8 @@ WORDS = (
     "lb.task.train.calc", "lb.rollout.train", "lb.rollout.eval", "lb.event.training_step", "lb.alert",
     "lb.weights.version.policy", "lb.weights.activated.node", "lb.weights.release.policy",
     "lb.weights.swap_lock.policy", "lb.dlq.TASKS",
-    "lb.prompts.version.solver", "lb.prompts.release.solver", "lb.dispatch.run", "lb.dlq.TRAIN_ROLLOUTS", "$O.weights.C.evil", "$O.weights.M.evil", "lb.heartbeat.inference.evil",
+    "lb.prompts.version.solver", "lb.prompts.release.solver", "lb.dispatch.run",
+    "lb.dlq.TRAIN_ROLLOUTS", "$O.weights.C.evil", "$O.weights.M.evil", "lb.heartbeat.inference.evil",
     "lb.heartbeat.store.evil",
 )  # fmt: skip
 

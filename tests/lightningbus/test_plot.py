@@ -69,7 +69,11 @@ def test_no_bar_lies_over_another_and_no_label_is_cut(
 
 def test_evaluations_are_marks_with_errors_within_the_rewards(draw: Any) -> None:
     fields = {"mean_reward": 0.9, "reward_spread": 0.3, "standard_error": 0.2, "worst": 0.0, "best": 1.0}
-    rows = [{**row, "model": "policy", "version": version} for version in range(3) for row in rows_of("name", ["x"], **fields)]
+    rows = [
+        {**row, "model": "policy", "version": version}
+        for version in range(3)
+        for row in rows_of("name", ["x"], **fields)
+    ]
     (axes,) = draw("reward_by_version", rows).axes
     joined = [line for line in axes.lines if line.get_linestyle() != "None" and len(line.get_xdata()) > 1]
     assert len(joined) == 1, "training alone is a line"
