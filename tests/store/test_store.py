@@ -55,7 +55,7 @@ async def test_what_was_acknowledged_survives_a_kill_and_what_was_not_comes_agai
             store.kill()
     again = await asyncio.to_thread(start_store, nats_url)
     await asyncio.to_thread(again.until, "SELECT count() FROM rollouts", 220)
-    assert again.fetch_value("SELECT count() FROM model_calls") == 440
+    await asyncio.to_thread(again.until, "SELECT count() FROM model_calls", 440)
     assert again.fetch_value("SELECT uniqExact(rollout_id, call) FROM model_calls") == 440
     await drained(bus)
 
