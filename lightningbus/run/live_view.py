@@ -26,9 +26,10 @@ NON_TTY_INTERVAL_SECONDS = 10.0
 """How often a line is printed where there is no terminal to draw on."""
 
 
-def _line(beat: Heartbeat) -> str:
+def _line(beat: Heartbeat, names_model: bool) -> str:
     version = "" if beat.version is None else f" v{beat.version}"
-    return f"{beat.role} {beat.state}{version} {describe(beat)}"
+    model = f" {beat.model}" if names_model and beat.model else ""
+    return f"{beat.role}{model} {beat.state}{version} {describe(beat)}"
 
 
 def members_table(members: Iterable[Heartbeat]) -> Table:
@@ -53,7 +54,8 @@ class LiveView:
         self._title = title
         self._console = console or Terminal(stderr=True)
         self._started = time.monotonic()
-        self._rewards: dict[int, float] = {}
+        self._rewards: dict[str, dict[int, float]] = {}
+        """By the model that is trained, and by step."""
         self._progress = StepProgress()
 
     @contextlib.asynccontextmanager
@@ -89,24 +91,30 @@ class LiveView:
             parts.append(Columns([bar, Text(progress)]))
         parts.append(members_table(self._fleet.members()))
         parts += [Text(f"ALERT  {alert}", style="bold red") for alert in firing_alerts(self._fleet.members())]
-        if self._rewards:
-            parts.append(Text(self._describe_rewards(), style="green"))
+        parts += [Text(line, style="green") for line in self._describe_rewards()]
         return Group(*parts)
 
-    def _describe_rewards(self) -> str:
-        values = [self._rewards[step] for step in sorted(self._rewards)]
-        span = f"{format_reward(min(values))} to {format_reward(max(values))}, now {format_reward(values[-1])}"
-        return f"reward by step  {sparkline(values, BAR_WIDTH)}  {span}"
+    def _describe_rewards(self) -> Iterator[str]:
+        """A line for each model that is trained."""
+        for model, by_step in sorted(self._rewards.items()):
+            values = [by_step[step] for step in sorted(by_step)]
+            span = f"{format_reward(min(values))} to {format_reward(max(values))}, now {format_reward(values[-1])}"
+            name = f" of {model}" if len(self._rewards) > 1 else ""
+            yield f"reward by step{name}  {sparkline(values, BAR_WIDTH)}  {span}"
 
     def _remember(self) -> None:
+        """Note steps and rewards; of several learners the one that is furthest behind says how far training is."""
+        progress: list[tuple[int, int]] = []
         for beat in self._fleet.members():
             step, num_steps, reward = (beat.status.get(key) for key in ("step", "steps", "reward"))
             if beat.role != "learner" or not isinstance(step, int) or not isinstance(num_steps, int) or not num_steps:
                 continue  # no learner, or the one that publishes the first version only
             if beat.state != "starting":
-                self._progress.record(step, num_steps, time.monotonic())
+                progress.append((step, num_steps))
             if isinstance(reward, int | float):
-                self._rewards[step] = float(reward)
+                self._rewards.setdefault(beat.model, {})[step] = float(reward)
+        if progress:
+            self._progress.record(*min(progress), time.monotonic())
 
     async def _draw_live(self) -> None:
         with Live(self._render(), console=self._console, refresh_per_second=2, transient=False) as live:
@@ -131,8 +139,10 @@ class LiveView:
         yield from (f"ALERT  {alert}" for alert in firing_alerts(members))
         progress = self._progress.describe(time.monotonic())
         training = [progress] if progress else []
-        training += [self._describe_rewards()] if self._rewards else []
-        lines = [_line(beat) for beat in members if beat.role in ("learner", "inference")]
+        training += self._describe_rewards()
+        beats = [beat for beat in members if beat.role in ("learner", "inference")]
+        names_model = len({beat.model for beat in beats}) > 1
+        lines = [_line(beat, names_model) for beat in beats]
         for line in [*training, *lines] or ["no learner and no inference node is there"]:
             yield f"{self._headline()} | {line}"
 

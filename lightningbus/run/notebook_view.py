@@ -54,8 +54,11 @@ class NotebookView(LiveView):
             self._bar.refresh()
 
     def _show_note(self) -> None:
-        reward = f"reward {format_reward(self._rewards[max(self._rewards)])}" if self._rewards else ""
-        self._bar.set_postfix_str(", ".join(filter(None, (reward, self.note))))
+        rewards = [
+            f"reward{f' of {model}' if len(self._rewards) > 1 else ''} {format_reward(by_step[max(by_step)])}"
+            for model, by_step in sorted(self._rewards.items())
+        ]
+        self._bar.set_postfix_str(", ".join(filter(None, (*rewards, self.note))))
 
 
 def choose_view(fleet: Fleet, title: str) -> LiveView:

@@ -123,3 +123,25 @@ def test_a_terminal_and_plain_lines_show_the_same(is_terminal: bool, monkeypatch
         assert words in text
     assert "{" not in text and "suspect" not in text
     assert ("━" in text) == is_terminal, "a bar"
+
+
+def test_of_two_learners_each_reward_is_shown_and_the_slower_one_is_how_far_training_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    fleet = Members([])
+    view = LiveView(fleet, "train", Terminal(file=io.StringIO(), width=160))  # type: ignore[arg-type]
+    for step in range(4):
+        now += 60.0
+        fleet._members = [
+            Heartbeat(role="learner", id=model, model=model, state="training", version=step + ahead, sent_at_ns=1,
+                      status={"step": step + ahead, "steps": 9, "reward": chips * (step + 1)})
+            for model, ahead, chips in (("bob", 1, -2.0), ("alice", 0, 2.0))
+        ]  # fmt: skip
+        view._remember()
+    text = "\n".join(view._lines())
+    assert "step 3 of 9, 60 steps/h, 6 min 00 s left" in text
+    assert "reward by step of alice  ▁▃▆█  2 to 8, now 8" in text
+    assert "reward by step of bob  █▆▃▁  -8 to -2, now -8" in text
+    assert "learner alice training v3" in text and "learner bob training v4" in text
