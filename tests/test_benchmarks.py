@@ -9,6 +9,9 @@ from benchmarks import kv_cache, peers
 from benchmarks.__main__ import rewrite
 from benchmarks.asynchrony.__main__ import find_hopeless_seeds, tables
 from benchmarks.asynchrony.job import key_of, read, seconds_to
+from benchmarks.policies import __main__ as policies
+from benchmarks.policies import job as policy_jobs
+from benchmarks.policies.job import JOBS, arrange
 from tests.serving_faults import __main__ as serving_faults
 
 HERE = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -26,6 +29,28 @@ def test_the_tables_are_the_results() -> None:
     results = read(HERE / "results" / "async.json")
     assert table_of("bench-async") == tables(results)
     assert len({key_of(result) for result in results}) == len(results)
+
+
+def test_the_table_of_policies_is_the_results() -> None:
+    results = policies.read(HERE / "results" / "policies.json")
+    assert table_of("bench-policies") == policies.tables(results)
+    assert len({policy_jobs.key_of(result) for result in results}) == len(results)
+
+
+def test_the_arms_of_a_job_differ_in_who_is_trained(tmp_path: Path) -> None:
+    arms: dict[str, tuple[list[str], list[str], dict[str, str]]] = {}
+    for arm in JOBS["text_to_sql"].arms:
+        settings, job = arrange(JOBS["text_to_sql"], arm, 3, tmp_path / "work", tmp_path)
+        trained = [learner.model for learner in job.learners]
+        arms[arm] = trained, [node.model for node in settings.inference if node.frozen], settings.role_models
+        assert {learner.seed for learner in job.learners} == {
+            3
+        } and job.learner.model_path == tmp_path / "work" / "model"
+    assert arms == {
+        "two policies": (["policy", "checker"], [], {"checker": "checker"}),
+        "one shared policy": (["policy"], [], {}),
+        "writer alone": (["policy"], ["checker"], {"checker": "checker"}),
+    }
 
 
 def test_the_page_of_the_store_shows_what_was_measured_last() -> None:
