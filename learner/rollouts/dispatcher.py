@@ -119,7 +119,12 @@ class Dispatcher:
         """
         self._step, self._version = step, version
         self._outstanding.remove(trained)
+        self._outstanding.batch = frozenset()
         self._wake.set()
+
+    def start_batch(self, tasks: Iterable[str]) -> None:
+        """These are trained from now on, until `advance`."""
+        self._outstanding.batch = frozenset(tasks)
 
     async def replace_dropped(self, tasks: Iterable[str]) -> None:
         """These groups came to nothing: the same tasks are dispatched again, up to `MAX_REPLACEMENTS` times."""

@@ -16,6 +16,8 @@ class OutstandingGroups:
         self.by_task: dict[str, DispatchedGroup] = {}
         self.surplus: dict[str, None] = {}
         """Tasks that are left to other learners of the run, oldest first."""
+        self.batch: frozenset[str] = frozenset()
+        """Tasks that are being trained: these are left to nobody."""
 
     def copies(self, without: Container[str] = ()) -> list[DispatchedGroup]:
         """Copies of the groups, but those of some tasks."""
@@ -43,12 +45,16 @@ class OutstandingGroups:
         """
         kept: deque[str] = deque()
         beyond: list[str] = []
+        num_kept = 0
         started = [(group.served_version, task) for task, group in self.by_task.items()]
         in_order = sorted(((version, task) for version, task in started if version is not None), key=itemgetter(0))
         for version, task in in_order:
-            kept.append(task)
-            if len(kept) > num_admitted(version):
+            num_kept += 1
+            if task not in self.batch:
+                kept.append(task)
+            if num_kept > num_admitted(version) and kept:
                 beyond.append(kept.popleft())
+                num_kept -= 1
         self._leave(beyond[:limit])
         return min(len(beyond), limit)
 

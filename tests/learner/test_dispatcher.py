@@ -295,6 +295,28 @@ async def test_a_group_of_another_learner_counts_by_the_version_served_when_it_w
     assert checker.take_surplus() == first[2:] and set(versions.values()) <= {1}, "what it dispatched in their place"
 
 
+async def test_what_is_being_trained_is_left_to_nobody_and_counts_until_its_step_has_ended(bus: Bus) -> None:
+    """The writer dispatches on while the checker trains: else the checker would have twice what it can train."""
+    await bus.ensure_consumer(runner_consumer("default", "train"))
+    writer = Dispatcher(bus, problems(9), several("writer"))
+    checker = Dispatcher(bus, problems(9), several("checker"))
+    await writer.restore([])
+    await checker.restore([])
+    writer.advance(0, 0)
+    checker.advance(0, 0)
+    async with dispatching(writer):
+        first = list(dict.fromkeys(task.id for task in await tasks_of(bus, 8)))
+        async with dispatching(checker):
+            await eventually(lambda: checker.num_by_others == 4)
+            checker.start_batch(first[:2])
+            writer.advance(1, 1, first[:2])
+            new = list(dict.fromkeys(task.id for task in await tasks_of(bus, 4)))
+            await eventually(lambda: checker.num_by_others == 6)
+            assert checker.take_surplus() == first[2:] and {*checker.outstanding_tasks} == {*first[:2], *new}
+            checker.advance(1, 1, first[:2])
+            assert len(checker.outstanding_tasks) == 2, "as many as the step from version 1 can train"
+
+
 async def test_learners_that_dispatch_other_tasks_in_one_run_are_refused(bus: Bus) -> None:
     await bus.ensure_consumer(runner_consumer("default", "train"))
     writer = Dispatcher(bus, problems(9), several("writer"))
