@@ -1,4 +1,4 @@
-"""Deals as task lines, and hands of a beginner to learn from: ``python data.py --out DIR``.
+"""Deals as task lines, and hands to learn from: ``python data.py --out DIR``.
 
 There is nothing to hold out: the game has six deals. ``heldout.jsonl`` seats each player opposite the beginner instead.
 """
@@ -9,6 +9,9 @@ import random
 from pathlib import Path
 
 from game import DEALS, play, prompt
+
+BY_CHANCE = 0.9
+"""Share of a beginner's moves."""
 
 
 def evaluation_tasks(hands: int) -> list[dict]:
@@ -24,14 +27,16 @@ def evaluation_tasks(hands: int) -> list[dict]:
     ]
 
 
-def demonstrations(hands: int, rng: random.Random) -> list[dict]:
-    """Calls of a beginner, who makes every move by chance."""
+def demonstrations(hands: int, by_chance: float, rng: random.Random) -> list[dict]:
+    """Calls of who makes so many moves by chance, and the others by the card alone: bold with a king, else careful."""
     lines: list[dict] = []
     for _ in range(hands):
         deal = rng.choice(DEALS)
 
         def ask(player: str, history: str, moves: tuple[str, str], deal: str = deal) -> str:
-            text, move = prompt(deal[player == "bob"], history, moves), rng.choice(moves)
+            card = deal[player == "bob"]
+            move = rng.choice(moves) if rng.random() < by_chance else moves[card != "K"]
+            text = prompt(card, history, moves)
             lines.append({"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": move}]})
             return move
 
@@ -47,13 +52,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--hands", type=int, default=24, help="of each deal and player, in an evaluation")
-    parser.add_argument("--demonstrations", type=int, default=1500, help="hands of the beginner")
+    parser.add_argument("--demonstrations", type=int, default=1500, help="hands to learn from, of each kind")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     write(options.out / "train.jsonl", [{"id": deal, "input": {"deal": deal}} for deal in DEALS])
     write(options.out / "heldout.jsonl", evaluation_tasks(options.hands))
-    write(options.out / "beginner.jsonl", demonstrations(options.demonstrations, random.Random(options.seed)))
+    rng = random.Random(options.seed)
+    write(options.out / "able.jsonl", demonstrations(options.demonstrations, 0.2, rng))
+    write(options.out / "beginner.jsonl", demonstrations(options.demonstrations, BY_CHANCE, rng))
 
 
 if __name__ == "__main__":
