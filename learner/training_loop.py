@@ -117,6 +117,7 @@ class TrainingLoop:
             groups = self.consumer.groups.pop_ready(self.settings.groups_per_step, self._choose_groups)
             metrics.groups_ready.set(len(self.consumer.groups.ready))
             if groups:
+                self.dispatcher.start_batch(group.task_id for group in groups)
                 return groups
             await self._checkpoint_if_filling()
             self.dispatcher.wake()

@@ -13,6 +13,8 @@ from benchmarks.asynchrony.__main__ import find_hopeless_seeds, tables
 from benchmarks.asynchrony.job import key_of, read, seconds_to
 from benchmarks.credit import __main__ as credit
 from benchmarks.credit.job import EXAMPLES, JOBS, METHODS, job_fields, row_of, steps_to, target_of
+from benchmarks.policies import __main__ as policies
+from benchmarks.policies import job as policy_jobs
 from lightningbus.run.preflight import parse_job
 from lightningbus.run.settings import RunSettings, validate_settings
 from tests.examples.endpoint import module
@@ -86,6 +88,28 @@ def test_a_run_is_kept_with_the_greedy_curve_of_its_versions() -> None:
     figures = {"evaluations": evaluations, "steps": 3, "rollouts": 9, "share_trained": 1.0, "mean_staleness": 0.5}
     row = row_of("math_tools", "air", 1, {**figures, "seconds": 2.0, "rollouts_lost": 0})
     assert (row["job"], row["method"], row["seed"], row["curve"]) == ("math_tools", "air", 1, [(0, 0.1), (3, 0.5)])
+
+
+def test_the_table_of_policies_is_the_results() -> None:
+    results = policies.read(HERE / "results" / "policies.json")
+    assert table_of("bench-policies") == policies.tables(results)
+    assert len({policy_jobs.key_of(result) for result in results}) == len(results)
+
+
+def test_the_arms_of_a_job_differ_in_who_is_trained(tmp_path: Path) -> None:
+    arms: dict[str, tuple[list[str], list[str], dict[str, str]]] = {}
+    for arm in policy_jobs.JOBS["text_to_sql"].arms:
+        settings, job = policy_jobs.arrange(policy_jobs.JOBS["text_to_sql"], arm, 3, tmp_path / "work", tmp_path)
+        trained = [learner.model for learner in job.learners]
+        arms[arm] = trained, [node.model for node in settings.inference if node.frozen], settings.role_models
+        assert {learner.seed for learner in job.learners} == {
+            3
+        } and job.learner.model_path == tmp_path / "work" / "model"
+    assert arms == {
+        "two policies": (["policy", "checker"], [], {"checker": "checker"}),
+        "one shared policy": (["policy"], [], {}),
+        "writer alone": (["policy"], ["checker"], {"checker": "checker"}),
+    }
 
 
 def test_the_page_of_the_store_shows_what_was_measured_last() -> None:

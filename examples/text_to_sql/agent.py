@@ -21,6 +21,8 @@ from pydantic import ValidationError
 MODEL = os.environ.get("MODEL", "policy")
 TURNS = int(os.environ.get("TURNS", "3"))
 """Queries that are tried at most."""
+MAX_TOKENS = int(os.environ.get("MAX_TOKENS", "256"))
+"""Of a query."""
 MAX_VERDICT = 120
 """Characters."""
 FENCED = re.compile(r"```(?:sql\w*)?\s*(.*?)(?:```|$)", re.DOTALL | re.IGNORECASE)
@@ -38,6 +40,7 @@ class State(TypedDict, total=False):
     rows: Rows | None
     outcome: str
     verdict: str
+    checked: list[tuple[Rows | None, bool]]
     turns: int
 
 
@@ -47,9 +50,9 @@ def role(name: str, prompt: str, max_tokens: int) -> Runnable:
     return ChatPromptTemplate.from_template(prompt) | fallbacks | StrOutputParser()
 
 
-writer = role("writer", prompts.WRITER, max_tokens=256)
+writer = role("writer", prompts.WRITER, max_tokens=MAX_TOKENS)
 checker = role("checker", prompts.CHECKER, max_tokens=32)
-rewriter = role("rewriter", prompts.REWRITER, max_tokens=256)
+rewriter = role("rewriter", prompts.REWRITER, max_tokens=MAX_TOKENS)
 
 
 def write(state: State) -> State:
@@ -62,7 +65,8 @@ def execute(state: State) -> State:
 
 
 def check(state: State) -> State:
-    return {"verdict": checker.invoke(state).strip()[:MAX_VERDICT]}
+    verdict = checker.invoke(state).strip()[:MAX_VERDICT]
+    return {"verdict": verdict, "checked": [*state.get("checked", []), (state["rows"], says_yes(verdict))]}
 
 
 def rewrite(state: State) -> State:
@@ -74,7 +78,11 @@ def after_execution(state: State) -> Literal["checker", "__end__"]:
 
 
 def after_check(state: State) -> Literal["rewriter", "__end__"]:
-    return END if YES.match(state["verdict"]) else "rewriter"
+    return END if says_yes(state["verdict"]) else "rewriter"
+
+
+def says_yes(verdict: str) -> bool:
+    return YES.match(verdict) is not None
 
 
 def query_in(text: str) -> str:
@@ -98,6 +106,11 @@ graph = builder.compile()
 
 def solve(task: dict) -> float:
     """Reward of ``{"question", "database", "gold"}``: 1 if the last query gives what the gold query gives, else 0."""
+    return solve_and_judge(task)["reward"]
+
+
+def solve_and_judge(task: dict) -> dict:
+    """That reward, and under ``rewards`` the checker's own: the share of its verdicts that the gold query confirms."""
     database, gold = task["database"], task["gold"]
     try:
         expected = run_query(database, gold)
@@ -105,4 +118,10 @@ def solve(task: dict) -> float:
         raise ValueError(f"the gold query fails on {database}: {error}: {gold}") from error
     start: State = {"question": task["question"], "database": database, "schema": schema(database)}
     last = graph.invoke(start, {"recursion_limit": 3 * TURNS + 2})
-    return float(last["rows"] is not None and same_result(gold, expected, last["rows"]))
+
+    def is_right(rows: Rows | None) -> bool:
+        return rows is not None and same_result(gold, expected, rows)
+
+    confirmed = [is_right(rows) == said_yes for rows, said_yes in last.get("checked", [])]
+    named = {"rewards": {"checker": sum(confirmed) / len(confirmed)}} if confirmed else {}
+    return {"reward": float(is_right(last["rows"])), **named}

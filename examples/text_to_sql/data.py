@@ -74,6 +74,10 @@ def main() -> None:
     )
     parser.add_argument("--train", type=int, help="how many problems; default: all of Spider, 1200 of the stand-in")
     parser.add_argument("--heldout", type=int, help="how many problems; default: all of Spider, 100 of the stand-in")
+    parser.add_argument("--databases", type=int, help="of the stand-in: how many of its eight")
+    parser.add_argument(
+        "--kinds", nargs="+", choices=stand_in.KINDS, default=[*stand_in.KINDS], help="of its questions"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -81,7 +85,7 @@ def main() -> None:
     if spider is None:
         spider = options.out / "stand_in"
         train, heldout = 1200 if train is None else train, 100 if heldout is None else heldout
-        stand_in.make(spider, train, heldout, options.seed)
+        stand_in.make(spider, train, heldout, options.seed, options.databases, options.kinds)
     rng = random.Random(options.seed)
     write(options.out / "train.jsonl", some(load(spider, TRAIN), train, rng))
     write(options.out / "heldout.jsonl", some(load(spider, HELDOUT), heldout, rng))

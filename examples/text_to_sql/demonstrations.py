@@ -19,14 +19,19 @@ MISJUDGED = 0.1
 """Share of the verdicts that are wrong."""
 
 
-def conversations(task: dict, rng: random.Random, habit: float = HABIT) -> Iterator[list[dict]]:
-    """One problem as the agent goes about it, call by call; so many queries have the beginner's mistake."""
+def conversations(
+    task: dict, rng: random.Random, habit: float = HABIT, misjudged: float = MISJUDGED
+) -> Iterator[list[dict]]:
+    """One problem as the agent goes about it, call by call.
+
+    So many queries have the beginner's mistake, and so many verdicts are wrong.
+    """
     about = {"question": task["question"], "schema": schema(task["database"])}
     query = written(task, rng, habit)
     yield conversation(prompts.WRITER.format(**about), query)
     for _ in range(2):
         about |= {"query": query, "outcome": outcome(task["database"], query)[1]}
-        verdict = "yes" if policy.is_right(task, query) != (rng.random() < MISJUDGED) else "no"
+        verdict = "yes" if policy.is_right(task, query) != (rng.random() < misjudged) else "no"
         yield conversation(prompts.CHECKER.format(**about), verdict)
         if verdict == "yes":
             return
@@ -49,11 +54,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--times", type=int, default=3, help="how often each problem is gone about")
     parser.add_argument("--flawed", type=float, default=1.0, help="how much of the habit is shown, from 0 to 1")
+    parser.add_argument("--misjudged", type=float, default=MISJUDGED, help="share of the verdicts that are wrong")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rng = random.Random(options.seed)
     tasks = [json.loads(line)["input"] for line in options.tasks.read_text().splitlines()] * options.times
-    reported = (messages for task in tasks for messages in conversations(task, rng, options.flawed * HABIT))
+    habit, misjudged = options.flawed * HABIT, options.misjudged
+    reported = (messages for task in tasks for messages in conversations(task, rng, habit, misjudged))
     options.out.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in reported))
 
 

@@ -7,10 +7,10 @@ query, so what is held out is neither asked nor answered in training.
 import json
 import random
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from database import run_query
@@ -150,7 +150,7 @@ def joins(table: Table) -> Iterator[tuple[str, str]]:
         yield text, f"SELECT count(*) FROM {both} {where}"
 
 
-KINDS = (selections, comparisons, counts, extremes, rankings, groups, joins)
+KINDS = {kind.__name__: kind for kind in (selections, comparisons, counts, extremes, rankings, groups, joins)}
 
 
 def conditions(table: Table) -> list[tuple[str, str]]:
@@ -176,12 +176,12 @@ def fill(path: Path, child: Table, rng: random.Random) -> None:
             connection.executemany(f"INSERT INTO {table.name} VALUES ({places})", rows)
 
 
-def records(directory: Path, rng: random.Random) -> list[dict]:
+def records(directory: Path, chosen: dict[str, Table], names: Sequence[str], rng: random.Random) -> list[dict]:
     """All questions that have an answer, the kinds in turn, so that a part of them holds some of each."""
-    kinds: list[list[dict]] = [[] for _ in KINDS]
-    for db_id, child in databases().items():
+    kinds: list[list[dict]] = [[] for _ in names]
+    for db_id, child in chosen.items():
         path = directory / "database" / db_id / f"{db_id}.sqlite"
-        for request, kind in zip(kinds, KINDS, strict=True):
+        for request, kind in zip(kinds, (KINDS[name] for name in names), strict=True):
             for question, query in chain(kind(child.parent), kind(child)):
                 if any(value for row in run_query(path, query) for value in row):
                     request.append({"db_id": db_id, "question": question, "query": query})
@@ -190,15 +190,26 @@ def records(directory: Path, rng: random.Random) -> list[dict]:
     return [record for turn in zip_longest(*kinds) for record in turn if record is not None]
 
 
-def make(directory: Path, train: int, heldout: int, seed: int) -> None:
-    """Write ``train_spider.json``, ``dev.json`` and ``database/`` into a directory."""
+def make(
+    directory: Path,
+    train: int,
+    heldout: int,
+    seed: int,
+    num_databases: int | None = None,
+    kinds: Sequence[str] = tuple(KINDS),
+) -> None:
+    """Write ``train_spider.json``, ``dev.json`` and ``database/`` into a directory.
+
+    ``num_databases``: how many of the eight, the first ones; ``kinds``: names of the kinds of questions.
+    """
     rng = random.Random(seed)
-    for db_id, child in databases().items():
+    databases_used = dict(islice(databases().items(), num_databases))
+    for db_id, child in databases_used.items():
         path = directory / "database" / db_id / f"{db_id}.sqlite"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         fill(path, child, rng)
-    actual = records(directory, rng)
+    actual = records(directory, databases_used, kinds, rng)
     if train + heldout > len(actual):
         raise SystemExit(f"there are {len(actual)} questions; asked for {train + heldout}")
     chosen = actual[: train + heldout]

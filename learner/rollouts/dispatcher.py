@@ -59,6 +59,7 @@ class Dispatcher:
         self._groups = self._outstanding.by_task
         self._lost: deque[tuple[str, Collection[int], str]] = deque()
         self._num_adopted = 0  # groups of others, less the surplus
+        self._served_at_looks: deque[int] = deque(maxlen=2)  # at the last looks that found groups of others
         self._is_mark_new = False
         self._nonce = ""  # of the last loss: the broker may still know ids of tasks that nobody has any more
         self._wake = asyncio.Event()
@@ -118,7 +119,12 @@ class Dispatcher:
         """
         self._step, self._version = step, version
         self._outstanding.remove(trained)
+        self._outstanding.batch = frozenset()
         self._wake.set()
+
+    def start_batch(self, tasks: Iterable[str]) -> None:
+        """These are trained from now on, until `advance`."""
+        self._outstanding.batch = frozenset(tasks)
 
     async def replace_dropped(self, tasks: Iterable[str]) -> None:
         """These groups came to nothing: the same tasks are dispatched again, up to `MAX_REPLACEMENTS` times."""
@@ -199,16 +205,17 @@ class Dispatcher:
             else:
                 await self._wait_for_room()
 
-    def _num_admitted(self) -> int:
-        """Groups that may be dispatched and not trained yet."""
+    def _num_admitted(self, served: int | None = None) -> int:
+        """Groups that may be dispatched and not trained yet; of a version that was ``served``, or an older one."""
         settings = self._settings
         num_left = (settings.max_steps - self._step) * settings.groups_per_step
         if not self._is_bounded:
             return num_left
-        return min(num_left, num_admitted_groups(self._pace()))
+        return min(num_left, num_admitted_groups(self._pace(served)))
 
-    def _pace(self) -> Pace:
-        return Pace(self._version, self._served, self._settings.max_staleness, self._settings.groups_per_step)
+    def _pace(self, served: int | None = None) -> Pace:
+        served = self._served if served is None else served
+        return Pace(self._version, served, self._settings.max_staleness, self._settings.groups_per_step)
 
     @property
     def _is_bounded(self) -> bool:
@@ -272,12 +279,18 @@ class Dispatcher:
     async def _adopt(self) -> None:
         """Groups of others are this learner's too: it trains its own calls of them.
 
-        If there are more than it can train within the bound, the oldest ones are left to the others.
+        If there are more than it can train within the bound, the oldest ones are left to the others. Another learner
+        says that a group is dispatched after it has published it, one group after the other. So what is new at a look
+        went out after the look before the last, and its tokens may be of the version that was served then.
         """
         num_new = self._run.num_by_others - self.num_by_others
         self.num_by_others = self._run.num_by_others
+        served = self._served
+        if num_new > 0:
+            served = min([served, *self._served_at_looks])
+            self._served_at_looks.append(self._served)
         for _ in range(min(num_new, self._run.num_groups - self.num_dispatched)):
-            group = DispatchedGroup(number=self.num_dispatched, served_version=self._served, is_published=True)
+            group = DispatchedGroup(number=self.num_dispatched, served_version=served, is_published=True)
             task = (await self._group_tasks.make(group))[0].id
             if task not in self._groups and task not in self._closed:
                 self._groups[task] = group
@@ -285,8 +298,7 @@ class Dispatcher:
             self.num_dispatched += 1
         if not self._is_bounded:
             return
-        num_surplus = min(self._num_adopted, max(0, self._outstanding.num_started - self._num_admitted()))
-        self._outstanding.leave_oldest(num_surplus)
+        num_surplus = self._outstanding.leave_beyond(self._num_admitted, self._num_adopted)
         self._num_adopted -= num_surplus
         if num_surplus:
             self._on_surplus()

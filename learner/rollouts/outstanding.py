@@ -1,7 +1,8 @@
 """The groups that are dispatched and neither trained nor dropped, in the order of dispatch. Pure."""
 
-from collections.abc import Collection, Container, Iterable, Mapping
-from itertools import islice
+from collections import deque
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from operator import itemgetter
 
 from msgspec.structs import replace
 
@@ -15,6 +16,8 @@ class OutstandingGroups:
         self.by_task: dict[str, DispatchedGroup] = {}
         self.surplus: dict[str, None] = {}
         """Tasks that are left to other learners of the run, oldest first."""
+        self.batch: frozenset[str] = frozenset()
+        """Tasks that are being trained: these are left to nobody."""
 
     def copies(self, without: Container[str] = ()) -> list[DispatchedGroup]:
         """Copies of the groups, but those of some tasks."""
@@ -34,10 +37,26 @@ class OutstandingGroups:
         for task in tasks:
             self.by_task.pop(task, None)
 
-    def leave_oldest(self, count: int) -> None:
-        """Leave the oldest started groups to other learners."""
-        started = (task for task, group in self.by_task.items() if group.served_version is not None)
-        self._leave(list(islice(started, count)))
+    def leave_beyond(self, num_admitted: Callable[[int], int], limit: int) -> int:
+        """Leave started groups to other learners until the rest can be trained within the bound, the oldest first.
+
+        ``num_admitted`` is how many groups of a served version or an older one that are; ``limit`` is how many may be
+        left. Returns how many were.
+        """
+        kept: deque[str] = deque()
+        beyond: list[str] = []
+        num_kept = 0
+        started = [(group.served_version, task) for task, group in self.by_task.items()]
+        in_order = sorted(((version, task) for version, task in started if version is not None), key=itemgetter(0))
+        for version, task in in_order:
+            num_kept += 1
+            if task not in self.batch:
+                kept.append(task)
+            if num_kept > num_admitted(version) and kept:
+                beyond.append(kept.popleft())
+                num_kept -= 1
+        self._leave(beyond[:limit])
+        return min(len(beyond), limit)
 
     def leave_open(self, closed: Container[str]) -> int:
         """Leave every group to other learners that is on the bus and not ``closed``; returns how many these are."""

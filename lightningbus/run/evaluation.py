@@ -77,6 +77,13 @@ def format_versions(versions: Mapping[str, int]) -> str:
     return "_".join(str(versions[model]) for model in sorted(versions))
 
 
+def format_label(versions: Mapping[str, int]) -> str:
+    """Versions in words: ``version 3``, or with several models ``versions checker 7, writer 3``."""
+    if len(versions) == 1:
+        return f"version {next(iter(versions.values()))}"
+    return "versions " + ", ".join(f"{model} {versions[model]}" for model in sorted(versions))
+
+
 async def evaluate(
     bus: Bus,
     sql: Client,

@@ -56,13 +56,6 @@ class PolicyVersions:
     reward: str = ""
     """Name of the reward that counts, as the main model is trained on it; empty: the main one."""
 
-    @property
-    def label(self) -> str:
-        """As in ``version 3``, or with several models ``versions writer 3, checker 7``."""
-        if len(self.versions) == 1:
-            return f"version {self.versions[self.main]}"
-        return "versions " + ", ".join(f"{model} {version}" for model, version in self.versions.items())
-
 
 async def evaluate_once_served(
     stack: LocalStack,

@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
+from bus.fleet.node_state import is_ready
 from bus.task_file import load_tasks
 from bus.weights.registry import ServingTarget, WeightRegistry
 from common.aio import cancel_and_wait, run_unless
 from learner.settings.learner import LearnerSettings
-from lightningbus.run.evaluation import Evaluation, format_versions
+from lightningbus.run.evaluation import NODE_SECONDS, Evaluation, format_label
 from lightningbus.run.held_out import HeldOut
 from lightningbus.run.pinned_version import wait_for_evaluations
 from lightningbus.run.plot import Point, plot_rewards
@@ -98,6 +99,7 @@ class _Training:
             is_untrained = not self._held_out.is_complete(dict.fromkeys(models, 0))
             if is_untrained:
                 await self._publish_first()
+            await self._wait_for_frozen()
             await self._stack.wait_for_member(
                 lambda beat: (beat.role, beat.state) == ("runner", "running"), "runner", RUNNER_SECONDS
             )
@@ -167,15 +169,16 @@ class _Training:
         """Evaluate the newest weight version of each model that nodes serve."""
         async with self._phase("evaluating", "held-out problems under the newest version"):
             versions = {learner.model: await self._wait_for_version(learner.model) for learner in self._learners}
-            what = format_versions(versions)
-            self._stack.view.set_phase(f"held-out problems under version {what}: greedy, then sampled")
+            what = format_label(versions)
+            self._stack.view.set_phase(f"held-out problems under {what}: greedy, then sampled")
             await self._held_out.evaluate(versions)
 
     async def _add_evaluation(self, evaluation: Evaluation) -> None:
         """Show and keep an evaluation that has ended."""
         self._results.add_evaluation(evaluation)
         self._results.write(self._stack.directory.path)
-        self._stack.view.set_note(f"{evaluation.label}, version {evaluation.version}: {evaluation.format_mean()}")
+        what = format_label(evaluation.versions)
+        self._stack.view.set_note(f"{evaluation.label}, {what}: {evaluation.format_mean()}")
         with contextlib.suppress(ClickHouseError):  # the store is being started again; the picture is drawn at the end
             await self._draw()
 
@@ -234,6 +237,15 @@ class _Training:
         if self._results.evaluations and not num_tasks:
             raise UserError(f"the store holds nothing of run {run!r}: name the store that it began with")
         return client
+
+    async def _wait_for_frozen(self) -> None:
+        """Wait for the models that nobody trains: the time an evaluation may take is not for their start."""
+        for name in {node.model for node in self._settings.inference if node.frozen}:
+            await self._stack.wait_for_member(
+                lambda beat, name=name: beat.role == "inference" and beat.model == name and is_ready(beat.state),  # type: ignore[misc]
+                f"node with the frozen model {name!r}",
+                NODE_SECONDS,
+            )
 
     async def _publish_first(self) -> None:
         """A learner of no steps publishes each model, writes its checkpoint and ends."""

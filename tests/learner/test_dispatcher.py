@@ -250,13 +250,14 @@ async def test_a_learner_that_is_behind_leaves_the_oldest_groups_to_the_others(b
     await writer.restore([])
     await slow.restore([])
     writer.advance(0, 0)
-    async with dispatching(writer), dispatching(slow):
+    async with dispatching(writer):
         first = list(dict.fromkeys(task.id for task in await tasks_of(bus, 8)))
         slow.advance(0, 0)
-        for step in (1, 2):
-            writer.advance(step, step, first[2 * step - 2 : 2 * step])
-            await tasks_of(bus, 4)
-        await eventually(lambda: slow.num_by_others == 8)
+        async with dispatching(slow):  # not before: it would dispatch some of them
+            for step in (1, 2):
+                writer.advance(step, step, first[2 * step - 2 : 2 * step])
+                await tasks_of(bus, 4)
+            await eventually(lambda: slow.num_by_others == 8)
     assert slow.take_surplus() == first and slow.take_surplus() == []
     assert len(slow.outstanding_tasks) == 4 and slow.num_by_others == 8
     again = Dispatcher(bus, problems(9), several("checker"))
@@ -265,6 +266,55 @@ async def test_a_learner_that_is_behind_leaves_the_oldest_groups_to_the_others(b
     alone = Dispatcher(bus, problems(9), several("writer"), num_dispatched=4)
     await alone.restore([])
     assert alone.take_surplus() == [] and alone.num_dispatched == 4, "its own groups are dispatched as training goes on"
+
+
+async def test_a_group_of_another_learner_counts_by_the_version_served_when_it_went_out(bus: Bus) -> None:
+    """The checker's node swaps while it is told of a group: its tokens in that group are of the version before."""
+    await bus.ensure_consumer(runner_consumer("default", "train"))
+    served = {"version": 0}
+    writer = Dispatcher(bus, problems(9), several("writer"))
+    checker = Dispatcher(bus, problems(9), several("checker"), served_version=lambda: served["version"])
+    await writer.restore([])
+    await checker.restore([])
+    checker.advance(0, 0)
+    writer.advance(0, 0)
+    async with dispatching(writer):
+        first = list(dict.fromkeys(task.id for task in await tasks_of(bus, 8)))
+        async with dispatching(checker):
+            await eventually(lambda: len(checker.outstanding()) == 4)
+        served["version"] = 1
+        checker.advance(1, 1, first[:2])
+        writer.advance(1, 1, first[:2])
+        new = list(dict.fromkeys(task.id for task in await tasks_of(bus, 4)))
+        async with dispatching(checker):
+            await eventually(lambda: checker.num_by_others == 6)
+    outstanding = zip(checker.outstanding_tasks, checker.outstanding(), strict=True)
+    versions = {task: group.served_version for task, group in outstanding}
+    # Two groups that may have tokens of version 0 can be trained by the step from version 1, and no more.
+    assert {task: versions.pop(task) for task in new} == dict.fromkeys(new, 0)
+    assert checker.take_surplus() == first[2:] and set(versions.values()) <= {1}, "what it dispatched in their place"
+
+
+async def test_what_is_being_trained_is_left_to_nobody_and_counts_until_its_step_has_ended(bus: Bus) -> None:
+    """The writer dispatches on while the checker trains: else the checker would have twice what it can train."""
+    await bus.ensure_consumer(runner_consumer("default", "train"))
+    writer = Dispatcher(bus, problems(9), several("writer"))
+    checker = Dispatcher(bus, problems(9), several("checker"))
+    await writer.restore([])
+    await checker.restore([])
+    writer.advance(0, 0)
+    checker.advance(0, 0)
+    async with dispatching(writer):
+        first = list(dict.fromkeys(task.id for task in await tasks_of(bus, 8)))
+        async with dispatching(checker):
+            await eventually(lambda: checker.num_by_others == 4)
+            checker.start_batch(first[:2])
+            writer.advance(1, 1, first[:2])
+            new = list(dict.fromkeys(task.id for task in await tasks_of(bus, 4)))
+            await eventually(lambda: checker.num_by_others == 6)
+            assert checker.take_surplus() == first[2:] and {*checker.outstanding_tasks} == {*first[:2], *new}
+            checker.advance(1, 1, first[:2])
+            assert len(checker.outstanding_tasks) == 2, "as many as the step from version 1 can train"
 
 
 async def test_learners_that_dispatch_other_tasks_in_one_run_are_refused(bus: Bus) -> None:
