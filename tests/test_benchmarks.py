@@ -5,10 +5,17 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from benchmarks import kv_cache, peers
 from benchmarks.__main__ import rewrite
 from benchmarks.asynchrony.__main__ import find_hopeless_seeds, tables
 from benchmarks.asynchrony.job import key_of, read, seconds_to
+from benchmarks.credit import __main__ as credit
+from benchmarks.credit.job import EXAMPLES, JOBS, METHODS, job_fields, row_of, steps_to, target_of
+from lightningbus.run.preflight import parse_job
+from lightningbus.run.settings import RunSettings, validate_settings
+from tests.examples.endpoint import module
 from tests.serving_faults import __main__ as serving_faults
 
 HERE = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -26,6 +33,59 @@ def test_the_tables_are_the_results() -> None:
     results = read(HERE / "results" / "async.json")
     assert table_of("bench-async") == tables(results)
     assert len({key_of(result) for result in results}) == len(results)
+
+
+def test_the_table_of_credit_methods_is_their_results() -> None:
+    results = read(HERE / "results" / "credit.json")
+    assert table_of("bench-credit") == credit.table(results)
+
+
+def test_the_table_of_the_retrieval_server_is_its_results() -> None:
+    page = (EXAMPLES / "retrieval_qa" / "README.md").read_text()
+    table = page.split("<!-- make bench: begin -->\n")[1].split("\n<!-- make bench: end -->")[0]
+    measured = json.loads((HERE / "results" / "retrieval.json").read_text())
+    benchmark = module("retrieval_qa", "benchmark")
+    assert table == benchmark.table(measured) and measured["extrapolated"] == benchmark.extrapolate(measured)
+
+
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_job_of_the_credit_benchmark_is_a_training_job(
+    job: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(EXAMPLES / job)
+    settings = validate_settings(RunSettings, job_fields(job, method, 3, tmp_path), "job")
+    parsed = parse_job(settings, "job")
+    assert (parsed.learner.credit.method, parsed.learner.seed, settings.name) == (method, 3, f"{job}-{method}-3")
+    assert parsed.eval.every == 3 and parsed.learner.max_steps >= 10 * parsed.eval.every
+
+
+def test_the_target_is_near_the_best_of_identical_and_the_table_names_the_runs_that_never_reach_it() -> None:
+    curves = {
+        ("identical", 0): [(0, 0.2), (3, 0.6), (6, 1.0), (9, 1.0)],
+        ("identical", 1): [(0, 0.2), (3, 0.8), (6, 0.9), (9, 1.0)],
+        ("air", 0): [(0, 0.2), (3, 0.3), (6, 0.4), (9, 0.5)],
+    }
+    rows = [
+        {"job": "math_tools", "method": method, "seed": seed, "curve": curve}
+        for (method, seed), curve in curves.items()
+    ]
+    assert target_of(rows) == pytest.approx(0.2 + 0.9 * 0.8)
+    assert target_of(rows[2:]) is None
+    assert [steps_to(curve, 0.92) for curve in curves.values()] == [9, 9, None]
+    lines = credit.table(rows).splitlines()
+    assert lines[2] == "| math_tools | identical | 2 | 0.92 | 9, 9 | 9.0 | 0.20 | 1.00 |"
+    assert lines[3] == "| math_tools | air | 1 | 0.92 | never | – | 0.20 | 0.50 |"
+
+
+def test_a_run_is_kept_with_the_greedy_curve_of_its_versions() -> None:
+    evaluations = [
+        {"label": label, "version": version, "accuracy": accuracy}
+        for label, version, accuracy in (("greedy", 3, 0.5), ("sampled", 3, 0.4), ("greedy", 0, 0.1))
+    ]
+    figures = {"evaluations": evaluations, "steps": 3, "rollouts": 9, "share_trained": 1.0, "mean_staleness": 0.5}
+    row = row_of("math_tools", "air", 1, {**figures, "seconds": 2.0, "rollouts_lost": 0})
+    assert (row["job"], row["method"], row["seed"], row["curve"]) == ("math_tools", "air", 1, [(0, 0.1), (3, 0.5)])
 
 
 def test_the_page_of_the_store_shows_what_was_measured_last() -> None:

@@ -60,7 +60,7 @@ def score(text: str, result: str) -> float:
     answers = ANSWER.findall(text)
     if not answers:
         return 0.0
-    answer, result = answers[-1].rstrip("."), result.strip()
+    answer, result = answers[-1].lstrip("(").rstrip(".)"), result.strip()
     if answer.casefold() == result.casefold():  # also the letter of a choice
         return 1.0
     numbers = _number(answer), _number(result)

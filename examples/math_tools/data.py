@@ -1,12 +1,14 @@
-"""Calc-X problems as task lines: ``python data.py --out DIR --train 4000 --heldout 100 --seed 0 [--real FOLDER]``.
+"""Calc-X problems as task lines: ``python data.py --out DIR [--real FOLDER [--parts gsm8k svamp]]``.
 
-The real sets are MU-NLPC/Calc-gsm8k, Calc-ape210k, Calc-svamp, ... on Hugging Face, which have one format; ``--real``
-names a downloaded folder of one. Without it, a small stand-in is generated in that format and read back.
+Calc-X is MU-NLPC/Calc-X on Hugging Face: seven parts (`PARTS`) in one format, each also a set of its own
+(MU-NLPC/Calc-gsm8k, ...). ``--real`` names a folder with one of them or several, as the Hub or ``save_to_disk`` lays
+them out. Without it, a small stand-in is generated in that format and read back.
 """
 
 import argparse
 import json
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -21,29 +23,59 @@ PROBLEMS = (
     ("{name} has {a} boxes of {b} {things} and loses {c}. How many are left?", "a * b - c"),
 )
 LOW, HIGH = 10, 99
+PARTS = ("gsm8k", "ape210k", "aqua_rat", "math_qa", "svamp", "asdiv_a", "mawps")
+"""Of Calc-X. svamp and asdiv_a are for tests only, math_qa for training only: their own splits leak into others."""
+SUFFIXES = (".jsonl", ".parquet", ".arrow")
+COLUMNS = ("id", "question", "chain", "result", "source_ds")
+ORIGINAL = "original-splits"
 
 
-def read_records(folder: Path, split: str) -> list[dict]:
-    """All records of a split: JSONL or parquet files whose names begin with it, as the real sets have them."""
-    files = sorted(file for file in folder.rglob(f"{split}*") if file.suffix in (".jsonl", ".parquet"))
-    default = [file for file in files if "original-splits" not in file.parts]  # those leak into one another
-    return [record for file in default or files for record in _records(file)]
+def read_records(folder: Path, split: str) -> Iterator[dict]:
+    """All records of a split, of whatever set a folder holds: JSONL, Parquet or Arrow.
+
+    A file is of a split whose name begins its own (``data/train-00000-of-00002-1a2b.parquet``) or is its directory's
+    (``train/data-00000-of-00001.arrow``, ``default/train/0000.parquet``). The sets' original splits leak into one
+    another; they are read only where a folder has no others.
+    """
+    files = sorted(file for file in folder.rglob("*") if file.suffix in SUFFIXES)
+    default = [file for file in files if ORIGINAL not in file.relative_to(folder).parts]
+    for file in default or files:
+        name, directory = file.name.split("-")[0].split(".")[0], file.relative_to(folder).parent.name
+        if split in (name, directory):
+            yield from _records(file)
 
 
-def _records(file: Path) -> Iterable[dict]:
-    if file.suffix == ".parquet":
-        from pyarrow import parquet  # only where there is such a file
+def _records(file: Path) -> Iterator[dict]:
+    if file.suffix == ".jsonl":
+        with file.open(encoding="utf-8") as lines:
+            yield from (json.loads(line) for line in lines if line.strip())
+        return
+    import pyarrow  # only where there is such a file
+    from pyarrow import ipc, parquet
 
-        return parquet.read_table(file).to_pylist()
-    with file.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines if line.strip()]
+    with pyarrow.memory_map(str(file)) as source:
+        batches = parquet.ParquetFile(source).iter_batches() if file.suffix == ".parquet" else ipc.open_stream(source)
+        for batch in batches:
+            yield from batch.select([name for name in COLUMNS if name in batch.schema.names]).to_pylist()
 
 
-def tasks(records: Iterable[dict]) -> Iterator[dict]:
-    """Task lines ``{"id", "input": {"question", "result"}}``; a record without a result is none."""
+def part_of(record: dict) -> str:
+    """The set that a record comes from: Calc-X says it; elsewhere an id begins with it."""
+    return record.get("source_ds") or record["id"].partition("__")[0]
+
+
+def tasks(records: Iterable[dict], parts: Iterable[str] = ()) -> Iterator[dict]:
+    """Task lines ``{"id", "input": {"question", "result"}, "labels": {"part"}}`` of these parts; none: of all.
+
+    A record without a result is none, and one that stands twice (in Calc-X and in a part) is one.
+    """
+    seen, parts = set(), set(parts)
     for record in records:
-        if record.get("result"):
-            yield {"id": record["id"], "input": {"question": record["question"], "result": record["result"]}}
+        part = part_of(record)
+        if record.get("result") and record["id"] not in seen and (not parts or part in parts):
+            seen.add(record["id"])
+            request = {"question": record["question"], "result": record["result"]}
+            yield {"id": record["id"], "input": request, "labels": {"part": part}}
 
 
 def make_records(count: int, seed: int) -> list[dict]:
@@ -83,26 +115,36 @@ def write(path: Path, lines: Iterable[dict]) -> None:
     path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
 
 
+def choose(problems: list[dict], count: int | None, rng: random.Random, where: str) -> list[dict]:
+    """So many of them, by chance; all, in another order, without a count."""
+    if not problems or len(problems) < (count or 0):
+        raise SystemExit(f"{where} has {len(problems)} problems; asked for {'some' if count is None else count}")
+    return rng.sample(problems, len(problems) if count is None else count)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--train", type=int, default=4000)
-    parser.add_argument("--heldout", type=int, default=100)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--train", type=int, help="how many problems; default: all real ones, 4000 of the stand-in")
+    parser.add_argument("--heldout", type=int, help="how many of the test split; default: all, 100 of the stand-in")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--real", type=Path, help="folder with the files of a real set; default: a stand-in is made")
+    parser.add_argument("--real", type=Path, help="folder with Calc-X or parts of it; default: a stand-in is made")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=[], help="of the real ones; default: all")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    folder = options.real
+    folder, train, heldout = options.real, options.train, options.heldout
     if folder is None:
         folder = options.out / "standin"
-        records = make_records(options.train + options.heldout, options.seed)
-        write(folder / "data" / "train-00000-of-00001.jsonl", records[: options.train])
-        write(folder / "data" / "test-00000-of-00001.jsonl", records[options.train :])
+        train, heldout = 4000 if train is None else train, 100 if heldout is None else heldout
+        records = make_records(train + heldout, options.seed)
+        write(folder / "data" / "train-00000-of-00001.jsonl", records[:train])
+        write(folder / "data" / "test-00000-of-00001.jsonl", records[train:])
     rng = random.Random(options.seed)
-    for split, count, name in (("train", options.train, "train"), ("test", options.heldout, "heldout")):
-        problems = list(tasks(read_records(folder, split)))
-        if len(problems) < count:
-            raise SystemExit(f"{folder} has {len(problems)} problems in its {split} split; asked for {count}")
-        write(options.out / f"{name}.jsonl", rng.sample(problems, count))
+    for split, count, name in (("train", train, "train"), ("test", heldout, "heldout")):
+        problems = list(tasks(read_records(folder, split), options.parts))
+        chosen = choose(problems, count, rng, f"{folder}, {split} split,")
+        write(options.out / f"{name}.jsonl", chosen)
+        parts = Counter(line["labels"]["part"] for line in chosen)
+        print(f"{name}: {', '.join(f'{number:,} of {part}' for part, number in sorted(parts.items()))}")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--flawed", type=float, default=1.0, help="how much of the flaws is shown, from 0 to 1")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    records = read_records(options.records, "train")
+    records = list(read_records(options.records, "train"))
     policy = Policy(records, {flaw: options.flawed * rate for flaw, rate in FLAWS.items()}, options.seed)
     lines = [json.dumps(conversation(record["question"], policy)) + "\n" for record in records]
     options.out.write_text("".join(lines), encoding="utf-8")

@@ -1,3 +1,5 @@
 """What the agent is told: in a file of its own, so that it can be read without the framework."""
 
-SYSTEM = "Use the calculator, one step at a time. Then say answer: NUMBER"
+import os
+
+SYSTEM = os.environ.get("SYSTEM", "Use the calculator, one step at a time. Then say answer: NUMBER")

@@ -2,12 +2,14 @@
 
 Where the model is and the key for it come from the environment, as always with OpenAI's client; so does where spans
 go, by the standard OTEL_* variables. Without them there are none: the SDK's own export to its vendor is off.
+RETRIEVAL_URL says where `retrieval_server.py` searches.
 """
 
 import asyncio
 import functools
 import os
 
+import httpx2
 from agents import (
     Agent,
     MaxTurnsExceeded,
@@ -17,6 +19,7 @@ from agents import (
     RunConfig,
     RunContextWrapper,
     Runner,
+    default_tool_error_function,
     function_tool,
     set_tracing_disabled,
 )
@@ -26,9 +29,10 @@ from opentelemetry import propagate
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from retrieval import Index, load
 from scoring import reward
 
+RETRIEVAL_URL = os.environ.get("RETRIEVAL_URL", "http://127.0.0.1:8401")
+SEARCH_SECONDS = 60.0
 PASSAGES = int(os.environ.get("PASSAGES", "2"))
 """Passages that a search gives."""
 LENGTH = int(os.environ.get("LENGTH", "600"))
@@ -44,13 +48,35 @@ else:
     set_tracing_disabled(True)
 
 
-@function_tool
-def search(context: RunContextWrapper[Index], query: str) -> str:
+class SearchError(Exception):
+    """The retrieval server does not answer: no fault of the model, so its rollout fails instead of ending with 0."""
+
+
+@functools.cache
+def retrieval() -> httpx2.AsyncClient:
+    """One client for all searches."""
+    return httpx2.AsyncClient(base_url=RETRIEVAL_URL, timeout=SEARCH_SECONDS)
+
+
+def explain(context: RunContextWrapper[None], error: Exception) -> str:
+    """What the model is told about a call of its own that failed."""
+    if isinstance(error, SearchError):
+        raise error
+    return default_tool_error_function(context, error)
+
+
+@function_tool(failure_error_function=explain)
+async def search(query: str) -> str:
     """Find passages."""
-    return "\n".join(passage[:LENGTH] for passage in context.context.search(query, PASSAGES))
+    try:
+        answer = await retrieval().post("/search", json={"query": query, "count": PASSAGES})
+        answer.raise_for_status()
+    except httpx2.HTTPError as error:
+        raise SearchError(f"{RETRIEVAL_URL} does not search ({error!r}): is retrieval_server.py running?") from error
+    return "\n".join(passage["text"][:LENGTH] for passage in answer.json()["passages"])
 
 
-agent = Agent[Index](
+agent = Agent(
     name="solver",
     instructions="Search, then say <answer> ... </answer>",
     tools=[search],
@@ -74,10 +100,9 @@ def config() -> RunConfig:
 
 
 async def solve(task: dict) -> float:
-    """Reward of ``{"question", "answers", "corpus"}``: 0.9 F1 + 0.1 form; 0 if it comes to no end."""
-    index = load(task["corpus"])
+    """Reward of ``{"question", "answers"}``: 0.9 F1 + 0.1 form; 0 if it comes to no end."""
     try:
-        done = await Runner.run(agent, task["question"], context=index, max_turns=TURNS, run_config=config())
+        done = await Runner.run(agent, task["question"], max_turns=TURNS, run_config=config())
     except (MaxTurnsExceeded, ModelBehaviorError, UnicodeError):  # the last: the SDK on a call with half a character
         return 0.0
     finally:

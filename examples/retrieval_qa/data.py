@@ -7,6 +7,7 @@ trained on is MuSiQue's train set, what is held out its dev set; all their parag
 import argparse
 import json
 import random
+import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -46,11 +47,10 @@ def _checked(line: str, where: str) -> dict:
     return record
 
 
-def task(record: dict, corpus: Path) -> dict:
-    """The task line ``{"id", "input": {"question", "answers", "corpus"}}``; every alias of the answer is as good."""
+def task(record: dict) -> dict:
+    """The task line ``{"id", "input": {"question", "answers"}}``; every alias of the answer is as good."""
     answers = list(dict.fromkeys([record["answer"], *(record.get("answer_aliases") or [])]))
-    request = {"question": record["question"].strip(), "answers": answers, "corpus": str(corpus)}
-    return {"id": record["id"], "input": request}
+    return {"id": record["id"], "input": {"question": record["question"].strip(), "answers": answers}}
 
 
 def passages(records: Iterable[dict]) -> list[str]:
@@ -96,13 +96,13 @@ def main() -> None:
         }
     except (BadRecord, OSError) as error:
         sys.exit(str(error))
-    corpus = (options.out / "corpus").resolve()
-    corpus.mkdir(parents=True, exist_ok=True)
-    for old in corpus.glob("*.faiss"):
-        old.unlink()
+    corpus = options.out / "corpus"
+    if corpus.exists():
+        shutil.rmtree(corpus)  # with the index of other passages
+    corpus.mkdir(parents=True)
     write(corpus / "passages.jsonl", passages(record for part in parts.values() for record in part))
     for name, part in parts.items():
-        write(options.out / f"{name}.jsonl", (task(record, corpus) for record in part))
+        write(options.out / f"{name}.jsonl", map(task, part))
         write(options.out / f"{name}_records.jsonl", part)
 
 

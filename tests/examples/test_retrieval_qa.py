@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from schemas.semconv.span_kinds import kind_of
 from schemas.spans import Span
 from tests.examples.endpoint import Answer, Endpoint, Failed, talk
 from tests.examples.math_cases import NAMES_US, OURS, calls, imports_of, text
-from tests.examples.musique import RETRIEVAL, lines, make, policies
+from tests.examples.musique import RETRIEVAL, lines, make, policies, searching
 from tests.runners.conftest import calls_of, ended, running, task
 
 DRIVER = """
@@ -83,6 +83,14 @@ def python(environment: Callable[[str], Path]) -> Path:
     return environment("retrieval_qa") / ".venv" / "bin" / "python"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def retrieval(python: Path, questions: Path) -> Iterator[str]:
+    """The address of the server that the agents of this module search by."""
+    with searching(python, questions / "corpus") as url, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RETRIEVAL_URL", url)
+        yield url
+
+
 def literal(path: Path, name: str) -> Any:
     """What a file that cannot be imported here gives a name."""
     for node in ast.parse(path.read_text()).body:
@@ -102,7 +110,7 @@ async def solve(
 
 
 def test_the_agent_knows_nothing_of_what_trains_it() -> None:
-    for name in ("agent.py", "retrieval.py", "scoring.py"):
+    for name in ("agent.py", "retrieval.py", "retrieval_server.py", "scoring.py"):
         assert not NAMES_US.search((RETRIEVAL / name).read_text()), name
         assert not imports_of(RETRIEVAL / name) & OURS
 
@@ -148,11 +156,17 @@ async def test_the_demonstrations_are_asked_as_the_agent_asks(
 
 
 async def test_a_runner_records_calls_and_tools_in_one_tree(
-    bus: Bus, python: Path, heldout: list[dict[str, Any]], records: list[dict[str, Any]]
+    bus: Bus, python: Path, retrieval: str, heldout: list[dict[str, Any]], records: list[dict[str, Any]]
 ) -> None:
     async with (
         Endpoint(policies.Policy(records).answer).as_node(bus) as engine,
-        running(bus, entrypoint="agent:solve", python_executable=python, working_dir=RETRIEVAL),
+        running(
+            bus,
+            entrypoint="agent:solve",
+            python_executable=python,
+            working_dir=RETRIEVAL,
+            env={"RETRIEVAL_URL": retrieval},
+        ),  # fmt: skip
     ):
         await TaskPublisher(bus).publish_task(task(input=heldout[0], deadline=60.0))
         (batch,) = await ended(bus)
@@ -231,16 +245,13 @@ async def test_only_an_endpoint_that_fails_is_an_error(python: Path, heldout: li
         await solve(python, AnyEndpoint(lambda messages: 400), heldout[:1])
 
 
-async def test_a_corpus_that_is_missing_is_an_error_that_says_so(python: Path, heldout: list[dict[str, Any]]) -> None:
-    with pytest.raises(Failed, match=r"No such file .*/no/where/passages.jsonl"):
-        await solve(python, AnyEndpoint(text("")), [{**heldout[0], "corpus": "/no/where"}])
-
-
-def test_another_embedding_model_needs_its_package(python: Path, questions: Path) -> None:
-    command = [python, RETRIEVAL / "retrieval.py", questions / "corpus"]
-    env = {**os.environ, "EMBEDDINGS": "/models/bge-small-en-v1.5"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode and "bge-small-en-v1.5 needs sentence-transformers in the agent's env" in done.stderr
+async def test_a_search_that_nobody_answers_fails_the_rollout_instead_of_ending_it_with_0(
+    python: Path, heldout: list[dict[str, Any]], records: list[dict[str, Any]]
+) -> None:
+    with pytest.raises(Failed, match=r"127.0.0.1:9 does not search .*is retrieval_server.py running"):
+        await solve(
+            python, AnyEndpoint(policies.Policy(records).answer), heldout[:1], RETRIEVAL_URL="http://127.0.0.1:9"
+        )
 
 
 @pytest.mark.parametrize("traced", [True, False])

@@ -48,22 +48,20 @@ def test_musiques_own_files_become_tasks_and_passages(tmp_path: Path) -> None:
     done = make(tmp_path / "out", "--musique", str(source))
     assert done.returncode == 0, done.stderr
     train, heldout = (load_tasks(tmp_path / "out" / f"{part}.jsonl") for part in ("train", "heldout"))
-    corpus = str((tmp_path / "out" / "corpus").resolve())
     assert [(problem.id, problem.input) for problem in (*train, *heldout)] == [
         (
             "2hop__482757_12019",
             {
                 "question": "In what county was Maria Bodaness born?",
                 "answers": ["Heves County", "Heves", "Heves megye"],
-                "corpus": corpus,
             },
         ),
         (
             "bare",
-            {"question": "In what county was Maria Bodaness born?", "answers": ["Heves County"], "corpus": corpus},
+            {"question": "In what county was Maria Bodaness born?", "answers": ["Heves County"]},
         ),
     ]
-    assert lines(Path(corpus) / "passages.jsonl") == [
+    assert lines(tmp_path / "out" / "corpus" / "passages.jsonl") == [
         "Maria Bodaness: Mária Bodaness was a Hungarian painter, born in Eger.",
         "Eger is the seat of Heves County.",
         "Eger: The town has a “castle”.",
