@@ -1,7 +1,7 @@
 """How large, quick and exact the index is: ``make bench``, which writes ``benchmarks/results/retrieval.json``.
 
 A million passages of 100 words, made from a template. Their vectors are made as well, around 20,000 centres, since to
-embed a million passages takes a day of two cores; queries are embedded by the real model. What the index finds is
+embed a million passages takes half a day of a core; queries are embedded by the real model. What the index finds is
 compared with exact search. What 21 million passages come to is computed from these figures, not measured.
 """
 

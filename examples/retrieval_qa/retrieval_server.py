@@ -145,7 +145,7 @@ def parse_search(body: bytes) -> tuple[str, int]:
 
 def bind(port: int) -> socket.socket:
     """A port of 127.0.0.1, 0 for a free one; nobody listens on it yet. Ends the process if it is taken."""
-    listener = socket.socket()
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio then sends at once
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(("127.0.0.1", port))
