@@ -10,6 +10,7 @@ from learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation import Evaluation
 from lightningbus.run.held_out import PolicyVersions, evaluate_once_served
 from lightningbus.run.pinned_version import find_version, pinned
+from lightningbus.run.prompt_versions import read_prompt_versions
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import EvalSettings, RunSettings
 from lightningbus.run.stack import LocalStack, child_specs, start_stack
@@ -76,7 +77,8 @@ async def _evaluate(
     assert settings.store is not None, "an evaluation has a store"
     client = await asyncio.to_thread(connect, settings.store.url or sql, settings.store.database)
     results = {}
-    policies = PolicyVersions({settings.main_model: version}, settings.main_model, settings.role_models)
+    prompts = await read_prompt_versions(stack.bus, job.eval.agent)
+    policies = PolicyVersions({settings.main_model: version}, settings.main_model, settings.role_models, prompts)
     for name in job.samplings:
         results[name] = await evaluate_once_served(
             stack, client, settings.name, job.eval, job.problems, name, policies, job.label_prefix

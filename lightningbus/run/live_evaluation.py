@@ -1,7 +1,7 @@
 """An evaluation of a weight version by the nodes and runners of a run that is up."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from clickhouse_connect.driver.client import Client
@@ -13,6 +13,7 @@ from bus.task_file import TaskInput
 from bus.weights.registry import WeightRegistry
 from lightningbus.run.evaluation import NODE_SECONDS, SAMPLINGS, Evaluation, evaluate
 from lightningbus.run.pinned_version import find_version, pinned, wait_for_evaluations
+from lightningbus.run.prompt_versions import read_prompt_versions
 from lightningbus.run.role_process import UserError
 from schemas.fleet import Heartbeat
 
@@ -70,10 +71,13 @@ async def evaluate_live(bus: Bus, client: Client, job: LiveEvaluation) -> dict[s
                 f"node with version {version}",
                 NODE_SECONDS,
             )
-            return {name: await _evaluate(bus, client, job, name, version) for name in job.samplings}
+            prompts = await read_prompt_versions(bus, job.agent)
+            return {name: await _evaluate(bus, client, job, name, version, prompts) for name in job.samplings}
 
 
-async def _evaluate(bus: Bus, client: Client, job: LiveEvaluation, sampling: str, version: int) -> Evaluation:
+async def _evaluate(
+    bus: Bus, client: Client, job: LiveEvaluation, sampling: str, version: int, prompts: Mapping[str, int]
+) -> Evaluation:
     return await evaluate(
         bus,
         client,
@@ -82,6 +86,7 @@ async def _evaluate(bus: Bus, client: Client, job: LiveEvaluation, sampling: str
         label=f"{job.label}-{sampling}",
         versions={job.model: version},
         model=job.model,
+        prompt_versions=prompts,
         samples=job.samples if sampling == "sampled" else 1,
         sampling=SAMPLINGS[sampling],
         deadline=job.deadline,
