@@ -126,15 +126,15 @@ async def measure(job: Job, seed: int, work: Path) -> Row:
         path = write_run_file(job, seed, work, reflecting_url, policy_url)
         resume = ["--resume"] if (work / "runs").exists() else []
         out = await output_of("-m", "lightningbus", "optimize", "-c", path, "--json", *resume, cwd=work)
-        found = json.loads(out)
+        result = json.loads(out)
         texts = {
             "start": job.system.read_text(),
             "right": f"{job.system.read_text()} {job.rule}",
-            "found": found["texts"]["solver"] if found["released"] else job.system.read_text(),
+            "found": result["texts"]["solver"] if result["released"] else job.system.read_text(),
         }
         rewards = {name: await reward_of(job, work, policy_url, name, text) for name, text in texts.items()}
-    row = {"mode": "scripted", "job": job.name, "seed": seed, "rollouts": found["rollouts"], "rewards": rewards}
-    return {**row, "is_released": found["released"], "candidates": found["candidates"]}
+    row = {"mode": "scripted", "job": job.name, "seed": seed, "rollouts": result["rollouts"], "rewards": rewards}
+    return {**row, "is_released": result["released"], "candidates": result["candidates"]}
 
 
 def write_run_file(job: Job, seed: int, work: Path, reflecting_url: str, policy_url: str) -> Path:

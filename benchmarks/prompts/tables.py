@@ -51,25 +51,25 @@ def key_of(row: Row) -> tuple[str, str, int]:
 
 def tables(rows: Sequence[Row]) -> str:
     """As Markdown: how soon a prompt was found, then rollouts to the target; what is not measured is not there."""
-    found = [
+    searches = [
         "| policy | job | seed | reward, agent's prompt | right prompt | prompt found | share of the gain | rollouts |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    reached = [
+    targets = [
         f"| seed | rollouts to {TARGET}, weights alone | in turns | fewer | last reward, weights alone | in turns |",
         "|---|---|---|---|---|---|",
     ]
     by_key = {key_of(row): row for row in rows}
     for (mode, job, seed), row in sorted(by_key.items()):
         if mode == "scripted":
-            found.append(_found("scripted", job, seed, row["rewards"], row["rollouts"]))
+            searches.append(_search_row("scripted", job, seed, row["rewards"], row["rollouts"]))
         right = by_key.get(("right", job, seed))
         if mode == "turns" and right is not None:
-            found.append(_found("vLLM", job, seed, *_rewards_of_turns(right, row)))
+            searches.append(_search_row("vLLM", job, seed, *_rewards_of_turns(right, row)))
         weights = by_key.get(("weights", job, seed))
         if mode == "turns" and weights is not None:
-            reached.append(_reached(seed, weights, row))
-    return "\n".join([*found, *(["", *reached] if len(reached) > 2 else [])])
+            targets.append(_target_row(seed, weights, row))
+    return "\n".join([*searches, *(["", *targets] if len(targets) > 2 else [])])
 
 
 def _rewards_of_turns(right: Row, turns: Row) -> tuple[dict[str, float], int]:
@@ -80,17 +80,17 @@ def _rewards_of_turns(right: Row, turns: Row) -> tuple[dict[str, float], int]:
     return {**rewards, "found": first["after"] if first["is_released"] else start}, first["rollouts"]
 
 
-def _found(policy: str, job: str, seed: int, rewards: Mapping[str, float], rollouts: int) -> str:
+def _search_row(policy: str, job: str, seed: int, rewards: Mapping[str, float], rollouts: int) -> str:
     gain = rewards["right"] - rewards["start"]
     share = (rewards["found"] - rewards["start"]) / gain if gain > 0 else 0.0
-    shown = f"{rollouts}" if share >= SHARE else f"not in {rollouts}"
+    cell = f"{rollouts}" if share >= SHARE else f"not in {rollouts}"
     each = " | ".join(f"{rewards[name]:.2f}" for name in ("start", "right", "found"))
-    return f"| {policy} | `{job}` | {seed} | {each} | {share:.0%} | {shown} |"
+    return f"| {policy} | `{job}` | {seed} | {each} | {share:.0%} | {cell} |"
 
 
-def _reached(seed: int, weights: Row, turns: Row) -> str:
+def _target_row(seed: int, weights: Row, turns: Row) -> str:
     alone, both = (rollouts_to(row["curves"]["sampled"], TARGET) for row in (weights, turns))
     fewer = f"{1 - both / alone:.0%}" if alone and both else "–"
     last = [row["curves"]["sampled"][-1][1] for row in (weights, turns)]
-    shown = ["never" if each is None else f"{each:,}" for each in (alone, both)]
-    return f"| {seed} | {shown[0]} | {shown[1]} | {fewer} | {last[0]:.2f} | {last[1]:.2f} |"
+    cells = ["never" if each is None else f"{each:,}" for each in (alone, both)]
+    return f"| {seed} | {cells[0]} | {cells[1]} | {fewer} | {last[0]:.2f} | {last[1]:.2f} |"

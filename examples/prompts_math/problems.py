@@ -67,14 +67,16 @@ def main() -> None:
     rng = random.Random(options.seed)
     count = options.demonstrations + sum(SPLITS.values())
     records = [record for record in make_records(3 * count, options.seed) if record["chain"].count("<gadget") == 2]
-    shown, rest = records[: options.demonstrations], records[options.demonstrations :]
+    demonstrated, rest = records[: options.demonstrations], records[options.demonstrations :]
     for name, size in SPLITS.items():
         problems, rest = rest[:size], rest[size:]
         inputs = [{"question": each["question"], "result": each["result"], "steps": 2} for each in problems]
         write(options.out / f"{name}.jsonl", [{"id": f"{name}-{n}", "input": each} for n, each in enumerate(inputs)])
-    able, with_rule, without = (scripted.Policy(shown, flaws, options.seed) for flaws in (ABLE, WITH_RULE, WITHOUT))
+    able, with_rule, without = (
+        scripted.Policy(demonstrated, flaws, options.seed) for flaws in (ABLE, WITH_RULE, WITHOUT)
+    )
     lots: dict[str, list[dict]] = {"able": [], "habit": []}
-    for record in shown:
+    for record in demonstrated:
         has_rule = rng.random() < 0.5
         system = system_prompt(rng, has_rule)
         lots["able"].append(conversation(system, record["question"], able))

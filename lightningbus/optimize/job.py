@@ -43,7 +43,7 @@ async def run(settings: RunSettings, *, resume: bool) -> RoundResult:
             try:
                 return await stack.or_child_failure(work)
             except BudgetSpent as error:
-                raise UserError(f"{error}: raise it, or give the run another name") from None
+                raise UserError(f"optimize.budget is used up by earlier rounds of the run: {error}; raise it") from None
 
 
 async def _start(stack: LocalStack, settings: RunSettings, resume: bool) -> Client:
