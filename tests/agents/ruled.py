@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from prompted import call
-
 SYSTEM = "You are an agent that has a rule to follow."
 RULE = "Say which rule it is."
 
 
 def solve(task: Any) -> dict[str, Any]:
     """Reward 0.5 for a prompt with the rule, and up to 0.4 for what the model says."""
+    from prompted import call  # beside this file, where a runner starts the agent
+
     prompt = call("prompts/solver")["text"]
     messages = [{"role": "system", "content": prompt}, {"role": "user", "content": task["question"]}]
     body = {"model": "policy", "messages": messages, "max_tokens": 8}
