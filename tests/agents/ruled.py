@@ -7,7 +7,7 @@ RULE = "Say which rule it is."
 
 
 def solve(task: Any) -> dict[str, Any]:
-    """Reward 0.5 for a prompt with the rule, and up to 0.4 for what the model says."""
+    """Reward 0.5 for a prompt with the rule, and up to 0.08 for what the model says."""
     from prompted import call  # beside this file, where a runner starts the agent
 
     prompt = call("prompts/solver")["text"]
@@ -15,5 +15,5 @@ def solve(task: Any) -> dict[str, Any]:
     body = {"model": "policy", "messages": messages, "max_tokens": 8}
     answer = call("chat/completions", body)["choices"][0]["message"]["content"]
     knows = RULE in prompt
-    reward = 0.5 * knows + len(answer) % 5 / 10
+    reward = 0.5 * knows + len(answer) % 5 / 50
     return {"reward": reward, "why": "the rule is known" if knows else "it does not say which rule it is"}

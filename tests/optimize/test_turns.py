@@ -118,7 +118,7 @@ async def test_prompts_and_weights_are_trained_in_turns_and_a_killed_job_goes_on
     versions = [each["weight_versions"]["policy"] for each in rounds]
     assert versions[0] == 0 and len(versions) > 1, "one before training, and more amid it"
     assert len({version // EVERY for version in versions}) == len(versions), "one for each multiple"
-    assert rounds[0]["is_released"] and rounds[0]["after"] - rounds[0]["before"] >= 0.3
+    assert rounds[0]["is_released"] and rounds[0]["after"] - rounds[0]["before"] > 0.4
     released = rounds[0]["prompt_versions"]
     assert not any(each["is_released"] and each["prompt_versions"] == released for each in rounds[1:])
 
@@ -126,30 +126,32 @@ async def test_prompts_and_weights_are_trained_in_turns_and_a_killed_job_goes_on
     evaluated = [(each["version"], each["prompt_versions"]) for each in figures["evaluations"]]
     assert evaluated[:2] == [(0, {"solver": 0})] * 2 and evaluated[-1][0] == STEPS
     assert evaluated[-1][1]["solver"] >= released["solver"]
-    assert figures["greedy_after"] - figures["greedy_before"] >= 0.1
+    assert figures["greedy_after"] - figures["greedy_before"] > 0.4
 
     async with serve_embedded(tmp_path / "runs" / "turns" / "store") as (_, url):
         client = await asyncio.to_thread(connect, url)
-        tasks = client.query(
+
+        async def read(sql: str) -> list[tuple[Any, ...]]:
+            return [tuple(row) for row in (await asyncio.to_thread(client.query, sql)).result_rows]
+
+        tasks = await read(
             "SELECT evaluation, weight_versions['policy'], count() FROM tasks WHERE startsWith(evaluation, 'optimize') "
             "GROUP BY ALL ORDER BY 2"
-        ).result_rows
-        assert [tuple(row) for row in tasks] == [
+        )
+        assert tasks == [
             (f"optimize-v{version}", version, each["rollouts"]) for version, each in zip(versions, rounds, strict=True)
         ]
         # Every call of a round was answered by its weights, and every training call has a prompt in use at that time.
-        (others,) = client.query(
+        others = await read(
             "SELECT count() FROM model_calls AS c INNER JOIN completions AS p USING (run_id, execution_id, call) "
             "INNER JOIN tasks AS t ON t.run_id = c.run_id AND t.rollout_id = c.rollout_id "
             "WHERE startsWith(t.evaluation, 'optimize') AND "
             "(p.token_versions[1] != t.weight_versions['policy'] OR c.prompt_versions != t.prompt_versions)"
-        ).result_rows[0]
-        assert others == 0
-        trained = {
-            version for (version,) in client.query(
-                "SELECT DISTINCT prompt_versions['solver'] FROM model_calls AS c INNER JOIN tasks AS t "
-                "ON t.run_id = c.run_id AND t.rollout_id = c.rollout_id WHERE t.mode = 'train'"
-            ).result_rows
-        }  # fmt: skip
-        in_use = {each["prompt_versions"]["solver"] for each in rounds if each["is_released"]}
-        assert trained and trained <= in_use, "training had what the first round released"
+        )
+        assert others == [(0,)]
+        trained = await read(
+            "SELECT DISTINCT c.prompt_versions['solver'] FROM model_calls AS c INNER JOIN tasks AS t "
+            "ON t.run_id = c.run_id AND t.rollout_id = c.rollout_id WHERE t.mode = 'train'"
+        )
+        in_use = {(each["prompt_versions"]["solver"],) for each in rounds if each["is_released"]}
+        assert trained and set(trained) <= in_use, "training had what the first round released"
