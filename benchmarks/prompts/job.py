@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "prompts_math"
 MODES = ("right", "turns", "weights")
 """The right prompt from the beginning, and no training; prompts and weights in turns; weights alone."""
-STEPS = 30
+STEPS = 20
 """Of each job that trains, at most. In turns it is stopped by the same number."""
 WARM_START = ("350", "120")
 
