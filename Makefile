@@ -10,7 +10,7 @@ DOCS := .docs
 DOCS_READY := $(DOCS)/.ready
 COMPILE := UV_CUSTOM_COMPILE_COMMAND='make lock' $(TOOLS)/bin/uv pip compile --quiet --generate-hashes --no-annotate --python-version 3.11 --python-platform x86_64-unknown-linux-gnu
 
-.PHONY: setup demo test test-all test-unit test-slow chaos hosts bench bench-ui bench-async bench-credit bench-policies bench-kv bench-weights bench-sizing fuzz serving-faults check format clean lock sbom audit pin-images docs
+.PHONY: setup demo test test-all test-unit test-slow chaos hosts bench bench-ui bench-async bench-credit bench-policies bench-kv bench-prompts bench-weights bench-sizing fuzz serving-faults check format clean lock sbom audit pin-images docs
 
 $(READY): $(LOCK) pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -76,6 +76,9 @@ bench-policies: $(READY) ## two policies against one shared policy, and two play
 
 bench-kv: $(READY) ## what a swap amid an answer does to log-probabilities, by kv_cache_on_swap
 	$(BIN)/python -m benchmarks.kv_cache
+
+bench-prompts: $(READY) ## how soon a prompt is found, and weights alone beside turns; goes on where it was stopped; SEEDS="0 1"
+	$(BIN)/python -m benchmarks.prompts $(if $(SEEDS),--seeds $(SEEDS))
 
 bench-weights: $(READY) ## a weight version by each transport, whole and as a delta; SIZES=0.5M,5M and MODELS=0.6M measure some
 	$(BIN)/python -m benchmarks.weights $(if $(SIZES),--sizes $(SIZES)) $(if $(MODELS),--models $(MODELS))

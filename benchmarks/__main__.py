@@ -5,13 +5,24 @@ import re
 import time
 from pathlib import Path
 
-from benchmarks import dispatch, ingest, latency, peers, prompts, scale, startup, weights
+from benchmarks import call_storage, dispatch, ingest, latency, peers, scale, startup, weights
 from benchmarks.gateway import __main__ as gateway
 from benchmarks.results import machine, read, table
 from benchmarks.workloads import __main__ as workloads
 
 PAGE = Path(__file__).with_name("README.md")
-NAMES = ("workloads", "peers", "ingest", "latency", "gateway", "scale", "weights", "prompts", "dispatch", "startup")
+NAMES = (
+    "workloads",
+    "peers",
+    "ingest",
+    "latency",
+    "gateway",
+    "scale",
+    "weights",
+    "call_storage",
+    "dispatch",
+    "startup",
+)
 
 
 def table_of(name: str) -> str:
@@ -48,7 +59,7 @@ def main() -> None:
         "latency": latency.main,
         "gateway": gateway.main,
         "scale": scale.main,
-        "prompts": prompts.main,
+        "call_storage": call_storage.main,
         "dispatch": dispatch.main,
         "startup": startup.main,
         "weights": lambda: weights.main(options.work.resolve()),

@@ -4,6 +4,7 @@ import ast
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from benchmarks.credit import __main__ as credit
 from benchmarks.credit.job import EXAMPLES, JOBS, METHODS, job_fields, row_of, steps_to, target_of
 from benchmarks.policies import __main__ as policies
 from benchmarks.policies import job as policy_jobs
+from benchmarks.prompts import tables as prompt_tables
 from lightningbus.run.preflight import parse_job
 from lightningbus.run.settings import RunSettings, validate_settings
 from tests.examples.endpoint import module
@@ -35,6 +37,38 @@ def test_the_tables_are_the_results() -> None:
     results = read(HERE / "results" / "async.json")
     assert table_of("bench-async") == tables(results)
     assert len({key_of(result) for result in results}) == len(results)
+    rows = json.loads((HERE / "results" / "prompts.json").read_text())
+    assert table_of("bench-prompts") == prompt_tables.tables(rows)
+    assert len({prompt_tables.key_of(row) for row in rows}) == len(rows)
+
+
+def test_rollouts_of_a_round_count_from_the_evaluation_that_has_its_prompt() -> None:
+    """And those of training up to its version; evaluations themselves count nothing."""
+
+    def evaluated(version: int, prompt: int, reward: float) -> dict[str, Any]:
+        return {"label": "sampled", "version": version, "prompt_versions": {"solver": prompt}, "accuracy": reward}
+
+    def a_round(version: int, rollouts: int, released: int | None) -> dict[str, Any]:
+        return {
+            "state": "finished", "weight_versions": {"policy": version}, "rollouts": rollouts, "candidates": 2,
+            "prompt_versions": {} if released is None else {"solver": released}, "is_released": released is not None,
+            "before": 0.1, "after": 0.7,
+        }  # fmt: skip
+
+    evaluations = [evaluated(0, 0, 0.1), evaluated(2, 3, 0.7), evaluated(4, 3, 0.75), evaluated(4, 6, 0.9)]
+    rounds = [a_round(0, 100, 3), a_round(4, 40, 6)]
+    row = prompt_tables.summarize(
+        {"evaluations": evaluations, "prompt_rounds": rounds, "steps": 4, "seconds": 1.0}, rollouts_per_step=64
+    )
+    assert row["curves"]["sampled"] == [(0, 0.1), (228, 0.7), (356, 0.75), (396, 0.9)]
+    assert prompt_tables.rollouts_to(row["curves"]["sampled"], 0.72) == 356
+    assert prompt_tables.rollouts_to(row["curves"]["sampled"], 0.95) is None
+
+
+def test_a_prompt_that_misses_most_of_the_gain_is_not_found() -> None:
+    rewards = {"start": 0.1, "right": 0.8, "found": 0.5}
+    row = {"mode": "scripted", "job": "j", "seed": 0, "rollouts": 140, "rewards": rewards}
+    assert prompt_tables.tables([row]).endswith("| 0.10 | 0.80 | 0.50 | 57% | not in 140 |")
 
 
 def test_the_table_of_credit_methods_is_their_results() -> None:

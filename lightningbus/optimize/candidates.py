@@ -10,6 +10,17 @@ from schemas.prompts import digest_of
 Texts = Mapping[str, str]
 """Text by name of the prompt."""
 KEY_CHARS = 16
+ROUND_PATTERN = "^optimize(-v[0-9_]+)?$"
+"""What `round_name` gives, as a regular expression."""
+
+
+def round_name(weight_versions: Mapping[str, int]) -> str:
+    """The name of a round, and of the evaluation that its rollouts belong to: ``optimize-v3``, of two models ``-v3_7``.
+
+    Without weight versions ``optimize``.
+    """
+    versions = "_".join(str(weight_versions[model]) for model in sorted(weight_versions))
+    return f"optimize-v{versions}" if versions else "optimize"
 
 
 def evaluation_key(texts: Texts, weight_versions: Mapping[str, int], sampling: Mapping[str, Any]) -> str:

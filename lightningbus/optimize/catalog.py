@@ -11,23 +11,36 @@ from lightningbus.run.role_process import UserError
 from schemas.prompts import PromptCanary, PromptVersion, digest_of
 
 START = "start"
-"""Before a run's key: the id of the proposal that says where the run began."""
+"""Before a round's key: the id of the proposal that says where the round began."""
 
 
 class PromptCatalog:
-    """The versions of a run's prompts. Whatever is published here is found again by a run that is started again."""
+    """The prompts in a round. Whatever is published here is found again by a round that is started again.
 
-    def __init__(self, bus: Bus, run: str, agent: str, max_drop: float) -> None:
-        self._bus, self._run, self._agent, self._canary = bus, run, agent, PromptCanary(max_drop=max_drop)
+    A round counts its own versions only: what another said of the same text was under other weights.
+    """
+
+    def __init__(self, bus: Bus, run: str, round_name: str, agent: str, max_drop: float) -> None:
+        self._bus, self._run, self._round, self._agent = bus, run, round_name, agent
+        self._canary = PromptCanary(max_drop=max_drop)
         self._registries: dict[str, PromptRegistry] = {}
         self._versions: dict[str, list[PromptVersion]] = {}
+        self._starts: dict[str, PromptVersion] = {}
+        self.is_resumed = False
+        """Whether an earlier life has begun the round."""
 
     async def open(self, prompts: Mapping[str, PromptSettings], key: str) -> Texts:
-        """The texts that the run begins with: those in use when it first began. ``key`` says with which settings.
+        """The texts that the round begins with: those in use when it first began. ``key`` says with which settings.
 
         Raises `UserError` where they are not what they were, or as `Bus.publish`.
         """
-        texts = {}
+        await self.publish_originals(prompts)
+        for name in prompts:
+            self._starts[name] = await self._start_of(name, key)
+        return {name: start.text for name, start in self._starts.items()}
+
+    async def publish_originals(self, prompts: Mapping[str, PromptSettings]) -> None:
+        """Publish version 0 of each, unless the bus has it; raises `UserError` where it has another."""
         for name, settings in prompts.items():
             registry = self._registries[name] = PromptRegistry(self._bus, name)
             self._versions[name] = await registry.read_all()
@@ -40,27 +53,30 @@ class PromptCatalog:
                     f"prompt {name!r}: the bus knows it with another text, agent or role than the run file: give it "
                     "another name, since its versions were made for what the agent sent then"
                 )
-            texts[name] = await self._start_of(name, key)
-        return texts
 
-    async def _start_of(self, name: str, key: str) -> str:
+    async def _start_of(self, name: str, key: str) -> PromptVersion:
         begun = [
             version
             for version in self._versions[name]
-            if version.run_id == self._run and version.proposal_id.startswith(f"{START}:")
+            if version.run_id == self._run and version.proposal_id.startswith(self._id(START))
         ]
         if begun:
-            if begun[0].proposal_id != f"{START}:{key}":
+            self.is_resumed = True
+            if begun[0].proposal_id != self._id(START, key):
                 raise UserError(
                     f"run {self._run!r} began with other prompts, problems or settings of optimize: "
                     "give this one another name"
                 )
-            return begun[0].text
+            return begun[0]
         used = await self._used(name)
-        version = await self._publish(
-            name, used.text, role=used.role, canary=self._canary, proposal_id=f"{START}:{key}", parent=used.version
+        id = self._id(START, key)
+        return await self._publish(
+            name, used.text, role=used.role, canary=self._canary, proposal_id=id, parent=used.version
         )
-        return version.text
+
+    def _id(self, *parts: str) -> str:
+        """Of a proposal: a round finds its own only."""
+        return ":".join((self._round, *parts))
 
     async def _used(self, name: str) -> PromptVersion:
         """The version that rollouts have which are pinned to none."""
@@ -69,7 +85,7 @@ class PromptCatalog:
     def find_proposal(self, name: str, proposal_id: str) -> str | None:
         """The text that an earlier life proposed; None: it did not get so far."""
         for version in self._versions[name]:
-            if (version.run_id, version.proposal_id) == (self._run, proposal_id):
+            if (version.run_id, version.proposal_id) == (self._run, self._id(proposal_id)):
                 return version.text
         return None
 
@@ -77,14 +93,24 @@ class PromptCatalog:
         """Publish a proposed text as a version that waits for its evaluation; raises as `Bus.publish`."""
         role = self._versions[name][0].role
         parent = self._version_of(name, parent_text)
-        await self._publish(name, text, role=role, canary=self._canary, proposal_id=proposal_id, parent=parent)
+        await self._publish(
+            name, text, role=role, canary=self._canary, proposal_id=self._id(proposal_id), parent=parent
+        )
 
     def versions_of(self, texts: Texts) -> dict[str, int]:
-        """The version of each text: the first that has it."""
+        """The version of each text: the one in use when the round began, or the first of the round that has it."""
         return {name: self._version_of(name, text) for name, text in texts.items()}
 
     def _version_of(self, name: str, text: str) -> int:
-        return min(version.version for version in self._versions[name] if version.text == text)
+        start = self._starts[name]
+        if text == start.text:
+            assert start.parent is not None, "a start says which version it stands for"
+            return start.parent
+        return min(
+            version.version
+            for version in self._versions[name]
+            if version.text == text and version.run_id == self._run and version.proposal_id.startswith(self._id(""))
+        )
 
     async def decide(self, name: str, text: str, *, is_approved: bool, reason: str, metrics: dict[str, float]) -> int:
         """Release a version, or revoke it; returns it. What was decided of it before stays."""

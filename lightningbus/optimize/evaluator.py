@@ -26,8 +26,6 @@ from schemas import ids
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-EVALUATION = "optimize"
-"""The evaluation that all rollouts of an optimisation belong to."""
 PUBLISH_SECONDS = 600.0
 SETTLE_SECONDS = 600.0
 """How long a restarted run waits for what an earlier life has queued; later the broker has forgotten its ids."""
@@ -38,8 +36,12 @@ class Conditions:
     """What is the same for all rollouts of an optimisation."""
 
     run: str
+    evaluation: str
+    """The evaluation that all rollouts of the round belong to."""
     agent: str
     model: str
+    role_models: Mapping[str, str]
+    """Models that answer for some roles."""
     weight_versions: Mapping[str, int]
     """By model: the version its calls are pinned to; a model that is not here: its current one."""
     sampling: Mapping[str, Any]
@@ -53,10 +55,14 @@ class Evaluator:
         self._bus, self._stores, self._client = bus, stores, client
         self._catalog, self._conditions = catalog, conditions
 
-    async def read_published(self) -> set[str]:
-        """Ids of all rollouts that earlier lives of the run have published.
+    async def read_published(self) -> dict[str, str]:
+        """The evaluation of every rollout that any round of the run has published, by rollout id."""
+        return await self._ask(lambda: read_published(self._client, self._conditions.run))
 
-        Waits until the store has all of them: until nothing of this agent's evaluations is queued or on its way.
+    async def wait_until_stored(self) -> None:
+        """Wait until the store has all that an earlier life has published.
+
+        So until nothing of this agent's evaluations is queued or on its way.
         """
         consumers = (STORE_EVENTS, STORE_EVAL, runner_consumer(self._conditions.agent, "eval"))
         try:
@@ -65,7 +71,6 @@ class Evaluator:
                     await self._stores.wait_for_change()
         except TimeoutError:
             log.warning("evaluations of agent %s are still queued after %g s", self._conditions.agent, SETTLE_SECONDS)
-        return await self._ask(lambda: read_published(self._client, self._conditions.run))
 
     async def _has_settled(self, consumers: Sequence[ConsumerSpec]) -> bool:
         for consumer in reversed(consumers):  # what is done moves from the agent to the store
@@ -95,7 +100,8 @@ class Evaluator:
                 agent=at.agent,
                 model=at.model,
                 mode="eval",
-                evaluation=EVALUATION,
+                evaluation=at.evaluation,
+                role_models=dict(at.role_models),
                 prompt_versions=self._catalog.versions_of(texts),
                 weight_versions=dict(at.weight_versions),
                 sampling_params=dict(at.sampling),

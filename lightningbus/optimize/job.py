@@ -9,6 +9,7 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 from bus.fleet.node_state import is_ready
 from bus.weights.registry import WeightRegistry
 from learner.settings.learner import LearnerSettings
+from lightningbus.optimize.budget import BudgetSpent
 from lightningbus.optimize.round import RoundResult, optimize_round
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
@@ -37,9 +38,12 @@ async def run(settings: RunSettings, *, resume: bool) -> RoundResult:
             stack.view.set_phase("optimising prompts")
             work = optimize_round(
                 stack.bus, client, settings.name, settings.optimize, await _pinned_weights(stack, settings),
-                stack.view.set_note,
+                settings.role_models, stack.view.set_note,
             )  # fmt: skip
-            return await stack.or_child_failure(work)
+            try:
+                return await stack.or_child_failure(work)
+            except BudgetSpent as error:
+                raise UserError(f"optimize.budget is used up by earlier rounds of the run: {error}; raise it") from None
 
 
 async def _start(stack: LocalStack, settings: RunSettings, resume: bool) -> Client:

@@ -7,13 +7,15 @@ from typing import Any
 
 from clickhouse_connect.driver.client import Client
 
+from lightningbus.optimize.candidates import ROUND_PATTERN
 from lightningbus.optimize.feedback import CallText, RolloutResult
 
 MAX_SPANS, MAX_SPAN_CHARS, MAX_CALL_CHARS = 200, 4000, 400_000
 """Of one rollout: spans that are read, and characters of an attribute and of a call's request."""
 PUBLISHED = """
-SELECT rollout_id FROM tasks WHERE run_id = {run_id:String}
-UNION DISTINCT SELECT rollout_id FROM rollouts WHERE run_id = {run_id:String}
+SELECT rollout_id, evaluation FROM tasks WHERE run_id = {run_id:String} AND match(evaluation, {rounds:String})
+UNION DISTINCT
+SELECT rollout_id, evaluation FROM rollouts WHERE run_id = {run_id:String} AND match(evaluation, {rounds:String})
 """
 NUM_ENDED = "SELECT count() FROM rollouts WHERE run_id = {run_id:String} AND rollout_id IN {ids:Array(String)}"
 ROLLOUTS = """
@@ -39,9 +41,10 @@ ORDER BY rollout_id, call
 """
 
 
-def read_published(client: Client, run: str) -> set[str]:
-    """Ids of all rollouts of a run that were published or have ended."""
-    return {row[0] for row in client.query(PUBLISHED, parameters={"run_id": run}).result_rows}
+def read_published(client: Client, run: str) -> dict[str, str]:
+    """The evaluation of each rollout that a run's rounds have published, by rollout id."""
+    parameters = {"run_id": run, "rounds": ROUND_PATTERN}
+    return dict(map(tuple, client.query(PUBLISHED, parameters=parameters).result_rows))
 
 
 def count_ended(client: Client, run: str, ids: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from clickhouse_connect.driver.client import Client
@@ -18,23 +19,22 @@ from bus.client import Bus
 from bus.task_file import TaskInput, load_tasks
 from lightningbus.optimize.adapter import BusAdapter
 from lightningbus.optimize.budget import Budget, BudgetSpent
-from lightningbus.optimize.candidates import KEY_CHARS, Texts, run_key
+from lightningbus.optimize.candidates import Texts, round_name
 from lightningbus.optimize.catalog import PromptCatalog
 from lightningbus.optimize.evaluator import Conditions, Evaluator
 from lightningbus.optimize.feedback import RolloutResult
 from lightningbus.optimize.reflection import ReflectingModel
+from lightningbus.optimize.round_plan import (
+    check_settings,
+    describe_course,
+    find_limit,
+    heldout_rollouts,
+    iteration_rollouts,
+)
 from lightningbus.optimize.verdict import Comparison, compare
 from lightningbus.run.optimize_settings import OptimizeSettings
-from lightningbus.run.publishing import MAX_ROLLOUT_CHARACTERS
-from lightningbus.run.role_process import UserError
 
 log = logging.getLogger(__name__)
-LIMITS = ("budget", "max_iterations", "deadline", "tasks", "heldout", "prompts")
-"""Settings that a run may change when it goes on, and those that are compared by what they hold."""
-ID_CHARACTERS = KEY_CHARS + 12
-"""Of a rollout's id beside those of problem and run."""
-CHANGEABLE = {"max_chars", "timeout", "api_key_env", "url"}
-"""Settings of the reflection that a run may change when it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class RoundResult:
     versions: Mapping[str, int] = field(default_factory=dict)
     """The versions of the prompts that changed."""
     num_rollouts: int = 0
-    """Published, over all lives of the run."""
+    """Published in the round, over all lives of the run."""
     num_candidates: int = 0
 
     @property
@@ -62,31 +62,42 @@ async def optimize_round(
     client: Client,
     run: str,
     settings: OptimizeSettings,
-    weight_versions: Mapping[str, int] | None = None,
+    weight_versions: Mapping[str, int] = MappingProxyType({}),
+    role_models: Mapping[str, str] = MappingProxyType({}),
     on_progress: Callable[[str], None] = log.info,
 ) -> RoundResult:
     """Look for better prompts, then release the best if the held-out problems do not get worse by it.
 
-    Of the same ``run``, it goes on where it was stopped: nothing is evaluated twice. A round under other weights is
-    another run. ``weight_versions``: by model, the version that answers.
-    Raises `UserError`, `bus.task_file.TaskFileError`, or as `Bus.publish`.
+    Of the same ``run`` under the same ``weight_versions``, it goes on where it was stopped: nothing is evaluated twice.
+    Under others it is another round, which begins with the prompts in use by then.
+    ``weight_versions``: by model, the version that answers; ``role_models``: models that answer for some roles.
+    Raises `BudgetSpent` where other rounds of the run have left too little, `UserError`, `bus.task_file.TaskFileError`,
+    or as `Bus.publish`.
     """
+    name = round_name(weight_versions)
     tasks, heldout = load_tasks(settings.tasks), load_tasks(settings.heldout)
     check_settings(settings, tasks, heldout, run)
     reflecting = ReflectingModel(settings.reflection)
     conditions = Conditions(
         run,
+        name,
         settings.agent,
         settings.model,
-        dict(weight_versions or {}),
+        dict(role_models),
+        dict(weight_versions),
         {} if settings.temperature is None else {"temperature": settings.temperature},
         settings.deadline,
     )
-    catalog = PromptCatalog(bus, run, settings.agent, settings.max_drop)
-    start = await catalog.open(settings.prompts, describe_course(settings, tasks, heldout, weight_versions or {}))
+    catalog = PromptCatalog(bus, run, name, settings.agent, settings.max_drop)
     async with bus.fleet("store") as stores:
         evaluator = Evaluator(bus, stores, client, catalog, conditions)
-        budget = Budget(settings.budget, await evaluator.read_published())
+        published = await evaluator.read_published()
+        limit = find_limit(settings, tasks, heldout, sum(each != name for each in published.values()))
+        start = await catalog.open(settings.prompts, describe_course(settings, tasks, heldout))
+        if catalog.is_resumed:
+            await evaluator.wait_until_stored()
+            published = await evaluator.read_published()
+        budget = Budget(limit, {id for id, each in published.items() if each == name})
         search = _Search(settings, evaluator, catalog, reflecting, budget, tasks, heldout, on_progress)
         best = await search.run(start)
         if best == start:
@@ -192,48 +203,6 @@ class _Log:
 
     def log(self, message: str) -> None:
         log.debug("gepa: %s", message)
-
-
-def iteration_rollouts(settings: OptimizeSettings, tasks: Sequence[TaskInput]) -> int:
-    """Most rollouts of one iteration: a minibatch under parent and child, and all problems under the child."""
-    return (2 * min(settings.minibatch, len(tasks)) + len(tasks)) * settings.samples
-
-
-def heldout_rollouts(settings: OptimizeSettings, heldout: Sequence[TaskInput]) -> int:
-    """Rollouts of the comparison at the end."""
-    return 2 * len(heldout) * settings.heldout_samples
-
-
-def check_settings(
-    settings: OptimizeSettings, tasks: Sequence[TaskInput], heldout: Sequence[TaskInput], run: str = ""
-) -> None:
-    """Raise `UserError` where problems are in both sets, or the budget does not suffice for one iteration."""
-    longest = max((task.id for task in (*tasks, *heldout)), key=len)
-    if (excess := len(longest) + len(run) + ID_CHARACTERS - MAX_ROLLOUT_CHARACTERS) > 0:
-        raise UserError(f"id {longest!r} with the name of the run is {excess} characters too long")
-    if both := {task.id for task in tasks} & {task.id for task in heldout}:
-        raise UserError(f"optimize.heldout: problem {min(both)!r} is in optimize.tasks too; ids must differ")
-    needed = len(tasks) * settings.samples + iteration_rollouts(settings, tasks) + heldout_rollouts(settings, heldout)
-    if settings.budget < needed:
-        raise UserError(
-            f"optimize.budget: {settings.budget} rollouts are too few: {len(tasks)} problems, one proposal and twice "
-            f"the held-out problems need {needed}"
-        )
-
-
-def describe_course(
-    settings: OptimizeSettings,
-    tasks: Sequence[TaskInput],
-    heldout: Sequence[TaskInput],
-    weight_versions: Mapping[str, int],
-) -> str:
-    """A key of all that decides what a run does; limits may be raised when it goes on."""
-    fields = settings.model_dump(
-        mode="json",
-        exclude={**dict.fromkeys(LIMITS, True), "reflection": CHANGEABLE},
-    )
-    problems = [[[task.id, task.input] for task in each] for each in (tasks, heldout)]
-    return run_key({"settings": fields, "problems": problems, "weights": dict(weight_versions)})
 
 
 def _means(results: Sequence[Sequence[RolloutResult]]) -> list[float]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from bus.task_file import TaskInput, load_tasks
 from bus.weights.registry import WeightRegistry
 from learner.settings.learner import LearnerSettings
-from lightningbus.run.evaluation import Evaluation
+from lightningbus.run.evaluation import Evaluation, format_label
 from lightningbus.run.held_out import PolicyVersions, evaluate_once_served
 from lightningbus.run.pinned_version import all_pinned, find_version
+from lightningbus.run.prompt_versions import read_prompt_versions
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import EvalSettings, RunSettings
 from lightningbus.run.stack import LocalStack, child_specs, start_stack
@@ -77,8 +78,9 @@ async def _evaluate(
     stack: LocalStack, sql: str, settings: RunSettings, job: EvaluateJob, versions: Mapping[str, int]
 ) -> dict[str, Evaluation]:
     reward = settings.all_learners[0].reward if settings.all_learners else ""
-    policies = PolicyVersions(versions, settings.main_model, settings.role_models, reward)
-    stack.view.set_phase(f"problems under {policies.label}: {', then '.join(job.samplings)}")
+    prompts = await read_prompt_versions(stack.bus, job.eval.agent)
+    policies = PolicyVersions(versions, settings.main_model, settings.role_models, reward, prompts)
+    stack.view.set_phase(f"problems under {format_label(versions)}: {', then '.join(job.samplings)}")
     assert settings.store is not None, "an evaluation has a store"
     client = await asyncio.to_thread(connect, settings.store.url or sql, settings.store.database)
     results = {}

@@ -21,6 +21,7 @@ from schemas.subjects import DEFAULT_POLICY
 log = logging.getLogger(__name__)
 
 NO_ROLES: Mapping[str, str] = MappingProxyType({})
+NO_PROMPTS: Mapping[str, int] = MappingProxyType({})
 SAMPLINGS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 1.0}}
 """How problems are answered, by the label of the evaluation."""
 NODE_SECONDS = 600.0
@@ -59,12 +60,18 @@ class Evaluation(BaseModel):
     label: str = Field(description="how the problems were answered: greedy or sampled")
     version: int = Field(description="weight version of the model that agents call by name")
     versions: dict[str, int] = Field({}, description="weight version of each model that was pinned")
+    prompt_versions: dict[str, int] = Field({}, description="version of each prompt that was pinned")
     accuracy: float = Field(description="mean reward of all rollouts; a failed one counts as 0")
     standard_error: float | None = Field(description="of that mean, over problems; none for a single problem")
     num_problems: int = Field(description="held-out problems")
     rollouts: int = Field(description="answers: problems times samples")
     ok: int = Field(description="answers whose agent ended well")
     seconds: float = Field(description="how long it took; for the part after a resume, if there was one")
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What was evaluated in which way."""
+        return self.label, self.version, sorted(self.versions.items()), sorted(self.prompt_versions.items())
 
     def format_mean(self) -> str:
         """The mean reward with its standard error."""
@@ -97,18 +104,22 @@ async def evaluate(
     deadline: float = 120.0,
     model: str = DEFAULT_POLICY,
     role_models: Mapping[str, str] = NO_ROLES,
+    prompt_versions: Mapping[str, int] = NO_PROMPTS,
     agent: str = "default",
     reward: str = "",
 ) -> Evaluation:
     """Publish every problem ``samples`` times, pinned to weight versions, and wait for all results in ClickHouse.
 
     ``versions`` has one version of each model that is pinned, ``model`` among them: the one agents call by name.
-    ``role_models`` are the models that answer for some roles. ``reward`` names the reward that counts; empty: the main
-    one. Results that are there already count: only what is missing is published. Raises `UserError` when they are not
-    all there within ``deadline`` seconds, or when a token came from another version.
+    ``role_models`` are the models that answer for some roles, ``prompt_versions`` the prompts of all rollouts.
+    ``reward`` names the reward that counts; empty: the main one. Results that are there already count: only what is
+    missing is published. Raises `UserError` when they are not all there within ``deadline`` seconds, or when a token
+    came from another version.
     """
     started = time.monotonic()
     suffix = f"@{run}-{label}-v{format_versions(versions)}"
+    if prompt_versions:
+        suffix += f"-p{format_versions(prompt_versions)}"
     parameters = {"run_id": run, "suffix": suffix, "reward": reward}
     tasks = list(
         expand_samples(
@@ -122,6 +133,7 @@ async def evaluate(
             model=model,
             role_models=dict(role_models),
             weight_versions=dict(versions),
+            prompt_versions=dict(prompt_versions),
             sampling_params=sampling,
             deadline=deadline,
         )
@@ -158,6 +170,7 @@ async def evaluate(
         label=label,
         version=versions[model],
         versions=dict(versions),
+        prompt_versions=dict(prompt_versions),
         accuracy=mean,
         standard_error=standard_error,
         num_problems=len(problems),

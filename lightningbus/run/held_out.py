@@ -1,33 +1,20 @@
 """Evaluations of a training job: before and after training, and of chosen versions while it goes on."""
 
-import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from clickhouse_connect.driver.client import Client
-from nats.aio.msg import Msg
-from nats.errors import Error as NatsError
 
-from bus.errors import BusError
 from bus.fleet.node_state import is_ready, serves_version
 from bus.task_file import TaskInput
-from bus.weights.registry import WeightRegistry
-from common.aio import first_completed
 from lightningbus.run.evaluation import NODE_SECONDS, SAMPLINGS, Evaluation, evaluate
-from lightningbus.run.pinned_version import TRAIN_ACTOR, find_pin
+from lightningbus.run.pinned_version import VersionPins
+from lightningbus.run.prompt_versions import read_prompt_versions
 from lightningbus.run.settings import EvalSettings
 from lightningbus.run.stack import LocalStack
-from schemas import subjects
 from schemas.fleet import Heartbeat
 from schemas.weights.events import ReleaseState, WeightManifest
 from schemas.weights.release_policy import is_servable
-
-log = logging.getLogger(__name__)
-
-RECHECK_SECONDS = 5.0
-"""How often versions are looked up without a notification: a canary may have approved one."""
 
 
 def choose_due_versions(published: Iterable[int], evaluated: Iterable[int], every: int) -> list[int]:
@@ -55,6 +42,8 @@ class PolicyVersions:
     """Models that answer for roles of the agent."""
     reward: str = ""
     """Name of the reward that counts, as the main model is trained on it; empty: the main one."""
+    prompt_versions: Mapping[str, int] = field(default_factory=dict)
+    """By prompt; one that is not here: the version that is in use."""
 
 
 async def evaluate_once_served(
@@ -87,6 +76,7 @@ async def evaluate_once_served(
         versions=policies.versions,
         model=policies.main,
         role_models=policies.role_models,
+        prompt_versions=policies.prompt_versions,
         samples=settings.samples if sampling == "sampled" else 1,
         sampling=SAMPLINGS[sampling],
         deadline=settings.deadline,
@@ -105,102 +95,71 @@ class HeldOut:
         client: Client,
         run: str,
         settings: EvalSettings,
-        models: Sequence[str],
+        pins: VersionPins,
         role_models: Mapping[str, str],
         problems: list[TaskInput],
         evaluations: Iterable[Evaluation],
         on_evaluation: Callable[[Evaluation], Awaitable[None]],
         reward: str = "",
     ) -> None:
-        """``models``: those that are trained, the one that agents call by name first.
+        """``reward`` names the reward that counts; empty: the main one.
 
         ``evaluations``: those of earlier starts; ``on_evaluation`` is called with each new one.
-        ``reward`` names the reward that counts; empty: the main one.
         """
         self._stack, self._client, self._run, self._settings = stack, client, run, settings
-        self._main, self._role_models, self._reward = models[0], role_models, reward
+        self._pins, self._main, self._role_models, self._reward = pins, pins.main, role_models, reward
         self._problems, self._on_evaluation = problems, on_evaluation
-        self._ended = {(evaluation.label, _key(evaluation.versions)) for evaluation in evaluations}
-        self._releases = {model: WeightRegistry(stack.bus, model) for model in models}
-        self._actor = f"{TRAIN_ACTOR}{run}"
+        self._ended = {
+            (evaluation.label, _key(evaluation.versions), _key(evaluation.prompt_versions))
+            for evaluation in evaluations
+        }
 
     def is_complete(self, versions: Mapping[str, int]) -> bool:
-        """Whether these versions, one of each model, have been evaluated in every way."""
-        return all((label, _key(versions)) in self._ended for label in SAMPLINGS)
+        """Whether these versions, one of each model, have been evaluated in every way, with whatever prompts."""
+        labels = {label for label, weights, _ in self._ended if weights == _key(versions)}
+        return labels.issuperset(SAMPLINGS)
 
-    async def evaluate(self, versions: Mapping[str, int]) -> None:
-        """Evaluate versions that nodes serve until then; what has ended already is not done again."""
-        policies = PolicyVersions(versions, self._main, self._role_models, self._reward)
+    async def run(self, versions: Mapping[str, int]) -> None:
+        """Evaluate versions that nodes serve until then, with the prompts in use.
+
+        What has ended already is not done again.
+        """
+        prompts = await read_prompt_versions(self._stack.bus, self._settings.agent)
+        policies = PolicyVersions(versions, self._main, self._role_models, self._reward, prompts)
         for label in SAMPLINGS:
-            if (label, _key(versions)) in self._ended:
+            key = label, _key(versions), _key(prompts)
+            if key in self._ended:
                 continue
             evaluation = await evaluate_once_served(
                 self._stack, self._client, self._run, self._settings, self._problems, label, policies
             )
-            self._ended.add((label, _key(versions)))
+            self._ended.add(key)
             await self._on_evaluation(evaluation)
 
-    async def follow_training(self, every: int, is_over: asyncio.Event) -> None:
-        """Evaluate every ``every``-th version as it is published, until training is over and none is due.
+    async def pin_due(self, is_over: bool) -> dict[str, int] | None:
+        """Pin the next versions to evaluate and return them; unpin and return None if there are none.
 
-        Nodes load one version at a time. So they are pinned to the version until its evaluation has ended. With
-        several models the versions of the first decide, and the others are pinned to their newest.
+        With several models the versions of the first decide, and the others are pinned to their newest. The last
+        version is not due once training ``is_over``: it is evaluated after.
         """
-        subject, changed = subjects.weights(self._main), asyncio.Event()
-
-        async def on_version(message: Msg) -> None:
-            changed.set()
-
-        subscription = await self._stack.bus.nc.subscribe(subject, cb=on_version)
-        try:
-            while True:
-                changed.clear()
-                was_over = is_over.is_set()
-                try:
-                    versions = await self._pin_due(every, was_over)
-                except (BusError, NatsError) as error:
-                    log.warning("no version can be chosen for evaluation now: %s", str(error) or type(error).__name__)
-                    await asyncio.sleep(RECHECK_SECONDS)
-                    continue
-                if versions is not None:
-                    await self.evaluate(versions)
-                elif was_over:
-                    return
-                else:
-                    await first_completed(changed.wait(), is_over.wait(), asyncio.sleep(RECHECK_SECONDS))
-        finally:
-            with suppress(BusError, NatsError):
-                await self.unpin()
-                await subscription.unsubscribe()
-
-    async def _pin_due(self, every: int, is_over: bool) -> dict[str, int] | None:
-        """Pin the next versions to evaluate and return them; unpin and return None if there are none."""
-        releases = {model: await registry.refresh() for model, registry in self._releases.items()}
-        if any(release.pinned is not None and not self._is_own_pin(release) for release in releases.values()):
+        assert self._settings.every is not None, "somebody wants versions evaluated during training"
+        if await self._pins.is_taken():
             return None
-        due = await self._find_due(releases[self._main], every, is_over)
-        if not due:
-            await self.unpin()
+        main = self._pins.registries[self._main]
+        due = await self._find_due(main.state, self._settings.every, is_over)
+        if not due or main.state.pinned != due[0]:
+            await self._pins.unpin()  # so that the other models go on to their newest versions
+        others = await self._pins.find_newest(but=self._main) if due else None
+        if others is None:
             return None
-        if releases[self._main].pinned != due[0]:
-            await self.unpin()  # so that the other models go on to their newest versions
-        versions = {self._main: due[0]}
-        for model, registry in self._releases.items():
-            if model != self._main:
-                target = (await registry.resolve_target()).serve
-                if target is None:
-                    return None
-                versions[model] = target.version
-        for model, version in versions.items():
-            if (await self._releases[model].refresh()).pinned != version:
-                reason = "held-out problems are being answered"
-                await self._releases[model].append_decision("pinned", version, actor=self._actor, reason=reason)
+        versions = {self._main: due[0], **others}
+        await self._pins.pin(versions, "held-out problems are being answered")
         return versions
 
     async def _find_due(self, release: ReleaseState, every: int, is_over: bool) -> list[int]:
         """The versions to evaluate now, oldest first; without the last one, which is evaluated after."""
-        registry = self._releases[self._main]
-        evaluated = {dict(key)[self._main] for _, key in self._ended if self.is_complete(dict(key))}
+        registry = self._pins.registries[self._main]
+        evaluated = {dict(key)[self._main] for _, key, _ in self._ended if self.is_complete(dict(key))}
         published: dict[int, WeightManifest] = {}
         async for manifest, _ in registry.list_versions():
             published.setdefault(manifest.version, manifest)
@@ -214,17 +173,6 @@ class HeldOut:
         ]
         due = choose_due_versions(servable, evaluated, every)
         return [version for version in due if not await registry.find_expired_blob(published[version])]
-
-    async def unpin(self) -> None:
-        """Let nodes follow the newest versions again, unless somebody else has pinned one."""
-        for registry in self._releases.values():
-            release = await registry.refresh()
-            if release.pinned is not None and self._is_own_pin(release):
-                await registry.append_decision("unpinned", release.pinned, actor=self._actor)
-
-    def _is_own_pin(self, release: ReleaseState) -> bool:
-        pin = find_pin(release)
-        return pin is not None and pin.actor == self._actor
 
 
 def _key(versions: Mapping[str, int]) -> tuple[tuple[str, int], ...]:

@@ -13,6 +13,7 @@ from bus.task_file import TaskInput
 from bus.weights.registry import WeightRegistry
 from lightningbus.run.evaluation import NODE_SECONDS, SAMPLINGS, Evaluation, evaluate
 from lightningbus.run.pinned_version import all_pinned, find_version, wait_for_evaluations
+from lightningbus.run.prompt_versions import read_prompt_versions
 from lightningbus.run.role_process import UserError
 from schemas.fleet import Heartbeat
 
@@ -62,7 +63,8 @@ async def evaluate_live(bus: Bus, client: Client, job: LiveEvaluation) -> dict[s
         async with all_pinned(registries, versions):
             for model, version in versions.items():
                 await _wait_for_node(fleet, model, version)
-            return {name: await _evaluate(bus, client, job, name, versions) for name in job.samplings}
+            prompts = await read_prompt_versions(bus, job.agent)
+            return {name: await _evaluate(bus, client, job, name, versions, prompts) for name in job.samplings}
 
 
 async def _check_free(bus: Bus, registry: WeightRegistry, job: LiveEvaluation, model: str, version: int) -> None:
@@ -89,7 +91,12 @@ async def _wait_for_node(fleet: Fleet, model: str, version: int) -> None:
 
 
 async def _evaluate(
-    bus: Bus, client: Client, job: LiveEvaluation, sampling: str, versions: Mapping[str, int]
+    bus: Bus,
+    client: Client,
+    job: LiveEvaluation,
+    sampling: str,
+    versions: Mapping[str, int],
+    prompts: Mapping[str, int],
 ) -> Evaluation:
     return await evaluate(
         bus,
@@ -100,6 +107,7 @@ async def _evaluate(
         versions=versions,
         model=job.model,
         role_models=job.role_models,
+        prompt_versions=prompts,
         samples=job.samples if sampling == "sampled" else 1,
         sampling=SAMPLINGS[sampling],
         deadline=job.deadline,

@@ -46,7 +46,7 @@ class ReflectionSettings(BaseModel):
 
 
 class OptimizeSettings(BaseModel):
-    """What `lightningbus optimize` improves, on which problems, with how many rollouts."""
+    """Which prompts are improved, on which problems, with how many rollouts."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -56,6 +56,15 @@ class OptimizeSettings(BaseModel):
         description="problems that decide whether the best version is released; none of `tasks`"
     )
     budget: int = Field(ge=1, description="most rollouts that are published, held-out ones included")
+    every: int | None = Field(
+        None,
+        ge=1,
+        description="`lightningbus train` improves them too: before training, then every so many weight versions; "
+        "nodes keep the version until the round has ended; default: only `lightningbus optimize` does",
+    )
+    round_budget: int | None = Field(
+        None, ge=1, description="most rollouts of one round; default: all that `budget` has left"
+    )
     samples: int = Field(1, ge=1, description="rollouts of each problem of `tasks`")
     heldout_samples: int = Field(1, ge=1, description="rollouts of each held-out problem")
     minibatch: int = Field(3, ge=1, description="problems whose failures the reflecting model is shown at once")

@@ -1,7 +1,7 @@
 """The weight version that nodes keep while it is evaluated."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from nats.aio.msg import Msg
@@ -97,3 +97,58 @@ async def pinned(registry: WeightRegistry, version: int) -> AsyncIterator[None]:
                 await registry.append_decision(
                     "pinned", before.version, actor=before.actor, reason="it was before an evaluation"
                 )
+
+
+class VersionPins:
+    """The versions that a training job has pinned, one of each model that is trained."""
+
+    def __init__(self, bus: Bus, run: str, models: Sequence[str]) -> None:
+        """``models``: the one that agents call by name first."""
+        self.main = models[0]
+        self.registries = {model: WeightRegistry(bus, model) for model in models}
+        self._actor = f"{TRAIN_ACTOR}{run}"
+
+    async def is_taken(self) -> bool:
+        """Whether somebody else has pinned a version of one of the models."""
+        releases = [await registry.refresh() for registry in self.registries.values()]
+        return any(release.pinned is not None and not self._is_own(release) for release in releases)
+
+    async def find_newest(self, *, but: str = "") -> dict[str, int] | None:
+        """The versions that nodes serve, or the newest ones that they may serve; None: a model has none.
+
+        ``but``: a model to leave out.
+        """
+        versions = {}
+        for model, registry in self.registries.items():
+            if model != but:
+                target = (await registry.resolve_target()).serve
+                if target is None:
+                    return None
+                versions[model] = target.version
+        return versions
+
+    async def are_loadable(self, versions: Mapping[str, int]) -> bool:
+        """Whether nodes can still load every one of these versions."""
+        for model, version in versions.items():
+            try:
+                await find_version(self.registries[model], version)
+            except UserError:
+                return False
+        return True
+
+    async def pin(self, versions: Mapping[str, int], reason: str) -> None:
+        """Let nodes serve these versions until `unpin`."""
+        for model, version in versions.items():
+            if (await self.registries[model].refresh()).pinned != version:
+                await self.registries[model].append_decision("pinned", version, actor=self._actor, reason=reason)
+
+    async def unpin(self) -> None:
+        """Let nodes follow the newest versions again, unless somebody else has pinned one."""
+        for registry in self.registries.values():
+            release = await registry.refresh()
+            if release.pinned is not None and self._is_own(release):
+                await registry.append_decision("unpinned", release.pinned, actor=self._actor)
+
+    def _is_own(self, release: ReleaseState) -> bool:
+        pin = find_pin(release)
+        return pin is not None and pin.actor == self._actor

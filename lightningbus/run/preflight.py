@@ -54,7 +54,8 @@ def parse_job(settings: RunSettings, source: str) -> TrainJob:
     problems = [problem for learner in learners for problem in _find_inconsistencies(settings, learner, heldout)]
     if problems := list(dict.fromkeys([*problems, *_find_differences(learners)])):
         raise UserError(describe_problems(source, problems))
-    return TrainJob(tuple(_keep_versions_to_evaluate(learner, heldout) for learner in learners), heldout)
+    has_turns = heldout.every is not None or settings.optimizes_in_turns
+    return TrainJob(tuple(_keep_versions_ahead(each) if has_turns else each for each in learners), heldout)
 
 
 def _find_differences(learners: Sequence[LearnerSettings]) -> Iterator[str]:
@@ -66,17 +67,20 @@ def _find_differences(learners: Sequence[LearnerSettings]) -> Iterator[str]:
                 yield f"learners: {name} of {other.model!r} differs from that of {first.model!r}: a run has one"
 
 
-def _keep_versions_to_evaluate(learner: LearnerSettings, heldout: EvalSettings) -> LearnerSettings:
-    """The learner with as many versions kept as it can be ahead of one that is evaluated."""
-    if heldout.every is None:
-        return learner
+def _keep_versions_ahead(learner: LearnerSettings) -> LearnerSettings:
+    """The learner with as many versions kept as it can be ahead of one that is evaluated, or has its prompts tried."""
     num_kept = max(learner.keep_weight_versions, learner.max_staleness + VERSIONS_AHEAD)
     return learner.model_copy(update={"keep_weight_versions": num_kept})
 
 
 def _find_inconsistencies(settings: RunSettings, learner: LearnerSettings, heldout: EvalSettings) -> Iterator[str]:
     agents = {runner.agent_name for runner in settings.runners}
-    for field, agent in (("learner.agent", learner.agent), ("eval.agent", heldout.agent)):
+    named = [("learner.agent", learner.agent), ("eval.agent", heldout.agent)]
+    if settings.optimize is not None and settings.optimizes_in_turns:
+        named.append(("optimize.agent", settings.optimize.agent))
+        if settings.optimize.model != settings.main_model:
+            yield f"optimize.model: agents of this job call {settings.main_model!r}; leave it out, or name that one"
+    for field, agent in named:
         if agent not in agents:
             yield f"{field}: no runner here takes tasks of {agent!r}"
     nodes = [node for node in settings.inference if learner.model in node.models]
@@ -89,6 +93,8 @@ def _find_inconsistencies(settings: RunSettings, learner: LearnerSettings, heldo
         yield f"inference.lora.rank: the learner's adapters are of rank {rank}"
     if heldout.every is not None and learner.staleness.admission == "unbounded":
         yield "eval.every: it needs staleness.admission bounded, or versions expire unevaluated"
+    if settings.optimizes_in_turns and learner.staleness.admission == "unbounded":
+        yield "optimize.every: it needs staleness.admission bounded, or versions expire amid a round"
     if learner.run != settings.name:
         yield f"learner.run: a job's run has its name, {settings.name!r}; leave it out"
     if not learner.max_steps:

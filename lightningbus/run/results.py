@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, ValidationError
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation import Evaluation
 from lightningbus.run.machine import Hardware, read_hardware, read_versions
+from lightningbus.run.prompt_rounds import PromptRound
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import EvalSettings, RunSettings
 from store.clickhouse.client import query_row
@@ -99,13 +100,16 @@ class Results(BaseModel):
     mean_staleness: float | None = Field(None, description="mean staleness of the trained tokens, in versions")
     max_staleness: int | None = Field(None, description="largest staleness of a trained token, in versions")
     evaluations: list[Evaluation] = Field([], description="every evaluation, in the order in which they ended")
+    prompt_rounds: list[PromptRound] = Field([], description="every round of prompt optimisation, in order")
     greedy_before: float | None = Field(None, description="mean held-out reward of the first version, greedy")
     sampled_before: float | None = Field(None, description="mean held-out reward of the first version, sampled")
     greedy_after: float | None = Field(None, description="mean held-out reward of the last version evaluated, greedy")
     sampled_after: float | None = Field(None, description="mean held-out reward of the last version evaluated, sampled")
     seconds: float = Field(0.0, description="wall-clock seconds of all phases, over all starts")
     seconds_by_phase: dict[str, float] = Field(
-        {}, description="starting, evaluating (before and after), training (with evaluations during it), counting"
+        {},
+        description="starting, evaluating (before and after), optimizing (prompts, before training), training (with "
+        "evaluations and rounds during it), counting",
     )
     hardware: Hardware
     packages: dict[str, str] = Field(description="versions of lightningbus, vllm, torch, verl and transformers")
@@ -121,7 +125,7 @@ class Results(BaseModel):
         """Those of a job that starts, or goes on from its ``earlier`` results."""
         kept = {
             name: getattr(earlier, name)
-            for name in ("evaluations", "seconds", "seconds_by_phase", *BEFORE_AND_AFTER)
+            for name in ("evaluations", "prompt_rounds", "seconds", "seconds_by_phase", *BEFORE_AND_AFTER)
             if earlier is not None
         }
         learner = learners[0]
@@ -166,8 +170,7 @@ class Results(BaseModel):
 
     def add_evaluation(self, evaluation: Evaluation) -> None:
         """Append one, in place of an earlier one with its label and versions."""
-        key = evaluation.label, evaluation.version, evaluation.versions
-        others = [other for other in self.evaluations if (other.label, other.version, other.versions) != key]
+        others = [other for other in self.evaluations if other.key != evaluation.key]
         self.evaluations = [*others, evaluation]
         self.greedy_before, self.greedy_after = self._first_and_last("greedy")
         self.sampled_before, self.sampled_after = self._first_and_last("sampled")
@@ -217,6 +220,7 @@ def render_fields() -> str:
         ("", Results),
         ("models.NAME.", ModelResults),
         ("evaluations[].", Evaluation),
+        ("prompt_rounds[].", PromptRound),
         ("hardware.", Hardware),
     ):
         lines += [

@@ -9,6 +9,7 @@ from typing import Any
 from bus.task_file import load_tasks
 from common.task_source import TaskSource
 from learner.settings.learner import LearnerSettings
+from lightningbus.run.optimize_settings import OptimizeSettings
 from lightningbus.run.results import Results
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import EvalSettings
@@ -21,12 +22,17 @@ CHANGEABLE = {
         "health_address",
     },
     "eval": {"every", "deadline"},
+    "optimize": {"every", "budget", "round_budget", "max_iterations", "deadline", "reflection"},
 }
 """Settings that neither decide what is trained nor what is measured; a resume may change them."""
 
 
-def describe_job(learners: Sequence[LearnerSettings], heldout: EvalSettings) -> dict[str, Any]:
+def describe_job(
+    learners: Sequence[LearnerSettings], heldout: EvalSettings, prompts: OptimizeSettings | None = None
+) -> dict[str, Any]:
     """The settings that a resume must keep, with a digest of its tasks.
+
+    ``prompts``: what is optimised in turns with training.
 
     Raises `bus.task_file.TaskFileError`.
     """
@@ -37,6 +43,11 @@ def describe_job(learners: Sequence[LearnerSettings], heldout: EvalSettings) -> 
             "model_path": str(learner.model_path.resolve()),
             "checkpoint_dir": str(learner.checkpoint_dir.resolve()),
             "tasks": _digest(learner.tasks),
+        }
+    if prompts is not None:
+        job["optimize"] = _without("optimize", prompts.model_dump(mode="json")) | {
+            "tasks": _digest(prompts.tasks),
+            "heldout": _digest(prompts.heldout),
         }
     return job
 
@@ -64,7 +75,7 @@ def check_resumable(directory: Path, job: Mapping[str, Any], max_steps: int) -> 
         raise UserError(f"{directory / RECORD} cannot be read ({error}): start the run without --resume") from error
     for path, before, now in find_differences(record, job):
         what = f"{path} was {_quote(before)} and is {_quote(now)} now"
-        if path.endswith(".tasks"):
+        if path.endswith((".tasks", ".heldout")):
             what = f"{path} holds other tasks than before"
         raise UserError(f"run {name!r} cannot be resumed with other settings: {what}; or start it without --resume")
     results = Results.read(directory)

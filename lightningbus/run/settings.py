@@ -93,7 +93,9 @@ class RunSettings(BaseModel):
     auditor: AuditorSettings | None = None
     runners: list[RunnerSettings] = []
     eval: EvalSettings | None = Field(None, description="what `lightningbus train` measures itself on")
-    optimize: OptimizeSettings | None = Field(None, description="what `lightningbus optimize` improves")
+    optimize: OptimizeSettings | None = Field(
+        None, description="prompts that `lightningbus optimize` improves, or training in turns with weights"
+    )
     trackers: TrackerSettings = TrackerSettings()
 
     @model_validator(mode="after")
@@ -127,6 +129,11 @@ class RunSettings(BaseModel):
         """The model that agents call by name: the first learner's, else the first node's."""
         first: Sequence[LearnerSettings | InferenceSettings] = self.all_learners or self.inference
         return first[0].model if first else DEFAULT_POLICY
+
+    @property
+    def optimizes_in_turns(self) -> bool:
+        """Whether `lightningbus train` improves prompts too."""
+        return self.optimize is not None and self.optimize.every is not None
 
     def without_learners(self) -> Self:
         """The same run, without its learners."""

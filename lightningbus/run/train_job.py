@@ -15,9 +15,10 @@ from common.aio import cancel_and_wait, run_unless
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation import NODE_SECONDS, Evaluation, format_label
 from lightningbus.run.held_out import HeldOut
-from lightningbus.run.pinned_version import wait_for_evaluations
+from lightningbus.run.pinned_version import VersionPins, wait_for_evaluations
 from lightningbus.run.plot import Point, plot_rewards
 from lightningbus.run.preflight import TrainJob
+from lightningbus.run.prompt_rounds import PromptRound, PromptRounds, RoundRunner
 from lightningbus.run.results import COUNTS, Results
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
@@ -26,6 +27,7 @@ from lightningbus.run.settings import EvalSettings, RunSettings
 from lightningbus.run.stack import LocalStack, child_specs, learner_names, start_stack
 from lightningbus.run.supervisor import ChildSpec
 from lightningbus.run.train_result import PICTURE, TrainResult
+from lightningbus.run.version_turns import Turn, take_turns
 from store.clickhouse.client import StoreUnavailable, connect, query_row
 
 CANARY_TIMEOUT_SECONDS = 600.0
@@ -41,14 +43,17 @@ CURVE = (
 )
 
 
-async def run(settings: RunSettings, job: TrainJob, *, resume: bool = False) -> TrainResult:
+async def run(
+    settings: RunSettings, job: TrainJob, *, resume: bool = False, rounds: RoundRunner | None = None
+) -> TrainResult:
     """Run a job by itself, on its own bus or the one its settings name, to its end; prints nothing at the end.
 
     ``resume``: go on where the run of this name was stopped, in its directory. Otherwise an earlier run of this name is
-    moved aside. Raises `UserError` when a part fails for good, or when there is nothing to resume.
+    moved aside. ``rounds``: optimises prompts too. Raises `UserError` when a part fails for good, or when there
+    is nothing to resume.
     """
     directory = RunDirectory(settings.runs / settings.name)
-    description = describe_job(job.learners, job.eval)
+    description = describe_job(job.learners, job.eval, settings.optimize if rounds is not None else None)
     if resume:
         check_resumable(directory.path, description, min(learner.max_steps for learner in job.learners))
     with directory.lock(fresh=not resume):
@@ -56,7 +61,7 @@ async def run(settings: RunSettings, job: TrainJob, *, resume: bool = False) -> 
             write_record(directory.path, description)
         title = f"lightningbus train · {settings.name}"
         async with start_stack(directory, settings.bus, title, settings.policies) as stack:
-            return await train(stack, settings, job.learners, job.eval, None)
+            return await train(stack, settings, job.learners, job.eval, None, rounds)
 
 
 async def train(
@@ -65,6 +70,7 @@ async def train(
     learners: Sequence[LearnerSettings],
     heldout: EvalSettings,
     ready: Awaitable[object] | None,
+    rounds: RoundRunner | None = None,
 ) -> TrainResult:
     """Run a job on a bus that is up; its figures lie in the run's directory too, and are the start of a resumed one.
 
@@ -73,16 +79,22 @@ async def train(
     Raises `UserError` when a part fails for good.
     """
     async with stack.trackers(settings, learners):
-        return await _Training(stack, settings, learners, heldout).run(ready)
+        return await _Training(stack, settings, learners, heldout, rounds).run(ready)
 
 
 class _Training:
     """One start of a training job."""
 
     def __init__(
-        self, stack: LocalStack, settings: RunSettings, learners: Sequence[LearnerSettings], heldout: EvalSettings
+        self,
+        stack: LocalStack,
+        settings: RunSettings,
+        learners: Sequence[LearnerSettings],
+        heldout: EvalSettings,
+        runner: RoundRunner | None,
     ) -> None:
         self._stack, self._settings, self._learners, self._heldout = stack, settings, learners, heldout
+        self._runner = runner
         self._names = learner_names(settings) or ["learner"]
         self._results = Results.begin(settings, learners, heldout, Results.read(stack.directory.path))
 
@@ -92,10 +104,18 @@ class _Training:
         async with self._phase("starting", "starting"):
             self._client = await self._wait_until_serving(ready)
             models = [learner.model for learner in self._learners]
+            self._pins = VersionPins(self._stack.bus, results.run, models)
             self._held_out = HeldOut(
-                self._stack, self._client, results.run, self._heldout, models, self._settings.role_models, problems,
+                self._stack, self._client, results.run, self._heldout, self._pins, self._settings.role_models, problems,
                 results.evaluations, self._add_evaluation, self._learners[0].reward,
             )  # fmt: skip
+            self._rounds: list[Turn] = []
+            if self._runner is not None:
+                await self._runner.publish_originals(self._stack.bus)
+                self._rounds.append(PromptRounds(
+                    self._stack, self._client, results.run, self._pins, self._runner, results.prompt_rounds,
+                    self._keep_rounds,
+                ))  # fmt: skip
             is_untrained = not self._held_out.is_complete(dict.fromkeys(models, 0))
             if is_untrained:
                 await self._publish_first()
@@ -105,6 +125,8 @@ class _Training:
             )
         if is_untrained:
             await self._evaluate_newest()
+        if self._rounds:
+            await self._optimize_prompts()
         await self._train()
         await self._evaluate_newest()
         async with self._phase("counting", "counting"):
@@ -140,15 +162,23 @@ class _Training:
             await cancel_and_wait(saving)
             save()
 
+    async def _optimize_prompts(self) -> None:
+        """Run the round that an earlier start left, or the first one."""
+        is_over = asyncio.Event()
+        is_over.set()
+        async with self._phase("optimizing", "optimising prompts"):
+            await self._stack.or_child_failure(take_turns(self._stack.bus, self._pins, self._rounds, is_over))
+
     async def _train(self) -> None:
-        """Train to the last step; the evaluations that are due until then have ended too."""
-        learner, every, is_over = self._learners[0], self._heldout.every, asyncio.Event()
+        """Train to the last step; evaluations and rounds of prompt optimisation that are due have ended too."""
+        learner, is_over = self._learners[0], asyncio.Event()
+        turns: list[Turn] = [*([self._held_out] if self._heldout.every is not None else []), *self._rounds]
         size = f"{learner.max_steps} steps of {learner.groups_per_step} x {learner.group_size} rollouts"
         async with self._phase("training", f"training: {size}"):
             for name, settings in zip(self._names, self._learners, strict=True):
                 await self._stack.supervisor.start(ChildSpec(name, "learner", settings))
-            if every is None:
-                await self._held_out.unpin()  # what an earlier start left
+            if not turns:
+                await self._pins.unpin()  # what an earlier start left
                 await self._stack.or_child_failure(self._wait_finished(self._names))
                 return
 
@@ -157,7 +187,7 @@ class _Training:
                 is_over.set()
                 await asyncio.Event().wait()
 
-            following = run_unless(watch_learners(), self._held_out.follow_training(every, is_over))
+            following = run_unless(watch_learners(), take_turns(self._stack.bus, self._pins, turns, is_over))
             await self._stack.or_child_failure(following)
 
     async def _wait_finished(self, names: Iterable[str]) -> None:
@@ -171,7 +201,7 @@ class _Training:
             versions = {learner.model: await self._wait_for_version(learner.model) for learner in self._learners}
             what = format_label(versions)
             self._stack.view.set_phase(f"held-out problems under {what}: greedy, then sampled")
-            await self._held_out.evaluate(versions)
+            await self._held_out.run(versions)
 
     async def _add_evaluation(self, evaluation: Evaluation) -> None:
         """Show and keep an evaluation that has ended."""
@@ -181,6 +211,10 @@ class _Training:
         self._stack.view.set_note(f"{evaluation.label}, {what}: {evaluation.format_mean()}")
         with contextlib.suppress(ClickHouseError):  # the store is being started again; the picture is drawn at the end
             await self._draw()
+
+    def _keep_rounds(self, rounds: list[PromptRound]) -> None:
+        self._results.prompt_rounds = rounds
+        self._results.write(self._stack.directory.path)
 
     async def _draw(self) -> None:
         """Draw the picture of what is there by now."""

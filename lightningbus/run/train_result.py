@@ -30,12 +30,15 @@ class TrainResult:
     def render(self) -> Group:
         """Held-out rewards, and the figures in a sentence."""
         figures = self.figures
+        released = [each for each in figures.get("prompt_rounds", ()) if each["is_released"]]
         sentence = (
             f"{figures['rollouts']} rollouts, {figures['tokens_trained']} tokens trained into "
             f"{figures['weight_versions']} weight versions in {figures['seconds']:.0f} s; "
             f"{figures['rollouts_lost']} lost, {figures['rollouts_trained_twice']} trained twice; "
             f"staleness {figures['mean_staleness']} on average, {figures['max_staleness']} at most"
         )
+        if figures.get("prompt_rounds"):
+            sentence += f"; {len(figures['prompt_rounds'])} rounds of prompt optimisation, {len(released)} released"
         picture = f"picture: {self.directory / PICTURE}"
         command = RunDirectory(self.directory).export_command
         export = Text(f"export the model: {command}", no_wrap=True, overflow="ignore")
@@ -58,11 +61,17 @@ def report(result: TrainResult) -> None:
 
 
 def evaluations_table(evaluations: list[Evaluation]) -> Table:
-    """Held-out reward, one row for each weight version."""
+    """Held-out reward, one row for each weight version, and with optimised prompts for each version of them."""
     table = Table(title="held-out reward", title_style="bold", box=None, header_style="bold")
-    for column in ("version", *SAMPLINGS):
+    has_prompts = any(each.prompt_versions for each in evaluations)
+    for column in ("version", *(["prompts"] if has_prompts else []), *SAMPLINGS):
         table.add_column(column, justify="right")
-    means = {(each.version, each.label): each.format_mean() for each in evaluations}
-    for version in sorted({version for version, _ in means}):
-        table.add_row(str(version), *(means.get((version, label), "") for label in SAMPLINGS))
+    means = {(each.version, _format_prompts(each), each.label): each.format_mean() for each in evaluations}
+    for version, prompts in dict.fromkeys((version, prompts) for version, prompts, _ in sorted(means)):
+        columns = [str(version), *([prompts] if has_prompts else [])]
+        table.add_row(*columns, *(means.get((version, prompts, label), "") for label in SAMPLINGS))
     return table
+
+
+def _format_prompts(evaluation: Evaluation) -> str:
+    return ", ".join(f"{name} {version}" for name, version in sorted(evaluation.prompt_versions.items()))

@@ -49,12 +49,14 @@ class Failed(subprocess.CalledProcessError):
 class Endpoint:
     """Answers chats as scripted: with a whole answer, or, asked as an engine, with its tokens."""
 
-    def __init__(self, answer: Answer, reads_tools: bool = True) -> None:
+    def __init__(self, answer: Answer, reads_tools: bool = True, weight_version: int = 3) -> None:
         """``reads_tools``: only where tools are offered is a call told from text, as an engine does it."""
         self.answer = answer
         self._reads_tools = reads_tools
         self.requests: list[dict[str, Any]] = []
         self.url = ""
+        self.weight_version = weight_version
+        """What its tokens came from."""
 
     @property
     def models(self) -> list[str]:
@@ -85,7 +87,7 @@ class Endpoint:
         logprobs = {"content": [{"token": chr(token), "logprob": -0.5} for token in tokens]}
         choice = {"index": 0, "finish_reason": finish, "delta": delta, "logprobs": logprobs, "token_ids": tokens}
         chunk = {**answer, "object": "chat.completion.chunk", "choices": [choice]}
-        event = json.dumps({**chunk, "prompt_token_ids": [1, 2], "weight_version": 3})
+        event = json.dumps({**chunk, "prompt_token_ids": [1, 2], "weight_version": self.weight_version})
         return web.Response(text=f"data: {event}\n\ndata: [DONE]\n\n", content_type="text/event-stream")
 
     def _routes(self, app: web.Application) -> None:
@@ -109,8 +111,8 @@ class Endpoint:
     async def as_node(self, bus: Bus) -> AsyncIterator["Endpoint"]:
         """And known on the bus as an inference node."""
         async with self.serving():
-            alive = {"state": "ready", "address": self.url, "model": "policy", "version": 3}
-            async with bus.heartbeat("inference", "scripted", lambda: alive):
+            alive = {"state": "ready", "address": self.url, "model": "policy", "version": self.weight_version}
+            async with bus.heartbeat("inference", f"scripted-{self.weight_version}", lambda: alive):
                 yield self
 
 

@@ -12,7 +12,9 @@ from learner.settings.learner import LearnerSettings
 from lightningbus.cli.app import app
 from lightningbus.run.evaluation import Evaluation
 from lightningbus.run.held_out import choose_due_versions
+from lightningbus.run.optimize_settings import OptimizeSettings
 from lightningbus.run.preflight import TrainJob, parse_job
+from lightningbus.run.prompt_rounds import PromptRound, is_round_due, put_round
 from lightningbus.run.results import RESULTS, Results, compute_settings_sha256, render_fields
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_record import check_resumable, describe_job, find_differences, write_record
@@ -73,6 +75,63 @@ def test_a_learner_keeps_every_version_that_may_be_evaluated(tmp_path: Path) -> 
     assert job_of(tmp_path, {"every": 2}, max_staleness=8)[1].learner.keep_weight_versions == 11
     with pytest.raises(UserError, match=r"eval\.every: it needs staleness\.admission bounded"):
         job_of(tmp_path, {"every": 2}, staleness={"admission": "unbounded"})
+
+
+def prompts(directory: Path, **changes: Any) -> OptimizeSettings:
+    fields = {"prompts": {"solver": {"text": "Add."}}, "budget": 90, "every": 2}
+    reflection = {"url": "http://127.0.0.1:1/v1", "model": "m"}
+    files = {"tasks": directory / "train.jsonl", "heldout": directory / "heldout.jsonl"}
+    return OptimizeSettings.model_validate({**fields, **files, "reflection": reflection, **changes})
+
+
+def optimized(directory: Path, **changes: Any) -> TrainJob:
+    settings, _ = job_of(directory, max_staleness=8)
+    return parse_job(settings.model_copy(update={"optimize": prompts(directory, **changes)}), "run.yaml")
+
+
+def test_a_job_that_optimises_prompts_too_keeps_every_version_of_a_round(tmp_path: Path) -> None:
+    assert optimized(tmp_path, every=None).learner.keep_weight_versions == 4
+    assert optimized(tmp_path).learner.keep_weight_versions == 11
+    with pytest.raises(UserError, match=r"optimize\.agent: no runner here takes tasks of 'other'"):
+        optimized(tmp_path, agent="other")
+    with pytest.raises(UserError, match=r"optimize\.model: agents of this job call 'policy'"):
+        optimized(tmp_path, model="other")
+    settings, _ = job_of(tmp_path)
+    unbounded = LearnerSettings.model_validate(
+        settings.learner.model_dump() | {"staleness": {"admission": "unbounded"}}  # type: ignore[union-attr]
+    )
+    changes = {"optimize": prompts(tmp_path), "learner": unbounded}
+    with pytest.raises(UserError, match=r"optimize\.every: it needs staleness\.admission bounded"):
+        parse_job(settings.model_copy(update=changes), "run.yaml")
+
+
+def test_a_job_that_optimises_prompts_goes_on_with_the_same_ones(tmp_path: Path) -> None:
+    _, job = job_of(tmp_path)
+    begun = describe_job(job.learners, job.eval, prompts(tmp_path))
+    assert not list(
+        find_differences(begun, describe_job(job.learners, job.eval, prompts(tmp_path, budget=200, every=5)))
+    )
+    (difference,) = find_differences(begun, describe_job(job.learners, job.eval, prompts(tmp_path, minibatch=5)))
+    assert difference == ("optimize.minibatch", 3, 5)
+
+
+def a_round(version: int, state: str = "finished") -> PromptRound:
+    return PromptRound.model_validate({"state": state, "weight_versions": {"policy": version}})
+
+
+@pytest.mark.parametrize(
+    ("begun", "newest", "due"),
+    [([], 0, True), ([0], 3, False), ([0], 4, True), ([0, 5], 7, False), ([0, 5], 9, True), ([0], 9, True)],
+    ids=["before training", "not yet", "a multiple", "it was late", "the next multiple", "one was missed"],
+)
+def test_a_round_is_due_before_training_and_at_each_multiple(begun: list[int], newest: int, due: bool) -> None:
+    rounds = [a_round(version) for version in begun]
+    assert is_round_due(rounds, "policy", {"policy": newest}, every=4) == due
+
+
+def test_a_round_that_ends_takes_the_place_of_itself() -> None:
+    rounds = put_round(put_round([], a_round(0)), a_round(4, "begun"))
+    assert put_round(rounds, a_round(4)) == [a_round(0), a_round(4)]
 
 
 def test_a_job_is_resumed_with_what_it_began_with_and_nothing_else(tmp_path: Path) -> None:

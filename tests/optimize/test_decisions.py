@@ -1,6 +1,7 @@
 """What an optimisation decides without a bus: budget, feedback, verdict, and whether it has begun with the same."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -9,10 +10,10 @@ from hypothesis import strategies as st
 
 from bus.task_file import TaskInput
 from lightningbus.optimize.budget import Budget, BudgetSpent
-from lightningbus.optimize.candidates import evaluation_key, proposal_key
+from lightningbus.optimize.candidates import ROUND_PATTERN, evaluation_key, proposal_key, round_name
 from lightningbus.optimize.feedback import CallText, RolloutResult, build_records
 from lightningbus.optimize.reflection import build_request, extract_prompt
-from lightningbus.optimize.round import check_settings, describe_course
+from lightningbus.optimize.round_plan import check_settings, describe_course, find_limit
 from lightningbus.optimize.verdict import compare
 from lightningbus.run.optimize_settings import OptimizeSettings
 from lightningbus.run.role_process import UserError
@@ -154,6 +155,8 @@ def test_a_budget_that_allows_no_proposal_is_refused() -> None:
     check_settings(settings(budget=36), tasks, heldout)
     with pytest.raises(UserError, match=r"budget: 35 rollouts are too few: 10 problems, .* need 36"):
         check_settings(settings(budget=35), tasks, heldout)
+    with pytest.raises(UserError, match=r"optimize\.round_budget: 35 rollouts are too few"):
+        check_settings(settings(round_budget=35), tasks, heldout)
     with pytest.raises(UserError, match=r"problem '3' is in optimize\.tasks too"):
         check_settings(settings(), tasks, [TaskInput("3", 0)])
     with pytest.raises(UserError, match="with the name of the run is 20 characters too long"):
@@ -162,8 +165,27 @@ def test_a_budget_that_allows_no_proposal_is_refused() -> None:
 
 def test_limits_may_be_raised_and_nothing_else_changed() -> None:
     tasks, heldout = [TaskInput("a", 1)], [TaskInput("b", 2)]
-    key = describe_course(settings(), tasks, heldout, {})
-    assert key == describe_course(settings(budget=900, max_iterations=3, deadline=9.0), tasks, heldout, {})
-    assert key != describe_course(settings(seed=1), tasks, heldout, {})
-    assert key != describe_course(settings(), [TaskInput("a", 2)], heldout, {})
-    assert key != describe_course(settings(), tasks, heldout, {"policy": 3})
+    key = describe_course(settings(), tasks, heldout)
+    assert key == describe_course(
+        settings(budget=900, round_budget=90, every=3, max_iterations=3, deadline=9.0), tasks, heldout
+    )
+    assert key != describe_course(settings(seed=1), tasks, heldout)
+    assert key != describe_course(settings(), [TaskInput("a", 2)], heldout)
+
+
+def test_a_round_has_what_the_others_left_and_no_more_than_its_own_budget() -> None:
+    tasks, heldout = [TaskInput(str(n), n) for n in range(10)], [TaskInput(f"h{n}", n) for n in range(5)]
+    assert find_limit(settings(), tasks, heldout, 0) == 100
+    assert find_limit(settings(round_budget=40), tasks, heldout, 0) == 40
+    assert find_limit(settings(round_budget=40), tasks, heldout, 64) == 36
+    with pytest.raises(BudgetSpent, match=r"of optimize\.budget 35 rollouts are left: .* needs 36"):
+        find_limit(settings(round_budget=40), tasks, heldout, 65)
+
+
+@pytest.mark.parametrize(
+    ("versions", "name"),
+    [({}, "optimize"), ({"policy": 3}, "optimize-v3"), ({"b": 7, "a": 12}, "optimize-v12_7")],
+)
+def test_a_round_is_named_by_its_weights(versions: dict[str, int], name: str) -> None:
+    assert round_name(versions) == name and re.search(ROUND_PATTERN, name)
+    assert not re.search(ROUND_PATTERN, f"{name}-greedy")

@@ -15,7 +15,9 @@ import pytest
 from bus.client import Bus
 from bus.prompts import PromptRegistry
 from bus.security.credentials import Credentials
+from lightningbus.optimize.budget import BudgetSpent
 from lightningbus.optimize.round import RoundResult, optimize_round
+from lightningbus.run.prompt_versions import read_prompt_versions
 from lightningbus.run.settings import load_run_settings
 from tests.agents.prompted import NUMBERS
 from tests.commands import environment
@@ -132,6 +134,57 @@ async def test_a_budget_for_one_proposal_is_kept_to_the_rollout(world: World, tm
     done = await round_of(world, world.write(tmp_path, "steady", budget=needed))
     assert done.num_rollouts <= needed == 32
     assert rows(world, "SELECT count() FROM tasks WHERE run_id = 'steady'") == [(done.num_rollouts,)]
+
+
+async def test_a_round_under_other_weights_is_a_round_of_its_own(world: World, tmp_path: Path) -> None:
+    """Of the same run: it begins with what the first released, and the run's budget holds for both."""
+    needed = len(TASKS) + 2 * 3 + len(TASKS) + 2 * len(HELDOUT)
+    settings = load_run_settings(world.write(tmp_path, "steady", round_budget=2 * needed)).optimize
+    assert settings is not None
+
+    async def round_under(version: int) -> RoundResult:
+        async with Endpoint(follow, weight_version=version).as_node(world.bus):
+            return await optimize_round(world.bus, world.store.sql, "steady", settings, {"policy": version})
+
+    first = await round_under(3)
+    assert first.is_released and 0 < first.num_rollouts <= 2 * needed
+    later = await round_under(4)
+    assert not later.is_released and later.texts == first.texts, "what was released is right already"
+    assert later.num_rollouts == len(TASKS)
+    count = (
+        "SELECT evaluation, weight_versions['policy'], count(), countIf(empty(prompt_versions)) FROM tasks "
+        "WHERE run_id = 'steady' GROUP BY ALL ORDER BY ALL"
+    )
+    published = rows(world, count)
+    assert published == [("optimize-v3", 3, first.num_rollouts, 0), ("optimize-v4", 4, len(TASKS), 0)]
+
+    assert await round_under(3) == first, "a round that is over is not run again"
+    assert rows(world, count) == published
+    settings.budget = first.num_rollouts + len(TASKS) + needed - 1
+    with pytest.raises(BudgetSpent, match=f"{needed - 1} rollouts are left"):
+        await round_under(5)
+    settings.budget += 1
+    assert (await round_under(5)).num_rollouts == len(TASKS)
+
+
+async def test_what_was_revoked_under_other_weights_may_be_released_under_these(world: World, tmp_path: Path) -> None:
+    """And of equal texts the one of this round is in use, though it is not the oldest."""
+    path = world.write(tmp_path, "steady")
+    good = (tmp_path / "heldout.jsonl").read_text()
+    worse = [{"id": f"w{n}", "input": {"number": f"{n}.5", "right": f"{n}.5"}} for n in range(3)]
+    (tmp_path / "heldout.jsonl").write_text("".join(json.dumps(line) + "\n" for line in worse))
+    settings = load_run_settings(path).optimize
+    assert settings is not None
+    revoked = await optimize_round(world.bus, world.store.sql, "steady", settings, {"policy": 3})
+    (tmp_path / "heldout.jsonl").write_text(good)
+    async with Endpoint(follow, weight_version=4).as_node(world.bus):
+        released = await optimize_round(world.bus, world.store.sql, "steady", settings, {"policy": 4})
+    assert released.is_released and not revoked.is_released and released.texts == revoked.texts
+    target = (await PromptRegistry(world.bus, "steady").resolve_target()).serve
+    assert target is not None
+    assert (target.version, target.text) == (released.versions["steady"], released.texts["steady"])
+    assert await read_prompt_versions(world.bus, "steady") == released.versions
+    assert await read_prompt_versions(world.bus, "killed") == {}
 
 
 async def test_what_makes_heldout_problems_worse_is_revoked(world: World, tmp_path: Path) -> None:

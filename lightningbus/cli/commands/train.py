@@ -33,6 +33,14 @@ def train(
     settings = exit_on_user_error(load_run_settings, config)
     job = exit_on_user_error(preflight.parse_job, settings, str(config))
 
+    rounds = None
+    if settings.optimizes_in_turns:
+        with require_extra("optimize"):
+            importlib.import_module("gepa")
+        from lightningbus.optimize.training_rounds import training_rounds
+
+        rounds = exit_on_user_error(training_rounds, settings)
+
     def look() -> None:
         for line in preflight.run_checks(settings, job):
             print(line)
@@ -40,5 +48,5 @@ def train(
     if dry_run:
         exit_on_user_error(look)
         return
-    work = train_job.run(settings, job, resume=resume)
+    work = train_job.run(settings, job, resume=resume, rounds=rounds)
     report(run_async(run_until_signal(work, f": lightningbus train --resume -c {config} goes on")))

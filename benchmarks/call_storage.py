@@ -1,4 +1,4 @@
-"""``python -m benchmarks.prompts``: what a long conversation takes on the bus and on disk, and what codecs make of it.
+"""``python -m benchmarks.call_storage``: what a long conversation takes on the bus and on disk, and what codecs make.
 
 Against the plain way, where every call has its whole prompt and its whole request.
 """
@@ -152,9 +152,9 @@ def _create_database(url: str) -> Client:
 
 def main() -> list[Result]:
     """Measure and write."""
-    with tempfile.TemporaryDirectory(prefix="bench-prompts-", ignore_cleanup_errors=True) as place:
+    with tempfile.TemporaryDirectory(prefix="bench-call-storage-", ignore_cleanup_errors=True) as place:
         results = asyncio.run(measure(Path(place)))
-    write("prompts", results)
+    write("call_storage", results)
     print(table(result.as_json() for result in results))
     return results
 

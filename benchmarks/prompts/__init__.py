@@ -1,0 +1,1 @@
+"""Prompts optimised, and prompts and weights trained in turns."""

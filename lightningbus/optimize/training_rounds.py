@@ -1,0 +1,60 @@
+"""Rounds of prompt optimisation for `lightningbus train`: `lightningbus.run.prompt_rounds.RoundRunner`."""
+
+from collections.abc import Callable, Mapping
+
+from clickhouse_connect.driver.client import Client
+
+from bus.client import Bus
+from bus.task_file import load_tasks
+from lightningbus.optimize.budget import BudgetSpent
+from lightningbus.optimize.catalog import PromptCatalog
+from lightningbus.optimize.reflection import ReflectingModel
+from lightningbus.optimize.round import optimize_round
+from lightningbus.optimize.round_plan import check_settings
+from lightningbus.run.optimize_settings import OptimizeSettings
+from lightningbus.run.prompt_rounds import PromptRound
+from lightningbus.run.settings import RunSettings
+
+
+class TrainingRounds:
+    """What a run file says of them."""
+
+    def __init__(self, settings: OptimizeSettings, run: str, role_models: Mapping[str, str]) -> None:
+        """Raises `UserError` where not even one round is possible, `bus.task_file.TaskFileError`."""
+        assert settings.every is not None
+        check_settings(settings, load_tasks(settings.tasks), load_tasks(settings.heldout), run)
+        ReflectingModel(settings.reflection)
+        self.every = settings.every
+        self._settings, self._role_models = settings, role_models
+
+    async def publish_originals(self, bus: Bus) -> None:
+        """Publish version 0 of each prompt, unless the bus has it; raises `UserError`."""
+        settings = self._settings
+        await PromptCatalog(bus, "", "", settings.agent, settings.max_drop).publish_originals(settings.prompts)
+
+    async def run(
+        self, bus: Bus, client: Client, run: str, versions: Mapping[str, int], on_progress: Callable[[str], None]
+    ) -> PromptRound | None:
+        """A finished round, gone on with if it was interrupted; None: the budget does not suffice for one more."""
+        try:
+            done = await optimize_round(bus, client, run, self._settings, versions, self._role_models, on_progress)
+        except BudgetSpent as error:
+            on_progress(str(error))
+            return None
+        return PromptRound(
+            state="finished",
+            weight_versions=dict(versions),
+            prompt_versions=dict(done.versions),
+            is_released=done.is_released,
+            before=done.comparison.before if done.comparison is not None else None,
+            after=done.comparison.after if done.comparison is not None else None,
+            rollouts=done.num_rollouts,
+            candidates=done.num_candidates,
+        )
+
+
+def training_rounds(settings: RunSettings) -> TrainingRounds | None:
+    """The rounds of a training job; None: it trains weights only. Raises `UserError`, or as `load_tasks`."""
+    if settings.optimize is None or settings.optimize.every is None:
+        return None
+    return TrainingRounds(settings.optimize, settings.name, settings.role_models)
