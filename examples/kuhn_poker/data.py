@@ -1,6 +1,7 @@
 """Deals as task lines, and hands of a beginner to learn from: ``python data.py --out DIR``.
 
 There is nothing to hold out: the game has six deals. ``heldout.jsonl`` seats each player opposite the beginner instead.
+In training, each deal is played three times: Alice against Bob, and each of them against the beginner.
 """
 
 import argparse
@@ -9,6 +10,18 @@ import random
 from pathlib import Path
 
 from game import DEALS, play, prompt
+
+
+def training_tasks() -> list[dict]:
+    """Each deal between the two players, and with the beginner in either seat."""
+    seats = [(deal, beginner) for beginner in ("", "alice", "bob") for deal in DEALS]
+    return [
+        {
+            "id": "-".join(filter(None, (deal, beginner))),
+            "input": {"deal": deal} | ({"beginner": beginner} if beginner else {}),
+        }
+        for deal, beginner in seats
+    ]
 
 
 def evaluation_tasks(hands: int) -> list[dict]:
@@ -46,12 +59,12 @@ def write(path: Path, lines: list[dict]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--hands", type=int, default=24, help="of each deal and player, in an evaluation")
+    parser.add_argument("--hands", type=int, default=40, help="of each deal and player, in an evaluation")
     parser.add_argument("--demonstrations", type=int, default=1500, help="hands of the beginner")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    write(options.out / "train.jsonl", [{"id": deal, "input": {"deal": deal}} for deal in DEALS])
+    write(options.out / "train.jsonl", training_tasks())
     write(options.out / "heldout.jsonl", evaluation_tasks(options.hands))
     write(options.out / "beginner.jsonl", demonstrations(options.demonstrations, random.Random(options.seed)))
 

@@ -51,6 +51,8 @@ class Job:
         """Runs the job."""
         work = self._directory / "work"
         python("data.py", "--out", work, "--demonstrations", "300", cwd=KUHN)
+        duels = [line for line in (work / "train.jsonl").read_text().splitlines() if "beginner" not in line]
+        (work / "train.jsonl").write_text("".join(f"{line}\n" for line in duels))
         shape = ["--hidden", "64", "--layers", "1", "--vocabulary", "320", "--context", "64"]
         small = ["--demonstrations", work / "beginner.jsonl", "--steps", "30", "--batch", "32", *shape]
         python(MODEL, *small, "--out", work / "model", cwd=KUHN)

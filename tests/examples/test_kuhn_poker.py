@@ -123,6 +123,7 @@ def test_the_job_trains_two_models_by_opposed_rewards_beside_a_frozen_one(
     assert [(learner.model, learner.reward) for learner in job.learners] == [("alice", "alice"), ("bob", "bob")]
     assert [node.model for node in settings.inference if node.frozen] == ["beginner"]
     tasks = {name: load_tasks(tmp_path / f"{name}.jsonl") for name in ("train", "heldout")}
-    assert [task.input["deal"] for task in tasks["train"]] == game.DEALS
+    assert [task.input["deal"] for task in tasks["train"]] == game.DEALS * 3
+    assert [task.input.get("beginner") for task in tasks["train"]] == [None] * 6 + ["alice"] * 6 + ["bob"] * 6
     seats = {(task.labels["player"], task.input["beginner"]) for task in tasks["heldout"]}
     assert seats == {("alice", "bob"), ("bob", "alice")}

@@ -56,6 +56,13 @@ async def until(store: StoreProcess, count: int) -> None:
     await asyncio.to_thread(store.until, "SELECT count() FROM rollouts", count)
 
 
+async def until_unacknowledged(bus: Bus, count: int) -> None:
+    """Rows are seen before their messages are acknowledged."""
+    async with asyncio.timeout(60):
+        while (await bus.js.consumer_info(subjects.EVAL_ROLLOUTS, subjects.STORE)).num_ack_pending != count:
+            await asyncio.sleep(0.05)
+
+
 async def test_several_share_a_stream_and_every_row_is_there_once(bus: Bus, store: StoreProcess) -> None:
     async with ingesting(bus, store, batch_rows=40) as (_, item), ingesting(bus, store, batch_rows=40) as (_, other):
         await publish(bus, 0, 300)
@@ -147,9 +154,7 @@ async def test_rows_that_clickhouse_does_not_count_as_written_are_not_acknowledg
         await publish(bus, 0, 3)
         await asyncio.to_thread(store.until, "SELECT count() FROM spans", 6)
         await asyncio.to_thread(store.until, "SELECT count() FROM model_calls", 6)
-        async with asyncio.timeout(60):
-            while (await bus.js.consumer_info(subjects.EVAL_ROLLOUTS, subjects.STORE)).num_ack_pending:
-                await asyncio.sleep(0.05)
+        await until_unacknowledged(bus, 0)
         assert writer.problem == "" and not swallowed
 
 
@@ -159,8 +164,7 @@ async def test_poison_that_cannot_be_buried_now_does_not_end_the_ingester(bus: B
         await bus.js.publish(subjects.rollout("eval"), b"\xc1 no event")
         await publish(bus, 0, 2)
         await until(store, 2)
-        info = await bus.js.consumer_info(subjects.EVAL_ROLLOUTS, subjects.STORE)
-        assert info.num_ack_pending == 1, "it comes again"
+        await until_unacknowledged(bus, 1)  # it comes again
 
 
 async def test_thirty_rows_no_column_holds_are_dead_letters_and_the_rest_is_written(
