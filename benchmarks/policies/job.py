@@ -67,8 +67,8 @@ JOBS = {
         {"two policies": keep_all, "one shared policy": share_one_policy, "writer alone": freeze_checker},
         ("--databases", "4", "--kinds", "selections", "comparisons", "counts", "extremes", "--train", "320",
          "--heldout", "60"),
-        (("--flawed", "0.5"), ("--flawed", "0.7", "--misjudged", "0.4")),
-        ("--steps", "160", "40", "--layers", "2", "--vocabulary", "512", "--context", "256", "--batch", "32"),
+        (("--flawed", "0.5"), ("--flawed", "0.7", "--misjudged", "0.5")),
+        ("--steps", "400", "60", "--layers", "2", "--vocabulary", "512", "--context", "256", "--batch", "32"),
     ),
     "kuhn_poker": Job(
         "kuhn_poker", "small.yaml", "work", {"both players": keep_all}, (), (),

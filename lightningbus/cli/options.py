@@ -40,6 +40,7 @@ SettingsOption = Annotated[
     typer.Option("--settings", help="YAML or JSON with any field of this role; variables and options win over it"),
 ]
 DatabaseOption = Annotated[str, typer.Option(help="ClickHouse database")]
+RunOption = Annotated[str, typer.Option(help="one run only, by its name or its directory")]
 JsonOption = Annotated[bool, typer.Option("--json", help="a list of objects")]
 CsvOption = Annotated[bool, typer.Option("--csv", help="comma-separated, with a header")]
 
@@ -126,8 +127,11 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
     return exit_on_user_error(asyncio.run, work)
 
 
-def with_sql_client(sql: str | None, database: str, work: Callable[[Any], T]) -> T:
-    """The result of blocking ``work`` with a client on the latest data; ClickHouse's errors end in one sentence."""
+def with_sql_client(sql: str | None, database: str, work: Callable[[Any], T], run: str | None = None) -> T:
+    """The result of blocking ``work`` with a client on a run's data, else the latest.
+
+    ClickHouse's errors end in one sentence.
+    """
     with require_extra("store"):
         from clickhouse_connect.driver.exceptions import ClickHouseError
 
@@ -136,7 +140,7 @@ def with_sql_client(sql: str | None, database: str, work: Callable[[Any], T]) ->
         from store.clickhouse.query_limits import explain_error
 
     async def ask() -> T:
-        async with sql_client(sql, database) as client:
+        async with sql_client(sql, database, run=run or "") as client:
             try:
                 return await asyncio.to_thread(work, client)
             except ClickHouseError as error:
@@ -148,10 +152,10 @@ def with_sql_client(sql: str | None, database: str, work: Callable[[Any], T]) ->
         exit_with(error)
 
 
-def with_sql_client_redirected(sql: str | None, database: str, work: Callable[[Any], T]) -> T:
+def with_sql_client_redirected(sql: str | None, database: str, work: Callable[[Any], T], run: str | None = None) -> T:
     """`with_sql_client` for work that prints to standard output, which belongs to the result: verl does."""
     with redirect_stdout(sys.stderr):
-        return with_sql_client(sql, database, work)
+        return with_sql_client(sql, database, work, run)
 
 
 def parse_sizes(options: list[str] | None) -> StreamSizes:

@@ -48,7 +48,7 @@ class RoundResult:
     versions: Mapping[str, int] = field(default_factory=dict)
     """The versions of the prompts that changed."""
     num_rollouts: int = 0
-    """Published in the round, over all lives of the run."""
+    """Published in the round, over all starts of the run."""
     num_candidates: int = 0
 
     @property

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import time
@@ -21,6 +22,8 @@ LOCKED_PARTS = ("bus", "store", "checkpoints")
 """Directories that a role by itself may work in."""
 RUNS = Path("runs")
 LATEST = "latest"
+MOVED_ASIDE = re.compile(r"-\d{8}-\d{6}$")
+"""What follows the name of a run whose directory was moved aside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,11 @@ class RunDirectory:
             settings = self.read_settings(role)
             learners.setdefault(str(settings.get("model", "policy")), settings)
         return dict(sorted(learners.items(), key=lambda item: item[1].get("task_model") not in (None, item[0])))
+
+    @property
+    def run_id(self) -> str:
+        """The name of the run, as its rows have it; also of a directory that was moved aside."""
+        return MOVED_ASIDE.sub("", self.path.resolve().name)
 
     @property
     def export_command(self) -> str:

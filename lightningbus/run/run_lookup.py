@@ -14,12 +14,27 @@ def find_run(run: str | None, runs: Path = RUNS) -> RunDirectory | None:
     """
     if run is None:
         return RunDirectory.latest(runs)
-    for path in (runs / run, Path(run)):
-        if _is_run(path):
-            return RunDirectory(path)
-    names = [path.name for path in runs.glob("*") if path.name != LATEST and _is_run(path)]
+    if (named := find_named_run(run, runs)) is not None:
+        return named
+    names = find_run_names(runs)
     hint = suggest_name(run, names) if names else f"there is no run in {runs}"
     raise UserError(f"there is no run {run!r}; {hint}".rstrip("; "))
+
+
+def find_named_run(run: str, runs: Path = RUNS) -> RunDirectory | None:
+    """The run of a name in ``runs``, or of a directory; None: there is none."""
+    return next((RunDirectory(path) for path in (runs / run, Path(run)) if _is_run(path)), None)
+
+
+def find_run_names(runs: Path = RUNS) -> list[str]:
+    """The names of the directories of runs."""
+    return [path.name for path in runs.glob("*") if path.name != LATEST and _is_run(path)]
+
+
+def find_run_id(run: str) -> str:
+    """The name that the rows of a run have, of its name or its directory."""
+    named = find_named_run(run) if run else None
+    return run if named is None else named.run_id
 
 
 def _is_run(path: Path) -> bool:

@@ -11,6 +11,7 @@ from bus.errors import BusError, CredentialsError
 from lightningbus.run.discovery import connect
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.run_lookup import find_named_run
 from store.clickhouse.client import connect_readonly
 from store.clickhouse.query_limits import INTERACTIVE, QueryLimits
 from store.embedded.engine import EngineBusy
@@ -23,17 +24,26 @@ LISTEN_SECONDS = 2.5
 
 
 @asynccontextmanager
-async def sql_client(url: str | None, database: str, limits: QueryLimits = INTERACTIVE) -> AsyncIterator[Client]:
-    """A reader of whatever holds the latest data: a store that runs, else the latest run's files, opened here."""
-    url = url or os.environ.get(SQL_VARIABLE) or await find_running_store()
+async def sql_client(
+    url: str | None, database: str, limits: QueryLimits = INTERACTIVE, run: str = ""
+) -> AsyncIterator[Client]:
+    """A reader of the store of a run here, while it is up or of its files, which are opened here.
+
+    ``run``: its name or directory. Without it, or where it is none of the runs here: a store that runs, else the latest
+    run's files.
+    """
+    named = find_named_run(run) if run else None
+    url = url or os.environ.get(SQL_VARIABLE) or (_find_running(named) if named else await find_running_store())
+    if url is None and named is not None and not named.has_stored_data():
+        url, named = await find_running_store(), None  # its store is not in its directory
     if url is not None:
         yield await asyncio.to_thread(connect_readonly, url, database, limits)
         return
-    run = RunDirectory.latest()
-    if run is None or not run.has_stored_data():
+    directory = named or RunDirectory.latest()
+    if directory is None or not directory.has_stored_data():
         raise UserError(NO_STORE)
     try:
-        async with serve_readonly(run.store) as address:
+        async with serve_readonly(directory.store) as address:
             yield await asyncio.to_thread(connect_readonly, address, database, limits)
     except EngineBusy as error:
         raise UserError(f"{error}; give the store's address with --sql") from error
@@ -42,9 +52,8 @@ async def sql_client(url: str | None, database: str, limits: QueryLimits = INTER
 async def find_running_store() -> str | None:
     """The address of the latest run's store, else of one on the bus; None: there is none."""
     run = RunDirectory.latest()
-    endpoints = run.read_endpoints() if run is not None else None
-    if endpoints is not None and endpoints.sql:
-        return endpoints.sql
+    if run is not None and (url := _find_running(run)) is not None:
+        return url
     try:
         async with connect(None, "query") as bus, bus.fleet("store") as stores:
             async with asyncio.timeout(LISTEN_SECONDS):
@@ -55,3 +64,8 @@ async def find_running_store() -> str | None:
         raise
     except (BusError, TimeoutError):
         return None
+
+
+def _find_running(run: RunDirectory) -> str | None:
+    endpoints = run.read_endpoints()
+    return endpoints.sql or None if endpoints is not None else None

@@ -13,6 +13,7 @@ from lightningbus.cli.options import (
     CsvOption,
     DatabaseOption,
     JsonOption,
+    RunOption,
     SqlOption,
     require_extra,
     run_async,
@@ -21,13 +22,14 @@ from lightningbus.cli.options import (
 from lightningbus.cli.output import print_result, run_query
 from lightningbus.run.discovery import connect
 from lightningbus.run.role_process import UserError
+from lightningbus.run.run_lookup import find_run_id
 from schemas.audit import AuditVerdict
 from schemas.quarantine import standing_verdicts
 from store.reports import ResultTable
 
 
 def audit(
-    run: Annotated[str, typer.Option(help="one run only")] = "",
+    run: RunOption = "",
     overturn: Annotated[
         str | None, typer.Option(help="take a verdict back, as admin: an engine's id, or a version's number")
     ] = None,
@@ -47,14 +49,15 @@ def audit(
     with require_extra("store"):
         from lightningbus.analysis.run_names import check_run
         from store.reports import REPORTS
-    definition = REPORTS["audit"]
+    definition, run_id = REPORTS["audit"], find_run_id(run)
 
     def answer(client: Any) -> ResultTable:
-        if run:
-            check_run(client, run)
-        return run_query(client, definition.query(database), **definition.values({}, run, None))
+        if run_id:
+            check_run(client, run_id)
+        return run_query(client, definition.query(database), **definition.values({}, run_id, None))
 
-    print_result(with_sql_client(sql, database, answer), as_json, as_csv, definition.title, none="nothing audited yet")
+    result = with_sql_client(sql, database, answer, run)
+    print_result(result, as_json, as_csv, definition.title, none="nothing audited yet")
 
 
 async def _overturn(suspect: str, reason: str, model: str, bus: str | None) -> None:

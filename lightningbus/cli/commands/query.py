@@ -16,10 +16,11 @@ from lightningbus.cli.output import print_result, run_query
 
 def query(
     statement: Annotated[str, typer.Argument(help="SQL; tables and views are listed in docs/store.md")],
+    run: Annotated[str, typer.Option(help="whose store is asked, by name or directory [default: the latest]")] = "",
     sql: SqlOption = None,
     database: DatabaseOption = "lightningbus",
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
-    """Ask ClickHouse: of a running store, or of the latest run's files."""
-    print_result(with_sql_client(sql, database, lambda client: run_query(client, statement)), as_json, as_csv)
+    """Ask ClickHouse: of a running store, or of a run's files."""
+    print_result(with_sql_client(sql, database, lambda client: run_query(client, statement), run), as_json, as_csv)

@@ -12,6 +12,7 @@ from lightningbus.cli.options import (
     CsvOption,
     DatabaseOption,
     JsonOption,
+    RunOption,
     SqlOption,
     exit_on_user_error,
     require_extra,
@@ -20,6 +21,7 @@ from lightningbus.cli.options import (
 from lightningbus.cli.output import print_result, run_query
 from lightningbus.run.role_process import UserError, exit_with
 from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.run_lookup import find_run_id
 from store.reports import ResultTable
 
 MAX_ROWS = 1000
@@ -33,7 +35,7 @@ MODELS = "SELECT DISTINCT model FROM weight_versions WHERE run_id = {run_id:Stri
 
 def report(
     name: Annotated[str | None, typer.Argument(help="which; without one, what there is", show_default=False)] = None,
-    run: Annotated[str, typer.Option(help="one run only")] = "",
+    run: RunOption = "",
     model: Annotated[str, typer.Option(help="one model only; with --as-of a version: of this model")] = "",
     as_of: Annotated[
         str | None,
@@ -84,18 +86,20 @@ def report(
         exit_with(f"report {name} is not by model: leave --model out")
     of_model = bool(model) and definition.is_by_model
 
+    run_id = find_run_id(run)
+
     def answer(client: Any) -> ResultTable:
-        if run:
-            check_run(client, run)
-        until = _moment(client, as_of, run, model) if as_of is not None else None
+        if run_id:
+            check_run(client, run_id)
+        until = _moment(client, as_of, run_id, model) if as_of is not None else None
         try:
-            values = definition.values(arguments, run, until)
+            values = definition.values(arguments, run_id, until)
         except ValueError as error:
             raise UserError(str(error)) from error
         values |= {"model": model} if of_model else {}
         return run_query(client, definition.query(database, most, of_model), **values)
 
-    result = with_sql_client(sql, database, answer)
+    result = with_sql_client(sql, database, answer, run)
     if plot is not None and definition.plot is not None:
         with require_extra("demo"):
             from lightningbus.run.plot import plot_report
@@ -119,13 +123,13 @@ def _write_html(path: Path, name: str | None, run: str, sql: str | None, databas
     with require_extra("demo"):
         from lightningbus.analysis.run_names import check_run
         from lightningbus.run.html_report import write_report
-    which = run or latest.path.name if latest is not None else run
+    which = find_run_id(run) or latest.run_id if latest is not None else run
 
     def write(client: Any) -> None:
         check_run(client, which)
         write_report(path, client, database, which)
 
-    with_sql_client(sql, database, write)
+    with_sql_client(sql, database, write, run)
     print(path)
 
 

@@ -16,6 +16,7 @@ from lightningbus.cli.options import (
     with_sql_client_redirected,
 )
 from lightningbus.run.role_process import exit_with
+from lightningbus.run.run_lookup import find_run_id
 
 app = typer.Typer(help="Rollouts: read one, follow them, export the best.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -34,7 +35,7 @@ def show(
         from lightningbus.analysis.transcript import Transcript
     if color not in ("none", "advantage", "staleness"):
         exit_with(f"--color: {color!r} is none of advantage, staleness and none")
-    transcript = with_sql_client(sql, database, lambda client: Transcript.load(client, rollout, run))
+    transcript = with_sql_client(sql, database, lambda client: Transcript.load(client, rollout, find_run_id(run)), run)
     transcript.show_json() if as_json else transcript.show(color)
 
 
@@ -70,9 +71,13 @@ def export(
     writers = {".jsonl": work.write_chat, ".parquet": work.write_parquet}
     if out.suffix not in writers:
         exit_with(f"{out}: the name must end in .jsonl (chat messages) or .parquet (tokens)")
+    run_id = find_run_id(run) if run is not None else None
     count = with_sql_client_redirected(
         sql,
         database,
-        lambda client: writers[out.suffix](out, RunHistory.open(client, run, model).best_rollouts(top_k, min_reward)),
+        lambda client: writers[out.suffix](
+            out, RunHistory.open(client, run_id, model).best_rollouts(top_k, min_reward)
+        ),
+        run,
     )
     print(f"{count} lines in {out}")

@@ -15,6 +15,7 @@ from lightningbus.cli.options import (
     with_sql_client_redirected,
 )
 from lightningbus.cli.output import print_result
+from lightningbus.run.run_lookup import find_run_id
 from lightningbus.run.settings import load_fields
 
 app = typer.Typer(
@@ -50,6 +51,7 @@ def replay(
     with require_extra("learner"):
         from lightningbus.analysis import replay as work
 
+    run_id = find_run_id(run) if run is not None else None
     if train is not None:
         from rich.progress import Progress
 
@@ -63,13 +65,14 @@ def replay(
                 sql,
                 database,
                 lambda client: work.train_offline(
-                    client, run, model, (step, end), changes, train, lambda: progress.advance(bar)
+                    client, run_id, model, (step, end), changes, train, lambda: progress.advance(bar)
                 ),
+                run,
             )
         print_result((["step", "reward", "tokens", "loss"], list(done)), as_json)
         return
     result = with_sql_client_redirected(
-        sql, database, lambda client: work.replay_step(client, run, model, step, checkpoints)
+        sql, database, lambda client: work.replay_step(client, run_id, model, step, checkpoints), run
     )
     print_result((list(result), [tuple(result.values())]), as_json)
     if not result["same_batch"] or not result.get("same_loss", True):

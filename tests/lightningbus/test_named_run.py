@@ -1,0 +1,51 @@
+"""A run that is named is asked in its own store, though another run is the latest."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.run_lookup import find_run_id, find_run_names
+from tests import seed_store
+from tests.lightningbus.test_cli import run as run_command
+from tests.lightningbus.test_cli import says
+from tests.store.conftest import prepared
+
+COUNT = "SELECT DISTINCT run_id FROM rollouts"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory in which the runs ``first`` and ``second`` have ended."""
+    place = tmp_path_factory.mktemp("place")
+    for name in ("first", "second"):
+        directory = RunDirectory(place / "runs" / name).create()
+        directory.store.rmdir()
+        with prepared(directory.store) as store:
+            seed_store.insert(store.sql, seed_store.run(name, steps=2, groups=2))
+    return place
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", ["first", "runs/first", "second", ""])
+def test_a_run_is_asked_by_its_name_or_its_directory(name: str, place: Path) -> None:
+    options = ("--run", name) if name else ()
+    for command in (("query", COUNT), ("report", "outcomes")):
+        result = run_command(*command, "--json", *options, cwd=place)
+        assert {row["run_id"] for row in json.loads(result.stdout)} == {Path(name or "second").name}
+
+
+@pytest.mark.integration
+def test_a_run_that_is_not_there_is_said_with_those_that_are(place: Path) -> None:
+    assert "there is no run 'frist'; did you mean 'first'?" in says(
+        run_command("report", "outcomes", "--run", "frist", cwd=place)
+    )
+
+
+def test_a_directory_that_was_moved_aside_has_its_runs_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    RunDirectory(Path("runs/first-20261125-063033")).create()
+    assert find_run_id("first-20261125-063033") == find_run_id("runs/first-20261125-063033") == "first"
+    assert find_run_id("other") == "other" and find_run_id("") == ""
+    assert find_run_names() == ["first-20261125-063033"]
