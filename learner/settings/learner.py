@@ -154,7 +154,7 @@ class LearnerSettings(RoleSettings):
     @model_validator(mode="after")
     def _micro_batches(self) -> Self:
         limit = self.actor.ppo_max_token_len_per_gpu
-        if self.seq_len > limit:
+        if self.seq_len > limit * self.engine.ulysses_sequence_parallel_size:
             raise ValueError(
                 f"actor.ppo_max_token_len_per_gpu ({limit}) must be at least seq_len ({self.seq_len}): a sequence is "
                 "computed in one piece"

@@ -13,6 +13,7 @@ from learner.batching.advantages import GAE
 from learner.batching.batch import Batch
 from learner.batching.sequences import TrainSequence
 from learner.engine import cpu_platform, engine_state
+from learner.engine.engine_checks import check_engine
 from learner.engine.engines import lora_state_dict, make_engine
 from learner.engine.weight_writer import WeightWriter, served_dtype
 from learner.settings.learner import LearnerSettings
@@ -55,6 +56,7 @@ class Trainer:
         torch.manual_seed(settings.seed)
         actor_config(settings)
         self.group = ProcessGroup(device)
+        check_engine(settings, device, self.group.size)
         self._forward = ForwardConfig(
             settings.actor.ppo_max_token_len_per_gpu, is_packed=settings.engine.use_remove_padding
         )
@@ -197,8 +199,8 @@ class Trainer:
 
     def _shard(self, inputs: TokenInputs, config: ForwardConfig) -> tuple[list[int], Any, Sequence[TrainSequence]]:
         """The indices of this rank's sequences, and verl's batch of these, padded to as many as every rank has."""
-        shards = balance_by_tokens(inputs.sequences, self.group.size)
-        indices = shards[self.group.rank]
+        shards = balance_by_tokens(inputs.sequences, self._engine.get_data_parallel_size())
+        indices = shards[self._engine.get_data_parallel_rank()]  # ranks that share sequences have the same ones
         rows = config.rows_per_micro_batch(inputs.sequences)
         count = -(-max(map(len, shards)) // rows) * rows
         shard = inputs.select(indices).pad(count - len(indices))
@@ -211,9 +213,12 @@ class Trainer:
             return self._infer(self._engine, sequences, "log_probs")
 
     def _step_scheduler(self) -> float:
+        """Go on to the next step's rate; returns the one of this step."""
+        (rate, *_) = self._engine.lr_scheduler.get_last_lr()
         if self._critic is not None:
             self._critic.engine.lr_scheduler_step()
-        return float(self._engine.lr_scheduler_step())
+        self._engine.lr_scheduler_step()
+        return float(rate)
 
 
 def _correction_metrics(correction: Correction) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """verl's engine on a tiny Qwen2: its gradient is a slow and plain reference's, however the work is cut."""
 
+import json
 import os
 import subprocess
 import sys
@@ -210,7 +211,12 @@ def test_accumulated_gradients_and_a_step_move_the_weights_as_adamw_does(start: 
 
 
 @pytest.mark.integration
-def test_two_ranks_make_the_update_of_one(model_path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "engine",
+    [{}, {"use_remove_padding": False}, {"fsdp_size": 1, "enable_gradient_checkpointing": True}],
+    ids=["packed", "padded", "a copy each"],
+)
+def test_two_ranks_make_the_update_of_one(model_path: Path, tmp_path: Path, engine: dict[str, Any]) -> None:
     """torchrun over gloo: the gradients of policy and critic are those of a single process, but for rounding."""
     from tests.learner.ranks import step
 
@@ -218,7 +224,12 @@ def test_two_ranks_make_the_update_of_one(model_path: Path, tmp_path: Path) -> N
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
     quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, str(tmp_path / "two.pt")], cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=300
+        [*command, str(tmp_path / "two.pt"), json.dumps({"engine": engine})],
+        cwd=ROOT,
+        env=quiet,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     two, item = torch.load(tmp_path / "two.pt"), step(model_path)
