@@ -1,12 +1,27 @@
 """verl's FSDP2 engines, made from our settings: the policy, its frozen reference, and the critic."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from learner.engine.engine_checks import has_flash_attention
+from learner.engine.packed_attention import register_packed_attention
 from learner.settings.algorithm import OptimSettings
 from learner.settings.learner import LearnerSettings
 
 EngineKind = Literal["language_model", "value_model"]
+VERL_ENGINE_FIELDS = {
+    "fsdp_size",
+    "reshard_after_forward",
+    "param_offload",
+    "optimizer_offload",
+    "offload_policy",
+    "ulysses_sequence_parallel_size",
+    "model_dtype",
+    "use_remove_padding",
+    "entropy_checkpointing",
+}
+"""Settings that verl's engine configuration has by the same names."""
 
 
 def make_engine(
@@ -24,33 +39,40 @@ def make_engine(
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine import EngineRegistry
 
-    on_gpu = device == "cuda"
+    on_gpu, chosen = device == "cuda", settings.engine
     precision = None if on_gpu else dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
+    if chosen.mixed_precision is not None:
+        precision = chosen.mixed_precision.model_dump()
     model: dict[str, Any] = {"model_type": kind}
     if kind == "language_model" and not frozen:
         model |= settings.lora.model_dump()
-    _compute_entropy_in_chunks()
+    _compute_in_chunks()
+    attention = _choose_attention(chosen.attn_implementation, on_gpu)
     if kind == "value_model":
-        _load_value_models_without_flash_attention()
+        _load_value_models_with(attention)
     engine = EngineRegistry.new(
         model_type=kind,
-        backend="fsdp2",
+        backend=chosen.strategy,
         model_config=HFModelConfig(
             path=str(settings.model_path),
-            use_remove_padding=False,
-            enable_gradient_checkpointing=on_gpu,
-            override_config={"attn_implementation": "sdpa"},
+            use_remove_padding=chosen.use_remove_padding,
+            enable_gradient_checkpointing=_or_default(chosen.enable_gradient_checkpointing, on_gpu),
+            enable_activation_offload=chosen.enable_activation_offload,
+            override_config={"attn_implementation": attention},
             **model,
         ),
         engine_config=FSDPEngineConfig(
-            strategy="fsdp2",
+            strategy=chosen.strategy,
             mixed_precision=precision,
-            use_torch_compile=on_gpu,
-            use_remove_padding=False,
+            use_torch_compile=_or_default(chosen.use_torch_compile, on_gpu),
+            **chosen.model_dump(include=VERL_ENGINE_FIELDS),
             forward_only=frozen and on_gpu,  # which pins its memory, and without an accelerator there is none to pin
         ),
         optimizer_config=FSDPOptimizerConfig(
             lr=optim.lr,
+            optimizer=optim.optimizer,
+            optimizer_impl=optim.optimizer_impl,
+            override_optimizer_config=optim.override_optimizer_config or None,
             lr_scheduler_type=optim.lr_scheduler_type,
             min_lr_ratio=optim.min_lr_ratio,
             lr_warmup_steps=optim.lr_warmup_steps,
@@ -62,18 +84,9 @@ def make_engine(
         checkpoint_config=CheckpointConfig(),
     )
     engine.initialize()
+    if optim.lr_warmup_steps and engine.lr_scheduler is not None:
+        _warm_up_from_first_step(engine)
     return engine
-
-
-def full_state_dict(engine: Any) -> dict[str, Any]:
-    """Every tensor by its Hugging Face name, on the CPU, without adapters; tied weights once. Every rank must ask."""
-    tied = bool(getattr(engine.model_config.hf_config, "tie_word_embeddings", False))
-    params, _ = engine.get_per_tensor_param()
-    return {
-        name.replace(".base_layer", ""): tensor.detach().to("cpu").clone().contiguous()
-        for name, tensor in params
-        if not (tied and name == "lm_head.weight")
-    }
 
 
 def lora_state_dict(engine: Any) -> tuple[dict[str, Any], float]:
@@ -83,10 +96,16 @@ def lora_state_dict(engine: Any) -> tuple[dict[str, Any], float]:
     return tensors, float(config["lora_alpha"]) / float(config["r"])
 
 
-def _compute_entropy_in_chunks() -> None:
-    """verl chunks entropy for packed sequences only; whole, it takes twice the memory of the logits in float32."""
+def _compute_in_chunks() -> None:
+    """Log-probabilities and entropy from some tokens' logits at a time, without a float32 copy of all.
+
+    verl calls the first where there is no flash-attention.
+    """
     from verl.utils import torch_functional
 
+    from learner.engine.token_log_probs import log_probs_from_logits
+
+    torch_functional.logprobs_from_logits_v2 = log_probs_from_logits
     torch_functional.entropy_from_logits = _entropy_from_logits
 
 
@@ -97,8 +116,33 @@ def _entropy_from_logits(logits: Any) -> Any:
     return entropy_from_logits_with_chunking(logits.flatten(0, -2)).view(logits.shape[:-1])
 
 
-def _load_value_models_without_flash_attention() -> None:
-    """verl asks for flash-attention by name here, whatever the settings say; there is none on a CPU."""
+def _warm_up_from_first_step(engine: Any) -> None:
+    """Of n warm-up steps the first has an nth of the rate; verl's has a rate of 0, and changes nothing."""
+
+    def later(factor: Callable[[int], float]) -> Callable[[int], float]:
+        return lambda step: factor(step + 1)
+
+    scheduler = engine.lr_scheduler
+    scheduler.lr_lambdas = [later(factor) for factor in scheduler.lr_lambdas]
+    scheduler._last_lr = [
+        rate * factor(0) for rate, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+    ]
+    for group, rate in zip(engine.optimizer.param_groups, scheduler._last_lr, strict=True):
+        group["lr"] = rate
+
+
+def _or_default(value: bool | None, default: bool) -> bool:
+    return default if value is None else value
+
+
+def _choose_attention(name: str, on_gpu: bool) -> str:
+    if name == "auto":
+        name = "flash_attention_2" if on_gpu and has_flash_attention() else "sdpa"
+    return register_packed_attention() if name == "sdpa" else name
+
+
+def _load_value_models_with(attention: str) -> None:
+    """verl asks for flash-attention by name here, whatever the settings say."""
     import verl.utils.model
     from transformers import AutoModelForTokenClassification
 
@@ -107,7 +151,7 @@ def _load_value_models_without_flash_attention() -> None:
             local_path,
             dtype=torch_dtype,
             config=model_config,
-            attn_implementation="sdpa",
+            attn_implementation=attention,
             trust_remote_code=trust_remote_code,
         )
 

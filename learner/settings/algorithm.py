@@ -1,6 +1,6 @@
 """Settings of credit, advantages, losses and optimisers. What verl calls by a name is called by that name here."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -106,6 +106,11 @@ class OptimSettings(BaseModel):
     lr_scheduler_type: Literal["constant", "cosine"] = Field("constant", description="over the learner's steps")
     min_lr_ratio: float = Field(0.0, ge=0, le=1, description="where the cosine ends, as a share of lr")
     lr_warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
+    optimizer: str = Field("AdamW", description="its class, as SGD, or of other packages AdamW8bit or _AdamW")
+    optimizer_impl: str = Field(
+        "torch.optim", description="module that has it: torch.optim, torchao.optim or bitsandbytes.optim"
+    )
+    override_optimizer_config: dict[str, Any] = Field({}, description="further arguments of the class")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's")
     betas: tuple[float, float] = Field((0.9, 0.99), description="AdamW's")
     clip_grad: float = Field(1.0, gt=0, description="largest gradient norm")
@@ -136,7 +141,9 @@ class ActorSettings(BaseModel):
     ppo_mini_batch_size: int | None = Field(
         None, ge=1, description="groups per optimiser step; none: the whole batch in one"
     )
-    ppo_max_token_len_per_gpu: int = Field(16384, ge=64, description="tokens per micro-batch")
+    ppo_max_token_len_per_gpu: int = Field(
+        16384, ge=64, description="most tokens per micro-batch, padding included; at least seq_len"
+    )
     optim: OptimSettings = OptimSettings()
 
 

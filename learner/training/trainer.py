@@ -13,7 +13,9 @@ from learner.batching.advantages import GAE
 from learner.batching.batch import Batch
 from learner.batching.sequences import TrainSequence
 from learner.engine import cpu_platform, engine_state
-from learner.engine.engines import full_state_dict, lora_state_dict, make_engine
+from learner.engine.engine_checks import check_engine
+from learner.engine.engines import lora_state_dict, make_engine
+from learner.engine.weight_writer import WeightWriter, served_dtype
 from learner.settings.learner import LearnerSettings
 from learner.training.correction import Correction, apply_rollout_correction
 from learner.training.critic import Critic, compute_gae
@@ -54,9 +56,15 @@ class Trainer:
         torch.manual_seed(settings.seed)
         actor_config(settings)
         self.group = ProcessGroup(device)
-        self._forward = ForwardConfig(settings.actor.ppo_max_token_len_per_gpu)
-        self._train = ForwardConfig(settings.actor.ppo_max_token_len_per_gpu, entropy=settings.actor.entropy_coeff > 0)
+        check_engine(settings, device, self.group.size)
+        self._forward = ForwardConfig(
+            settings.actor.ppo_max_token_len_per_gpu, is_packed=settings.engine.use_remove_padding
+        )
+        self._train = replace(self._forward, entropy=settings.actor.entropy_coeff > 0)
         self._engine = make_engine(settings, device, settings.actor.optim)
+        self._weight_writer = WeightWriter(
+            self._engine, served_dtype(settings.model_path, settings.weights.dtype), is_writer=self.group.rank == 0
+        )
         self._has_adapters = settings.lora.lora_rank > 0
         self._critic = Critic(settings, device) if settings.algorithm.adv_estimator == GAE else None
         self._reference = None
@@ -117,9 +125,12 @@ class Trainer:
         return self._infer(self._engine, sequences, "log_probs")
 
     @_collective
-    def weights(self) -> dict[str, Any]:
-        """Every tensor under its Hugging Face name, on the CPU; tied weights once. With LoRA, of the base model."""
-        return full_state_dict(self._engine)
+    def write_weights(self, path: Path) -> None:
+        """Every tensor under its Hugging Face name into a safetensors file; tied weights once.
+
+        In the dtype that nodes serve. With LoRA, of the base model.
+        """
+        self._weight_writer.write(path)
 
     @_collective
     def adapters(self) -> tuple[dict[str, Any], float] | None:
@@ -147,8 +158,9 @@ class Trainer:
             np.full(len(sequence.token_ids), weight, np.float32)
             for sequence, weight in zip(inputs.sequences, weights, strict=True)
         ]
-        _, shard = self._shard(TokenInputs(inputs.sequences, {**inputs.fields, "weights": token_weights}))
-        batch = shard.to_tensordict(self._train)
+        _, batch, _ = self._shard(
+            TokenInputs(inputs.sequences, {**inputs.fields, "weights": token_weights}), self._train
+        )
         metrics: dict[str, Any] = {}
         if self._critic is not None:
             metrics |= self._critic.train(batch.copy())
@@ -177,19 +189,22 @@ class Trainer:
 
     def _infer_outputs(self, engine: Any, sequences: Sequence[TrainSequence], *names: str) -> list[list[Floats]]:
         """Several outputs of one forward pass, each as of `_infer`."""
-        indices, shard = self._shard(TokenInputs(sequences, {}))
         config = replace(self._forward, entropy="entropy" in names)
+        indices, batch, rows = self._shard(TokenInputs(sequences, {}), config)
         with engine.eval_mode():
-            tensors = engine.infer_batch(shard.to_tensordict(config))["model_output"]
-        by_name = [from_output(tensors[name], shard.sequences) for name in names]
+            tensors = engine.infer_batch(batch)["model_output"]
+        by_name = [from_output(tensors[name], rows) for name in names]
         gathered = self.group.all_gather(dict(zip(indices, zip(*by_name, strict=True), strict=False)))
         return [[gathered[index][place] for index in range(len(sequences))] for place in range(len(names))]
 
-    def _shard(self, inputs: TokenInputs) -> tuple[list[int], TokenInputs]:
-        """The indices of this rank's sequences, and these, padded to as many as every rank has."""
-        shards = balance_by_tokens(inputs.sequences, self.group.size)
-        indices = shards[self.group.rank]
-        return indices, inputs.select(indices).pad(max(map(len, shards)) - len(indices))
+    def _shard(self, inputs: TokenInputs, config: ForwardConfig) -> tuple[list[int], Any, Sequence[TrainSequence]]:
+        """The indices of this rank's sequences, and verl's batch of these, padded to as many as every rank has."""
+        shards = balance_by_tokens(inputs.sequences, self._engine.get_data_parallel_size())
+        indices = shards[self._engine.get_data_parallel_rank()]  # ranks that share sequences have the same ones
+        rows = config.rows_per_micro_batch(inputs.sequences)
+        count = -(-max(map(len, shards)) // rows) * rows
+        shard = inputs.select(indices).pad(count - len(indices))
+        return indices, shard.to_tensordict(config, rows), shard.sequences
 
     def _reference_log_probs(self, sequences: Sequence[TrainSequence]) -> list[Floats]:
         if self._reference is not None:
@@ -198,9 +213,12 @@ class Trainer:
             return self._infer(self._engine, sequences, "log_probs")
 
     def _step_scheduler(self) -> float:
+        """Go on to the next step's rate; returns the one of this step."""
+        (rate, *_) = self._engine.lr_scheduler.get_last_lr()
         if self._critic is not None:
             self._critic.engine.lr_scheduler_step()
-        return float(self._engine.lr_scheduler_step())
+        self._engine.lr_scheduler_step()
+        return float(rate)
 
 
 def _correction_metrics(correction: Correction) -> dict[str, float]:

@@ -14,21 +14,23 @@ from learner.training.trainer import Trainer
 LEARNING_RATE = 1e-3
 
 
-def tiny_model(path: Path) -> Path:
-    """A model of 64 tokens with tied embeddings, the same every time."""
+def tiny_model(path: Path, **changes: Any) -> Path:
+    """A model of 64 tokens with tied embeddings, the same every time; ``changes`` are of its configuration."""
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-        dtype="float32",
-    )
-    Qwen2ForCausalLM(config).save_pretrained(path)
+    sizes: dict[str, Any] = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": True,
+        "dtype": "float32",
+        **changes,
+    }
+    model = Qwen2ForCausalLM(Qwen2Config(**sizes))
+    model.to(getattr(torch, sizes["dtype"])).save_pretrained(path)
     tiny_tokenizer(path)
     return path
 
@@ -44,8 +46,9 @@ def tiny_tokenizer(path: Path) -> Qwen2Tokenizer:
 def settings_for(model_path: Path, **changes: Any) -> LearnerSettings:
     """Settings of a small trainer; ``actor`` and ``algorithm`` are merged into its own."""
     actor = {"optim": {"lr": LEARNING_RATE}, "ppo_max_token_len_per_gpu": 128, **changes.pop("actor", {})}
+    seq_len = min(128, actor["ppo_max_token_len_per_gpu"])
     return LearnerSettings.model_validate(
-        {"model_path": model_path, "cpu_threads": 1, "seq_len": 128, "actor": actor, **changes}
+        {"model_path": model_path, "cpu_threads": 1, "seq_len": seq_len, "actor": actor, **changes}
     )
 
 

@@ -1,5 +1,6 @@
 """Run by torchrun: the gradients of policy and critic in one step; the first rank writes them to a file."""
 
+import json
 import sys
 import tempfile
 from functools import partial
@@ -16,13 +17,14 @@ from tests.learner.conftest import settings_for, tiny_model  # noqa: E402
 from tests.learner.test_trainer import batch_of, conversations, sampled_by, whole  # noqa: E402
 
 
-def step(model_path: Path) -> dict[str, Any] | None:
+def step(model_path: Path, **changes: Any) -> dict[str, Any] | None:
     """What one step on seven rollouts computes, so that two ranks have different numbers of rows; None on followers."""
     trainer = Trainer(
         settings_for(
             model_path,
             actor={"use_kl_loss": True, "ppo_max_token_len_per_gpu": 64},
             algorithm={"adv_estimator": "gae"},
+            **changes,
         )
     )
     seen: dict[str, Any] = {}
@@ -45,6 +47,6 @@ def step(model_path: Path) -> dict[str, Any] | None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
-        actual = step(tiny_model(Path(directory)))
+        actual = step(tiny_model(Path(directory)), **json.loads(sys.argv[2]))
     if actual is not None:
         torch.save(actual, sys.argv[1])

@@ -1,5 +1,6 @@
 """verl's engine on a tiny Qwen2: its gradient is a slow and plain reference's, however the work is cut."""
 
+import json
 import os
 import subprocess
 import sys
@@ -89,6 +90,11 @@ def whole(tensor: Any) -> torch.Tensor:
     return actual.detach().clone() if actual is not None else torch.zeros(())
 
 
+def masters(trainer: Trainer) -> Named:
+    """What the optimiser moves, in float32."""
+    return {name: whole(part) for name, part in trainer._engine.module.named_parameters()}
+
+
 def close(named: Named, other: Named) -> None:
     """Equal but for the rounding of float32 sums."""
     largest = max(float(part.abs().max()) for part in other.values())
@@ -113,7 +119,7 @@ RULES = {
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 def test_a_gradient_is_the_plain_references_however_the_work_is_cut(start: Start, model_path: Path, rule: Rule) -> None:
-    """Rows per call or merged, in any order, in one micro-batch or many."""
+    """Rows per call or merged, in any order, in one micro-batch or many, packed or padded."""
     actor = {
         "policy_loss": rule.loss,
         "loss_agg_mode": rule.agg,
@@ -129,11 +135,15 @@ def test_a_gradient_is_the_plain_references_however_the_work_is_cut(start: Start
         {"sequence_mode": "trajectory"},
         {"sequence_mode": "transition"},
         {"sequence_mode": "trajectory", "actor": {**actor, "ppo_max_token_len_per_gpu": 64}},
+        {"sequence_mode": "trajectory", "engine": {"use_remove_padding": False}},
     ):
         merged = {"actor": actor, "algorithm": {"rollout_correction": {"bypass_mode": rule.bypass}}, **cut}
         trainer._settings = settings_for(model_path, **merged)
-        trainer._forward = changed(trainer._forward, max_tokens=trainer._settings.actor.ppo_max_token_len_per_gpu)
-        trainer._train = changed(trainer._train, max_tokens=trainer._settings.actor.ppo_max_token_len_per_gpu)
+        work = {
+            "max_tokens": trainer._settings.actor.ppo_max_token_len_per_gpu,
+            "is_packed": trainer._settings.engine.use_remove_padding,
+        }
+        trainer._forward, trainer._train = changed(trainer._forward, **work), changed(trainer._train, **work)
         batch = batch_of(trainer, rollouts)
         order = np.random.default_rng(2).permutation(len(batch.sequences))
         shuffled = changed(batch, sequences=[batch.sequences[place] for place in order])
@@ -189,9 +199,9 @@ def test_accumulated_gradients_and_a_step_move_the_weights_as_adamw_does(start: 
     rollouts = sampled_by(trainer, conversations(), shift=0.5)
     batch = batch_of(trainer, rollouts)
     _, expected = gradient(model_path, rollouts, batch.advantages, Rule())
-    before = trainer.weights()
+    before = masters(trainer)
     trainer.step(batch)
-    after = trainer.weights()
+    after = masters(trainer)
     largest = max(float(part.abs().max()) for part in expected.values())
     for name, part in expected.items():
         # AdamW's first step is the sign of the gradient, where that is more than rounding.
@@ -201,7 +211,12 @@ def test_accumulated_gradients_and_a_step_move_the_weights_as_adamw_does(start: 
 
 
 @pytest.mark.integration
-def test_two_ranks_make_the_update_of_one(model_path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "engine",
+    [{}, {"use_remove_padding": False}, {"fsdp_size": 1, "enable_gradient_checkpointing": True}],
+    ids=["packed", "padded", "a copy each"],
+)
+def test_two_ranks_make_the_update_of_one(model_path: Path, tmp_path: Path, engine: dict[str, Any]) -> None:
     """torchrun over gloo: the gradients of policy and critic are those of a single process, but for rounding."""
     from tests.learner.ranks import step
 
@@ -209,7 +224,12 @@ def test_two_ranks_make_the_update_of_one(model_path: Path, tmp_path: Path) -> N
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
     quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, str(tmp_path / "two.pt")], cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=300
+        [*command, str(tmp_path / "two.pt"), json.dumps({"engine": engine})],
+        cwd=ROOT,
+        env=quiet,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     two, item = torch.load(tmp_path / "two.pt"), step(model_path)
@@ -329,10 +349,10 @@ def test_a_checkpoint_restores_weights_and_optimiser_bit_by_bit(start: Start, tm
     trainer.step(batch)
     trainer.save(tmp_path / "checkpoint")
     first = trainer.step(batch)
-    expected = trainer.weights()
+    expected = masters(trainer)
     again = start(algorithm={"adv_estimator": "gae"})
     again.load(tmp_path / "checkpoint")
     second = again.step(batch)
     assert first["critic/vf_loss"] == second["critic/vf_loss"]
-    weights = again.weights()
+    weights = masters(again)
     assert all(torch.equal(weights[name], expected[name]) for name in expected)

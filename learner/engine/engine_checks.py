@@ -1,0 +1,99 @@
+"""Which engine settings cannot work on this machine, said in one sentence before a model is loaded."""
+
+import importlib
+import importlib.util
+import json
+from typing import Any
+
+from learner.settings.algorithm import OptimSettings
+from learner.settings.engine import EngineSettings
+from learner.settings.learner import LearnerSettings
+
+STRATEGY = "fsdp2"
+ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+RECURRENT_FIELDS = ("mamba_", "ssm_", "linear_conv", "state_size", "layers_block_type")
+"""Beginnings of what a configuration has of a model whose layers carry a state from token to token."""
+
+
+def check_engine(settings: LearnerSettings, device: str, num_ranks: int) -> None:
+    """Raises ValueError; verl must have been imported for the device."""
+    engine = settings.engine
+    _check_strategy(engine.strategy)
+    _check_device(engine, device)
+    config: dict[str, Any] = json.loads((settings.model_path / "config.json").read_text("utf-8"))
+    _check_ranks(engine, config.get("text_config", config), num_ranks)
+    if engine.use_remove_padding:
+        _check_packing(config.get("text_config", config))
+    for optim in (settings.actor.optim, settings.critic.optim):
+        _check_optimizer(optim)
+
+
+def has_flash_attention() -> bool:
+    """Whether the package is installed."""
+    return importlib.util.find_spec("flash_attn") is not None
+
+
+def _check_strategy(strategy: str) -> None:
+    from verl.workers.engine import EngineRegistry
+
+    if strategy == STRATEGY:
+        return
+    known = EngineRegistry._engines["language_model"]
+    if strategy not in known:
+        raise ValueError(
+            f"engine.strategy: verl has no engine {strategy!r} here, it has {', '.join(sorted(known))}; others need "
+            "packages of their own"
+        )
+    raise ValueError(f"engine.strategy: {strategy!r} cannot be used: checkpoints and versions are made by {STRATEGY}")
+
+
+def _check_device(engine: EngineSettings, device: str) -> None:
+    if device == "cuda":
+        if engine.attn_implementation.startswith("flash") and not has_flash_attention():
+            raise ValueError(f"engine.attn_implementation: {engine.attn_implementation} needs the package flash-attn")
+        return
+    names = ("param_offload", "optimizer_offload", "offload_policy", "enable_activation_offload")
+    offloads = [name for name in names if getattr(engine, name)]
+    if offloads:
+        raise ValueError(f"engine.{offloads[0]} needs a GPU: without one all lies in host memory")
+    if engine.attn_implementation.startswith("flash"):
+        raise ValueError(f"engine.attn_implementation: {engine.attn_implementation} needs a GPU")
+    if engine.ulysses_sequence_parallel_size > 1:
+        raise ValueError("engine.ulysses_sequence_parallel_size above 1 needs a GPU and flash-attention")
+
+
+def _check_ranks(engine: EngineSettings, config: dict[str, Any], num_ranks: int) -> None:
+    if 0 < engine.fsdp_size < num_ranks and num_ranks % engine.fsdp_size:
+        raise ValueError(f"engine.fsdp_size ({engine.fsdp_size}) must divide the number of ranks ({num_ranks})")
+    size = engine.ulysses_sequence_parallel_size
+    if size == 1:
+        return
+    if not has_flash_attention() or engine.attn_implementation in ("sdpa", "eager"):
+        raise ValueError("engine.ulysses_sequence_parallel_size above 1 needs a GPU and flash-attention")
+    if num_ranks % size:
+        raise ValueError(
+            f"engine.ulysses_sequence_parallel_size ({size}) must divide the number of ranks ({num_ranks})"
+        )
+    heads = config.get("num_attention_heads", size)
+    if heads % size:
+        raise ValueError(
+            f"engine.ulysses_sequence_parallel_size ({size}) must divide the model's attention heads ({heads})"
+        )
+
+
+def _check_packing(config: dict[str, Any]) -> None:
+    others = set(config.get("layer_types") or []) - ATTENTION_LAYERS
+    if others or any(name.startswith(RECURRENT_FIELDS) for name in config):
+        raise ValueError(
+            "engine.use_remove_padding must be false for this model: its layers carry a state from token to token, and "
+            "from one packed row into the next"
+        )
+
+
+def _check_optimizer(optim: OptimSettings) -> None:
+    try:
+        module = importlib.import_module(optim.optimizer_impl)
+    except ImportError as error:
+        raise ValueError(f"optim.optimizer_impl: {optim.optimizer_impl} cannot be imported: {error}") from error
+    if not hasattr(module, optim.optimizer):
+        raise ValueError(f"optim.optimizer: {optim.optimizer_impl} has no {optim.optimizer!r}")

@@ -1,0 +1,79 @@
+"""Settings of verl's engine: how a model lies in memory and is computed. verl's names are kept."""
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+
+class MixedPrecisionSettings(BaseModel):
+    """verl's ``mixed_precision``: what a model is computed in."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    param_dtype: Precision = Field("bf16", description="weights and activations while they are used")
+    reduce_dtype: Precision = Field("fp32", description="gradients while they are summed over ranks")
+    buffer_dtype: Precision = Field("fp32", description="buffers")
+
+
+class EngineSettings(BaseModel):
+    """verl's ``fsdp_config``, and what its ``model`` says about the engine."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    strategy: str = Field("fsdp2", description="verl's engine")
+    fsdp_size: int = Field(
+        -1, ge=-1, description="ranks that share one copy of the model (HSDP: several copies); -1: all of them"
+    )
+    reshard_after_forward: bool = Field(
+        True, description="give whole weights up between forward and backward pass; false: faster, and more memory"
+    )
+    param_offload: bool = Field(False, description="weights lie in host memory while they are not used; GPU only")
+    optimizer_offload: bool = Field(False, description="so does the optimiser's state; GPU only")
+    offload_policy: bool = Field(
+        False, description="both always lie in host memory, and the optimiser runs there (FSDP2's own way); GPU only"
+    )
+    ulysses_sequence_parallel_size: int = Field(
+        1, ge=1, description="ranks that share each sequence; needs flash-attention and a GPU"
+    )
+    model_dtype: Literal["fp32", "bf16"] = Field(
+        "fp32", description="what the optimiser keeps weights in; in bf16 small steps are rounded away"
+    )
+    mixed_precision: MixedPrecisionSettings | None = Field(
+        None, description="none: bf16 on a GPU with gradients in fp32, else fp32"
+    )
+    attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = Field(
+        "auto", description="auto: flash_attention_2 on a GPU where it is installed, else sdpa, row by row"
+    )
+    use_remove_padding: bool = Field(
+        True,
+        description="rows of a micro-batch one after another, without padding; false: side by side, padded to the "
+        "longest, and so fewer of them",
+    )
+    enable_gradient_checkpointing: bool | None = Field(
+        None, description="activations are computed again in the backward pass; none: on a GPU"
+    )
+    enable_activation_offload: bool = Field(
+        False, description="activations lie in host memory until the backward pass; GPU only"
+    )
+    entropy_checkpointing: bool = Field(False, description="an entropy bonus is computed again in the backward pass")
+    use_torch_compile: bool | None = Field(None, description="compile the entropy; none: on a GPU")
+
+    @model_validator(mode="after")
+    def _parallel(self) -> Self:
+        if self.ulysses_sequence_parallel_size > 1 and not self.use_remove_padding:
+            raise ValueError(
+                "ulysses_sequence_parallel_size above 1 needs use_remove_padding: padded rows cannot be shared"
+            )
+        if self.fsdp_size == 0:
+            raise ValueError("fsdp_size must be -1 or at least 1")
+        return self
+
+    @model_validator(mode="after")
+    def _offload(self) -> Self:
+        if self.offload_policy and (self.param_offload or self.optimizer_offload):
+            raise ValueError(
+                "offload_policy moves weights and optimiser itself: leave param_offload and optimizer_offload off"
+            )
+        return self

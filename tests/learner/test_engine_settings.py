@@ -1,0 +1,116 @@
+"""The block ``engine``: verl's settings by its names, and a sentence for what cannot work here."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from learner.engine.engine_checks import check_engine
+from learner.training.trainer import Trainer
+from tests.learner.conftest import settings_for
+from tests.learner.test_trainer import batch_of, close, conversations, gradient_of, masters, sampled_by
+
+
+@pytest.mark.parametrize(
+    ("engine", "sentence"),
+    [
+        ({"ulysses_sequence_parallel_size": 2, "use_remove_padding": False}, "needs use_remove_padding"),
+        ({"offload_policy": True, "param_offload": True}, "leave param_offload and optimizer_offload off"),
+        ({"fsdp_size": 0}, "fsdp_size must be -1 or at least 1"),
+        ({"zero_stage": 3}, "zero_stage"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(model_path: Path, engine: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        settings_for(model_path, engine=engine)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"engine": {"strategy": "megatron"}}, "verl has no engine 'megatron' here, it has .*fsdp2"),
+        ({"engine": {"strategy": "fsdp"}}, "'fsdp' cannot be used: checkpoints and versions are made by fsdp2"),
+        ({"engine": {"optimizer_offload": True}}, "engine.optimizer_offload needs a GPU"),
+        ({"engine": {"attn_implementation": "flash_attention_2"}}, "flash_attention_2 needs a GPU"),
+        ({"engine": {"ulysses_sequence_parallel_size": 2}}, "needs a GPU and flash-attention"),
+        ({"actor": {"optim": {"optimizer": "Adamm"}}}, "torch.optim has no 'Adamm'"),
+        (
+            {"critic": {"optim": {"optimizer_impl": "no_such_package.optim"}}},
+            "no_such_package.optim cannot be imported",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_here_are_refused_before_a_model_is_loaded(
+    start: Callable[..., Trainer], changes: Any, sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        start(**changes)
+
+
+def test_copies_of_a_model_divide_the_ranks(start: Callable[..., Trainer], model_path: Path) -> None:
+    start()  # selects verl's platform
+    settings = settings_for(model_path, engine={"fsdp_size": 2})
+    check_engine(settings, "cpu", 4)
+    with pytest.raises(ValueError, match=r"fsdp_size \(2\) must divide the number of ranks \(3\)"):
+        check_engine(settings, "cpu", 3)
+
+
+@pytest.mark.parametrize("part", [{"layer_types": ["linear_attention", "full_attention"]}, {"mamba_d_state": 16}])
+def test_rows_of_a_model_with_a_state_are_not_packed(start: Callable[..., Trainer], tmp_path: Path, part: Any) -> None:
+    start()  # selects verl's platform
+    (tmp_path / "config.json").write_text(json.dumps(part))
+    check_engine(settings_for(tmp_path, engine={"use_remove_padding": False}), "cpu", 1)
+    with pytest.raises(ValueError, match="use_remove_padding must be false for this model"):
+        check_engine(settings_for(tmp_path), "cpu", 1)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"enable_gradient_checkpointing": True, "reshard_after_forward": False},
+        {"attn_implementation": "eager", "entropy_checkpointing": True},
+    ],
+)
+def test_ways_to_save_memory_leave_the_gradient_as_it_is(start: Callable[..., Trainer], engine: Any) -> None:
+    plain, other = start(actor={"entropy_coeff": 0.1}), start(actor={"entropy_coeff": 0.1}, engine=engine)
+    batch = batch_of(plain, sampled_by(plain, conversations(), shift=0.5))
+    (expected,), (actual,) = gradient_of(plain, batch)[1], gradient_of(other, batch)[1]
+    close(actual, expected)
+
+
+def test_bf16_computes_close_to_fp32(start: Callable[..., Trainer]) -> None:
+    plain, other = start(), start(engine={"mixed_precision": {"param_dtype": "bf16"}})
+    batch = batch_of(plain, sampled_by(plain, conversations(), shift=0.0))
+    differences = [
+        item - values
+        for item, values in zip(plain.log_probs(batch.sequences), other.log_probs(batch.sequences), strict=True)
+    ]
+    assert 0 < max(float(np.abs(part).max()) for part in differences) < 0.05
+    other.step(batch)
+
+
+def test_an_optimiser_is_chosen_by_name(start: Callable[..., Trainer]) -> None:
+    """SGD's step is the gradient times the rate, and momentum is its own argument."""
+    optim = {"lr": 1.0, "optimizer": "SGD", "override_optimizer_config": {"momentum": 0.5}, "clip_grad": 1e9}
+    trainer = start(actor={"optim": optim})
+    batch = batch_of(trainer, sampled_by(trainer, conversations(), shift=0.5))
+    _, (expected,) = gradient_of(trainer, batch)
+    before = masters(trainer)
+    trainer.step(batch)
+    assert trainer._engine.optimizer.param_groups[0]["momentum"] == 0.5
+    close({name: before[name] - part for name, part in masters(trainer).items()}, expected)
+
+
+@pytest.mark.parametrize("kind", ["constant", "cosine"])
+def test_a_warm_up_begins_above_zero_and_each_step_says_its_own_rate(start: Callable[..., Trainer], kind: str) -> None:
+    trainer = start(actor={"optim": {"lr": 1e-3, "lr_warmup_steps": 2, "lr_scheduler_type": kind}})
+    batch = batch_of(trainer, sampled_by(trainer, conversations(), shift=0.5))
+    before = masters(trainer)
+    rates = [trainer.step(batch)["actor/lr"]]
+    moved = max(float((part - before[name]).abs().max()) for name, part in masters(trainer).items())
+    assert moved == pytest.approx(0.5e-3, rel=0.02), "as AdamW's first step moves them"
+    rates += [trainer.step(batch)["actor/lr"] for _ in range(2)]
+    assert rates == pytest.approx([0.5e-3, 1e-3, 1e-3], rel=1e-3)
