@@ -71,7 +71,8 @@ class RolloutCorrectionSettings(BaseModel):
     )
     rollout_rs_threshold: float | str | None = Field(None, description="their bounds: 'low_high' for k1, else a number")
     ess_bound: float = Field(
-        0.3, ge=0, le=1, description="below this effective sample size, as a share, a step counts ESS / ess_bound"
+        0.3, ge=0, le=1, description="below this effective sample size, as a share, the learning rate is times "
+        "ESS / ess_bound"
     )
 
     @model_validator(mode="after")

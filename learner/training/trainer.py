@@ -18,6 +18,7 @@ from learner.settings.learner import LearnerSettings
 from learner.training.correction import Correction, apply_rollout_correction
 from learner.training.critic import Critic, compute_gae
 from learner.training.distributed import ProcessGroup, balance_by_tokens
+from learner.training.learning_rate import scaled_learning_rate
 from learner.training.loss import actor_config, policy_loss
 from learner.training.tensors import Floats, ForwardConfig, Segments, TokenInputs, from_output
 from learner.training.token_weights import loss_weights, mean_over_tokens
@@ -103,7 +104,7 @@ class Trainer:
         metrics: dict[str, list[float]] = {}
         for _ in range(actor.ppo_epochs):
             for indices in self._mini_batches(batch):
-                for name, value in self._update(inputs.select(indices)).items():
+                for name, value in self._update(inputs.select(indices), correction.step_scale).items():
                     metrics.setdefault(name, []).append(value)
         means = {name: float(np.mean(values)) for name, values in metrics.items()}
         entropy = mean_over_tokens(entropies, sequences, actor.loss_agg_mode)
@@ -140,7 +141,7 @@ class Trainer:
         if self._critic is not None:
             engine_state.load(self._critic.engine, path / "critic")
 
-    def _update(self, inputs: TokenInputs) -> dict[str, float]:
+    def _update(self, inputs: TokenInputs, step_scale: float) -> dict[str, float]:
         """One optimiser step on the sequences of a mini-batch; metrics over all ranks."""
         weights = loss_weights(inputs.sequences, self._settings.actor.loss_agg_mode)
         token_weights = [
@@ -154,7 +155,7 @@ class Trainer:
             metrics |= self._critic.train(batch.copy())
         num_steps = self._engine.lr_scheduler.last_epoch  # steps, those before a restart included
         if self._critic is None or num_steps >= self._settings.critic.warmup:
-            with self._engine.train_mode():
+            with self._engine.train_mode(), scaled_learning_rate(self._engine, step_scale):
                 out = self._engine.train_batch(batch.copy(), partial(policy_loss, self._settings))
             metrics |= {"actor/grad_norm": out["metrics"].pop("grad_norm"), **out["metrics"]}
         return self.group.mean({name: _to_float(value) for name, value in metrics.items()})
