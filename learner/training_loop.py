@@ -20,6 +20,7 @@ from bus.weights.audit_log import AuditLog
 from common.observability import metrics, tracing
 from learner.accounting import ExcludedRollouts
 from learner.batching.batch import Batch, BatchBuilder
+from learner.batching.batch_warnings import find_warnings
 from learner.batching.rollout_dispositions import STALE, build_spans, find_tasks_to_replace, quarantine_reasons
 from learner.checkpointing.checkpoint import LearnerState
 from learner.checkpointing.step_committer import InThread, StepCommitter
@@ -68,6 +69,7 @@ class TrainingLoop:
     """Tasks of slow groups that the next step waits for."""
     last_metrics: dict[str, float] = field(default_factory=dict)
     _waits_since: float | None = None
+    _warned: set[str] = field(default_factory=set)
 
     async def run(self) -> None:
         """Train until `max_steps`, then publish what became of the rollouts that came too late."""
@@ -166,6 +168,7 @@ class TrainingLoop:
                 batch: Batch = await self.in_thread(self.builder.build, groups, self.state.version, quarantined)
         except ValueError as error:  # raised by a credit function of the user's own
             raise LearnerError(str(error)) from error
+        self._log_warnings(batch)
         if not batch.sequences:
             await self._drop_batch(batch, groups, rollouts)
             return
@@ -195,6 +198,13 @@ class TrainingLoop:
             spans=(),
         )
         await self._commit(state, replace(event, spans=build_spans(event, rollouts)), groups, rollouts)
+
+    def _log_warnings(self, batch: Batch) -> None:
+        """Each once."""
+        for subject, sentence in find_warnings(batch.metrics, self.settings.credit.method).items():
+            if subject not in self._warned:
+                self._warned.add(subject)
+                log.warning("%s", sentence)
 
     async def _refresh_verdicts(self) -> Sequence[AuditVerdict]:
         """The auditor's verdicts; those known before while the bus is away."""
