@@ -33,6 +33,7 @@ from learner.rollouts.groups import RolloutGroup, in_dispatch_order
 from learner.rollouts.loss_recovery import LossRecovery
 from learner.rollouts.pacing import oldest_first
 from learner.settings.learner import LearnerSettings
+from learner.training.loss import LossError
 from learner.training.trainer import Trainer
 from schemas import ids, subjects
 from schemas.audit import AuditVerdict
@@ -166,14 +167,17 @@ class TrainingLoop:
         try:
             with tracing.start_as_current_span("batch"):
                 batch: Batch = await self.in_thread(self.builder.build, groups, self.state.version, quarantined)
-        except ValueError as error:  # raised by a credit function of the user's own
+        except ValueError as error:  # raised by a credit function or an estimator of the user's own
             raise LearnerError(str(error)) from error
         self._log_warnings(batch)
         if not batch.sequences:
             await self._drop_batch(batch, groups, rollouts)
             return
         with tracing.start_as_current_span("train"):
-            step_metrics = await self.in_thread(self.trainer.step, batch)
+            try:
+                step_metrics = await self.in_thread(self.trainer.step, batch)
+            except LossError as error:
+                raise LearnerError(str(error)) from error
         state = replace(
             self.state,
             step=self.state.step + 1,

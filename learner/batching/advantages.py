@@ -71,6 +71,8 @@ def make_estimator(settings: AlgorithmSettings) -> Estimator:
     def estimate(scores: Sequence[float], groups: Sequence[Hashable], num_tokens: Sequence[int] | None) -> list[float]:
         import torch
 
+        if len(scores) == 1 and name in BATCHWIDE:
+            return [0.0]  # one score has no deviation, and verl refuses it
         lengths = torch.ones(len(scores), 1)
         if name in WEIGHS_LENGTHS:
             if num_tokens is None:

@@ -19,6 +19,10 @@ PRODUCTS_WITH_ADVANTAGE = {"vanilla", "gspo", "cispo", "gpg", "dppo_tv", "dppo_k
 """Losses of a token that are its advantage times something: ``dro`` adds a penalty, ``clip_cov`` compares tokens."""
 
 
+class LossError(ValueError):
+    """What a loss of the user's own gave cannot be trained on; the text is a sentence for the user."""
+
+
 @dataclass(frozen=True, slots=True)
 class _PackedSegments:
     """The trained tokens of a micro-batch: ``n`` tokens, ``S`` segments of at most ``T``."""
@@ -92,7 +96,7 @@ def _verl_loss(settings: LearnerSettings, segments: _PackedSegments, log_probs: 
     }
     old = segments.field(data, "old_log_probs")
     if is_reinforce(settings):
-        return compute_policy_loss_reinforce(rollout_log_prob=old, **arguments)  # type: ignore[no-any-return]
+        return compute_policy_loss_reinforce(rollout_log_prob=old, **arguments)
     return get_policy_loss_fn(name)(old_log_prob=old, **arguments)  # type: ignore[no-any-return]
 
 
@@ -104,7 +108,7 @@ def _own_loss(settings: LearnerSettings, segments: _PackedSegments, log_probs: A
     old, advantages = segments.field(data, "old_log_probs"), segments.field(data, "advantages")
     losses = resolve_function(path, "policy_loss")(log_probs, old, advantages, mask, settings.actor)
     if getattr(losses, "shape", None) != log_probs.shape:
-        raise ValueError(f"policy_loss: {path!r} did not give a tensor of {tuple(log_probs.shape)}: a loss per token")
+        raise LossError(f"policy_loss: {path!r} did not give a tensor of {tuple(log_probs.shape)}: a loss per token")
     weights = segments.field(data, "weights") * segments.field(data, "importance")
     return (torch.where(mask, losses, 0.0) * weights).sum() * data["dp_size"], {}
 

@@ -108,6 +108,10 @@ def test_without_step_rewards_reward_to_go_is_identical_for_every_estimator(name
         np.testing.assert_allclose(actual, wanted, rtol=1e-5)
 
 
+def test_a_batch_of_one_rollout_has_no_whitened_advantage() -> None:
+    assert make_estimator(AlgorithmSettings(adv_estimator="reinforce_plus_plus"))([1.0], ["a"]) == [0.0]
+
+
 def test_the_baseline_of_opo_weighs_rollouts_by_their_tokens() -> None:
     """arXiv:2505.23585, equation 8: sum of length times score over sum of lengths."""
     estimate = make_estimator(AlgorithmSettings(adv_estimator="opo"))
