@@ -20,6 +20,7 @@ from bus.weights.audit_log import AuditLog
 from common.observability import metrics, tracing
 from learner.accounting import ExcludedRollouts
 from learner.batching.batch import Batch, BatchBuilder
+from learner.batching.batch_warnings import find_warnings
 from learner.batching.rollout_dispositions import STALE, build_spans, find_tasks_to_replace, quarantine_reasons
 from learner.checkpointing.checkpoint import LearnerState
 from learner.checkpointing.step_committer import InThread, StepCommitter
@@ -32,6 +33,7 @@ from learner.rollouts.groups import RolloutGroup, in_dispatch_order
 from learner.rollouts.loss_recovery import LossRecovery
 from learner.rollouts.pacing import oldest_first
 from learner.settings.learner import LearnerSettings
+from learner.training.loss import LossError
 from learner.training.trainer import Trainer
 from schemas import ids, subjects
 from schemas.audit import AuditVerdict
@@ -68,6 +70,7 @@ class TrainingLoop:
     """Tasks of slow groups that the next step waits for."""
     last_metrics: dict[str, float] = field(default_factory=dict)
     _waits_since: float | None = None
+    _warned: set[str] = field(default_factory=set)
 
     async def run(self) -> None:
         """Train until `max_steps`, then publish what became of the rollouts that came too late."""
@@ -164,13 +167,17 @@ class TrainingLoop:
         try:
             with tracing.start_as_current_span("batch"):
                 batch: Batch = await self.in_thread(self.builder.build, groups, self.state.version, quarantined)
-        except ValueError as error:  # raised by a credit function of the user's own
+        except ValueError as error:  # raised by a credit function or an estimator of the user's own
             raise LearnerError(str(error)) from error
+        self._log_warnings(batch)
         if not batch.sequences:
             await self._drop_batch(batch, groups, rollouts)
             return
         with tracing.start_as_current_span("train"):
-            step_metrics = await self.in_thread(self.trainer.step, batch)
+            try:
+                step_metrics = await self.in_thread(self.trainer.step, batch)
+            except LossError as error:
+                raise LearnerError(str(error)) from error
         state = replace(
             self.state,
             step=self.state.step + 1,
@@ -195,6 +202,13 @@ class TrainingLoop:
             spans=(),
         )
         await self._commit(state, replace(event, spans=build_spans(event, rollouts)), groups, rollouts)
+
+    def _log_warnings(self, batch: Batch) -> None:
+        """Each once."""
+        for subject, sentence in find_warnings(batch.metrics, self.settings.credit.method).items():
+            if subject not in self._warned:
+                self._warned.add(subject)
+                log.warning("%s", sentence)
 
     async def _refresh_verdicts(self) -> Sequence[AuditVerdict]:
         """The auditor's verdicts; those known before while the bus is away."""

@@ -1,64 +1,103 @@
-"""Advantages by verl's estimators, by their own names: one score per rollout in, its advantage out."""
+"""Advantages by verl's estimators, by their own names, or by your own: one score per rollout in, its advantage out."""
 
 import inspect
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from learner.batching.credit import Estimate
+from learner.batching.import_path import is_import_path, resolve_function
 from learner.engine import cpu_platform
 from learner.settings.algorithm import AlgorithmSettings
 
 GAE = "gae"
 """The estimator that needs a critic: scores are its rewards, and `critic.Critic` turns them into advantages."""
 SUPPLIED_ARGS = {"token_level_rewards", "response_mask", "index", "config", "epsilon", "kwargs"}
+BATCHWIDE = {"reinforce_plus_plus", "reinforce_plus_plus_baseline", "gdpo", "gpg"}
+"""verl's estimators that scale by statistics of the whole batch."""
+WEIGHS_LENGTHS = {"opo"}
+"""verl's estimators whose baseline weighs rollouts by their length."""
 
 
-def make_estimator(settings: AlgorithmSettings) -> Estimate:
-    """verl's registered estimator as a function of scores and their groups; raises ValueError with a sentence."""
-    if settings.adv_estimator == GAE:
-        return lambda scores, groups: [float(score) for score in scores]
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """A function of ``n`` scores, their ``n`` groups and the ``n`` numbers of tokens behind them."""
+
+    function: Callable[[Sequence[float], Sequence[Hashable], Sequence[int] | None], list[float]]
+    is_batchwide: bool = False
+    """Whether a score's advantage depends on scores of other groups."""
+
+    def __call__(
+        self, scores: Sequence[float], groups: Sequence[Hashable], num_tokens: Sequence[int] | None = None
+    ) -> list[float]:
+        """The advantage of each score. ``num_tokens`` is for estimators that weigh by length."""
+        return self.function(scores, groups, num_tokens) if scores else []
+
+
+def make_estimator(settings: AlgorithmSettings) -> Estimator:
+    """The estimator of the settings; raises ValueError with a sentence."""
+    name = settings.adv_estimator
+    if name == GAE:
+        return Estimator(lambda scores, groups, num_tokens: [float(score) for score in scores])
+    if is_import_path(name):
+        return _make_own_estimator(name, settings)
     cpu_platform.select_platform()
     from verl.trainer.config.algorithm import AlgoConfig
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, get_adv_estimator_fn
 
-    if settings.adv_estimator not in ADV_ESTIMATOR_REGISTRY:
+    if name not in ADV_ESTIMATOR_REGISTRY:
         known = ", ".join(sorted(ADV_ESTIMATOR_REGISTRY))
-        raise ValueError(f"adv_estimator: {settings.adv_estimator!r} is not known; known: {known}")
-    function = get_adv_estimator_fn(settings.adv_estimator)
+        raise ValueError(f"adv_estimator: {name!r} is not known; known: {known}, or module:function")
+    function = get_adv_estimator_fn(name)
     options = {"norm_adv_by_std_in_grpo": settings.norm_adv_by_std_in_grpo}
     taken = inspect.signature(function).parameters
     missing = [
-        name
-        for name, parameter in taken.items()
-        if parameter.default is parameter.empty and name not in SUPPLIED_ARGS and name not in options
+        argument
+        for argument, parameter in taken.items()
+        if parameter.default is parameter.empty and argument not in SUPPLIED_ARGS and argument not in options
     ]
     if missing:
         needs = ", ".join(missing)
-        raise ValueError(
-            f"adv_estimator: {settings.adv_estimator!r} needs {needs}, which a rollout's reward does not give"
-        )
-    arguments = {name: value for name, value in options.items() if name in taken}
+        raise ValueError(f"adv_estimator: {name!r} needs {needs}, which a rollout's reward does not give")
+    arguments = {argument: value for argument, value in options.items() if argument in taken}
     config = AlgoConfig(
-        adv_estimator=settings.adv_estimator,
+        adv_estimator=name,
         gamma=settings.gamma,
         lam=settings.lam,
         norm_adv_by_std_in_grpo=settings.norm_adv_by_std_in_grpo,
     )
 
-    def estimate(scores: Sequence[float], groups: Sequence[Hashable]) -> list[float]:
+    def estimate(scores: Sequence[float], groups: Sequence[Hashable], num_tokens: Sequence[int] | None) -> list[float]:
         import torch
 
-        if not scores:
-            return []
+        if len(scores) == 1 and name in BATCHWIDE:
+            return [0.0]  # one score has no deviation, and verl refuses it
+        lengths = torch.ones(len(scores), 1)
+        if name in WEIGHS_LENGTHS:
+            if num_tokens is None:
+                raise ValueError(f"adv_estimator: {name!r} needs the number of tokens of each score; pass num_tokens")
+            lengths = torch.tensor(num_tokens, dtype=torch.float32).clamp(min=1)[:, None]
         group_numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
         advantages, _ = function(
             token_level_rewards=torch.tensor(scores, dtype=torch.float32)[:, None],
-            response_mask=torch.ones(len(scores), 1),
+            response_mask=lengths,  # verl sums it for the length, and multiplies the advantage by it
             **({"index": np.array([group_numbers[group] for group in groups])} if "index" in taken else {}),
             **({"config": config} if "config" in taken else {}),
             **arguments,
         )
-        return [float(value) for value in advantages[:, 0]]
+        return [float(value) for value in (advantages / lengths)[:, 0]]
 
-    return estimate
+    return Estimator(estimate, is_batchwide=name in BATCHWIDE)
+
+
+def _make_own_estimator(path: str, settings: AlgorithmSettings) -> Estimator:
+    function = resolve_function(path, "adv_estimator")
+
+    def estimate(scores: Sequence[float], groups: Sequence[Hashable], num_tokens: Sequence[int] | None) -> list[float]:
+        values: Any = function(scores, groups, num_tokens, settings)
+        if len(values) != len(scores) or not np.isfinite(values).all():
+            raise ValueError(f"adv_estimator: {path!r} gave {values} for {len(scores)} scores")
+        return [float(value) for value in values]
+
+    return Estimator(estimate, is_batchwide=True)

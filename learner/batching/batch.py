@@ -1,6 +1,7 @@
 """The batch of one training step: groups in; sequences, advantages and the disposition of every rollout out. Pure."""
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,14 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.batching.advantages import make_estimator
+from learner.batching.batch_warnings import (
+    IGNORE_STEP_REWARDS,
+    IGNORED_REWARDS,
+    TRUNCATED_CALLS,
+    TRUNCATED_SHARE,
+)
 from learner.batching.credit import Episode, resolve_credit_fn
+from learner.batching.overlong import OVERLONG, find_penalty, is_cut
 from learner.batching.prefix_tree import Detokenize, find_parents, find_prefix_breaks
 from learner.batching.rollout_dispositions import STALE, disposition_of, failure_reason
 from learner.batching.sequences import SequenceConfig, TrainSequence, build_sequences
 from learner.batching.staleness import mask_stale_tokens, max_staleness_of, token_staleness
 from learner.batching.transitions import Transition, build_transitions
 from learner.rollouts.assembler import Rollout, training_reward
-from learner.rollouts.groups import MIN_GROUP_SIZE, RolloutGroup
+from learner.rollouts.groups import RolloutGroup
 from learner.settings.learner import LearnerSettings
 from schemas.training import RolloutDisposition
 
@@ -25,6 +33,8 @@ CallKey = tuple[str, int]
 """A call: its rollout, and its index there."""
 OTHER_MODEL = "model"
 """Why a call is excluded that another model answered."""
+WITHOUT_CREDIT = "credit"
+"""Why a call is excluded that the credit method does not train."""
 NOBODY: Mapping[str, str] = MappingProxyType({})
 
 
@@ -36,6 +46,8 @@ class Batch:
     advantages: dict[CallKey, float]
     dispositions: list[RolloutDisposition] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
+    num_tokens: dict[str, int] = field(default_factory=dict)
+    """By rollout: its trained tokens and those masked as stale: what the weights of tokens are counted by."""
 
     def token_advantages(self, sequence: TrainSequence) -> NDArray[np.float32]:
         """``float32[N]``: the advantage of the call that sampled each trained token, 0 for context."""
@@ -86,12 +98,23 @@ class BatchBuilder:
             None if rollout.id in quarantined else training_reward(rollout, self._settings.failed_rollouts)
             for rollout in rollouts
         ]
+        buffer = self._settings.algorithm.overlong_buffer
+        penalties = [find_penalty(rollout, self._settings.model, buffer) for rollout in rollouts]
+        shaped = [
+            None if reward is None else reward + penalty for reward, penalty in zip(rewards, penalties, strict=True)
+        ]
         batch = Batch([], {})
+        if buffer is not None:
+            batch.metrics["overlong/penalty"] = float(np.mean(penalties)) if penalties else 0.0
         counters: Counter[str] = Counter()
-        for rollout, reward, advantages in zip(rollouts, rewards, self._assign_credit(rollouts, rewards), strict=True):
+        for rollout, reward, credited in zip(rollouts, rewards, self._assign_credit(rollouts, shaped), strict=True):
+            advantages = [value or 0.0 for value in credited]
             positions = rollout.models.get(self._settings.model, [])
             calls = self._build_transitions(rollout)
-            sequences, excluded_calls = build_sequences(rollout.id, calls or [], self._sequence_config)
+            without_credit = {
+                index: WITHOUT_CREDIT for index, position in enumerate(positions) if credited[position] is None
+            }
+            sequences, excluded_calls = build_sequences(rollout.id, calls or [], self._sequence_config, without_credit)
             num_sampled = sum(sequence.num_tokens for sequence in sequences)
             staleness = max_staleness_of(sequences, version)
             if self._settings.staleness.on_exceed == "mask":
@@ -102,6 +125,7 @@ class BatchBuilder:
             )
             if not reason:
                 batch.sequences.extend(sequences)
+                batch.num_tokens[rollout.id] = num_sampled
                 batch.advantages.update(
                     {
                         (rollout.id, call.index): advantages[position]
@@ -118,8 +142,10 @@ class BatchBuilder:
         batch.metrics.update(_metrics(batch, version, counters))
         return batch
 
-    def _assign_credit(self, rollouts: Sequence[Rollout], rewards: Sequence[float | None]) -> list[list[float]]:
-        """The advantage of each call; 0 where the rollout is masked or its group has fewer than two valid ones.
+    def _assign_credit(self, rollouts: Sequence[Rollout], rewards: Sequence[float | None]) -> list[list[float | None]]:
+        """The advantage of each call; None where it is not trained.
+
+        0 where the rollout is masked or its group has too few valid ones to compare.
 
         Calls of other models have 0 too: they are the environment of this one.
 
@@ -136,20 +162,21 @@ class BatchBuilder:
                 rollout.rewards,
                 [call.prompt_ids for call in rollout.calls],
                 own_positions[index],
+                [len(call.response_ids) // 4 for call in rollout.calls],
             )
             for index, (rollout, reward) in enumerate(zip(rollouts, rewards, strict=True))
-            if reward is not None and num_valid[rollout.task_id] >= MIN_GROUP_SIZE
+            if reward is not None and num_valid[rollout.task_id] >= self._settings.algorithm.min_group_size
         }
         credited = self._credit_fn(list(episodes.values()), self._estimate, self._settings.credit)
         name = self._settings.credit.method
         if len(credited) != len(episodes):
             raise ValueError(f"credit: {name!r} gave {len(credited)} lists for {len(episodes)} rollouts")
-        advantages = [[0.0] * len(rollout.calls) for rollout in rollouts]
+        advantages: list[list[float | None]] = [[0.0] * len(rollout.calls) for rollout in rollouts]
         for (index, episode), values in zip(episodes.items(), credited, strict=True):
-            if len(values) != episode.num_calls or not np.isfinite(values).all():
+            if len(values) != episode.num_calls or not all(value is None or math.isfinite(value) for value in values):
                 raise ValueError(f"credit: {name!r} gave {values} for a rollout of {episode.num_calls} calls")
             for position, value in zip(own_positions[index], values, strict=True):
-                advantages[index][position] = float(value)
+                advantages[index][position] = None if value is None else float(value)
         return advantages
 
     def _build_transitions(self, rollout: Rollout) -> list[Transition] | None:
@@ -176,6 +203,8 @@ class BatchBuilder:
             return "no sequence: malformed"
         if staleness > self._settings.max_staleness and self._settings.staleness.on_exceed != "keep":
             return STALE
+        if self._settings.algorithm.overlong_filtering and is_cut(rollout, self._settings.model):
+            return OVERLONG
         if not sequences:
             counted = Counter(excluded_calls.values())
             counted[OTHER_MODEL] += len(rollout.calls) - len(calls)
@@ -194,6 +223,12 @@ class BatchBuilder:
         if num_others := len(rollout.calls) - len(calls):
             counters[f"excluded/{OTHER_MODEL}"] += num_others
         counters["tokens/sampled"] += sum(call.num_tokens for call in calls)
+        if self._settings.credit.method in IGNORE_STEP_REWARDS:
+            counters[IGNORED_REWARDS] += sum(reward != 0 for reward in rollout.rewards)
+        for index, call in enumerate(calls):
+            if index not in excluded_calls and call.truncations:
+                counters["tokens/truncated"] += call.num_tokens
+                counters.update(f"{TRUNCATED_CALLS}/{name}" for name in call.truncations)
         for index, reason in excluded_calls.items():
             counters[f"excluded/{reason}"] += 1
             counters["tokens/excluded"] += calls[index].num_tokens
@@ -216,6 +251,8 @@ def _metrics(batch: Batch, version: int, counters: "Counter[str]") -> dict[str, 
         "sequences": float(len(batch.sequences)),
         "tokens": float(len(staleness)),
         "response_length/mean": counters["tokens/sampled"] / counters["calls"] if counters["calls"] else 0.0,
+        TRUNCATED_SHARE: counters["tokens/truncated"]
+        / max(counters["tokens/sampled"] - counters["tokens/excluded"], 1),
         "coverage": len(staleness) / trainable if trainable else 1.0,
         "staleness/mean": float(staleness.mean()) if len(staleness) else 0.0,
         "staleness/max": float(staleness.max()) if len(staleness) else 0.0,

@@ -3,17 +3,18 @@
 docs/lightningrl.md works through each with numbers.
 """
 
-import importlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
+from learner.batching.advantages import Estimator
+from learner.batching.import_path import is_import_path, resolve_function
 from learner.settings.algorithm import CreditSettings
 
-Estimate = Callable[[Sequence[float], Sequence[Hashable]], list[float]]
-"""The advantage estimator of the run: scores and the group each belongs to, in; the advantage of each, out."""
+Estimate = Estimator
+"""The advantage estimator of the run: scores, the group and the number of tokens of each in; the advantages out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Episode:
     """``n`` intermediate rewards, each given after its call; the outcome is not among them."""
     states: tuple[Hashable, ...]
     """``n`` keys: two calls of equal key were asked with exactly the same tokens."""
+    num_tokens: tuple[int, ...] = ()
+    """``n`` numbers of tokens that the calls sampled."""
 
     @classmethod
     def of_calls(
@@ -36,6 +39,7 @@ class Episode:
         rewards: Sequence[float],
         states: Sequence[Hashable],
         positions: Sequence[int],
+        num_tokens: Sequence[int],
     ) -> "Episode":
         """The episode of a policy: its calls at ``positions`` among all calls of a rollout.
 
@@ -44,7 +48,13 @@ class Episode:
         """
         bounds = [*positions, len(rewards)]
         own_rewards = (sum(rewards[start:end]) for start, end in pairwise(bounds))
-        return cls(task_id, reward, tuple(own_rewards), tuple(states[position] for position in positions))
+        return cls(
+            task_id,
+            reward,
+            tuple(own_rewards),
+            tuple(states[position] for position in positions),
+            tuple(num_tokens[position] for position in positions),
+        )
 
     @property
     def num_calls(self) -> int:
@@ -61,8 +71,8 @@ class Episode:
         return outcomes[::-1]
 
 
-Credit = Callable[[Sequence[Episode], Estimate, CreditSettings], list[list[float]]]
-"""Every valid rollout of a batch in, the advantage of each of its calls out."""
+Credit = Callable[[Sequence[Episode], Estimate, CreditSettings], Sequence[Sequence[float | None]]]
+"""Every valid rollout of a batch in, the advantage of each of its calls out; None: the call is not trained."""
 
 
 def identical(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float]]:
@@ -72,10 +82,12 @@ def identical(episodes: Sequence[Episode], estimate: Estimate, settings: CreditS
     ]
 
 
-def last_call(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float]]:
-    """``A_t = A`` for the last call, 0 for those before it: single-turn training of the final answer."""
-    shared = zip(_outcome(episodes, estimate), episodes, strict=True)
-    return [[0.0] * (episode.num_calls - 1) + [outcome] * min(episode.num_calls, 1) for outcome, episode in shared]
+def last_call(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float | None]]:
+    """``A_t = A`` for the last call; those before it are context: single-turn training of the final answer."""
+    return [
+        [*[None] * (episode.num_calls - 1), *[outcome] * min(episode.num_calls, 1)]
+        for outcome, episode in zip(_outcome(episodes, estimate), episodes, strict=True)
+    ]
 
 
 def discounted(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float]]:
@@ -96,14 +108,24 @@ def reward_to_go(episodes: Sequence[Episode], estimate: Estimate, settings: Cred
 
     ``A_t`` is what the estimator says of the rollout had it ended with ``G_t``, every other rollout of the group
     counting once, with the mean of its own returns; without intermediate rewards and at gamma 1 it is `identical`.
+    An estimator that scales by the whole batch is asked anew for each call: in one question, a rollout of many calls
+    would count as many rollouts.
     """
     returns = [episode.returns(settings.gamma) for episode in episodes]
     means = [float(np.mean(values or [episode.reward])) for values, episode in zip(returns, episodes, strict=True)]
+    lengths = [sum(episode.num_tokens) for episode in episodes]
+    if estimate.is_batchwide:
+        tasks = [episode.task_id for episode in episodes]
+        return [
+            _estimate_one_by_one(index, values, means, lambda scores: estimate(scores, tasks, lengths))
+            for index, values in enumerate(returns)
+        ]
     members: dict[str, list[int]] = {}
     for index, episode in enumerate(episodes):
         members.setdefault(episode.task_id, []).append(index)
     scores: list[float] = []
     groups: list[Hashable] = []
+    num_tokens: list[int] = []
     positions: list[int] = []
     for index, episode in enumerate(episodes):
         for at, value in enumerate(returns[index]):
@@ -112,7 +134,8 @@ def reward_to_go(episodes: Sequence[Episode], estimate: Estimate, settings: Cred
                     positions.append(len(scores))
                 scores.append(value if member == index else means[member])
                 groups.append((episode.task_id, index, at))
-    estimated = estimate(scores, groups) if scores else []
+                num_tokens.append(lengths[member])
+    estimated = estimate(scores, groups, num_tokens)
     estimates = iter([estimated[at] for at in positions])
     return [[next(estimates) for _ in range(episode.num_calls)] for episode in episodes]
 
@@ -140,7 +163,8 @@ def gigpo(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSetti
     compared = [(key, visitors) for key, visitors in visits.items() if len({index for index, _ in visitors}) > 1]
     scores = [returns[index][at] for _, visitors in compared for index, at in visitors]
     groups = [key for key, visitors in compared for _ in visitors]
-    step = iter(estimate(scores, groups) if scores else [])
+    num_tokens = [sum(episodes[index].num_tokens[at:]) for _, visitors in compared for index, at in visitors]
+    step = iter(estimate(scores, groups, num_tokens))
     credit = identical(episodes, estimate, settings)
     for _, visitors in compared:
         for index, at in visitors:
@@ -157,17 +181,25 @@ def resolve_credit_fn(name: str) -> Credit:
     """The credit function of a name, or of an import path ``module:function``; raises ValueError with a sentence."""
     if name in CREDIT_FUNCTIONS:
         return CREDIT_FUNCTIONS[name]
-    module, _, function = name.partition(":")
-    if not function:
+    if not is_import_path(name):
         raise ValueError(f"credit: {name!r} is not known; known: {', '.join(CREDIT_FUNCTIONS)}, or module:function")
-    try:
-        credit_fn = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"credit: {name!r} cannot be imported: {error}") from error
-    if not callable(credit_fn):
-        raise ValueError(f"credit: {name!r} is not a function")
-    return credit_fn  # type: ignore[no-any-return]
+    return resolve_function(name, "credit")
 
 
 def _outcome(episodes: Sequence[Episode], estimate: Estimate) -> list[float]:
-    return estimate([episode.reward for episode in episodes], [episode.task_id for episode in episodes])
+    return estimate(
+        [episode.reward for episode in episodes],
+        [episode.task_id for episode in episodes],
+        [sum(episode.num_tokens) for episode in episodes],
+    )
+
+
+def _estimate_one_by_one(
+    index: int, values: Sequence[float], others: Sequence[float], estimate: Callable[[list[float]], list[float]]
+) -> list[float]:
+    """What the estimator says of episode ``index`` for each value of its own, the others being as they are."""
+    estimated: dict[float, float] = {}
+    for value in values:
+        if value not in estimated:
+            estimated[value] = estimate([*others[:index], value, *others[index + 1 :]])[index]
+    return [estimated[value] for value in values]

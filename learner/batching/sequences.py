@@ -1,7 +1,8 @@
 """Token sequences that are trained on: every sampled token is trained in exactly one of them. Pure."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ CONTEXT = -1
 """The call index of a token that is not trained."""
 SequenceMode = Literal["transition", "trajectory"]
 Overlong = Literal["mask", "split"]
+NONE: Mapping[int, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,14 +55,23 @@ class SequenceConfig:
 
 
 def build_sequences(
-    rollout_id: str, calls: Sequence[Transition], config: SequenceConfig
+    rollout_id: str,
+    calls: Sequence[Transition],
+    config: SequenceConfig,
+    not_trained: Mapping[int, str] = NONE,
 ) -> tuple[list[TrainSequence], dict[int, str]]:
     """Return the sequences in call order, and by index the reason why a call was excluded.
+
+    ``not_trained`` has reasons of its own, by index.
 
     ``transition``: a sequence per call. ``trajectory``: calls that extend each other share a sequence; a prefix that
     several share is trained in one of them and is context in the others.
     """
-    excluded = {index: reason for index, call in enumerate(calls) if (reason := _exclusion_reason(call, config))}
+    excluded = {
+        index: reason
+        for index, call in enumerate(calls)
+        if (reason := _exclusion_reason(call, config) or not_trained.get(index, ""))
+    }
     parents = find_parents(calls) if config.mode == "trajectory" else [None] * len(calls)
     pending = set(range(len(calls))) - excluded.keys()
     sequences: list[TrainSequence] = []

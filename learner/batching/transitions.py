@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from learner.batching.truncation import find_truncations
 from schemas.spans import ModelCall
 from schemas.trajectory.prefix_encoding import expand_calls
 
@@ -25,6 +26,8 @@ class Transition:
     logprobs: NDArray[np.float32]
     versions: Ids
     """``int64[T]``: the weight version that made each token."""
+    truncations: tuple[str, ...] = ()
+    """Settings by which it was sampled from another distribution than the learner's, as of `find_truncations`."""
 
     @property
     def num_tokens(self) -> int:
@@ -73,4 +76,5 @@ def _transition(call: ModelCall) -> Transition:
         response_ids=np.frombuffer(call.response_ids, dtype="<u4").astype(np.int64),
         logprobs=logprobs,
         versions=token_versions(call),
+        truncations=tuple(find_truncations(call.sampling_params)),
     )

@@ -72,7 +72,7 @@ class RolloutConsumer:
         """The stream as it was known before that."""
         self._next_delivery = 1
         """The delivery to come next, as the broker counts them for a consumer."""
-        self.groups = GroupBuffer(settings.max_group_seconds, self._is_valid, closed)
+        self.groups = GroupBuffer(settings.max_group_seconds, self._is_valid, closed, settings.algorithm.min_group_size)
         self.attempt_ended = asyncio.Event()
         """Set whenever an attempt has ended, or the bus begins to fill."""
         self.was_reset = asyncio.Event()

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from learner.rollouts.assembler import Rollout
 from schemas.trajectory.attempt_selection import Resolution, supersedes
 
-MIN_GROUP_SIZE = 2
-"""Valid rollouts a group needs: below it GRPO has nothing to compare."""
 MAX_CLOSED_GROUPS = 20_000
 """Closed groups that are told from new ones: a straggler of an older group opens one of its own, which then expires."""
 
@@ -37,10 +35,13 @@ class GroupBuffer:
     """Groups in the making, and those ready to be trained on, oldest first.
 
     ``is_valid`` says whether a rollout has a reward to train on. A group of which no rollout has ended for ``seconds``
-    is trained as it is; one with fewer than two valid rollouts is put aside in `rejected`.
+    is trained as it is; one with fewer than ``min_valid`` valid rollouts is put aside in `rejected`.
     """
 
-    def __init__(self, seconds: float, is_valid: Callable[[Rollout], bool], closed: Iterable[str] = ()) -> None:
+    def __init__(
+        self, seconds: float, is_valid: Callable[[Rollout], bool], closed: Iterable[str] = (), min_valid: int = 2
+    ) -> None:
+        self._min_valid = min_valid
         self._seconds = seconds
         self._is_valid = is_valid
         self._open: dict[str, RolloutGroup] = {}
@@ -141,7 +142,7 @@ class GroupBuffer:
         self._add_closed(group.task_id)
         ended = {rollout.sample_index for rollout in group.members.values()}
         self.missing_samples += [(group.task_id, sample) for sample in range(group.group_size) if sample not in ended]
-        usable = sum(map(self._is_valid, group.members.values())) >= MIN_GROUP_SIZE
+        usable = sum(map(self._is_valid, group.members.values())) >= self._min_valid
         (self.ready if usable else self.rejected).append(group)
 
     def _add_closed(self, task: str) -> None:

@@ -6,6 +6,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from schemas.semconv.span_kinds import SpanKind
 
+GROUPLESS = {"gae", "reinforce_plus_plus"}
+"""Estimators that do not compare the rollouts of a task."""
+
 
 class AirRule(BaseModel):
     """A reward for what a span of the agent says; a span that several rules fit gets the sum."""
@@ -69,15 +72,40 @@ class RolloutCorrectionSettings(BaseModel):
     rollout_rs: str | None = Field(
         None, description="rejection rules: token_k1, token_k2, token_k3, seq_sum_k1, seq_mean_k3, seq_max_k2, …"
     )
-    rollout_rs_threshold: float | str | None = Field(None, description="their bounds: 'low_high' for k1, else a number")
+    rollout_rs_threshold: float | str | None = Field(
+        None,
+        description="their bounds: for k1 those of the ratio, 'low_high' or one number for 1/high and high; else the "
+        "largest value",
+    )
     ess_bound: float = Field(
-        0.3, ge=0, le=1, description="below this effective sample size, as a share, a step counts ESS / ess_bound"
+        0.3,
+        ge=0,
+        le=1,
+        description="below this effective sample size, as a share, the learning rate is times ESS / ess_bound",
     )
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:
         if self.rollout_rs is not None and self.rollout_rs_threshold is None:
             raise ValueError("rollout_rs needs rollout_rs_threshold: verl has no default for it")
+        return self
+
+
+class OverlongBufferSettings(BaseModel):
+    """verl's ``overlong_buffer``: DAPO's soft punishment of answers that come near their limit."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_response_length: int = Field(ge=1, description="tokens an answer may have: max_tokens of the calls")
+    len: int = Field(ge=1, description="tokens before that in which the reward falls")
+    penalty_factor: float = Field(1.0, ge=0, description="what the reward loses at the limit")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.len > self.max_response_length:
+            raise ValueError(
+                f"overlong_buffer.len ({self.len}) is more than max_response_length ({self.max_response_length})"
+            )
         return self
 
 
@@ -89,12 +117,34 @@ class AlgorithmSettings(BaseModel):
     adv_estimator: str = Field(
         "grpo",
         description="verl's name: grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, opo, gpg, grpo_passk, "
-        "…; gae: PPO with a critic",
+        "…; gae: PPO with a critic; or module:function of your own",
     )
     norm_adv_by_std_in_grpo: bool = Field(True, description="divide by the group's standard deviation")
-    gamma: float = Field(1.0, ge=0, le=1, description="gae, reinforce_plus_plus: discount per token")
+    gamma: float = Field(1.0, ge=0, le=1, description="gae: discount per token")
     lam: float = Field(1.0, ge=0, le=1, description="gae: lambda")
+    overlong_filtering: bool = Field(
+        False,
+        description="DAPO: a rollout is not trained if an answer was cut (finish_reason length); its reward counts in "
+        "its group",
+    )
+    overlong_buffer: OverlongBufferSettings | None = Field(
+        None, description="DAPO: long answers lose reward before they are cut; none: they do not"
+    )
     rollout_correction: RolloutCorrectionSettings = RolloutCorrectionSettings()
+
+    @property
+    def min_group_size(self) -> int:
+        """Valid rollouts a group needs: two where the estimator compares them; one of your own sees lone ones too."""
+        return 1 if self.adv_estimator in GROUPLESS or ":" in self.adv_estimator else 2
+
+    @model_validator(mode="after")
+    def _discounts(self) -> Self:
+        if self.adv_estimator != "gae" and ":" not in self.adv_estimator and (self.gamma, self.lam) != (1.0, 1.0):
+            raise ValueError(
+                f"algorithm.gamma and lam are for gae: {self.adv_estimator!r} gives all tokens of a call the same "
+                "advantage; credit.gamma discounts per call"
+            )
+        return self
 
 
 class OptimSettings(BaseModel):
@@ -122,7 +172,9 @@ class ActorSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     policy_loss: str = Field(
-        "vanilla", description="verl's name: vanilla (PPO), gspo, cispo, dppo_tv, dppo_kl, sapo, gpg, geo_mean, …"
+        "vanilla",
+        description="verl's name: vanilla (PPO), gspo, cispo, dppo_tv, dppo_kl, sapo, gpg, geo_mean, …; or "
+        "module:function of your own",
     )
     policy_loss_options: dict[str, float] = Field({}, description="its own numbers: dro_beta, clip_cov_ratio, …")
     clip_ratio_low: float = Field(0.2, gt=0, description="PPO's ratio is clipped at 1 less this")

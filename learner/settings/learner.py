@@ -58,7 +58,12 @@ class LearnerSettings(RoleSettings):
         None, description="model that agents call by name, as `policy:role`; none: `model`", pattern=NAME
     )
     role_models: dict[str, str] = Field({}, description="other models that answer for some roles, as {checker: small}")
-    group_size: int = Field(8, ge=2, description="rollouts per task: GRPO's group (verl: rollout.n)")
+    group_size: int = Field(
+        8,
+        ge=1,
+        description="rollouts per task: GRPO's group (verl: rollout.n); 1 with gae and reinforce_plus_plus only, which "
+        "compare none",
+    )
     groups_per_step: int = Field(16, ge=1, description="groups per training step (verl: train_batch_size)")
     max_steps: int = Field(100, ge=0, description="training steps; 0 publishes the first version and ends")
     max_staleness: int = Field(2, ge=0, description="most versions a token may lag behind the one being trained")
@@ -133,6 +138,15 @@ class LearnerSettings(RoleSettings):
         """Seconds a group waits for its next rollout: by default as long as its task may be tried."""
         per_attempt = self.rollout_timeout_seconds + RETRY_SECONDS
         return self.group_timeout_seconds or self.max_attempts * per_attempt
+
+    @model_validator(mode="after")
+    def _group_size(self) -> Self:
+        if self.group_size < self.algorithm.min_group_size:
+            raise ValueError(
+                f"group_size must be at least {self.algorithm.min_group_size}: "
+                f"{self.algorithm.adv_estimator} compares the rollouts of a task; gae and reinforce_plus_plus do not"
+            )
+        return self
 
     @model_validator(mode="after")
     def _group_timeout(self) -> Self:

@@ -26,6 +26,8 @@ class Correction:
     old_log_probs: list[Floats]
     importance: list[Floats]
     segment_ids: list[NDArray[np.int64]]
+    step_scale: float
+    """What the learning rate of the step is multiplied by."""
     metrics: dict[str, float]
 
 
@@ -57,7 +59,8 @@ def apply_rollout_correction(
         importance = segments.from_matrix(weights.batch["rollout_is_weights"])
     return Correction(
         old_log_probs=list(behavior if rule.bypass_mode else current),
-        importance=[factors * np.float32(scale) for factors in importance],
+        importance=importance,
+        step_scale=scale,
         segment_ids=[
             np.where(mask > 0, ids, CONTEXT)
             for mask, ids in zip(segments.from_matrix(accepted), segments.ids, strict=True)
@@ -82,5 +85,5 @@ def effective_sample_size(
 
 
 def ess_scale(ess: float, bound: float) -> float:
-    """How much a step counts: ``min(1, ess / bound)``, so few effective tokens make a proportionally small step."""
+    """Factor of a step's learning rate: ``min(1, ess / bound)``: few effective tokens move the weights little."""
     return min(1.0, ess / bound) if bound > 0 else 1.0

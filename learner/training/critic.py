@@ -5,9 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from learner.batching.sequences import TrainSequence
 from learner.engine.engines import make_engine
 from learner.settings.learner import LearnerSettings
 from learner.training.loss import value_loss
@@ -23,7 +20,6 @@ class ValueTargets:
 
 
 def compute_gae(
-    sequences: Sequence[TrainSequence],
     segments: Segments,
     advantages: Sequence[Floats],
     values: Sequence[Floats],
@@ -32,6 +28,7 @@ def compute_gae(
     """Generalised advantage estimation (arXiv:1506.02438) within each call, whitened over the tokens of the batch.
 
     A call is an episode of its own, as LightningRL has it: its last token gets the call's advantage as its reward.
+    It is one episode in windows too.
     ``advantages`` and ``values`` are one ``float32[N]`` per sequence.
     """
     import torch
@@ -42,26 +39,13 @@ def compute_gae(
     ends = torch.zeros_like(mask)
     ends[torch.arange(len(ends)), (mask.sum(-1) - 1).long()] = 1.0
     whitened, returns = compute_gae_advantage_return(
-        token_level_rewards=rewards * ends * _is_last_segment(sequences)[:, None],
+        token_level_rewards=rewards * ends,
         values=segments.to_matrix(values),
         response_mask=mask,
         gamma=settings.algorithm.gamma,
         lam=settings.algorithm.lam,
     )
     return ValueTargets(segments.from_matrix(whitened), segments.from_matrix(returns))
-
-
-def _is_last_segment(sequences: Sequence[TrainSequence]) -> Any:
-    """``float32[S]``: 1 for the segment in which a call ends; a call in windows gets its reward once."""
-    import torch
-
-    calls = [
-        (sequence.rollout_id, call)
-        for sequence in sequences
-        for call in np.unique(sequence.call_index[sequence.trained]).tolist()
-    ]
-    last = {call: index for index, call in enumerate(calls)}
-    return torch.tensor([float(last[call] == index) for index, call in enumerate(calls)])
 
 
 class Critic:

@@ -1,14 +1,26 @@
-"""Losses over calls: verl's policy losses, KL and value loss, each token with a weight of its own.
+"""Losses over calls: verl's policy losses or your own, KL and value loss, each token with a weight of its own.
 
 verl averages over the sequences of a micro-batch. Here `token_weights` fixes the weight of every token beforehand, a
 loss is a sum, and its sequence is a call. So sequences, micro-batches and ranks may be cut in any way.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from learner.batching.import_path import is_import_path, resolve_function
 from learner.batching.sequences import CONTEXT
 from learner.settings.learner import LearnerSettings
+
+PRODUCTS_WITH_ADVANTAGE = {"vanilla", "gspo", "cispo", "gpg", "dppo_tv", "dppo_kl", "sapo", "geo_mean"}
+"""Losses of a token that are its advantage times something: ``dro`` adds a penalty, ``clip_cov`` compares tokens."""
+
+
+class LossError(ValueError):
+    """What a loss of the user's own gave cannot be trained on; the text is a sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +49,12 @@ class _PackedSegments:
 
 
 def policy_loss(settings: LearnerSettings, model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, Any]:
-    """verl's registered policy loss, KL to the reference and entropy, on one micro-batch.
+    """The policy loss, KL to the reference and entropy, on one micro-batch.
 
     ``data`` holds, per token, ``segments``, ``old_log_probs``, ``advantages``, ``weights`` (of the token in the sum),
     ``importance`` (its factor in the policy loss alone) and with a KL loss ``ref_log_prob``.
     """
-    from verl.trainer.ppo.core_algos import compute_policy_loss_reinforce, get_policy_loss_fn, kl_penalty
+    from verl.trainer.ppo.core_algos import kl_penalty
 
     actor, ranks = settings.actor, data["dp_size"]
     segments = _pack_segments(data)
@@ -50,22 +62,8 @@ def policy_loss(settings: LearnerSettings, model_output: Any, data: Any, dp_grou
         return model_output["log_probs"].values().sum() * 0.0, {}
     log_probs = segments.gather_predictions(model_output["log_probs"])
     weights = segments.field(data, "weights")
-    arguments = {
-        "log_prob": log_probs,
-        "advantages": segments.field(data, "advantages"),
-        "response_mask": segments.mask,
-        "loss_agg_mode": "token-sum",
-        "config": actor_config(settings, ranks),
-        # verl multiplies each token's loss by these last of all: the one place where a weight is exact for every loss.
-        "rollout_is_weights": weights
-        * segments.field(data, "importance")
-        * _undo_builtin_mean(actor.policy_loss, segments, ranks),
-    }
-    old = segments.field(data, "old_log_probs")
-    if is_reinforce(settings):
-        loss, loss_metrics = compute_policy_loss_reinforce(rollout_log_prob=old, **arguments)
-    else:
-        loss, loss_metrics = get_policy_loss_fn(actor.policy_loss)(old_log_prob=old, **arguments)
+    compute = _own_loss if is_import_path(actor.policy_loss) and not is_reinforce(settings) else _verl_loss
+    loss, loss_metrics = compute(settings, segments, log_probs, data)
     metrics = {**loss_metrics, "actor/pg_loss": _sum_metric(loss)}
     if "entropy" in model_output:
         entropy = (segments.gather_predictions(model_output["entropy"]) * weights).sum() * ranks
@@ -78,6 +76,41 @@ def policy_loss(settings: LearnerSettings, model_output: Any, data: Any, dp_grou
         loss = loss + actor.kl_loss_coef * kl
     metrics["actor/loss"] = _sum_metric(loss)
     return loss, metrics
+
+
+def _verl_loss(settings: LearnerSettings, segments: _PackedSegments, log_probs: Any, data: Any) -> tuple[Any, Any]:
+    """verl's registered policy loss, or its REINFORCE."""
+    from verl.trainer.ppo.core_algos import compute_policy_loss_reinforce, get_policy_loss_fn
+
+    name, ranks = settings.actor.policy_loss, data["dp_size"]
+    arguments = {
+        "log_prob": log_probs,
+        "advantages": segments.field(data, "advantages"),
+        "response_mask": segments.mask,
+        "loss_agg_mode": "token-sum",
+        "config": actor_config(settings, ranks),
+        # verl multiplies each token's loss by these last of all: the one place where a weight is exact for every loss.
+        "rollout_is_weights": segments.field(data, "weights")
+        * segments.field(data, "importance")
+        * _undo_builtin_mean(name, segments, ranks),
+    }
+    old = segments.field(data, "old_log_probs")
+    if is_reinforce(settings):
+        return compute_policy_loss_reinforce(rollout_log_prob=old, **arguments)
+    return get_policy_loss_fn(name)(old_log_prob=old, **arguments)  # type: ignore[no-any-return]
+
+
+def _own_loss(settings: LearnerSettings, segments: _PackedSegments, log_probs: Any, data: Any) -> tuple[Any, Any]:
+    """The sum of a user's own losses per token, each with its weight."""
+    import torch
+
+    path, mask = settings.actor.policy_loss, segments.mask
+    old, advantages = segments.field(data, "old_log_probs"), segments.field(data, "advantages")
+    losses = resolve_function(path, "policy_loss")(log_probs, old, advantages, mask, settings.actor)
+    if getattr(losses, "shape", None) != log_probs.shape:
+        raise LossError(f"policy_loss: {path!r} did not give a tensor of {tuple(log_probs.shape)}: a loss per token")
+    weights = segments.field(data, "weights") * segments.field(data, "importance")
+    return (torch.where(mask, losses, 0.0) * weights).sum() * data["dp_size"], {}
 
 
 def value_loss(settings: LearnerSettings, model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, Any]:
@@ -99,6 +132,19 @@ def value_loss(settings: LearnerSettings, model_output: Any, data: Any, dp_group
     return loss, {"critic/vf_loss": _sum_metric(loss), "critic/vf_clipfrac": clipped.item()}
 
 
+def find_rows_with_gradient(settings: LearnerSettings, advantages: Sequence[NDArray[np.float32]]) -> list[int]:
+    """Indices of the sequences (``float32[N]`` each) that can have a gradient; at least one.
+
+    At advantage 0 these losses are 0. KL, entropy, a critic's advantages and other losses need every sequence.
+    """
+    actor = settings.actor
+    is_product = is_reinforce(settings) or actor.policy_loss in PRODUCTS_WITH_ADVANTAGE
+    if not is_product or actor.use_kl_loss or actor.entropy_coeff > 0:
+        return list(range(len(advantages)))
+    shortest = min(range(len(advantages)), key=lambda index: len(advantages[index]))
+    return [index for index, values in enumerate(advantages) if values.any()] or [shortest]
+
+
 def is_reinforce(settings: LearnerSettings) -> bool:
     """Whether verl's bypass mode replaces the policy loss by importance-weighted REINFORCE."""
     rule = settings.algorithm.rollout_correction
@@ -112,13 +158,18 @@ def actor_config(settings: LearnerSettings, ranks: int = 1) -> Any:
 
     actor = settings.actor
     losses = sorted(set(POLICY_LOSS_REGISTRY) - {"bypass_mode"})  # that one is `rollout_correction.bypass_mode` here
-    if actor.policy_loss not in losses:
-        raise ValueError(f"policy_loss: {actor.policy_loss!r} is not known; known: {', '.join(losses)}")
-    options: dict[str, Any] = dict(actor.policy_loss_options)
-    try:
-        loss_config = PolicyLossConfig(loss_mode=actor.policy_loss, **options)
-    except TypeError as error:
-        raise ValueError(f"policy_loss_options: {error}") from error
+    loss_config = PolicyLossConfig()
+    if is_import_path(actor.policy_loss):
+        resolve_function(actor.policy_loss, "policy_loss")
+    elif actor.policy_loss not in losses:
+        known = ", ".join(losses)
+        raise ValueError(f"policy_loss: {actor.policy_loss!r} is not known; known: {known}, or module:function")
+    else:
+        options: dict[str, Any] = dict(actor.policy_loss_options)
+        try:
+            loss_config = PolicyLossConfig(loss_mode=actor.policy_loss, **options)
+        except TypeError as error:
+            raise ValueError(f"policy_loss_options: {error}") from error
     config = FSDPActorConfig(
         strategy="fsdp2",
         rollout_n=settings.group_size,

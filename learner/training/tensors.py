@@ -107,17 +107,24 @@ def from_output(output: Any, sequences: Sequence[TrainSequence]) -> list[Floats]
 
 
 class Segments:
-    """Values of trained tokens as a matrix of one segment a line, and back: ``S`` segments of at most ``T`` tokens.
+    """Values of trained tokens as a matrix of one call a line, and back: ``S`` calls of at most ``T`` tokens.
 
-    A call comes after those it extends, so the tokens of a segment are already in order.
+    A call that is trained in windows is one line: its windows come in order. A call comes after those it extends, so
+    its tokens are in order within a sequence.
     """
 
     def __init__(self, sequences: Sequence[TrainSequence]) -> None:
         self.ids = number_segments(sequences)
         """Per sequence ``int64[N]``, as of `number_segments`."""
         self._trained = [sequence.trained for sequence in sequences]
-        flat = np.concatenate([ids[trained] for ids, trained in zip(self.ids, self._trained, strict=True)])
-        lengths = np.unique(flat, return_counts=True)[1]
+        lines: dict[tuple[str, int], int] = {}
+        flat = [
+            lines.setdefault((sequence.rollout_id, call), len(lines))
+            for sequence in sequences
+            for call in sequence.call_index[sequence.trained].tolist()
+        ]
+        self._order = np.argsort(np.array(flat, dtype=np.int64), kind="stable")
+        lengths = np.bincount(flat) if flat else np.zeros(0, dtype=np.int64)
         self.mask = np.arange(lengths.max(initial=0))[None] < lengths[:, None]
         """``bool[S, T]``"""
 
@@ -127,12 +134,13 @@ class Segments:
 
         matrix = np.zeros(self.mask.shape, dtype=np.float32)
         trained = [array[trained] for array, trained in zip(arrays, self._trained, strict=True)]
-        matrix[self.mask] = np.concatenate(trained)
+        matrix[self.mask] = np.concatenate(trained)[self._order]
         return torch.from_numpy(matrix)
 
     def from_matrix(self, matrix: Any) -> list[Floats]:
         """The inverse of `to_matrix`: one array per sequence, 0 for context."""
-        flat = np.asarray(matrix, dtype=np.float32)[self.mask]
+        flat = np.empty(len(self._order), dtype=np.float32)
+        flat[self._order] = np.asarray(matrix, dtype=np.float32)[self.mask]
         arrays, start = [], 0
         for trained in self._trained:
             values = np.zeros(len(trained), dtype=np.float32)

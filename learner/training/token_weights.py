@@ -1,22 +1,29 @@
 """The weight of each token in the loss: a rollout counts the same however many sequences it became. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from learner.batching.sequences import TrainSequence
 
+FROM_SEQUENCES: Mapping[str, int] = MappingProxyType({})
 
-def loss_weights(sequences: Sequence[TrainSequence], loss_agg_mode: str) -> list[float]:
+
+def loss_weights(
+    sequences: Sequence[TrainSequence], loss_agg_mode: str, num_tokens: Mapping[str, int] = FROM_SEQUENCES
+) -> list[float]:
     """Factor for each sequence's token losses; verl's modes, with a *rollout* as the sequence.
 
     With R rollouts, T tokens in all and T_r in the sequence's rollout: ``seq-mean-token-mean`` 1/(R T_r),
-    ``seq-mean-token-sum`` 1/R, ``token-mean`` 1/T.
+    ``seq-mean-token-sum`` 1/R, ``token-mean`` 1/T. ``num_tokens`` is T_r by rollout, so that a masked token counts
+    here and the others weigh no more; of a rollout that is not in it, its trained tokens count.
     """
     tokens: dict[str, int] = {}
     for sequence in sequences:
         tokens[sequence.rollout_id] = tokens.get(sequence.rollout_id, 0) + sequence.num_tokens
+    tokens = {rollout_id: num_tokens.get(rollout_id, count) for rollout_id, count in tokens.items()}
     if loss_agg_mode == "token-mean":
         return [1.0 / sum(tokens.values())] * len(sequences)
     if loss_agg_mode == "seq-mean-token-sum":
@@ -27,10 +34,13 @@ def loss_weights(sequences: Sequence[TrainSequence], loss_agg_mode: str) -> list
 
 
 def mean_over_tokens(
-    values: Sequence[NDArray[np.float32]], sequences: Sequence[TrainSequence], loss_agg_mode: str
+    values: Sequence[NDArray[np.float32]],
+    sequences: Sequence[TrainSequence],
+    loss_agg_mode: str,
+    num_tokens: Mapping[str, int] = FROM_SEQUENCES,
 ) -> float:
     """Mean over trained tokens of one ``float32[N]`` per sequence; a token weighs as it does in the loss."""
-    weights = loss_weights(sequences, loss_agg_mode)
+    weights = loss_weights(sequences, loss_agg_mode, num_tokens)
     total = sum(weight * sequence.num_tokens for weight, sequence in zip(weights, sequences, strict=True))
     weighted = [
         weight * array[sequence.trained].sum(dtype=np.float64)

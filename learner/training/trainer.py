@@ -20,7 +20,8 @@ from learner.settings.learner import LearnerSettings
 from learner.training.correction import Correction, apply_rollout_correction
 from learner.training.critic import Critic, compute_gae
 from learner.training.distributed import ProcessGroup, balance_by_tokens
-from learner.training.loss import actor_config, policy_loss
+from learner.training.learning_rate import scaled_learning_rate
+from learner.training.loss import actor_config, find_rows_with_gradient, policy_loss
 from learner.training.tensors import Floats, ForwardConfig, Segments, TokenInputs, from_output
 from learner.training.token_weights import loss_weights, mean_over_tokens
 
@@ -103,7 +104,7 @@ class Trainer:
         }
         if self._critic is not None:
             values = self._infer(self._critic.engine, sequences, "values")
-            targets = compute_gae(sequences, segments, fields["advantages"], values, self._settings)
+            targets = compute_gae(segments, fields["advantages"], values, self._settings)
             fields |= {"values": values, "advantages": targets.advantages, "returns": targets.returns}
         if actor.use_kl_loss:
             fields["ref_log_prob"] = self._reference_log_probs(sequences)
@@ -111,10 +112,15 @@ class Trainer:
         metrics: dict[str, list[float]] = {}
         for _ in range(actor.ppo_epochs):
             for indices in self._mini_batches(batch):
-                for name, value in self._update(inputs.select(indices)).items():
+                rows = inputs.select(indices)
+                weights = loss_weights(rows.sequences, actor.loss_agg_mode, batch.num_tokens)
+                if self._critic is None:  # whose values are learned from every row
+                    places = find_rows_with_gradient(self._settings, rows.fields["advantages"])
+                    rows, weights = rows.select(places), [weights[place] for place in places]
+                for name, value in self._update(rows, weights, correction.step_scale).items():
                     metrics.setdefault(name, []).append(value)
         means = {name: float(np.mean(values)) for name, values in metrics.items()}
-        entropy = mean_over_tokens(entropies, sequences, actor.loss_agg_mode)
+        entropy = mean_over_tokens(entropies, sequences, actor.loss_agg_mode, batch.num_tokens)
         return {
             **_correction_metrics(correction), "actor/entropy": entropy, **means, "actor/lr": self._step_scheduler()
         }  # fmt: skip
@@ -151,9 +157,8 @@ class Trainer:
         if self._critic is not None:
             engine_state.load(self._critic.engine, path / "critic")
 
-    def _update(self, inputs: TokenInputs) -> dict[str, float]:
-        """One optimiser step on the sequences of a mini-batch; metrics over all ranks."""
-        weights = loss_weights(inputs.sequences, self._settings.actor.loss_agg_mode)
+    def _update(self, inputs: TokenInputs, weights: Sequence[float], step_scale: float) -> dict[str, float]:
+        """One optimiser step on the sequences of a mini-batch, each with a weight; metrics over all ranks."""
         token_weights = [
             np.full(len(sequence.token_ids), weight, np.float32)
             for sequence, weight in zip(inputs.sequences, weights, strict=True)
@@ -166,7 +171,7 @@ class Trainer:
             metrics |= self._critic.train(batch.copy())
         num_steps = self._engine.lr_scheduler.last_epoch  # steps, those before a restart included
         if self._critic is None or num_steps >= self._settings.critic.warmup:
-            with self._engine.train_mode():
+            with self._engine.train_mode(), scaled_learning_rate(self._engine, step_scale):
                 out = self._engine.train_batch(batch.copy(), partial(policy_loss, self._settings))
             metrics |= {"actor/grad_norm": out["metrics"].pop("grad_norm"), **out["metrics"]}
         return self.group.mean({name: _to_float(value) for name, value in metrics.items()})

@@ -20,7 +20,9 @@ HIDDEN_FIELDS = frozenset({"weight_version", "engine_id", "prompt_token_ids", "u
 
 SAMPLING_KEYS = (
     "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "seed", "stop", "n",
-    "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "logit_bias", "bad_words",
+    "allowed_token_ids", "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
+    "guided_grammar", "tool_choice",
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from learner.batching.staleness import mask_stale_tokens, max_staleness_of, toke
 from learner.batching.transitions import build_transitions, token_versions
 from learner.rollouts.assembler import Rollout, build_rollout
 from learner.rollouts.group_tasks import tasks_of_group
-from learner.rollouts.groups import RolloutGroup
+from learner.rollouts.groups import GroupBuffer, RolloutGroup
 from learner.rollouts.task_order import TaskOrder
 from learner.settings.algorithm import AlgorithmSettings
 from learner.settings.learner import LearnerSettings
@@ -68,6 +68,22 @@ def test_advantages_are_grpos() -> None:
 def test_a_group_of_one_valid_rollout_has_no_advantage(others: list[None]) -> None:
     batch = make_batch([rewarded("a", 1.0, *others)], 0, settings())
     assert [use.advantage for use in batch.dispositions] == [0.0] * (1 + len(others))
+
+
+@pytest.mark.parametrize("name", ["gae", "reinforce_plus_plus"])
+def test_groups_of_one_are_trained_where_the_estimator_compares_none(name: str) -> None:
+    arguments = settings(group_size=1, algorithm={"adv_estimator": name})
+    batch = make_batch([rewarded("a", 1.0), rewarded("b", 0.0), rewarded("c", None)], 0, arguments)
+    first, second, masked = [use.advantage for use in batch.dispositions]
+    assert first > second and masked == 0
+    buffer = GroupBuffer(10.0, lambda item: item.reward is not None, (), arguments.algorithm.min_group_size)
+    buffer.add(rollout("a", 0, 1.0, samples=1), 0.0)
+    assert [item.task_id for item in buffer.ready] == ["a"]
+
+
+def test_groups_of_one_are_refused_where_the_estimator_compares() -> None:
+    with pytest.raises(ValueError, match="group_size must be at least 2: grpo compares the rollouts of a task"):
+        settings(group_size=1)
 
 
 def test_what_a_verdict_applies_to_is_never_trained_nor_part_of_its_group() -> None:
@@ -172,6 +188,32 @@ def test_row_weights_do_not_depend_on_how_a_rollout_is_cut(mode: str, cut: Any) 
     total = sum(weight * row.num_tokens for weight, row in zip(loss_weights(built, mode), built, strict=True))
     expected = {"seq-mean-token-mean": 1.0, "token-mean": 1.0, "seq-mean-token-sum": 5.0}
     assert total == pytest.approx(expected[mode])
+
+
+@pytest.mark.parametrize("mode", ["seq-mean-token-mean", "token-mean"])
+def test_a_masked_token_does_not_make_the_others_weigh_more(mode: str) -> None:
+    """Of a.0 the first call's two tokens are too old."""
+    calls = [model_call(0, [5, 6], [7, 8], 0), model_call(1, [5, 6, 7, 8, 9], [10, 11, 12], 4)]
+    groups = [group("a", rollout("a", 0, 1.0, calls=calls), rollout("a", 1, 0.0, version=4))]
+    masked = make_batch(groups, 5, settings(max_staleness=1, staleness={"on_exceed": "mask"}))
+    kept = make_batch(groups, 5, settings(max_staleness=1))
+    assert [batch.metrics["tokens"] for batch in (masked, kept)] == [8, 10]
+    weights = [loss_weights(batch.sequences, mode, batch.num_tokens) for batch in (masked, kept)]
+    assert weights[0] == weights[1] == pytest.approx([0.1, 0.1])
+
+
+@pytest.mark.parametrize("mode", ["seq-mean-token-mean", "seq-mean-token-sum", "token-mean"])
+def test_the_windows_of_a_rollout_weigh_as_the_whole(mode: str) -> None:
+    long = [model_call(0, [1, 2], list(range(3, 43)))]
+    groups = [group("a", rollout("a", 0, 1.0, calls=long), rollout("a", 1, 0.0))]
+    whole, cut = (make_batch(groups, 0, settings(seq_len=size, overlong="split")) for size in (100, 16))
+    assert (len(whole.sequences), len(cut.sequences)) == (2, 6)
+    per_token = [
+        [weight for weight, row in zip(loss_weights(item.sequences, mode), item.sequences, strict=True)
+         for _ in range(row.num_tokens)]
+        for item in (whole, cut)
+    ]  # fmt: skip
+    assert per_token[0] == per_token[1]
 
 
 def test_spans_of_a_step_belong_to_the_rollouts_traces() -> None:

@@ -1,6 +1,7 @@
 """Credit and advantages: each method against its formula, worked by hand."""
 
 import sys
+from math import nan
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ from learner.batching.credit import Episode
 from learner.rollouts.intermediate_rewards import intermediate_rewards
 from learner.settings.algorithm import AirRule, AlgorithmSettings, CreditSettings
 from learner.settings.learner import LearnerSettings
+from learner.training.token_weights import loss_weights
 from schemas.spans import Span
 from tests.factories import group, model_call, rollout
 
@@ -24,11 +26,15 @@ EPSILON = 1e-6
 
 
 def episode(reward: float, *rewards: float, task: str = "a", states: str = "") -> Episode:
-    return Episode(task, reward, rewards, tuple(states or [str(at) for at in range(len(rewards))]))
+    keys = tuple(states or [str(at) for at in range(len(rewards))])
+    return Episode(task, reward, rewards, keys, (2,) * len(rewards))
 
 
-def by(method: str, *episodes: Episode, estimate: credit.Estimate = GRPO, **options: Any) -> list[list[float]]:
-    return credit.resolve_credit_fn(method)(episodes, estimate, CreditSettings(method=method, **options))
+def by(method: str, *episodes: Episode, estimate: credit.Estimate = GRPO, **options: Any) -> list[list[Any]]:
+    return [
+        list(values)
+        for values in credit.resolve_credit_fn(method)(episodes, estimate, CreditSettings(method=method, **options))
+    ]
 
 
 WON, LOST = episode(1.0, 0.0, 0.0), episode(0.0, 0.0, 0.0, 0.0)
@@ -39,7 +45,7 @@ A = 0.5 / (np.std([1, 0], ddof=1) + EPSILON)  # of the winner; the loser's is it
     ("method", "options", "expected"),
     [
         ("identical", {}, [[A, A], [-A, -A, -A]]),
-        ("last_call", {}, [[0, A], [0, 0, -A]]),
+        ("last_call", {}, [[nan, A], [nan, nan, -A]]),
         ("discounted", {"gamma": 0.5}, [[A / 2, A], [-A / 4, -A / 2, -A]]),
         ("reward_to_go", {}, [[A, A], [-A, -A, -A]]),
         ("air", {}, [[A, A], [-A, -A, -A]]),
@@ -50,7 +56,7 @@ A = 0.5 / (np.std([1, 0], ddof=1) + EPSILON)  # of the winner; the loser's is it
 )
 def test_credit_is_its_formula(method: str, options: dict[str, Any], expected: list[list[float]]) -> None:
     for actual, wanted in zip(by(method, WON, LOST, **options), expected, strict=True):
-        np.testing.assert_allclose(actual, wanted, rtol=1e-5)
+        np.testing.assert_allclose(np.array(actual, dtype=float), wanted, rtol=1e-5)  # None, not trained, is nan there
 
 
 def test_reward_to_go_judges_a_call_by_what_came_after_it() -> None:
@@ -63,7 +69,7 @@ def test_reward_to_go_judges_a_call_by_what_came_after_it() -> None:
     pair = np.array([mine, 0.0])
     assert actual[1] == pytest.approx([(0 - pair.mean()) / (pair.std(ddof=1) + EPSILON)] * 2, rel=1e-5)
     plain = [float(x) for x in (1.5, 1.0)]
-    raw = by("reward_to_go", episode(1.0, 0.5, 0.0), estimate=lambda scores, groups: list(scores))
+    raw = by("reward_to_go", episode(1.0, 0.5, 0.0), estimate=make_estimator(AlgorithmSettings(adv_estimator="gae")))
     assert raw == [plain], "with a critic it is the return itself"
 
 
@@ -87,8 +93,65 @@ def test_credit_of_a_group_does_not_depend_on_the_others_or_their_order(method: 
     among = by(method, other[0], LOST, other[1], WON, estimate=estimate)
     if name != "reinforce_plus_plus_baseline" and name != "gpg":  # these scale by the whole batch
         for actual, wanted in zip([among[3], among[1]], alone, strict=True):
-            np.testing.assert_allclose(actual, wanted, rtol=1e-5)
-    assert all(np.sign(among[3]) >= 0) and all(np.sign(among[1]) <= 0)
+            np.testing.assert_allclose(np.array(actual, dtype=float), np.array(wanted, dtype=float), rtol=1e-5)
+    assert min(value or 0 for value in among[3]) >= 0 >= max(value or 0 for value in among[1])
+
+
+@pytest.mark.parametrize("name", ["grpo", "opo", "gpg", "gdpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+def test_without_step_rewards_reward_to_go_is_identical_for_every_estimator(name: str) -> None:
+    """However many calls a rollout has."""
+    estimate = make_estimator(AlgorithmSettings(adv_estimator=name))
+    many = episode(0.5, *[0.0] * 7, task="b")
+    episodes = [WON, LOST, many, episode(0.0, 0.0, task="b")]
+    expected = by("identical", *episodes, estimate=estimate)
+    for actual, wanted in zip(by("reward_to_go", *episodes, estimate=estimate), expected, strict=True):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-5)
+
+
+def test_a_batch_of_one_rollout_has_no_whitened_advantage() -> None:
+    assert make_estimator(AlgorithmSettings(adv_estimator="reinforce_plus_plus"))([1.0], ["a"]) == [0.0]
+
+
+def test_the_baseline_of_opo_weighs_rollouts_by_their_tokens() -> None:
+    """arXiv:2505.23585, equation 8: sum of length times score over sum of lengths."""
+    estimate = make_estimator(AlgorithmSettings(adv_estimator="opo"))
+    long = Episode("a", 1.0, (0.0, 0.0), ("x", "y"), (20, 10))
+    short = Episode("a", 0.0, (0.0,), ("x",), (10,))
+    (first, second), (other,) = by("identical", long, short, estimate=estimate)
+    assert first == second == pytest.approx(1 - 30 / 40) and other == pytest.approx(-30 / 40)
+    with pytest.raises(ValueError, match="'opo' needs the number of tokens of each score"):
+        estimate([1.0, 0.0], ["a", "a"])
+
+
+def test_the_last_call_alone_counts_in_the_weights_where_it_alone_is_trained() -> None:
+    settings = LearnerSettings.model_validate({"model_path": Path("m"), "credit": "last_call"})
+    batch = BatchBuilder(settings).build([group("a", rollout("a", 0, 1.0), rollout("a", 1, 0.0))], 0)
+    assert [row.num_tokens for row in batch.sequences] == [3, 3] and batch.metrics["excluded/credit"] == 2
+    assert loss_weights(batch.sequences, "seq-mean-token-mean", batch.num_tokens) == pytest.approx([1 / 6, 1 / 6])
+    assert batch.dispositions[0].call_advantages[0] == 0 < batch.dispositions[0].call_advantages[1]
+
+
+def test_a_discount_per_token_is_refused_where_it_has_no_effect() -> None:
+    with pytest.raises(ValueError, match="gamma and lam are for gae: 'reinforce_plus_plus' gives all tokens"):
+        AlgorithmSettings(adv_estimator="reinforce_plus_plus", gamma=0.9)
+    assert AlgorithmSettings(adv_estimator="gae", gamma=0.9).gamma == 0.9
+
+
+def test_a_users_own_estimator_is_found_by_its_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = ModuleType("mine")
+    module.above = lambda scores, groups, num_tokens, settings: [
+        settings.gamma * score / length for score, length in zip(scores, num_tokens, strict=True)
+    ]
+    module.wrong = lambda scores, groups, num_tokens, settings: scores[1:]
+    monkeypatch.setitem(sys.modules, "mine", module)
+    algorithm = {"adv_estimator": "mine:above", "gamma": 0.5}
+    settings = LearnerSettings.model_validate({"model_path": Path("m"), "algorithm": algorithm, "group_size": 1})
+    batch = BatchBuilder(settings).build([group("a", rollout("a", 0, 1.0))], 0)
+    assert batch.dispositions[0].call_advantages == pytest.approx((0.1, 0.1)), "five tokens in two calls"
+    with pytest.raises(ValueError, match=r"'mine:wrong' gave .* for 2 scores"):
+        make_estimator(AlgorithmSettings(adv_estimator="mine:wrong"))([1.0, 0.0], ["a", "a"])
+    with pytest.raises(ValueError, match="adv_estimator: 'mine:no' cannot be imported"):
+        make_estimator(AlgorithmSettings(adv_estimator="mine:no"))
 
 
 def test_rloo_and_reinforce_plus_plus_are_verls() -> None:
@@ -202,6 +265,7 @@ def test_reward_spans_are_intermediate_rewards_but_for_the_one_that_is_the_outco
 
 def test_a_reward_after_anothers_call_goes_to_the_own_call_before_it() -> None:
     states = ["s0", "s1", "s2", "s3"]
-    episode = Episode.of_calls("a", 1.0, [0.5, 0.25, 0.125, 1.0], states, [1, 3])
+    episode = Episode.of_calls("a", 1.0, [0.5, 0.25, 0.125, 1.0], states, [1, 3], [10, 20, 30, 40])
+    assert episode.num_tokens == (20, 40)
     assert episode.rewards == (0.375, 1.0) and episode.states == ("s1", "s3")
-    assert Episode.of_calls("a", 1.0, [0.5], ["s0"], []).num_calls == 0
+    assert Episode.of_calls("a", 1.0, [0.5], ["s0"], [], [10]).num_calls == 0

@@ -1,6 +1,7 @@
 """verl's engine on a tiny Qwen2: its gradient is a slow and plain reference's, however the work is cut."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace as changed
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -182,6 +184,34 @@ def test_the_entropy_of_chunks_and_its_gradient_are_those_of_the_whole(start: St
     torch.testing.assert_close(actual_gradient, gradient)
 
 
+def test_a_users_own_loss_is_found_by_its_import_path(
+    start: Start, model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is written as the plain reference's PPO has its gradient; what is wrong is refused with a sentence."""
+    module: Any = ModuleType("mine")
+
+    def ppo(log_prob: Any, old_log_prob: Any, advantages: Any, mask: Any, actor: Any) -> Any:
+        ratio = torch.exp(log_prob - old_log_prob)
+        clipped = ratio.clamp(1 - actor.clip_ratio_low, 1 + actor.clip_ratio_high)
+        loss = torch.maximum(-advantages * ratio, -advantages * clipped)
+        bound = -advantages * actor.policy_loss_options["dual"]
+        return torch.where(advantages < 0, torch.minimum(loss, bound), loss)
+
+    module.ppo, module.total = ppo, lambda *arguments: ppo(*arguments).sum()
+    monkeypatch.setitem(sys.modules, "mine", module)
+    trainer = start(actor={"policy_loss": "mine:ppo", "policy_loss_options": {"dual": 3.0}})
+    rollouts = sampled_by(trainer, conversations(), shift=0.9)
+    batch = batch_of(trainer, rollouts)
+    expected_loss, expected = gradient(model_path, rollouts, batch.advantages, Rule())
+    metrics, (actual,) = gradient_of(trainer, batch)
+    assert metrics["actor/loss"] == pytest.approx(expected_loss, rel=1e-4, abs=1e-6)
+    close(actual, {name: part for name, part in expected.items() if name in actual})
+    with pytest.raises(ValueError, match=r"'mine:total' did not give a tensor of .*: a loss per token"):
+        start(actor={"policy_loss": "mine:total", "policy_loss_options": {"dual": 3.0}}).step(batch)
+    with pytest.raises(ValueError, match="policy_loss: 'mine:no' cannot be imported"):
+        start(actor={"policy_loss": "mine:no"})
+
+
 def test_mini_batches_add_up_to_thewhole(start: Start, model_path: Path) -> None:
     """At the same weights the gradients of mini-batches, weighed by their rollouts, are that of the batch."""
     trainer = start()
@@ -320,15 +350,63 @@ def test_corrections_are_verls_by_its_own_names(start: Start, model_path: Path, 
     assert any(not torch.allclose(first[name], uncorrected[name], rtol=1e-3) for name in first)
 
 
-def test_a_step_counts_less_when_few_tokens_are_effective(start: Start) -> None:
-    trainer = start(algorithm={"rollout_correction": {"ess_bound": 0.9}})
-    rollouts = sampled_by(trainer, conversations(), shift=1.5)
-    metrics, (guarded,) = gradient_of(trainer, batch_of(trainer, rollouts))
-    share = metrics["off_policy/ess"]
-    assert share < 0.9 and metrics["off_policy/ess_scale"] == pytest.approx(share / 0.9)
-    free = start()
-    _, (whole,) = gradient_of(free, batch_of(free, rollouts))
-    close(guarded, {name: part * metrics["off_policy/ess_scale"] for name, part in whole.items()})
+@pytest.mark.parametrize("changes", [{}, {"actor": {"ppo_mini_batch_size": 1}}], ids=["one step", "a step per group"])
+def test_rows_of_advantage_zero_are_not_computed_and_the_update_is_the_same(
+    start: Start, monkeypatch: pytest.MonkeyPatch, changes: Any
+) -> None:
+    """The rollouts of the second group all have reward 1."""
+    rollouts = [
+        changed(item, reward=1.0) if item.task_id == "task1" else item
+        for item in sampled_by(start(), conversations(), shift=0.9)
+    ]
+    gradients, counts = [], []
+    for keeps_all in (False, True):
+        if keeps_all:
+            monkeypatch.setattr(
+                "learner.training.trainer.find_rows_with_gradient", lambda settings, rows: list(range(len(rows)))
+            )
+        trainer = start(sequence_mode="transition", **changes)
+        train = trainer._engine.train_batch
+        sizes: list[int] = []
+
+        def count(data: Any, loss: Any, train: Any = train, sizes: list[int] = sizes) -> Any:
+            sizes.append(len(data["input_ids"].unbind()))
+            return train(data, loss)
+
+        trainer._engine.train_batch = count
+        gradients.append(gradient_of(trainer, batch_of(trainer, rollouts))[1])
+        counts.append(sizes)
+    for few, every in zip(*gradients, strict=True):
+        if any(part.abs().max() > 0 for part in every.values()):
+            close(few, every)
+        else:
+            assert all(not part.abs().max() for part in few.values())
+    assert sum(counts[0]) < sum(counts[1])
+    if len(counts[0]) == 2:
+        assert counts[0][1] == 1, "AdamW's moments still move the weights in a step without a gradient"
+
+
+def test_weights_move_less_when_few_tokens_are_effective(start: Start) -> None:
+    """By the share of the guard, whatever clipping and AdamW make of a gradient's size."""
+    distances, scales = [], []
+    for bound in (0.0, 0.9):
+        trainer = start(algorithm={"rollout_correction": {"ess_bound": bound}})
+        batch = batch_of(trainer, sampled_by(trainer, conversations(), shift=1.5))
+        before = trainer.weights()
+        for _ in range(2):  # the second has AdamW's moments
+            metrics = trainer.step(batch)
+            distances.append(math.dist(flat(trainer.weights()), flat(before)))
+            scales.append(metrics["off_policy/ess_scale"])
+            assert metrics["actor/lr"] == pytest.approx(LEARNING_RATE), "that of the schedule"
+            assert bound == 0 or scales[-1] == pytest.approx(metrics["off_policy/ess"] / bound)
+    assert scales[:2] == [1, 1] and max(scales[2:]) < 0.9
+    assert distances[2] == pytest.approx(distances[0] * scales[2], rel=1e-3)
+    assert distances[3] == pytest.approx(distances[1] * scales[2], rel=0.2)
+
+
+def flat(named: Named) -> list[float]:
+    """All values of tensors."""
+    return torch.cat([part.flatten() for part in named.values()]).tolist()
 
 
 @pytest.mark.parametrize(

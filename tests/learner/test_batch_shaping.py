@@ -1,0 +1,106 @@
+"""Rewards and warnings of a batch: overlong answers, truncated sampling, step rewards that nobody uses."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from learner.batching.batch import Batch, BatchBuilder
+from learner.batching.batch_warnings import find_warnings
+from learner.batching.overlong import find_penalty
+from learner.batching.truncation import find_truncations
+from learner.rollouts.assembler import Rollout
+from learner.settings.algorithm import OverlongBufferSettings
+from learner.settings.learner import LearnerSettings
+from tests.factories import group, model_call, rollout
+
+
+def build(*members: Rollout, **changes: Any) -> Batch:
+    settings = LearnerSettings.model_validate({"model_path": Path("m"), **changes})
+    return BatchBuilder(settings).build([group("a", *members)], 0)
+
+
+def answer(sample: int, reward: float, tokens: int = 2, **fields: Any) -> Rollout:
+    """A rollout of one call."""
+    call = model_call(0, [1, 2], list(range(3, 3 + tokens)), **fields)
+    return rollout("a", sample, reward, calls=[call])
+
+
+def test_a_cut_answer_is_trained_unless_filtering_is_on() -> None:
+    """Its reward counts in its group either way."""
+    members = [answer(0, 1.0), answer(1, 0.0, finish_reason="length"), answer(2, 0.0, finish_reason="stop")]
+    plain, filtered = build(*members), build(*members, algorithm={"overlong_filtering": True})
+    assert [use.exclusion_reason for use in plain.dispositions] == ["", "", ""]
+    assert [use.exclusion_reason for use in filtered.dispositions] == ["", "overlong", ""]
+    assert filtered.dispositions[0].advantage == plain.dispositions[0].advantage
+
+
+def test_the_answer_of_another_model_does_not_exclude_a_rollout() -> None:
+    calls = [model_call(0, [1], [2]), model_call(1, [3], [4], model="judge", finish_reason="length")]
+    members = [rollout("a", 0, 1.0, calls=calls), answer(1, 0.0)]
+    assert build(*members, algorithm={"overlong_filtering": True}).dispositions[0].trained
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(6, 0.0), (8, -1.0), (9, -1.5), (10, -2.0), (12, -2.0)])
+def test_the_soft_punishment_is_dapos(tokens: int, expected: float) -> None:
+    """arXiv:2503.14476, equation 13, times the factor: L_max 10, L_buffer 4."""
+    buffer = OverlongBufferSettings(max_response_length=10, len=4, penalty_factor=2.0)
+    assert find_penalty(answer(0, 1.0, tokens), "policy", buffer) == pytest.approx(expected)
+
+
+def test_the_punishment_goes_into_the_advantage_and_not_into_the_recorded_reward() -> None:
+    members = [answer(0, 1.0, 2), answer(1, 1.0, 10), answer(2, 0.0, 2)]
+    buffer = {"max_response_length": 10, "len": 4}
+    batch = build(*members, algorithm={"overlong_buffer": buffer, "norm_adv_by_std_in_grpo": False})
+    shaped = np.array([1.0, 0.0, 0.0])
+    assert [use.advantage for use in batch.dispositions] == pytest.approx(list(shaped - shaped.mean()))
+    assert [use.reward for use in batch.dispositions] == [1.0, 1.0, 0.0]
+    assert batch.metrics["overlong/penalty"] == pytest.approx(-1 / 3)
+    with pytest.raises(ValueError, match=r"overlong_buffer.len \(11\) is more than max_response_length \(10\)"):
+        OverlongBufferSettings(max_response_length=10, len=11)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "names"),
+    [
+        ({"temperature": 0.7, "top_p": 1.0, "top_k": -1, "min_p": 0, "max_tokens": 9, "stop": ["x"]}, []),
+        ({"top_p": 0.9, "top_k": 20, "min_p": 0.1}, ["top_p", "top_k", "min_p"]),
+        ({"repetition_penalty": 1.1, "presence_penalty": 0.0}, ["repetition_penalty"]),
+        ({"logit_bias": {"5": -100}, "bad_words": []}, ["logit_bias"]),
+        ({"response_format": {"type": "json_object"}}, ["response_format"]),
+        ({"response_format": {"type": "text"}, "tool_choice": "auto"}, []),
+        ({"tool_choice": "required"}, ["tool_choice"]),
+    ],
+)
+def test_sampling_from_another_distribution_is_told_from_a_temperature(sampling: Any, names: list[str]) -> None:
+    assert find_truncations(sampling) == names
+
+
+def test_truncated_sampling_is_a_metric_and_a_warning() -> None:
+    members = [answer(0, 1.0, 6, sampling_params={"top_k": 20}), answer(1, 0.0, 2)]
+    metrics = build(*members).metrics
+    assert metrics["truncated_share"] == 0.75 and metrics["truncated/top_k"] == 1
+    (sentence,) = find_warnings(metrics, "identical").values()
+    assert sentence.startswith("75% of the trained tokens were sampled with top_k:")
+    assert not find_warnings(build(answer(0, 1.0), answer(1, 0.0)).metrics, "identical")
+
+
+def test_step_rewards_that_a_credit_method_ignores_are_told() -> None:
+    first = rollout("a", 0, 1.0, rewards=[0.5, 0.0])
+    metrics = build(first, rollout("a", 1, 0.0)).metrics
+    assert find_warnings(metrics, "identical")["rewards/ignored"].startswith("1 calls have a reward of their own")
+    used = build(first, rollout("a", 1, 0.0), credit="reward_to_go").metrics
+    assert not find_warnings(used, "reward_to_go")
+
+
+def test_a_call_is_read_with_what_it_was_sampled_by() -> None:
+    """Logit bias and structured output are recorded with the call."""
+    from runners.protocol.accumulator import recorded_sampling
+    from runners.protocol.request import ChatRequest
+
+    body = {"model": "policy", "messages": [], "logit_bias": {"5": 1}, "response_format": {"type": "json_object"}}
+    recorded = recorded_sampling(ChatRequest.parse(body, chat=True), {"temperature": 1.0})
+    call = replace(model_call(0, [1], [2]), sampling_params=recorded)
+    assert find_truncations(call.sampling_params) == ["logit_bias", "response_format"]
