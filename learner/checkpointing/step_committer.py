@@ -30,7 +30,9 @@ class StepCommitter:
         """Raises ValueError for prompts of a canary that cannot be used."""
         self._settings, self._trainer = settings, trainer
         canary = settings.weights.canary
-        self._canary_prompts = CanaryPrompts(canary, settings.model_path) if canary is not None else None
+        self._canary_prompts = (
+            CanaryPrompts(canary, settings.model_path, settings.seq_len) if canary is not None else None
+        )
         self._publisher, self._checkpoints, self._in_thread = publisher, checkpoints, in_thread
 
     async def publish_base(self) -> None:

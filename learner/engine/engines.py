@@ -37,7 +37,7 @@ def make_engine(
         backend="fsdp2",
         model_config=HFModelConfig(
             path=str(settings.model_path),
-            use_remove_padding=False,
+            use_remove_padding=settings.engine.use_remove_padding,
             enable_gradient_checkpointing=on_gpu,
             override_config={"attn_implementation": "sdpa"},
             **model,
@@ -46,7 +46,7 @@ def make_engine(
             strategy="fsdp2",
             mixed_precision=precision,
             use_torch_compile=on_gpu,
-            use_remove_padding=False,
+            use_remove_padding=settings.engine.use_remove_padding,
             forward_only=frozen and on_gpu,  # which pins its memory, and without an accelerator there is none to pin
         ),
         optimizer_config=FSDPOptimizerConfig(

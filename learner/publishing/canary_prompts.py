@@ -18,12 +18,11 @@ MAX_PROMPT_TOKENS = 256
 class CanaryPrompts:
     """The prompts of a file, as tokens of a model."""
 
-    def __init__(self, settings: CanarySettings, model_path: Path) -> None:
-        """Raises ValueError with a sentence that names the line that is wrong."""
+    def __init__(self, settings: CanarySettings, model_path: Path, max_tokens: int) -> None:
+        """Uses ``max_tokens`` of each prompt; raises ValueError with a sentence that names the line that is wrong."""
         self._settings = settings
-        self._prompts = [
-            _read_prompt(number, ids) for number, ids in enumerate(read_prompts(settings.prompts, model_path))
-        ]
+        prompts = read_prompts(settings.prompts, model_path)
+        self._prompts = [_read_prompt(number, ids[:max_tokens]) for number, ids in enumerate(prompts)]
 
     def build_spec(self, trainer: Any) -> CanarySpec:
         """What a node has to show of the trainer's current weights; blocks for a forward pass."""

@@ -136,7 +136,9 @@ class ActorSettings(BaseModel):
     ppo_mini_batch_size: int | None = Field(
         None, ge=1, description="groups per optimiser step; none: the whole batch in one"
     )
-    ppo_max_token_len_per_gpu: int = Field(16384, ge=64, description="tokens per micro-batch")
+    ppo_max_token_len_per_gpu: int = Field(
+        16384, ge=64, description="most tokens per micro-batch, padding included; at least seq_len"
+    )
     optim: OptimSettings = OptimSettings()
 
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from common.role_settings import RoleSettings
 from common.task_source import TaskSourceSetting
 from learner.settings.algorithm import ActorSettings, AlgorithmSettings, CreditSettings, CriticSettings, LoraSettings
+from learner.settings.engine import EngineSettings
 from learner.settings.weights import WeightSettings
 
 NAME = r"^[A-Za-z0-9_-]{1,64}$"
@@ -115,6 +116,7 @@ class LearnerSettings(RoleSettings):
     actor: ActorSettings = ActorSettings()
     critic: CriticSettings = CriticSettings()
     lora: LoraSettings = LoraSettings()
+    engine: EngineSettings = EngineSettings()
 
     @field_validator("credit", mode="before")
     @classmethod
@@ -147,6 +149,16 @@ class LearnerSettings(RoleSettings):
         temperature = self.sampling_params.get("temperature", 1.0)
         if not isinstance(temperature, int | float) or temperature <= 0:
             raise ValueError("sampling_params.temperature must be above 0: a greedy group has no advantage")
+        return self
+
+    @model_validator(mode="after")
+    def _micro_batches(self) -> Self:
+        limit = self.actor.ppo_max_token_len_per_gpu
+        if self.seq_len > limit:
+            raise ValueError(
+                f"actor.ppo_max_token_len_per_gpu ({limit}) must be at least seq_len ({self.seq_len}): a sequence is "
+                "computed in one piece"
+            )
         return self
 
     @model_validator(mode="after")

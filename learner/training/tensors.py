@@ -25,7 +25,15 @@ class ForwardConfig:
     """Fixed settings of a forward pass."""
 
     max_tokens: int
+    """Of a micro-batch, padding included."""
     entropy: bool = False
+    is_packed: bool = True
+    """Rows one after another; else side by side, padded to the longest."""
+
+    def rows_per_micro_batch(self, sequences: Sequence[TrainSequence]) -> int:
+        """How many rows go side by side; of packed ones verl itself takes as many as have no more tokens."""
+        longest = max((len(sequence.token_ids) for sequence in sequences), default=1)
+        return 1 if self.is_packed else max(1, self.max_tokens // longest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +56,11 @@ class TokenInputs:
         fields = {name: [*arrays, *[blank[name]] * count] for name, arrays in self.fields.items()}
         return type(self)([*self.sequences, *[PADDING] * count], fields)
 
-    def to_tensordict(self, config: ForwardConfig) -> Any:
-        """verl's TensorDict: jagged tensors of the token ids, positions and fields."""
+    def to_tensordict(self, config: ForwardConfig, rows_per_micro_batch: int = 1) -> Any:
+        """verl's TensorDict: jagged tensors of the token ids, positions and fields.
+
+        Unless packed, there must be a multiple of ``rows_per_micro_batch`` sequences.
+        """
         import torch
         from verl.utils import tensordict_utils as tu
         from verl.utils.dataset.dataset_utils import DatasetPadMode
@@ -59,7 +70,6 @@ class TokenInputs:
             return torch.nested.as_nested_tensor(tensors, layout=torch.jagged)
 
         sequences = self.sequences
-        longest = max(len(sequence.token_ids) for sequence in sequences)
         return tu.get_tensordict(
             {
                 "input_ids": nest([sequence.token_ids for sequence in sequences]),
@@ -69,10 +79,11 @@ class TokenInputs:
                 **{name: nest(arrays) for name, arrays in self.fields.items()},
             },
             {
-                "use_remove_padding": False,
+                "use_remove_padding": config.is_packed,
                 "pad_mode": DatasetPadMode.NO_PADDING,
-                "use_dynamic_bsz": True,
-                "max_token_len_per_gpu": max(config.max_tokens, longest),
+                "use_dynamic_bsz": config.is_packed,
+                "max_token_len_per_gpu": config.max_tokens,
+                "micro_batch_size_per_gpu": rows_per_micro_batch,
                 "global_batch_size": len(sequences),
                 "calculate_entropy": config.entropy,
             },

@@ -54,8 +54,10 @@ class Trainer:
         torch.manual_seed(settings.seed)
         actor_config(settings)
         self.group = ProcessGroup(device)
-        self._forward = ForwardConfig(settings.actor.ppo_max_token_len_per_gpu)
-        self._train = ForwardConfig(settings.actor.ppo_max_token_len_per_gpu, entropy=settings.actor.entropy_coeff > 0)
+        self._forward = ForwardConfig(
+            settings.actor.ppo_max_token_len_per_gpu, is_packed=settings.engine.use_remove_padding
+        )
+        self._train = replace(self._forward, entropy=settings.actor.entropy_coeff > 0)
         self._engine = make_engine(settings, device, settings.actor.optim)
         self._has_adapters = settings.lora.lora_rank > 0
         self._critic = Critic(settings, device) if settings.algorithm.adv_estimator == GAE else None
@@ -147,8 +149,9 @@ class Trainer:
             np.full(len(sequence.token_ids), weight, np.float32)
             for sequence, weight in zip(inputs.sequences, weights, strict=True)
         ]
-        _, shard = self._shard(TokenInputs(inputs.sequences, {**inputs.fields, "weights": token_weights}))
-        batch = shard.to_tensordict(self._train)
+        _, batch, _ = self._shard(
+            TokenInputs(inputs.sequences, {**inputs.fields, "weights": token_weights}), self._train
+        )
         metrics: dict[str, Any] = {}
         if self._critic is not None:
             metrics |= self._critic.train(batch.copy())
@@ -177,19 +180,22 @@ class Trainer:
 
     def _infer_outputs(self, engine: Any, sequences: Sequence[TrainSequence], *names: str) -> list[list[Floats]]:
         """Several outputs of one forward pass, each as of `_infer`."""
-        indices, shard = self._shard(TokenInputs(sequences, {}))
         config = replace(self._forward, entropy="entropy" in names)
+        indices, batch, rows = self._shard(TokenInputs(sequences, {}), config)
         with engine.eval_mode():
-            tensors = engine.infer_batch(shard.to_tensordict(config))["model_output"]
-        by_name = [from_output(tensors[name], shard.sequences) for name in names]
+            tensors = engine.infer_batch(batch)["model_output"]
+        by_name = [from_output(tensors[name], rows) for name in names]
         gathered = self.group.all_gather(dict(zip(indices, zip(*by_name, strict=True), strict=False)))
         return [[gathered[index][place] for index in range(len(sequences))] for place in range(len(names))]
 
-    def _shard(self, inputs: TokenInputs) -> tuple[list[int], TokenInputs]:
-        """The indices of this rank's sequences, and these, padded to as many as every rank has."""
+    def _shard(self, inputs: TokenInputs, config: ForwardConfig) -> tuple[list[int], Any, Sequence[TrainSequence]]:
+        """The indices of this rank's sequences, and verl's batch of these, padded to as many as every rank has."""
         shards = balance_by_tokens(inputs.sequences, self.group.size)
         indices = shards[self.group.rank]
-        return indices, inputs.select(indices).pad(max(map(len, shards)) - len(indices))
+        rows = config.rows_per_micro_batch(inputs.sequences)
+        count = -(-max(map(len, shards)) // rows) * rows
+        shard = inputs.select(indices).pad(count - len(indices))
+        return indices, shard.to_tensordict(config, rows), shard.sequences
 
     def _reference_log_probs(self, sequences: Sequence[TrainSequence]) -> list[Floats]:
         if self._reference is not None:

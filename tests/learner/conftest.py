@@ -44,8 +44,9 @@ def tiny_tokenizer(path: Path) -> Qwen2Tokenizer:
 def settings_for(model_path: Path, **changes: Any) -> LearnerSettings:
     """Settings of a small trainer; ``actor`` and ``algorithm`` are merged into its own."""
     actor = {"optim": {"lr": LEARNING_RATE}, "ppo_max_token_len_per_gpu": 128, **changes.pop("actor", {})}
+    seq_len = min(128, actor["ppo_max_token_len_per_gpu"])
     return LearnerSettings.model_validate(
-        {"model_path": model_path, "cpu_threads": 1, "seq_len": 128, "actor": actor, **changes}
+        {"model_path": model_path, "cpu_threads": 1, "seq_len": seq_len, "actor": actor, **changes}
     )
 
 

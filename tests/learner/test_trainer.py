@@ -113,7 +113,7 @@ RULES = {
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 def test_a_gradient_is_the_plain_references_however_the_work_is_cut(start: Start, model_path: Path, rule: Rule) -> None:
-    """Rows per call or merged, in any order, in one micro-batch or many."""
+    """Rows per call or merged, in any order, in one micro-batch or many, packed or padded."""
     actor = {
         "policy_loss": rule.loss,
         "loss_agg_mode": rule.agg,
@@ -129,11 +129,15 @@ def test_a_gradient_is_the_plain_references_however_the_work_is_cut(start: Start
         {"sequence_mode": "trajectory"},
         {"sequence_mode": "transition"},
         {"sequence_mode": "trajectory", "actor": {**actor, "ppo_max_token_len_per_gpu": 64}},
+        {"sequence_mode": "trajectory", "engine": {"use_remove_padding": False}},
     ):
         merged = {"actor": actor, "algorithm": {"rollout_correction": {"bypass_mode": rule.bypass}}, **cut}
         trainer._settings = settings_for(model_path, **merged)
-        trainer._forward = changed(trainer._forward, max_tokens=trainer._settings.actor.ppo_max_token_len_per_gpu)
-        trainer._train = changed(trainer._train, max_tokens=trainer._settings.actor.ppo_max_token_len_per_gpu)
+        work = {
+            "max_tokens": trainer._settings.actor.ppo_max_token_len_per_gpu,
+            "is_packed": trainer._settings.engine.use_remove_padding,
+        }
+        trainer._forward, trainer._train = changed(trainer._forward, **work), changed(trainer._train, **work)
         batch = batch_of(trainer, rollouts)
         order = np.random.default_rng(2).permutation(len(batch.sequences))
         shuffled = changed(batch, sequences=[batch.sequences[place] for place in order])
