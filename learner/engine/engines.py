@@ -29,7 +29,7 @@ def make_engine(
     model: dict[str, Any] = {"model_type": kind}
     if kind == "language_model" and not frozen:
         model |= settings.lora.model_dump()
-    _compute_entropy_in_chunks()
+    _compute_in_chunks()
     if kind == "value_model":
         _load_value_models_without_flash_attention()
     engine = EngineRegistry.new(
@@ -83,10 +83,16 @@ def lora_state_dict(engine: Any) -> tuple[dict[str, Any], float]:
     return tensors, float(config["lora_alpha"]) / float(config["r"])
 
 
-def _compute_entropy_in_chunks() -> None:
-    """verl chunks entropy for packed sequences only; whole, it takes twice the memory of the logits in float32."""
+def _compute_in_chunks() -> None:
+    """Log-probabilities and entropy from some tokens' logits at a time, without a float32 copy of all.
+
+    verl calls the first where there is no flash-attention.
+    """
     from verl.utils import torch_functional
 
+    from learner.engine.token_log_probs import log_probs_from_logits
+
+    torch_functional.logprobs_from_logits_v2 = log_probs_from_logits
     torch_functional.entropy_from_logits = _entropy_from_logits
 
 

@@ -70,24 +70,27 @@ class TokenInputs:
             return torch.nested.as_nested_tensor(tensors, layout=torch.jagged)
 
         sequences = self.sequences
-        return tu.get_tensordict(
-            {
-                "input_ids": nest([sequence.token_ids for sequence in sequences]),
-                "position_ids": nest([np.arange(len(sequence.token_ids)) for sequence in sequences]),
-                "loss_mask": nest([sequence.trained.astype(np.float32) for sequence in sequences]),
-                "temperature": torch.tensor([sequence.temperature for sequence in sequences], dtype=torch.float32),
-                **{name: nest(arrays) for name, arrays in self.fields.items()},
-            },
-            {
-                "use_remove_padding": config.is_packed,
-                "pad_mode": DatasetPadMode.NO_PADDING,
-                "use_dynamic_bsz": config.is_packed,
-                "max_token_len_per_gpu": config.max_tokens,
-                "micro_batch_size_per_gpu": rows_per_micro_batch,
-                "global_batch_size": len(sequences),
-                "calculate_entropy": config.entropy,
-            },
-        )
+        tensors = {
+            "input_ids": nest([sequence.token_ids for sequence in sequences]),
+            "position_ids": nest([np.arange(len(sequence.token_ids)) for sequence in sequences]),
+            "loss_mask": nest([sequence.trained.astype(np.float32) for sequence in sequences]),
+            **{name: nest(arrays) for name, arrays in self.fields.items()},
+        }
+        others: dict[str, Any] = {
+            "use_remove_padding": config.is_packed,
+            "pad_mode": DatasetPadMode.NO_PADDING,
+            "use_dynamic_bsz": config.is_packed,
+            "max_token_len_per_gpu": config.max_tokens,
+            "micro_batch_size_per_gpu": rows_per_micro_batch,
+            "global_batch_size": len(sequences),
+            "calculate_entropy": config.entropy,
+        }
+        temperatures = [sequence.temperature for sequence in sequences]
+        if set(temperatures) == {1.0}:
+            others["temperature"] = 1.0  # a number, which spares verl a copy of all logits
+        else:
+            tensors["temperature"] = torch.tensor(temperatures, dtype=torch.float32)
+        return tu.get_tensordict(tensors, others)
 
 
 def from_output(output: Any, sequences: Sequence[TrainSequence]) -> list[Floats]:

@@ -1,0 +1,52 @@
+"""Log-probabilities of tokens as verl's engine computes them here: torch's values, some thousand tokens at a time."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from learner.training.trainer import Trainer
+
+TOKENS, VOCABULARY = 2500, 11
+
+
+class Watch(TorchDispatchMode):
+    """Counts operations, and the largest float32 tensor that one made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = self.largest = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        out = function(*arguments, **(named or {}))
+        self.operations += 1
+        if isinstance(out, torch.Tensor) and out.dtype == torch.float32:
+            self.largest = max(self.largest, out.numel())
+        return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_log_probs_and_their_gradient_are_torchs(start: Callable[..., Trainer], dtype: torch.dtype) -> None:
+    """With no loop over tokens, and of bfloat16 logits with no float32 copy of all."""
+    from verl.utils import torch_functional
+
+    start()
+    generator = torch.Generator().manual_seed(0)
+    logits = (4 * torch.randn(TOKENS, VOCABULARY, generator=generator)).to(dtype).requires_grad_()
+    labels = torch.randint(VOCABULARY, (TOKENS,), generator=generator)
+    weights = torch.randn(TOKENS, generator=generator)
+    with Watch() as watch:
+        actual = torch_functional.logprobs_from_logits(logits, labels, inplace_backward=False)
+        (gradient,) = torch.autograd.grad((actual * weights).sum(), logits)
+    assert watch.operations < 200
+    if dtype != torch.float32:
+        assert watch.largest < TOKENS * VOCABULARY
+    exact = logits.detach().double().requires_grad_()
+    expected = torch.log_softmax(exact, -1).gather(-1, labels[:, None])[:, 0]
+    (expected_gradient,) = torch.autograd.grad((expected * weights).sum(), exact)
+    torch.testing.assert_close(actual.double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        gradient.double(), expected_gradient, atol=1e-5 if dtype == torch.float32 else 1e-2, rtol=1e-2
+    )
