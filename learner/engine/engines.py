@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
+from learner.engine.packed_attention import register_packed_attention
 from learner.settings.algorithm import OptimSettings
 from learner.settings.learner import LearnerSettings
 
@@ -39,7 +40,7 @@ def make_engine(
             path=str(settings.model_path),
             use_remove_padding=settings.engine.use_remove_padding,
             enable_gradient_checkpointing=on_gpu,
-            override_config={"attn_implementation": "sdpa"},
+            override_config={"attn_implementation": register_packed_attention()},
             **model,
         ),
         engine_config=FSDPEngineConfig(
@@ -113,7 +114,7 @@ def _load_value_models_without_flash_attention() -> None:
             local_path,
             dtype=torch_dtype,
             config=model_config,
-            attn_implementation="sdpa",
+            attn_implementation=register_packed_attention(),
             trust_remote_code=trust_remote_code,
         )
 

@@ -1,0 +1,69 @@
+"""Attention over packed rows, row by row, by torch's own kernels: without a mask of all tokens by all tokens.
+
+transformers builds such a mask for rows that lie one after another. It takes the square of a micro-batch's tokens, in
+memory and in time. Here full causal attention is computed for one row at a time. Other kinds keep their masks.
+"""
+
+from typing import Any
+
+PACKED_SDPA = "packed_sdpa"
+
+
+def register_packed_attention() -> str:
+    """Make the attention known to transformers; returns the name that models ask for it by."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(PACKED_SDPA, attend_by_row)
+    AttentionMaskInterface.register(PACKED_SDPA, find_rows)
+    return PACKED_SDPA
+
+
+def find_rows(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    *arguments: Any,
+    attention_mask: Any = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    use_vmap: bool = False,
+    **named: Any,
+) -> Any:
+    """In place of a mask the lengths of packed rows, ``int64[rows]`` on the CPU; else the mask of ``sdpa``.
+
+    transformers gives rows as a function that says whether one token may see another.
+    """
+    import torch
+    from transformers.masking_utils import sdpa_mask
+
+    is_packed = batch_size == 1 and q_length == kv_length and attention_mask is None and not allow_is_causal_skip
+    if not is_packed or local_size is not None or use_vmap:
+        return sdpa_mask(
+            batch_size,
+            q_length,
+            kv_length,
+            *arguments,
+            attention_mask=attention_mask,
+            local_size=local_size,
+            allow_is_causal_skip=allow_is_causal_skip,
+            use_vmap=use_vmap,
+            **named,
+        )
+    tokens = torch.arange(1, q_length, device=named["device"])
+    first = torch.zeros_like(tokens)
+    sees_previous = named["mask_function"](first, first, tokens, tokens - 1)
+    starts = torch.cat([first[:1], tokens[~sees_previous], tokens.new_tensor([q_length])])
+    return starts.diff().cpu()
+
+
+def attend_by_row(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **named: Any) -> Any:
+    """As transformers' ``sdpa``: ``[1, heads, tokens, size]`` each, for every row of `find_rows` by itself."""
+    import torch
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    attend: Any = sdpa_attention_forward
+    if attention_mask is None or attention_mask.dim() != 1:
+        return attend(module, query, key, value, attention_mask, **named)
+    lengths = attention_mask.tolist()
+    rows = zip(*(part.split(lengths, dim=2) for part in (query, key, value)), strict=True)
+    return torch.cat([attend(module, *row, None, **named)[0] for row in rows], dim=1), None
