@@ -66,17 +66,6 @@ def make_engine(
     return engine
 
 
-def full_state_dict(engine: Any) -> dict[str, Any]:
-    """Every tensor by its Hugging Face name, on the CPU, without adapters; tied weights once. Every rank must ask."""
-    tied = bool(getattr(engine.model_config.hf_config, "tie_word_embeddings", False))
-    params, _ = engine.get_per_tensor_param()
-    return {
-        name.replace(".base_layer", ""): tensor.detach().to("cpu").clone().contiguous()
-        for name, tensor in params
-        if not (tied and name == "lm_head.weight")
-    }
-
-
 def lora_state_dict(engine: Any) -> tuple[dict[str, Any], float]:
     """Every LoRA tensor under its PEFT name, on the CPU, and the factor of their product (alpha / rank)."""
     params, config = engine.get_per_tensor_param(base_sync_done=True)

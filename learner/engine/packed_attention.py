@@ -36,9 +36,10 @@ def find_rows(
     import torch
     from transformers.masking_utils import sdpa_mask
 
+    make_mask: Any = sdpa_mask
     is_packed = batch_size == 1 and q_length == kv_length and attention_mask is None and not allow_is_causal_skip
     if not is_packed or local_size is not None or use_vmap:
-        return sdpa_mask(
+        return make_mask(
             batch_size,
             q_length,
             kv_length,

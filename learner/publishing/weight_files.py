@@ -18,7 +18,7 @@ def write_weights(trainer: Any, path: Path) -> None:
 
 def write_full(trainer: Any, path: Path) -> None:
     """All weights: without adapters the version itself, with them what they are added to."""
-    _save(trainer.weights(), path)
+    trainer.write_weights(path)
 
 
 def _save(tensors: dict[str, Any], path: Path, metadata: dict[str, str] | None = None) -> None:

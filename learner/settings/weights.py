@@ -76,6 +76,11 @@ class WeightSettings(BaseModel):
         "S3-compatible storage, where both take credentials, region and endpoint from AWS_* of their environment",
     )
     location: str = Field("", description="file: the directory; s3: s3://bucket/prefix")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="what versions are rounded to, as nodes serve them; auto: what the model's files are in. The "
+        "learner and its checkpoints keep float32",
+    )
     full_interval: int = Field(
         10,
         ge=1,

@@ -13,7 +13,8 @@ from learner.batching.advantages import GAE
 from learner.batching.batch import Batch
 from learner.batching.sequences import TrainSequence
 from learner.engine import cpu_platform, engine_state
-from learner.engine.engines import full_state_dict, lora_state_dict, make_engine
+from learner.engine.engines import lora_state_dict, make_engine
+from learner.engine.weight_writer import WeightWriter, served_dtype
 from learner.settings.learner import LearnerSettings
 from learner.training.correction import Correction, apply_rollout_correction
 from learner.training.critic import Critic, compute_gae
@@ -59,6 +60,9 @@ class Trainer:
         )
         self._train = replace(self._forward, entropy=settings.actor.entropy_coeff > 0)
         self._engine = make_engine(settings, device, settings.actor.optim)
+        self._weight_writer = WeightWriter(
+            self._engine, served_dtype(settings.model_path, settings.weights.dtype), is_writer=self.group.rank == 0
+        )
         self._has_adapters = settings.lora.lora_rank > 0
         self._critic = Critic(settings, device) if settings.algorithm.adv_estimator == GAE else None
         self._reference = None
@@ -119,9 +123,12 @@ class Trainer:
         return self._infer(self._engine, sequences, "log_probs")
 
     @_collective
-    def weights(self) -> dict[str, Any]:
-        """Every tensor under its Hugging Face name, on the CPU; tied weights once. With LoRA, of the base model."""
-        return full_state_dict(self._engine)
+    def write_weights(self, path: Path) -> None:
+        """Every tensor under its Hugging Face name into a safetensors file; tied weights once.
+
+        In the dtype that nodes serve. With LoRA, of the base model.
+        """
+        self._weight_writer.write(path)
 
     @_collective
     def adapters(self) -> tuple[dict[str, Any], float] | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from bus.client import Bus
@@ -79,7 +79,8 @@ async def test_broken_weights_are_revoked_and_the_version_before_goes_on_serving
     await publisher.refresh()
     state = LearnerState(run_id="run", model="policy")
     await saver.claim_epoch(await saver.write_initial_checkpoint(state), None, state)
-    weights = trainer.weights()
+    trainer.write_weights(tmp_path / "weights")
+    weights = load_file(tmp_path / "weights")
     trial = publisher.last.canary if publisher.last is not None else None
     assert trial is not None
     assert [len(case.ids) // 4 for case in trial.prompts] == [len(ids) for ids in read_prompts_of(tmp_path)]

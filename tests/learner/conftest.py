@@ -14,21 +14,23 @@ from learner.training.trainer import Trainer
 LEARNING_RATE = 1e-3
 
 
-def tiny_model(path: Path) -> Path:
-    """A model of 64 tokens with tied embeddings, the same every time."""
+def tiny_model(path: Path, **changes: Any) -> Path:
+    """A model of 64 tokens with tied embeddings, the same every time; ``changes`` are of its configuration."""
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-        dtype="float32",
-    )
-    Qwen2ForCausalLM(config).save_pretrained(path)
+    sizes: dict[str, Any] = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": True,
+        "dtype": "float32",
+        **changes,
+    }
+    model = Qwen2ForCausalLM(Qwen2Config(**sizes))
+    model.to(getattr(torch, sizes["dtype"])).save_pretrained(path)
     tiny_tokenizer(path)
     return path
 

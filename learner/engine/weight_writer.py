@@ -1,0 +1,154 @@
+"""All weights of an engine into one safetensors file, tensor by tensor, in the precision that nodes serve.
+
+Every rank takes part in putting a tensor together, and the first one writes it: no rank holds more than one of them.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from schemas.weights.safetensors_header import InvalidSafetensors, parse_tensors, read_header
+
+Layout = dict[str, tuple[Any, tuple[int, ...]]]
+"""By name a tensor's dtype and shape."""
+ChooseDtype = Callable[[str, Any], Any]
+"""The dtype that a tensor of a name is published in."""
+CODES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32"}
+CODES |= {"int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"}
+
+
+class WeightWriter:
+    """Writes the weights of one engine; every rank makes the same calls."""
+
+    def __init__(self, engine: Any, choose_dtype: ChooseDtype, is_writer: bool) -> None:
+        self._engine, self._choose_dtype, self._is_writer = engine, choose_dtype, is_writer
+        self._layout: Layout = {}
+
+    def write(self, path: Path) -> None:
+        """Replaces an older file instead of writing into it; raises OSError once all ranks are through."""
+        if not self._layout:  # as the engine gives them; it takes one more pass, once
+            for name, tensor in full_tensors(self._engine):
+                self._layout[name] = (self._choose_dtype(name, tensor.dtype), tuple(tensor.shape))
+        error: OSError | None = None
+        temporary = path.with_name(f".{path.name}")
+        with ExitStack() as stack:
+            file = stack.enter_context(_SafetensorsFile(temporary, self._layout)) if self._is_writer else None
+            for name, tensor in full_tensors(self._engine):
+                try:
+                    if file is not None and error is None:
+                        file.put(name, tensor)
+                except OSError as raised:
+                    error = raised  # the other ranks still take part
+        if error is not None:
+            raise error
+        if self._is_writer:
+            temporary.replace(path)
+
+
+class _SafetensorsFile:
+    """A safetensors file whose tensors may be put in any order; the widest stand first, so each is aligned."""
+
+    def __init__(self, path: Path, layout: Mapping[str, tuple[Any, tuple[int, ...]]]) -> None:
+        self._path, self._layout = path, layout
+        self._begin: dict[str, int] = {}
+
+    def __enter__(self) -> "_SafetensorsFile":
+        header, offset = dict[str, Any](), 0
+        for name in sorted(self._layout, key=lambda name: (-self._layout[name][0].itemsize, name)):
+            dtype, shape = self._layout[name]
+            size = dtype.itemsize
+            for length in shape:
+                size *= length
+            code = CODES[str(dtype).removeprefix("torch.")]
+            header[name] = {"dtype": code, "shape": shape, "data_offsets": (offset, offset + size)}
+            self._begin[name] = offset
+            offset += size
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self._file = self._path.open("wb")
+        self._file.write(len(text).to_bytes(8, "little") + text)
+        self._data = self._file.tell()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def put(self, name: str, tensor: Any) -> None:
+        import torch
+
+        dtype, shape = self._layout[name]
+        content = tensor.detach().to(dtype).cpu().contiguous()
+        if tuple(content.shape) != shape:
+            raise ValueError(f"tensor {name!r} has another shape than before: {tuple(content.shape)}, not {shape}")
+        self._file.seek(self._data + self._begin[name])
+        self._file.write(memoryview(content.reshape(-1).view(torch.uint8).numpy()))
+
+
+def full_tensors(engine: Any) -> Iterator[tuple[str, Any]]:
+    """Every tensor by its Hugging Face name, one at a time, without adapters; tied weights once. Every rank must ask.
+
+    A tensor must not be kept when the next one is asked for.
+    """
+    tied = bool(getattr(engine.model_config.hf_config, "tie_word_embeddings", False))
+    if engine.model_config.lora_rank > 0:
+        tensors = _without_adapters(engine)
+    else:
+        tensors, _ = engine.get_per_tensor_param()
+    for name, tensor in tensors:
+        if not (tied and name == "lm_head.weight"):
+            yield name, tensor
+
+
+def _without_adapters(engine: Any) -> Iterator[tuple[str, Any]]:
+    """As verl's engine gives tensors of a model without adapters; of one with them it first gathers all."""
+    from verl.utils.device import get_device_id
+    from verl.utils.fsdp_utils import normalize_peft_param_name
+    from verl.utils.model import convert_weight_keys
+    from verl.workers.engine.fsdp.utils import unfuse_moe_params
+
+    tensors = convert_weight_keys(normalize_peft_param_name(engine.module.state_dict()), engine.module)
+    whole = (
+        (name, tensor.to(get_device_id()).full_tensor() if hasattr(tensor, "full_tensor") else tensor)
+        for name, tensor in tensors.items()
+    )
+    yield from unfuse_moe_params(whole, engine.model_config.hf_config.model_type)
+
+
+def served_dtype(model_path: Path, dtype: str) -> ChooseDtype:
+    """Which dtype a tensor is published in: a ``dtype`` by torch's name, or ``auto``, the one of the model's files.
+
+    With ``auto`` tensors that the files keep in float32 beside others in the model's dtype stay as they are. Numbers
+    that are not floating-point are published as they are.
+    """
+    import torch
+
+    wide: set[str] = set()
+    if dtype == "auto":
+        config = json.loads((model_path / "config.json").read_text("utf-8"))
+        text = config.get("text_config") or {}
+        names = (part.get(key) for part in (config, text) for key in ("dtype", "torch_dtype"))
+        dtype = next((str(name).removeprefix("torch.") for name in names if name), "float32")
+        stored = _stored_dtypes(model_path)
+        if CODES.get(dtype) in stored.values():
+            wide = {name for name, code in stored.items() if code == "F32"}
+    chosen = getattr(torch, dtype)
+
+    def choose(name: str, trained: Any) -> Any:
+        if not trained.is_floating_point:
+            return trained
+        return torch.float32 if name in wide else chosen
+
+    return choose
+
+
+def _stored_dtypes(model_path: Path) -> dict[str, str]:
+    stored: dict[str, str] = {}
+    for path in model_path.glob("*.safetensors"):
+        try:
+            tensors = parse_tensors(read_header(path), path.stat().st_size)
+        except InvalidSafetensors:
+            continue
+        stored |= {name: tensor.dtype for name, tensor in tensors.items()}
+    return stored
