@@ -48,6 +48,7 @@ def make_engine(
             mixed_precision=precision,
             use_torch_compile=on_gpu,
             use_remove_padding=settings.engine.use_remove_padding,
+            use_no_sync_for_gradient_accumulation=settings.engine.use_no_sync_for_gradient_accumulation,
             forward_only=frozen and on_gpu,  # which pins its memory, and without an accelerator there is none to pin
         ),
         optimizer_config=FSDPOptimizerConfig(
