@@ -51,6 +51,11 @@ class EngineSettings(BaseModel):
         description="rows of a micro-batch one after another, without padding; false: side by side, padded to the "
         "longest, and so fewer of them",
     )
+    use_no_sync_for_gradient_accumulation: bool = Field(
+        False,
+        description="add up gradients of micro-batches before ranks exchange them: less traffic, but each rank "
+        "keeps all gradients, in float32",
+    )
     enable_gradient_checkpointing: bool | None = Field(
         None, description="activations are computed again in the backward pass; none: on a GPU"
     )
