@@ -18,6 +18,7 @@ VERL_ENGINE_FIELDS = {
     "offload_policy",
     "ulysses_sequence_parallel_size",
     "model_dtype",
+    "use_no_sync_for_gradient_accumulation",
     "use_remove_padding",
     "entropy_checkpointing",
 }

@@ -60,6 +60,12 @@ class EngineSettings(BaseModel):
     entropy_checkpointing: bool = Field(False, description="an entropy bonus is computed again in the backward pass")
     use_torch_compile: bool | None = Field(None, description="compile the entropy; none: on a GPU")
 
+    use_no_sync_for_gradient_accumulation: bool = Field(
+        False,
+        description="add up gradients of micro-batches before ranks exchange them: less traffic, but each rank "
+        "keeps all gradients, in float32",
+    )
+
     @model_validator(mode="after")
     def _parallel(self) -> Self:
         if self.ulysses_sequence_parallel_size > 1 and not self.use_remove_padding:

@@ -39,6 +39,17 @@ SettingsOption = Annotated[
     Path | None,
     typer.Option("--settings", help="YAML or JSON with any field of this role; variables and options win over it"),
 ]
+RanksOption = Annotated[
+    int, typer.Option(min=1, help="with --dry-run: processes, each with a GPU, that the learner is to have")
+]
+GpuMemoryOption = Annotated[
+    float | None,
+    typer.Option(min=1, help="with --dry-run: GiB of each GPU [default: of the GPU here, else this machine's memory]"),
+]
+GpuTflopsOption = Annotated[
+    float | None,
+    typer.Option(min=0.001, help="with --dry-run: TFLOP/s that training reaches on a GPU [default: measured here]"),
+]
 DatabaseOption = Annotated[str, typer.Option(help="ClickHouse database")]
 RunOption = Annotated[str, typer.Option(help="one run only, by its name or its directory")]
 JsonOption = Annotated[bool, typer.Option("--json", help="a list of objects")]

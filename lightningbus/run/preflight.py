@@ -12,6 +12,7 @@ from inference.settings import InferenceSettings
 from learner.rollouts.capacity import Capacity, find_shortage
 from learner.rollouts.dispatch_mark import SHARED_SETTINGS
 from learner.settings.learner import LearnerSettings
+from lightningbus.run.memory_check import Target, check_memory
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import EvalSettings, RunSettings, describe_problems
 from lightningbus.run.stack import child_specs
@@ -101,7 +102,7 @@ def _find_inconsistencies(settings: RunSettings, learner: LearnerSettings, heldo
         yield "learner.max_steps: a training job trains for at least one"
 
 
-def run_checks(settings: RunSettings, job: TrainJob) -> Iterator[str]:
+def run_checks(settings: RunSettings, job: TrainJob, target: Target) -> Iterator[str]:
     """Sentences of what was found to be in order; raises `UserError` at the first thing that is not."""
     assert job.learner.tasks is not None
     for path in (job.learner.tasks, job.eval.tasks):
@@ -112,6 +113,8 @@ def run_checks(settings: RunSettings, job: TrainJob) -> Iterator[str]:
     trained = [learner.model_path for learner in job.learners]
     for path in dict.fromkeys([*trained, *(node.model_path for node in settings.inference)]):
         yield f"{path}: {_check_model(path, [node for node in settings.inference if node.model_path == path])}"
+    for learner in job.learners:
+        yield from check_memory(learner, settings.inference, target)
     for runner in {runner.model_dump_json(): runner for runner in settings.runners}.values():
         yield from asyncio.run(try_agent(runner, _first_task(job, runner.agent_name)))
 

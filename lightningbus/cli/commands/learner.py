@@ -8,7 +8,10 @@ import typer
 from bus.task_file import TaskFileError
 from lightningbus.cli.options import (
     BusOption,
+    GpuMemoryOption,
+    GpuTflopsOption,
     HealthOption,
+    RanksOption,
     SettingsOption,
     exit_on_user_error,
     load_settings,
@@ -28,6 +31,12 @@ def learner(
     checkpoints: Annotated[Path | None, typer.Option(help="where to keep them [default: runs/checkpoints]")] = None,
     health: HealthOption = None,
     settings: SettingsOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="say what memory and time training takes, and do not train")
+    ] = False,
+    ranks: RanksOption = 1,
+    gpu_memory: GpuMemoryOption = None,
+    gpu_tflops: GpuTflopsOption = None,
 ) -> None:
     """Train on finished rollouts with verl, and publish every step as a weight version.
 
@@ -44,6 +53,12 @@ def learner(
 
     options = {"model_path": model_path, "tasks": tasks, "max_steps": steps, "run": run, "checkpoint_dir": checkpoints}
     checked = load_settings(LearnerSettings, "learner", settings, context.args, **options, health_address=health)
+    if dry_run:
+        from lightningbus.run.memory_check import Target, check_memory
+
+        target = Target(ranks, gpu_memory, gpu_tflops)
+        print("\n".join(exit_on_user_error(lambda: list(check_memory(checked, (), target)))))
+        return
     if distributed.is_worker_rank():
         room.run_worker(checked)
         return

@@ -7,6 +7,9 @@ from typing import Annotated
 import typer
 
 from lightningbus.cli.options import (
+    GpuMemoryOption,
+    GpuTflopsOption,
+    RanksOption,
     exit_on_user_error,
     require_extra,
     run_async,
@@ -19,6 +22,9 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="check everything but the weights; run the agent once")
     ] = False,
+    ranks: RanksOption = 1,
+    gpu_memory: GpuMemoryOption = None,
+    gpu_tflops: GpuTflopsOption = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="go on where the run was stopped, instead of moving it aside")
     ] = False,
@@ -27,6 +33,7 @@ def train(
     with require_extra("demo"):
         importlib.import_module("matplotlib")  # the picture comes last, and is not to be what fails
     from lightningbus.run import preflight, train_job
+    from lightningbus.run.memory_check import Target
     from lightningbus.run.settings import load_run_settings
     from lightningbus.run.train_result import report
 
@@ -42,7 +49,7 @@ def train(
         rounds = exit_on_user_error(training_rounds, settings)
 
     def look() -> None:
-        for line in preflight.run_checks(settings, job):
+        for line in preflight.run_checks(settings, job, Target(ranks, gpu_memory, gpu_tflops)):
             print(line)
 
     if dry_run:

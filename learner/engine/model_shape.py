@@ -1,0 +1,86 @@
+"""The shape of a model, read from its configuration: modules are made without their weights."""
+
+import re
+from typing import Any
+
+from learner.engine.memory_plan import ModelShape
+
+
+def read_shape(config: Any, target_modules: str | list[str] = "all-linear") -> ModelShape:
+    """Of a configuration of transformers; the modules get LoRA adapters, as PEFT names them.
+
+    Raises ValueError if transformers has no causal language model for it.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    return shape_of(model, target_modules)
+
+
+def shape_of(model: Any, target_modules: str | list[str] = "all-linear") -> ModelShape:
+    """Of a model of transformers, on any device, the meta device too."""
+    text = model.config.get_text_config()
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    blocks = [module for module in model.modules() if type(module).__name__ in (model._no_split_modules or ())]
+    block = max((_count(module) for module in blocks), default=sum(sizes.values()))
+    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    is_tied = output is not None and embedding.weight is output.weight
+    apart = [] if is_tied else [_count(module) for module in (embedding, output) if module is not None]
+    experts = next((value for name in EXPERTS if (value := getattr(text, name, None))), 0)
+    expert_width = (getattr(text, "moe_intermediate_size", None) or text.intermediate_size) if experts else 0
+    return ModelShape(
+        num_params=sum(sizes.values()),
+        num_expert_params=sum(size for name, size in sizes.items() if ".experts." in name),
+        block_params=block,
+        group_params=max([block, *apart]),
+        root_params=sum(sizes.values()) - sum(map(_count, blocks)) - sum(apart),
+        adapter_width=_adapter_width(model, target_modules),
+        num_embedding_params=0 if is_tied else _count(embedding),
+        hidden=text.hidden_size,
+        layers=text.num_hidden_layers,
+        heads=text.num_attention_heads,
+        kv_heads=getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+        intermediate=_dense_width(model, text, experts),
+        vocabulary=text.vocab_size,
+        experts=experts,
+        experts_per_token=text.num_experts_per_tok if experts else 0,
+        expert_intermediate=expert_width,
+        has_qk_norm=any(".q_norm." in name for name in sizes),
+    )
+
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Names that configurations have for the number of routed experts."""
+
+
+def _count(module: Any) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _dense_width(model: Any, text: Any, experts: int) -> int:
+    """Features of the MLP that every token takes: the only one, or a shared expert."""
+    if not experts:
+        return int(text.intermediate_size)
+    shared = [module for name, module in model.named_modules() if name.endswith(("shared_expert", "shared_experts"))]
+    return max((module.gate_proj.out_features for module in shared), default=0)
+
+
+def _adapter_width(model: Any, target_modules: str | list[str]) -> int:
+    """Input plus output features of the modules that PEFT gives adapters: by end of name, or by a pattern of all of it.
+
+    ``all-linear`` is every linear module but the output embedding. Fused experts are no linear modules.
+    """
+    import torch
+
+    def is_target(name: str, module: Any) -> bool:
+        if target_modules == "all-linear":
+            return module is not model.get_output_embeddings()
+        if isinstance(target_modules, str):
+            return re.fullmatch(target_modules, name) is not None
+        return any(name == target or name.endswith(f".{target}") for target in target_modules)
+
+    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    return sum(module.in_features + module.out_features for name, module in linear if is_target(name, module))

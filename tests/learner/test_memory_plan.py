@@ -1,0 +1,235 @@
+"""The memory plan against torch's own accounting of real models, and against tensors that are there."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from peft import LoraConfig, get_peft_model
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from verl.utils.fsdp_utils import _select_fsdp2_wrap_targets
+
+from benchmarks.memory import BEGIN, END, PAGE, QWEN_32B, render
+from benchmarks.memory import CASES as CASES_OF_PAGE
+from learner.engine.memory_advice import advise
+from learner.engine.memory_plan import TrainingShape, plan_memory
+from learner.engine.model_shape import read_shape, shape_of
+from learner.engine.packed_attention import register_packed_attention
+from learner.engine.token_log_probs import CHUNK_TOKENS, log_probs_from_logits
+
+TOKENS, ROW = 256, 64
+SMALL = {
+    "vocab_size": 1024, "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+}  # fmt: skip
+CONFIGS = {
+    "qwen2, tied": Qwen2Config(**SMALL, tie_word_embeddings=True),
+    "llama, GQA": LlamaConfig(**{**SMALL, "num_key_value_heads": 1, "tie_word_embeddings": False}),
+    "qwen3": Qwen3Config(**SMALL),
+    "four experts": Qwen3MoeConfig(
+        **SMALL, moe_intermediate_size=160, num_experts=4, num_experts_per_tok=2, tie_word_embeddings=False
+    ),
+}
+HOW = TrainingShape(num_ranks=1, tokens=TOKENS, row_tokens=ROW, logits_chunk=CHUNK_TOKENS, overhead_bytes=0)
+models = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+checkpointing = pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointing"])
+
+
+def build(config: Any, checkpointing: bool) -> Any:
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=register_packed_attention())
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()
+
+
+def forward(model: Any, is_packed: bool = True) -> Any:
+    """Logits of four rows of which one is a little shorter, without padding or with it."""
+    if is_packed:
+        positions = torch.cat([torch.arange(ROW)] * (TOKENS // ROW))[None]
+        return model(torch.ones_like(positions), position_ids=positions, use_cache=False).logits
+    ids = torch.ones(TOKENS // ROW, ROW, dtype=torch.int64)
+    mask = ids.clone()
+    mask[0, -3:] = 0
+    return model(ids, attention_mask=mask, use_cache=False).logits
+
+
+def saved_bytes(model: Any, is_packed: bool) -> int:
+    """Of the storages that autograd keeps, parameters aside."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    storages: dict[int, Any] = {}
+
+    def keep(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            storages[storage.data_ptr()] = storage  # alive, so that its address stays its own
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        forward(model, is_packed)
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+@models
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "padded"])
+def test_activations_are_what_autograd_saves(config: Any, dtype: torch.dtype, is_packed: bool) -> None:
+    """Within 2 %."""
+    model = build(config, checkpointing=False).to(dtype)
+    how = replace(HOW, use_remove_padding=is_packed, checkpointing=False, compute_bytes=dtype.itemsize)
+    assert plan_memory(shape_of(model), how).saved_activations == pytest.approx(saved_bytes(model, is_packed), rel=0.02)
+
+
+@contextmanager
+def ranks(count: int) -> Iterator[Any]:
+    """The first of so many ranks, whose collectives do nothing: memory is as if the others were there."""
+    dist.init_process_group("fake", rank=0, world_size=count, store=FakeStore())
+    try:
+        yield init_device_mesh("cpu", (count,))
+    finally:
+        dist.destroy_process_group()
+
+
+def shard(model: Any, mesh: Any) -> Any:
+    """As verl does: layers, and embeddings that are not tied."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=True)
+    for module in _select_fsdp2_wrap_targets(model, list(model._no_split_modules)):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model
+
+
+def tracked_peak(config: Any, count: int, checkpointing: bool, num_micro_batches: int = 1, defer: bool = False) -> int:
+    """Bytes at the peak of a second training step, by torch's tracker of FSDP2."""
+    with ranks(count) as mesh:
+        model = shard(build(config, checkpointing), mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+
+        def step() -> None:
+            for number in range(num_micro_batches):
+                tracker.reset_mod_stats()  # those of each module, of which it takes one pass
+                model.set_requires_gradient_sync(not defer or number == num_micro_batches - 1)
+                logits = forward(model).squeeze(0)
+                logits = logits / torch.ones(TOKENS, 1, dtype=logits.dtype)  # by temperature, as verl does
+                loss = log_probs_from_logits(logits, torch.ones(TOKENS, dtype=torch.int64)).sum()
+                del logits
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        tracker = FSDPMemTracker(model, optimizer)
+        with tracker:
+            step()
+            step()
+        return sum(kinds["Total"] for kinds in tracker.get_tracker_snapshot("peak").values())
+
+
+CASES = [
+    (name, checkpointing, 8)
+    for name in ("qwen2, tied", "llama, GQA", "four experts")
+    for checkpointing in (False, True)
+]
+
+
+@pytest.mark.parametrize(("name", "checkpointing", "count"), [*CASES, ("qwen2, tied", False, 1)])
+def test_the_peak_is_what_torch_tracks(name: str, checkpointing: bool, count: int) -> None:
+    """The plan is at most 5 % less, and at most 18 % more; with gradients of an earlier micro-batch.
+
+    The plan adds up what may be there at once, and small models have it at different moments.
+    """
+    how = replace(HOW, num_ranks=count, checkpointing=checkpointing)
+    plan = plan_memory(read_shape(CONFIGS[name]), how)
+    peak = tracked_peak(CONFIGS[name], count, checkpointing, num_micro_batches=2)
+    assert 0.95 <= plan.peak / peak <= 1.18, plan
+
+
+def test_gradients_that_are_not_exchanged_are_whole() -> None:
+    """Each rank has all of them in float32, whatever the number of ranks."""
+    config = CONFIGS["llama, GQA"]
+    model = read_shape(config)
+    more = tracked_peak(config, 8, True, num_micro_batches=2, defer=True) - tracked_peak(config, 8, True, 2)
+    how = replace(HOW, num_ranks=8)
+    planned = plan_memory(model, replace(how, defers_gradient_sync=True)).peak - plan_memory(model, how).peak
+    assert planned == 4 * model.num_params
+    assert more == pytest.approx(planned, rel=0.25)
+
+
+@pytest.mark.parametrize("target", ["all-linear", ["q_proj", "v_proj"], r".*\.(gate|up)_proj"], ids=str)
+@models
+def test_adapters_are_as_many_as_pefts(config: Any, target: str | list[str]) -> None:
+    """Gradients and optimiser state are theirs alone."""
+    adapted = get_peft_model(
+        AutoModelForCausalLM.from_config(config),
+        LoraConfig(task_type="CAUSAL_LM", r=8, target_modules=target),
+    )
+    trained = [parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad]
+    model = read_shape(config, target)
+    assert model.adapter_width * 8 == sum(trained)
+    plan = plan_memory(model, replace(HOW, lora_rank=8))
+    assert plan.gradients == 4 * sum(trained) and plan.optimizer_state == 8 * sum(trained)
+    assert plan.parameters == 4 * sum(parameter.numel() for parameter in adapted.parameters())
+
+
+@models
+def test_states_are_the_tensors_of_a_real_step(config: Any) -> None:
+    """Parameters, gradients, and AdamW's state."""
+    model = build(config, checkpointing=False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    forward(model).sum().backward()
+    optimizer.step()
+    plan = plan_memory(shape_of(model), HOW)
+    own = list(model.parameters())
+    assert plan.parameters == sum(each.nbytes for each in own)
+    assert plan.gradients == sum(each.grad.nbytes for each in own if each.grad is not None)
+    state = [value for each in optimizer.state.values() for value in each.values() if value.dim()]
+    assert plan.optimizer_state == sum(value.nbytes for value in state)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_params", "num_active"),
+    [
+        ("Qwen3-0.6B", 596_049_920, 596_049_920),
+        ("Qwen2.5-3B", 3_085_938_688, 3_085_938_688),
+        ("Qwen2.5-7B", 7_615_616_512, 7_070_619_136),
+        ("Qwen2.5-32B", 32_763_876_352, 31_985_308_672),
+        ("Qwen3-30B-A3B", 30_532_122_624, 3_041_862_656),
+    ],
+)
+def test_parameters_are_counted_without_weights(name: str, num_params: int, num_active: int) -> None:
+    """As the models' pages have them; active ones are without the lookup of the input embedding."""
+    (config,) = [case.config for case in CASES_OF_PAGE if case.name == name]
+    shape = read_shape(config)
+    assert (shape.num_params, shape.num_active_params) == (num_params, num_active)
+
+
+def test_32_billion_need_many_gpus() -> None:
+    """One GPU of 80 GiB is never enough; sixteen are, and the advice says so."""
+    shape = read_shape(QWEN_32B)
+    capacity = 80 * 2**30
+    one = TrainingShape(num_ranks=1, tokens=16384, row_tokens=8192)
+    assert plan_memory(shape, one).peak > 500 * 2**30
+    alone, _ = advise(shape, one, capacity, 0, set())
+    assert [(change.setting.split(",")[0], change.how.num_ranks) for change in alone] == [("ranks: 16", 16)]
+    assert plan_memory(shape, replace(one, num_ranks=16)).peak < capacity
+    crowded = replace(one, num_ranks=16, tokens=65536, defers_gradient_sync=True)
+    alone, together = advise(shape, crowded, capacity, 0, {"use_no_sync_for_gradient_accumulation"})
+    assert not alone and [change.setting for change in together] == [
+        "engine.use_no_sync_for_gradient_accumulation: false",
+        "actor.ppo_max_token_len_per_gpu: 16384",
+    ]
+    assert together[-1].peak <= capacity
+
+
+def test_nothing_is_enough_for_a_model_beyond_all_gpus() -> None:
+    assert advise(read_shape(QWEN_32B), TrainingShape(1, 8192, 8192), 2**30, 0, set()) == ([], [])
+
+
+def test_the_page_has_the_plan() -> None:
+    assert PAGE.read_text().split(BEGIN)[1].split(END)[0] == render(), "run python -m benchmarks.memory"
