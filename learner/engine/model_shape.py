@@ -71,7 +71,8 @@ def _dense_width(model: Any, text: Any, experts: int) -> int:
 def _adapter_width(model: Any, target_modules: str | list[str]) -> int:
     """Input plus output features of the modules that PEFT gives adapters: by end of name, or by a pattern of all of it.
 
-    ``all-linear`` is every linear module but the output embedding. Fused experts are no linear modules.
+    ``all-linear`` is every linear module but the output embedding, routers, and experts: an adapter for each, in
+    gates and up-projections, which are one matrix, of twice the rank. Other patterns find linear modules alone.
     """
     import torch
 
@@ -83,4 +84,18 @@ def _adapter_width(model: Any, target_modules: str | list[str]) -> int:
         return any(name == target or name.endswith(f".{target}") for target in target_modules)
 
     linear = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
-    return sum(module.in_features + module.out_features for name, module in linear if is_target(name, module))
+    width = sum(module.in_features + module.out_features for name, module in linear if is_target(name, module))
+    return width + (_expert_adapter_width(model) if target_modules == "all-linear" else 0)
+
+
+def _expert_adapter_width(model: Any) -> int:
+    """Of fused experts, ``[experts, out, in]``, and of routers that are no linear modules, ``[experts, in]``."""
+    width = 0
+    for name, parameter in model.named_parameters():
+        if name.endswith(".experts.gate_up_proj"):
+            width += 2 * parameter.shape[0] * sum(parameter.shape[1:])
+        elif name.endswith(".experts.down_proj"):
+            width += parameter.shape[0] * sum(parameter.shape[1:])
+        elif name.endswith(".mlp.gate.weight"):
+            width += sum(parameter.shape)
+    return width

@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from inference.settings import InferenceSettings
 from learner.batching.advantages import GAE
 from learner.engine.memory_advice import advise, step_flops
-from learner.engine.memory_plan import MemoryPlan, ModelShape, TrainingShape, host_bytes, plan_memory
+from learner.engine.memory_plan import OVERHEAD_BYTES, MemoryPlan, ModelShape, TrainingShape, host_bytes, plan_memory
 from learner.settings.engine import EngineSettings
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.role_process import UserError
 
 GIB = 2**30
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 VLLM_SHARE = 0.92
 """vLLM's default of --gpu-memory-utilization."""
-ADAM_BYTES = {4: 8, 2: 4}
-"""State of AdamW for a parameter, by the bytes of the parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +51,10 @@ def check_memory(learner: LearnerSettings, nodes: Sequence[InferenceSettings], t
 
 def training_shape(learner: LearnerSettings, num_ranks: int, has_gpu: bool) -> TrainingShape:
     """How a learner of so many ranks trains: on GPUs in bfloat16 over float32 weights, on CPUs in float32."""
-    engine, optim, lora_rank = learner.engine, learner.actor.optim, learner.lora.lora_rank
-    param_bytes = 4 if engine.model_dtype == "fp32" else 2
-    precision = engine.mixed_precision.param_dtype if engine.mixed_precision is not None else None
+    engine, lora_rank = learner.engine, learner.lora.lora_rank
+    checkpointing, precision = engine.enable_gradient_checkpointing, engine.mixed_precision
+    compute_dtype = precision.param_dtype if precision is not None else ("bf16" if has_gpu else "fp32")
+    param_bytes = BYTES[engine.model_dtype]
     return TrainingShape(
         num_ranks=num_ranks,
         tokens=learner.actor.ppo_max_token_len_per_gpu,
@@ -62,19 +62,26 @@ def training_shape(learner: LearnerSettings, num_ranks: int, has_gpu: bool) -> T
         shard_ranks=max(0, engine.fsdp_size),
         ulysses_ranks=engine.ulysses_sequence_parallel_size,
         use_remove_padding=engine.use_remove_padding,
-        checkpointing=has_gpu if engine.enable_gradient_checkpointing is None else engine.enable_gradient_checkpointing,
+        checkpointing=has_gpu if checkpointing is None else checkpointing,
         offload_policy=engine.offload_policy,
         param_bytes=param_bytes,
-        compute_bytes=2 if precision in ("bf16", "fp16") or (precision is None and has_gpu) else 4,
-        optimizer_bytes=2 if "8bit" in optim.optimizer.lower() else ADAM_BYTES[param_bytes],
+        compute_bytes=BYTES[compute_dtype],
+        optimizer_bytes=_optimizer_bytes(learner.actor.optim.optimizer, param_bytes),
         has_foreach_optimizer=has_gpu,
         lora_rank=lora_rank,
-        defers_gradient_sync=engine.use_no_sync_for_gradient_accumulation and num_ranks > 1,
+        defers_gradient_sync=engine.use_no_sync_for_gradient_accumulation,
         entropy_bonus=learner.actor.entropy_coeff > 0,
         has_critic=learner.algorithm.adv_estimator == GAE,
         has_reference=learner.actor.use_kl_loss and not lora_rank,
-        **({} if has_gpu else {"overhead_bytes": GIB}),
+        overhead_bytes=OVERHEAD_BYTES if has_gpu else GIB,
     )
+
+
+def _optimizer_bytes(name: str, param_bytes: int) -> int:
+    """State for each parameter: of Adam two numbers, in the weights' dtype or in 8 bits; of SGD one at most."""
+    if "8bit" in name.lower():
+        return 2
+    return param_bytes if name == "SGD" else 2 * param_bytes
 
 
 def describe(name: str, model: ModelShape, how: TrainingShape, capacity: int, share: int) -> Iterator[str]:

@@ -286,7 +286,11 @@ def test_a_training_job_is_checked_without_its_weights(tmp_path: Path) -> None:
     done = run(*arguments, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     *lines, trial, warning = done.stdout.splitlines()
-    assert lines == [
+    plan = lines[4:]
+    assert plan[0].startswith("policy: memory of each of 1 rank, 16,384 tokens at once, in GiB")
+    assert f"  {'parameters':<44}{1015.6e6 * 4 / 2**30:8.1f}" in plan, "float32"
+    assert any("about" in line and "an estimate" in line for line in plan)
+    assert lines[:4] == [
         "tasks.jsonl: 1 tasks",
         "other.jsonl: 1 tasks",
         "TRAIN_ROLLOUTS: 2,048 MiB hold the steps between two checkpoints",
@@ -294,6 +298,9 @@ def test_a_training_job_is_checked_without_its_weights(tmp_path: Path) -> None:
     ]
     assert re.fullmatch(r"agent:solve: task 'a' with scripted answers: 0 model calls, reward 1, \d\.\d s", trial)
     assert warning.startswith("warning: agent:solve made no model call: ")
+    other = run(*arguments, "--gpu-memory", 4, "--ranks", 2, "--gpu-tflops", 100, cwd=tmp_path).stdout
+    assert "GiB does not fit in 4.0 GiB" in other and "at 100 TFLOP/s on each rank" in other
+    assert f"  {'inference engine on the same GPU':<44}{0.92 * 4:8.1f}" in other, "vLLM's default share"
     large = {"groups_per_step": 512, "group_size": 16, "seq_len": 16384, "max_staleness": 0}
     (tmp_path / "large.yaml").write_text(yaml.safe_dump({**job, "learner": {**job["learner"], **large}}))
     refused = says(run("train", "-c", "large.yaml", "--dry-run", cwd=tmp_path))
