@@ -72,7 +72,7 @@ STREAMS = (
     replace(
         _stream(subjects.DISPATCH, [subjects.ALL_DISPATCH_MARKS], RetentionPolicy.LIMITS, DiscardPolicy.OLD, 16),
         max_msgs_per_subject=1,
-        republish=RePublish(src=subjects.ALL_DISPATCH_MARKS, dest=subjects.ALL_DISPATCHED),
+        republish=RePublish(src=subjects.ALL_DISPATCH_MARKS, dest=subjects.dispatched("{{wildcard(1)}}")),
     ),
     # Prompts apart from weights: runners may look into this one, and a busy training run pushes no prompt out.
     _stream(
