@@ -8,6 +8,7 @@ from nats.js.api import (
     AckPolicy,
     ConsumerConfig,
     DiscardPolicy,
+    RePublish,
     RetentionPolicy,
     StorageType,
     StreamConfig,
@@ -66,10 +67,12 @@ STREAMS = (
         DiscardPolicy.OLD,
         256,
     ),
-    # One message a run: how far its learners have dispatched.
+    # One message a run: how far its learners have dispatched. The stream says a new count again: learners are in
+    # accounts of their own, where they do not hear each other.
     replace(
         _stream(subjects.DISPATCH, [subjects.ALL_DISPATCH_MARKS], RetentionPolicy.LIMITS, DiscardPolicy.OLD, 16),
         max_msgs_per_subject=1,
+        republish=RePublish(src=subjects.ALL_DISPATCH_MARKS, dest=subjects.dispatched("{{wildcard(1)}}")),
     ),
     # Prompts apart from weights: runners may look into this one, and a busy training run pushes no prompt out.
     _stream(

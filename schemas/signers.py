@@ -3,7 +3,7 @@
 The bus is not trusted: a node that serves weights trusts the key of their author instead.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from schemas.audit import AuditState
@@ -14,21 +14,32 @@ from schemas.weights.release_policy import VERDICTS
 
 LEARNER, INFERENCE, AUDITOR, ADMIN = "learner", "inference", "auditor", "admin"
 SIGNER_ROLES: Final = (LEARNER, INFERENCE, AUDITOR, ADMIN)
-"""Roles with a signing key."""
+"""Roles with a signing key; of several learners each has its own."""
 SIGNED_EVENTS: Final = (WeightManifest, ReleaseState, PromptVersion, PromptReleaseState, AuditState)
 _CONTEXT = b"lightningbus signature 1"
+
+
+def learner_role(model: str) -> str:
+    """The role of a model's learner where learners train several models."""
+    return f"{LEARNER}-{model}"
+
+
+def learner_roles(models: Iterable[str]) -> dict[str, str]:
+    """The models that learners train, by the role of each: one learner is ``learner``, of several each has its own."""
+    names = list(dict.fromkeys(models))
+    return {LEARNER: names[0]} if len(names) == 1 else {learner_role(model): model for model in names}
 
 
 def can_sign(role: str, event: Event) -> bool:
     """Whether a role may write an event.
 
-    The learner writes manifests, a node canary verdicts, the auditor convictions, an admin any decision.
+    A learner writes manifests of its model, a node canary verdicts, the auditor convictions, an admin any decision.
     Prompts and the decisions on them are an admin's: agents run what they say.
     """
     if isinstance(event, (PromptVersion, PromptReleaseState)):
         return role == ADMIN
     if isinstance(event, WeightManifest):
-        return role == LEARNER
+        return role in (LEARNER, learner_role(event.model))
     if isinstance(event, ReleaseState) and event.decisions:
         action = event.decisions[-1].action
         return role == ADMIN or (role == INFERENCE and action in VERDICTS) or (role == AUDITOR and action == "revoked")

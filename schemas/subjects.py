@@ -24,6 +24,7 @@ ALL_PROMPTS = "lb.prompts.version.*"
 ALL_PROMPT_RELEASES = "lb.prompts.release.*"
 ALL_DLQ = "lb.dlq.*"
 ALL_DISPATCH_MARKS = "lb.dispatch.*"
+ALL_DISPATCHED = "lb.dispatched.*"
 ALL_HEARTBEATS = "lb.heartbeat.>"
 
 TRAIN_ROLLOUT = "lb.rollout.train"
@@ -109,6 +110,11 @@ def heartbeats(role: str) -> str:
 def dispatch_mark(run: str) -> str:
     """How many groups of a run are dispatched; the last message is the current count."""
     return f"lb.dispatch.{run}"
+
+
+def dispatched(run: str) -> str:
+    """Where the stream says each new count of a run, once it is stored; core NATS."""
+    return f"lb.dispatched.{run}"
 
 
 def learner_durable(model: str) -> str:

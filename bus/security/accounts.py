@@ -45,8 +45,9 @@ class Account:
 
 
 def account_name(role: str) -> str:
-    """The account a role's users are in."""
-    return BUS if role == ADMIN else LEAF_ROLES.get(role, role).upper()
+    """The account a role's users are in; a model's name in it stays as it is, so that no two are one."""
+    kind, dash, model = LEAF_ROLES.get(role, role).partition("-")
+    return BUS if role == ADMIN else f"{kind.upper()}{dash}{model}"
 
 
 def build_accounts(identities: Identities, permissions: Mapping[str, Permissions] = PERMISSIONS) -> str:

@@ -7,14 +7,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import nkeys
 
 from bus.errors import CredentialsError
 from bus.nats_client import PlaintextServerError
 from bus.security.secrets import read_secret
 from bus.security.signing import Signing
+from schemas.signers import LEARNER, learner_role
 
 FILE = "credentials.json"
+POLICIES = "policies.json"
+"""Which models learners may train; beside the folders of all roles."""
 HELP = "a directory that `lightningbus bus create-users` wrote"
 FATAL_TLS_REASONS = ("ALERT", "WRONG_VERSION_NUMBER", "UNSUPPORTED_PROTOCOL")
 
@@ -69,6 +73,18 @@ class Credentials:
         credentials.build_options()
         return credentials
 
+    @classmethod
+    def read_learner(cls, directory: Path, model: str) -> "Credentials":
+        """Read those of a model's learner, as `read`; where one model is trained they are the role ``learner``'s."""
+        if (directory / learner_role(model) / FILE).exists():
+            return cls.read(directory, learner_role(model))
+        if (directory / POLICIES).exists() and model not in (known := read_policies(directory)):
+            raise CredentialsError(
+                f"by the users in {directory} learners train {', '.join(known)} and not {model}: make new users, with "
+                "--policy for each model of the run, by `lightningbus bus create-users`"
+            )
+        return cls.read(directory, LEARNER)
+
     def build_options(self) -> dict[str, Any]:
         """Arguments for nats-py's ``connect``; every file is checked, so that an error names the bad one."""
         options: dict[str, Any] = {"inbox_prefix": self.inbox}
@@ -104,6 +120,14 @@ class Credentials:
             except ssl.SSLError as error:
                 raise CredentialsError(f"{self.cert} and {self.key} are not a certificate and its key") from error
         return context
+
+
+def read_policies(out: Path) -> tuple[str, ...]:
+    """The models that learners may train by these users; raises `CredentialsError`."""
+    try:
+        return tuple(msgspec.json.decode((out / POLICIES).read_bytes(), type=list[str]))
+    except (OSError, msgspec.DecodeError) as error:
+        raise CredentialsError(f"{out / POLICIES} does not list the models that learners train: {error}") from error
 
 
 def _first_line(path: Path) -> str:

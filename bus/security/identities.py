@@ -12,6 +12,8 @@ from bus.security.certificates import CERT, CLIENT, KEY, CertificateAuthority
 from bus.security.secrets import new_key, read_secret, write_secret
 
 NKEY, PASSWORD = "nkey", "password"
+MAX_ROLE_IN_NAME = 32
+"""Characters of a role that a certificate's name has: X.509 allows a name 64, and chance makes this one unique."""
 Identity = dict[str, str]
 """The fields of a user in the server's configuration that say who it is."""
 
@@ -29,7 +31,7 @@ def new_certificate(directory: Path, role: str, authority: CertificateAuthority)
     nats-server takes an nkey whatever certificate it comes with, so with TLS there is none: the certificate says who
     it is (``verify_and_map``), and the password keeps a server that maps no certificates from believing a bare name.
     """
-    authority.issue(directory, f"lightningbus {role} {secrets.token_hex(8)}", CLIENT)
+    authority.issue(directory, f"lightningbus {role[:MAX_ROLE_IN_NAME]} {secrets.token_hex(8)}", CLIENT)
     write_secret(directory / PASSWORD, new_key() + "\n")
     return {"cert": CERT, "key": KEY, "password": PASSWORD}
 

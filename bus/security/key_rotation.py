@@ -8,10 +8,11 @@ from cryptography import x509
 
 from bus.errors import CredentialsError
 from bus.security.certificates import CA, CERT, CLIENT, KEY, ROUTE_PREFIX, SERVER, CertificateAuthority
+from bus.security.credentials import read_policies
 from bus.security.identities import NKEY, PASSWORD, identity_of, new_certificate, new_nkey
-from bus.security.permissions import LEAF_ROLES, PERMISSIONS
+from bus.security.permissions import LEAF_ROLES
 from bus.security.secrets import CONF, SERVER_DIR
-from bus.security.users import server_conf, write_leaf_conf
+from bus.security.users import roles_of, server_conf, write_leaf_conf
 
 PREVIOUS, NEXT = "previous", "next"
 """Below the users: what the roles were let in by before, and what the server shows after the second step."""
@@ -29,11 +30,11 @@ def begin_rotation(out: Path, site: bool = False) -> Iterator[str]:
         )
     if (out / PREVIOUS).exists():
         raise CredentialsError(f"a rotation of {out} is under way: end it with --finish")
-    server = out / SERVER_DIR
+    roles, server = roles_of(out, site), out / SERVER_DIR
     authority = CertificateAuthority.create() if server.exists() else None
     previous = out / PREVIOUS
     previous.mkdir(mode=0o700)
-    for role in PERMISSIONS:
+    for role in roles:
         directory, kept = out / role, previous / role
         kept.mkdir(mode=0o700)
         # A reader meets the old files or the new ones; where it meets both it is refused once, and reads again.
@@ -74,7 +75,7 @@ def finish_rotation(out: Path, site: bool = False) -> Iterator[str]:
             file.replace(server / file.name)
         (server / NEXT).rmdir()
         _remove_old(server, ROUTE_PREFIX)
-        for directory in (server, *(out / role for role in PERMISSIONS)):
+        for directory in (server, *(out / role for role in roles_of(out, site))):
             _remove_old(directory)
     shutil.rmtree(out / PREVIOUS)
     _write_conf(out, site)
@@ -84,9 +85,9 @@ def finish_rotation(out: Path, site: bool = False) -> Iterator[str]:
 def _write_conf(out: Path, site: bool) -> None:
     identities = {
         role: [identity_of(directory) for directory in (out / role, out / PREVIOUS / role) if directory.exists()]
-        for role in PERMISSIONS
+        for role in roles_of(out, site)
     }
-    server_conf(out, identities, site)
+    server_conf(out, identities, () if site else read_policies(out), site)
 
 
 def _add_certificate(authority: CertificateAuthority, directory: Path, prefix: str = "") -> None:

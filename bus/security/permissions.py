@@ -7,8 +7,9 @@ role has an inbox prefix of its own, so that no role hears what another is answe
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from bus.streams import BUCKET, DEFAULT_POLICIES, STORE_CONSUMERS, learner_consumer
+from bus.streams import BUCKET, DEFAULT_POLICIES, STORE_CONSUMERS, ConsumerSpec, learner_consumer
 from schemas import subjects
+from schemas.signers import LEARNER, learner_roles
 
 API = "$JS.API"
 EVERYTHING = ">"
@@ -87,7 +88,7 @@ _ROLE_PERMISSIONS: Mapping[str, Permissions] = {
         subscribe=(subjects.heartbeats("*"),),
         max_connections=16,
     ),
-    "learner": Permissions(
+    LEARNER: Permissions(
         publish=(
             f"{API}.STREAM.INFO.{subjects.TRAIN_ROLLOUTS}",
             f"{API}.STREAM.INFO.{subjects.TASKS}",
@@ -106,7 +107,7 @@ _ROLE_PERMISSIONS: Mapping[str, Permissions] = {
             *_WRITE_OBJECTS,
             subjects.heartbeats("learner"),
         ),
-        subscribe=(subjects.ALL_WEIGHTS, subjects.ALL_DISPATCH_MARKS, subjects.heartbeats("inference")),
+        subscribe=(subjects.ALL_DISPATCHED, subjects.heartbeats("inference")),
         max_connections=256,
     ),
     "inference": Permissions(
@@ -174,28 +175,38 @@ def via_hub_domain(what: Iterable[str]) -> tuple[str, ...]:
 
 
 def make_permissions(policies: Iterable[str] = DEFAULT_POLICIES) -> Mapping[str, Permissions]:
-    """Permissions by role where learners train these models: they publish versions of no other.
+    """Permissions by role where learners train these models; a learner has a right to its own model and to no other.
 
-    ``client`` puts tasks in and looks on; ``admin`` makes streams and consumers and may do anything with them; a leaf
-    is a far site's server, which publishes and receives for its runners, or its nodes.
+    One learner is ``learner``, of several each is ``learner-MODEL``. ``client`` puts tasks in and looks on; ``admin``
+    makes streams and consumers and may do anything with them; a leaf is a far site's server, which publishes and
+    receives for its runners, or its nodes.
     """
-    models = tuple(dict.fromkeys(policies))
-    learners = [learner_consumer(model) for model in models]
-    store, learner = _ROLE_PERMISSIONS["store"], _ROLE_PERMISSIONS["learner"]
-    resets = [f"{API}.CONSUMER.RESET.{reader.stream}.{reader.durable}" for reader in learners]
-    infos = [f"{API}.CONSUMER.INFO.{reader.stream}.{reader.durable}" for reader in learners]
-    consume_rights = [right for reader in learners for right in _consume(reader.stream, reader.durable)]
+    learners = learner_roles(policies)
+    readers = [learner_consumer(model) for model in learners.values()]
+    infos = [f"{API}.CONSUMER.INFO.{reader.stream}.{reader.durable}" for reader in readers]
+    store = _ROLE_PERMISSIONS["store"]
     roles = {
-        **_ROLE_PERMISSIONS,
-        "store": replace(store, publish=(*store.publish, *infos, *resets)),
-        "learner": replace(
-            learner, publish=(*learner.publish, *consume_rights, *resets, *map(subjects.weights, models))
-        ),
+        **{role: permissions for role, permissions in _ROLE_PERMISSIONS.items() if role != LEARNER},
+        "store": replace(store, publish=(*store.publish, *infos, *map(_reset, readers))),
+        **{role: _learner_permissions(model) for role, model in learners.items()},
     }
     leaves = {
         leaf: replace(roles[role], publish=via_hub_domain(roles[role].publish)) for leaf, role in LEAF_ROLES.items()
     }
     return {**roles, **leaves}
+
+
+def _learner_permissions(model: str) -> Permissions:
+    learner, reader, weights = _ROLE_PERMISSIONS[LEARNER], learner_consumer(model), subjects.weights(model)
+    return replace(
+        learner,
+        publish=(*learner.publish, *_consume(reader.stream, reader.durable), _reset(reader), weights),
+        subscribe=(*learner.subscribe, weights),
+    )
+
+
+def _reset(reader: ConsumerSpec) -> str:
+    return f"{API}.CONSUMER.RESET.{reader.stream}.{reader.durable}"
 
 
 PERMISSIONS = make_permissions()

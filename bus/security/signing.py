@@ -94,10 +94,9 @@ class SigningKeys:
     seeds: Mapping[str, bytes]
 
     @classmethod
-    def create(cls) -> "SigningKeys":
+    def create(cls, roles: Iterable[str] = SIGNER_ROLES) -> "SigningKeys":
         """Fresh ones for all roles that sign."""
-        seeds = {role: nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER) for role in SIGNER_ROLES}
-        return cls({role: [nkeys.from_seed(seed).public_key.decode()] for role, seed in seeds.items()}, seeds)
+        return cls({}, {}).with_fresh(roles)
 
     @classmethod
     def read(cls, directory: Path) -> "SigningKeys":
@@ -108,9 +107,20 @@ class SigningKeys:
         role = role_of(_key(seed).public_key.decode(), public)
         return cls(public, {role: read_secret(seed, "signing key").strip().encode()})
 
+    def with_fresh(self, roles: Iterable[str]) -> "SigningKeys":
+        """With fresh ones for these roles; what older keys of theirs have signed stays valid."""
+        seeds = {role: nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER) for role in roles}
+        fresh = {role: nkeys.from_seed(seed).public_key.decode() for role, seed in seeds.items()}
+        public = {role: [*self.public.get(role, ()), key] for role, key in fresh.items()}
+        return SigningKeys({**self.public, **public}, {**self.seeds, **seeds})
+
+    def write_public(self, directory: Path) -> None:
+        """Write whom a role believes into its folder."""
+        (directory / PUBLIC).write_text(json.dumps(self.public, indent=2) + "\n")
+
     def write(self, directory: Path, role: str) -> dict[str, str]:
         """Write what a role needs into its folder; returns the fields of its credentials file that name it."""
-        (directory / PUBLIC).write_text(json.dumps(self.public, indent=2) + "\n")
+        self.write_public(directory)
         if role not in self.seeds:
             return {"signers": PUBLIC}
         write_secret(directory / SEED, self.seeds[role] + b"\n")
@@ -118,7 +128,10 @@ class SigningKeys:
 
 
 def make_keys(out: Path, roles: Iterable[str], file: str) -> None:
-    """Folders of all roles with signing keys and nothing else, for a bus that lets in everybody on this host."""
+    """Folders of all roles with signing keys and nothing else, for a bus that lets in everybody on this host.
+
+    All learners there are ``learner``: no server tells them apart.
+    """
     keys, unfinished = SigningKeys.create(), out.with_name(f".{out.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True, mode=0o700)

@@ -1,26 +1,24 @@
 """Users of the bus, made: a key for each role, certificates if wanted, and what the server is told of them."""
 
 import json
+import shutil
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
 from bus.errors import CredentialsError
 from bus.security.accounts import build_accounts, build_leaf_accounts
 from bus.security.certificates import CA, CERT, CLIENT, KEY, ROUTE_PREFIX, SERVER, CertificateAuthority
-from bus.security.credentials import FILE
+from bus.security.credentials import FILE, POLICIES, read_policies
 from bus.security.identities import NKEY, Identity, identity_of, new_certificate, new_nkey
 from bus.security.permissions import LEAF_ROLES, PERMISSIONS, inbox_prefix, make_permissions
 from bus.security.secrets import CONF, INFERENCE_API_KEY, SERVER_DIR, new_key, read_secret, write_secret
 from bus.security.signing import SigningKeys
 from bus.streams import DEFAULT_POLICIES
+from schemas.signers import ADMIN, LEARNER, SIGNER_ROLES, learner_roles
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 LEAF_CONF = "nkey.conf"
-POLICIES = "policies.json"
-"""Which models learners may train."""
 INFERENCE_KEY_ROLES = ("runner", "inference")
 """Who holds the inference API key of the nodes' gateways."""
 
@@ -37,10 +35,11 @@ def create_users(
 
     ``hosts``: more names and addresses the server is reached under, for its certificate; ``site``: it is a far site's.
     ``signing``: a role's folder of the cluster, by whose signing keys a site goes; None: fresh ones. ``policies``:
-    the models that learners may train.
+    the models that learners may train; with several, each learner has a user of its own.
     """
     out.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if taken := next((name for name in (CONF, *PERMISSIONS) if (out / name).exists()), None):
+    roles = [*LEAF_ROLES.values()] if site else [*make_permissions(policies)]
+    if taken := next((name for name in (CONF, *PERMISSIONS, *roles) if (out / name).exists()), None):
         raise CredentialsError(
             f"{out / taken} exists: give another --out, or remove it, and with it what was let in by it"
         )
@@ -48,31 +47,16 @@ def create_users(
         raise CredentialsError(
             "a far site uses the cluster's signing keys: give --signing, the `inference` folder of the cluster's users"
         )
-    keys = SigningKeys.read(signing) if signing is not None else SigningKeys.create()
+    signers = [*learner_roles(policies), *(role for role in SIGNER_ROLES if role != LEARNER)]
+    keys = SigningKeys.read(signing) if signing is not None else SigningKeys.create(signers)
     authority = CertificateAuthority.create() if tls else None
     inference_api_key = new_key()
     identities = {}
-    for role in LEAF_ROLES.values() if site else PERMISSIONS:
-        directory = out / role
-        directory.mkdir(mode=0o700)
-        credentials = {"inbox": inbox_prefix(role), **keys.write(directory, role)}
-        if authority is None or role in LEAF_ROLES:  # a site's server comes with its nkey
-            credentials |= new_nkey(directory)
-        if role in LEAF_ROLES:
-            write_leaf_conf(directory)
-        if authority is not None:
-            authority.write(directory)
-            credentials |= {"ca": CA}
-            if role in LEAF_ROLES:
-                authority.issue(directory, f"lightningbus {role}", CLIENT)
-                credentials |= {"cert": CERT, "key": KEY}
-            else:
-                credentials |= new_certificate(directory, role, authority)
-        identities[role] = [identity_of(directory)]
+    for role in roles:
+        identities[role] = [_create_user(out / role, role, keys, authority)]
         if role in INFERENCE_KEY_ROLES:
-            write_secret(directory / INFERENCE_API_KEY, inference_api_key + "\n")
-        (directory / FILE).write_text(json.dumps(credentials, indent=2) + "\n")
-        yield f"{directory}: what {role} is let in by"
+            write_secret(out / role / INFERENCE_API_KEY, inference_api_key + "\n")
+        yield f"{out / role}: what {role} is let in by"
     if authority is not None:
         directory = out / SERVER_DIR
         directory.mkdir(mode=0o700)
@@ -84,36 +68,68 @@ def create_users(
         routes.write(directory, ROUTE_PREFIX)
         routes.issue(directory, "lightningbus bus", SERVER, CLIENT, hosts=names, prefix=ROUTE_PREFIX)
         yield f"{directory}: the server's certificate, for {', '.join(names)}"
-    (out / POLICIES).write_text(json.dumps(list(policies)) + "\n")
-    server_conf(out, identities, site)
+    server_conf(out, identities, policies, site)
+    _write_policies(out, policies)
     yield f"{out / CONF}: who may do what, for the server; with TLS it holds passwords"
 
 
-def server_conf(out: Path, identities: Mapping[str, Sequence[Identity]], site: bool) -> None:
+def _create_user(directory: Path, role: str, keys: SigningKeys, authority: CertificateAuthority | None) -> Identity:
+    directory.mkdir(mode=0o700)
+    credentials = {"inbox": inbox_prefix(role), **keys.write(directory, role)}
+    if authority is None or role in LEAF_ROLES:  # a site's server comes with its nkey
+        credentials |= new_nkey(directory)
+    if role in LEAF_ROLES:
+        write_leaf_conf(directory)
+    if authority is not None:
+        authority.write(directory)
+        credentials |= {"ca": CA}
+        if role in LEAF_ROLES:
+            authority.issue(directory, f"lightningbus {role}", CLIENT)
+            credentials |= {"cert": CERT, "key": KEY}
+        else:
+            credentials |= new_certificate(directory, role, authority)
+    (directory / FILE).write_text(json.dumps(credentials, indent=2) + "\n")
+    return identity_of(directory)
+
+
+def server_conf(out: Path, identities: Mapping[str, Sequence[Identity]], policies: Sequence[str], site: bool) -> None:
     """Write the server's configuration: by which identities each role is let in, and its TLS where it has a place."""
-    permissions = make_permissions(read_policies(out))
-    fragment = build_leaf_accounts(identities) if site else build_accounts(identities, permissions)
+    fragment = build_leaf_accounts(identities) if site else build_accounts(identities, make_permissions(policies))
     if (out / SERVER_DIR).exists():
         fragment += _tls((out / SERVER_DIR).resolve())
     (out / CONF).unlink(missing_ok=True)
     write_secret(out / CONF, f"# Users of a nats-server: `include` this file in its configuration.\n{fragment}")
 
 
-def read_policies(out: Path) -> tuple[str, ...]:
-    """The models that learners may train by these users; raises `CredentialsError`."""
-    try:
-        return tuple(msgspec.json.decode((out / POLICIES).read_bytes(), type=list[str]))
-    except (OSError, msgspec.DecodeError) as error:
-        raise CredentialsError(f"{out / POLICIES} does not list the models that learners train: {error}") from error
+def roles_of(out: Path, site: bool) -> list[str]:
+    """The roles that have a user here; raises `CredentialsError`."""
+    return [*LEAF_ROLES.values()] if site else [*make_permissions(read_policies(out))]
 
 
 def allow_policies(out: Path, policies: Sequence[str]) -> None:
-    """Let learners train these models and no others; the server reads it at its next start."""
-    if read_policies(out) == tuple(policies):
+    """Let learners train these models and no others, by users without TLS; the server reads it at its next start.
+
+    A learner that has no user yet is given one. What former learners signed stays valid, their users are removed.
+    """
+    learners = learner_roles(policies)
+    present = {file.parent.name for file in out.glob(f"{LEARNER}*/{FILE}")}
+    if read_policies(out) == tuple(policies) and present == learners.keys():
         return
+    for role in present - learners.keys():
+        shutil.rmtree(out / role)
+    added = [role for role in learners if role not in present]
+    keys = SigningKeys.read(out / ADMIN).with_fresh(added)
+    for file in out.glob(f"*/{FILE}"):
+        keys.write_public(file.parent)
+    for role in added:
+        shutil.rmtree(out / role, ignore_errors=True)  # of a run that ended while it made it
+        _create_user(out / role, role, keys, authority=None)
+    server_conf(out, {role: [identity_of(out / role)] for role in make_permissions(policies)}, policies, site=False)
+    _write_policies(out, policies)
+
+
+def _write_policies(out: Path, policies: Sequence[str]) -> None:
     (out / POLICIES).write_text(json.dumps(list(policies)) + "\n")
-    identities = {role: [identity_of(out / role)] for role in PERMISSIONS if (out / role).exists()}
-    server_conf(out, identities, site=False)
 
 
 def write_leaf_conf(directory: Path) -> None:

@@ -38,7 +38,7 @@ class RunDispatch:
 
     def __init__(self, bus: Bus, settings: LearnerSettings, problems: Sequence[TaskInput]) -> None:
         self._bus, self._run, self._model = bus, settings.run, settings.model
-        self.subject = subjects.dispatch_mark(settings.run)
+        self.subject, self.announced_on = subjects.dispatch_mark(settings.run), subjects.dispatched(settings.run)
         self._settings_sha256 = hash_shared_settings(settings, problems)
         self._sequence = 0
         self._groups_by_model: Mapping[str, int] = {}

@@ -183,7 +183,7 @@ class Dispatcher:
             self._is_mark_new = True
             self._wake.set()
 
-        subscription = await self._bus.nc.subscribe(self._run.subject, cb=on_mark)
+        subscription = await self._bus.nc.subscribe(self._run.announced_on, cb=on_mark)
         try:
             await self._run_loop()
         finally:

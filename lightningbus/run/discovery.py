@@ -32,11 +32,12 @@ class BusEndpoint:
     inference_api_key: Path | None = None
 
 
-def discover_bus(url: str | None, role: str, run: RunDirectory | None = None) -> BusEndpoint:
+def discover_bus(url: str | None, role: str, run: RunDirectory | None = None, model: str | None = None) -> BusEndpoint:
     """Where a role finds the bus: ``url``, else what the environment says, else ``run`` or the latest that is up here.
 
-    Credentials and the inference API key come from the environment, else from the same run. Raises `BusError` for
-    unusable credentials, or when nothing names the bus and the latest run's endpoints are corrupt.
+    Credentials and the inference API key come from the environment, else from the same run. ``model``: the one that a
+    learner trains, which may have a user of its own. Raises `BusError` for unusable credentials, or when nothing names
+    the bus and the latest run's endpoints are corrupt.
     """
     url = url or os.environ.get(BUS_VARIABLE)
     run = run or RunDirectory.latest()
@@ -48,10 +49,11 @@ def discover_bus(url: str | None, role: str, run: RunDirectory | None = None) ->
         log.warning("%s", error)
         endpoints = None
     if endpoints is None or url not in (None, endpoints.bus):  # another bus than the run's
-        return BusEndpoint(url or DEFAULT_URL, find_credentials(role), find_api_key(role))
+        return BusEndpoint(url or DEFAULT_URL, find_credentials(role, model=model), find_api_key(role))
     directory = Path(endpoints.credentials) if endpoints.credentials else None
     key = Path(endpoints.inference_api_key) if endpoints.inference_api_key else None
-    return BusEndpoint(endpoints.bus, find_credentials(role, directory), find_api_key(role, directory) or key)
+    credentials = find_credentials(role, directory, model)
+    return BusEndpoint(endpoints.bus, credentials, find_api_key(role, directory) or key)
 
 
 def find_credentials_directory() -> Path | None:
@@ -60,10 +62,12 @@ def find_credentials_directory() -> Path | None:
     return Path(directory) if directory else None
 
 
-def find_credentials(role: str, default: Path | None = None) -> Credentials | None:
-    """A role's credentials; raises `BusError` when the directory has none."""
+def find_credentials(role: str, default: Path | None = None, model: str | None = None) -> Credentials | None:
+    """A role's credentials, or those of a model's learner; raises `BusError` when the directory has none."""
     directory = find_credentials_directory() or default
-    return Credentials.read(directory, role) if directory is not None else None
+    if directory is None:
+        return None
+    return Credentials.read(directory, role) if model is None else Credentials.read_learner(directory, model)
 
 
 def find_api_key(role: str, directory: Path | None = None) -> Path | None:

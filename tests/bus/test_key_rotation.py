@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -17,6 +18,7 @@ from bus.errors import CredentialsError
 from bus.security import certificate_expiry
 from bus.security.certificates import CertificateAuthority
 from bus.security.credentials import Credentials
+from bus.security.identities import identity_of
 from bus.security.key_rotation import begin_rotation, finish_rotation
 from bus.security.users import create_users
 from bus.task_publisher import TaskPublisher
@@ -131,6 +133,37 @@ async def test_rotation_cuts_nobody_off(tmp_path: Path, tls: bool) -> None:
                 assert (await admin.js.stream_info("TASKS")).state.messages >= published
         with pytest.raises(CredentialsError, match="no rotation"):
             list(finish_rotation(users))
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["keys", "keys and authorities"])
+async def test_each_learner_of_several_models_gets_new_keys(tmp_path: Path, tls: bool) -> None:
+    users = tmp_path / "users"
+    assert list(create_users(users, tls=tls, policies=("writer", "checker")))
+    old = tmp_path / "old"
+    shutil.copytree(users / "learner-checker", old)
+    assert f"{users / 'learner-checker'}: new keys" in list(begin_rotation(users))
+    async with nats_server(tmp_path / "nats", users=users) as server:
+        for access in (Credentials.read(users, "learner-checker"), Credentials.read(old, "learner-checker")):
+            await let_in(server.url, access)
+        assert list(finish_rotation(users))
+        reload(server)
+        await reloaded(server.url, Credentials.read(old, "learner-checker"), refused=True)
+        for model in ("writer", "checker"):
+            await let_in(server.url, Credentials.read_learner(users, model))
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["keys", "keys and authorities"])
+async def test_the_users_of_a_far_site_get_new_keys(tmp_path: Path, tls: bool) -> None:
+    cluster, site = tmp_path / "cluster", tmp_path / "site"
+    assert list(create_users(cluster, tls=tls))
+    assert list(create_users(site, tls=tls, site=True, signing=cluster / "inference"))
+    before = identity_of(site / "runner")
+    assert list(begin_rotation(site, site=True))
+    after, conf = identity_of(site / "runner"), (site / "users.conf").read_text()
+    assert before != after and all(value in conf for value in (*before.values(), *after.values()))
+    assert list(finish_rotation(site, site=True))
+    conf = (site / "users.conf").read_text()
+    assert not any(value in conf for value in before.values()) and all(value in conf for value in after.values())
 
 
 async def test_the_end_of_each_certificate_is_a_metric_and_a_warning_when_near(

@@ -8,12 +8,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nats.aio.msg import Msg
 from nats.errors import StaleConnectionError
 
 from bus.client import Bus
@@ -25,10 +26,11 @@ from bus.message import Message
 from bus.prompts import PromptRegistry
 from bus.security.credentials import Credentials
 from bus.security.identities import identity_of
-from bus.security.permissions import LEAF_ROLES, PERMISSIONS, inbox_prefix, via_hub_domain
+from bus.security.permissions import LEAF_ROLES, PERMISSIONS, inbox_prefix, make_permissions, via_hub_domain
 from bus.security.users import create_users
 from bus.streams import (
     BUCKET,
+    DEFAULT_POLICIES,
     STORE_CONSUMERS,
     STORE_DLQ,
     STORE_EVENTS,
@@ -46,15 +48,17 @@ from bus.weights.version_cache import WeightCache
 from common.aio import cancel_and_wait
 from inference.weights.updater import WeightUpdater
 from learner.publishing.publisher import WeightPublisher
+from learner.rollouts.dispatch_mark import RunDispatch
 from learner.settings.learner import LearnerSettings
 from learner.settings.weights import WeightSettings
 from runners.prompts import AgentPrompts
 from schemas import subjects
 from schemas.audit import AuditVerdict, RolloutAudit
-from schemas.codec import encode
+from schemas.codec import decode, encode
 from schemas.fleet import Alert, Heartbeat
 from schemas.prompts import PromptCanary, PromptReleaseState, PromptVersion, digest_of
 from schemas.tasks import Task, TaskBatchRecord
+from schemas.training import DispatchMark
 from schemas.weights.events import ReleaseState, SwapLockState, WeightManifest, WeightsActivated
 from tests import tensorfiles
 from tests.commands import environment
@@ -74,6 +78,7 @@ class Secured:
 
     url: str
     users: Path
+    policies: tuple[str, ...] = DEFAULT_POLICIES
 
     @asynccontextmanager
     async def as_(self, role: str, **changes: Any) -> AsyncIterator[Bus]:
@@ -91,17 +96,32 @@ def lightningbus(*arguments: object, cwd: Path) -> "subprocess.CompletedProcess[
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     """Made and started as a user would: one server for every test here."""
-    place = tmp_path_factory.mktemp("secured")
-    process = lightningbus("bus", "create-users", "--out", "secrets", "--tls", "--host", "bus.example.org", cwd=place)
+    with serving(tmp_path_factory.mktemp("secured"), DEFAULT_POLICIES) as secured:
+        yield secured
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """As `secured`, where learners train two models."""
+    with serving(tmp_path_factory.mktemp("pair"), ("writer", "checker")) as pair:
+        yield pair
+
+
+@contextmanager
+def serving(place: Path, policies: tuple[str, ...]) -> Iterator[Secured]:
+    """Users of the learners of these models, and a server that knows them."""
+    options = [option for model in policies for option in ("--policy", model)]
+    names = ["--out", "secrets", "--tls", "--host", "bus.example.org"]
+    process = lightningbus("bus", "create-users", *names, *options, cwd=place)
     assert process.returncode == 0, process.stderr
-    command = [*LIGHTNINGBUS, "--credentials", "secrets", "bus", "--port", "0", "--dir", "bus"]
+    command = [*LIGHTNINGBUS, "--credentials", "secrets", "bus", "--port", "0", "--dir", "bus", *options]
     with (place / "bus.log").open("w") as log:
         server = subprocess.Popen(command, cwd=place, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=log, text=True)
     assert server.stdout is not None
     try:
         line = server.stdout.readline()
         assert line.startswith("bus: nats://127.0.0.1:"), (place / "bus.log").read_text()
-        yield Secured(line.removeprefix("bus: ").strip(), place / "secrets")
+        yield Secured(line.removeprefix("bus: ").strip(), place / "secrets", policies)
     finally:
         server.terminate()
         server.wait(20)
@@ -116,19 +136,30 @@ async def take_next(bus: Bus, consumer: ConsumerSpec) -> Message:
         return delivery
 
 
-async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("system", "as_learner", "model"),
+    [("secured", "learner", "policy"), ("pair", "learner-checker", "checker")],
+)
+async def test_each_role_does_its_work_and_is_denied_nothing(
+    system: str, as_learner: str, model: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     """The whole wire, over TLS: tasks, leases, spans, versions with their blobs, heartbeats, dead letters."""
+    secured: Secured = request.getfixturevalue(system)
+    consumer_of_learner = learner_consumer(model)
     async with AsyncExitStack() as exits:
-        roles = {role: await exits.enter_async_context(secured.as_(role)) for role in PERMISSIONS}
-        runner, store, learner, node, client = (roles[r] for r in ("runner", "store", "learner", "inference", "client"))
-        await roles["admin"].provision()
+        names = make_permissions(secured.policies)
+        roles = {role: await exits.enter_async_context(secured.as_(role)) for role in names}
+        runner, store, learner, node, client = (
+            roles[role] for role in ("runner", "store", as_learner, "inference", "client")
+        )
+        await roles["admin"].provision(policies=secured.policies)
         fleet = await exits.enter_async_context(store.fleet("*"))
         watching = [await exits.enter_async_context(role.fleet("inference")) for role in (runner, learner)]
         for role, name in (
             ("runner", "runner"),
             ("inference", "inference"),
             ("store", "store"),
-            ("learner", "learner"),
+            (as_learner, "learner"),
         ):
             await exits.enter_async_context(roles[role].heartbeat(name, "one", lambda: {"state": "ready"}))
         async with asyncio.timeout(10):
@@ -163,9 +194,10 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
             await DeadLetterQueue(runner).add(bad, "nobody could use it")
         assert isinstance((await take_next(store, STORE_EVENTS)).event(), TaskBatchRecord)
         assert (await take_next(store, STORE_TRAIN)).event() == batch
-        assert (await take_next(learner, learner_consumer("policy"))).event() == batch
-        assert await learner.delivered_count(learner_consumer("policy")) == 1
-        await learner.reset_consumer(learner_consumer("policy"), 1)
+        assert (await take_next(learner, consumer_of_learner)).event() == batch
+        assert await learner.delivered_count(consumer_of_learner) == 1
+        await learner.reset_consumer(consumer_of_learner, 1)
+        await store.reset_consumer(consumer_of_learner, 1)
         assert (await learner.stream_state(subjects.TRAIN_ROLLOUTS)).last_seq == 1
         assert (await learner.stream_state(subjects.TASKS)).created_at
         verdict = AuditVerdict(
@@ -173,7 +205,7 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
             decided_at_ns=1,
         )  # fmt: skip
         audit = RolloutAudit(
-            run_id="r", rollout_id="good.0", execution_id="e", call=0, model="policy", engine_id="node:1", version=1,
+            run_id="r", rollout_id="good.0", execution_id="e", call=0, model=model, engine_id="node:1", version=1,
             num_tokens=3, num_differing=3, mean_difference=1.0, max_difference=1.0, tolerance=0.01, evidence=30,
             audited_at_ns=1,
         )  # fmt: skip
@@ -187,6 +219,7 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
 
         contents = tensorfiles.weights(0, 200_000)
         settings = LearnerSettings(
+            model=model,
             model_path=tmp_path,
             checkpoint_dir=tmp_path,
             keep_weight_versions=2,
@@ -200,25 +233,25 @@ async def test_each_role_does_its_work_and_is_denied_nothing(secured: Secured, t
             await publisher.publish(weights, version=version, epoch=1, step=version)
         assert publisher.last is not None and publisher.last.kind == "delta"
         engine = Engine()
-        following = asyncio.create_task(WeightUpdater(node, "node", "policy", tmp_path / "node", engine).run())
+        following = asyncio.create_task(WeightUpdater(node, "node", model, tmp_path / "node", engine).run())
         await engine.holds(3)
-        await WeightRegistry(roles["admin"], "policy").append_decision("pinned", 2, actor="admin")
+        await WeightRegistry(roles["admin"], model).append_decision("pinned", 2, actor="admin")
         await engine.holds(2)  # in its turn, and back to the manifest of an older version
         written = {version: (tmp_path / f"{version}.safetensors").read_bytes() for version in (3, 2)}
         assert engine.loaded == list(written.items())
-        await WeightRegistry(node, "policy").append_decision("revoked", 3, actor="node")
+        await WeightRegistry(node, model).append_decision("revoked", 3, actor="node")
         await publisher.publish(weights, version=4, epoch=1, step=4)  # looks at what is still needed
         auditor = roles["auditor"]
         for _ in range(2):
-            await AuditLog(auditor, "policy").append(verdict)
+            await AuditLog(auditor, model).append(verdict)
         await auditor.publish(subjects.ROLLOUT_AUDITED, audit, msg_id="audit")
         await auditor.publish(subjects.ALERT, alert, msg_id="another alert")
-        await WeightRegistry(auditor, "policy").append_decision("revoked", 0, actor="auditor")
+        await WeightRegistry(auditor, model).append_decision("revoked", 0, actor="auditor")
         for reader in (learner, node, auditor):
-            assert (await AuditLog(reader, "policy").refresh()).verdicts == (verdict, verdict)
-        ((first_manifest, _),) = await WeightRegistry(auditor, "policy").manifests_of(2)
-        assert await WeightCache(auditor, "policy", tmp_path).ensure(first_manifest)
-        looking = WeightRegistry(client, "policy")
+            assert (await AuditLog(reader, model).refresh()).verdicts == (verdict, verdict)
+        ((first_manifest, _),) = await WeightRegistry(auditor, model).manifests_of(2)
+        assert await WeightCache(auditor, model, tmp_path).ensure(first_manifest)
+        looking = WeightRegistry(client, model)
         assert [manifest.version async for manifest, _ in looking.list_versions()] == [4, 3, 2, 1, 0]
         ((_, first),) = await looking.manifests_of(2)
         async with asyncio.timeout(10):
@@ -360,6 +393,62 @@ async def test_what_a_role_does_not_need_is_refused(secured: Secured, role: str)
             assert f'subscription to "{subject.lower()}"' in await denial(bus)
 
 
+@pytest.mark.parametrize(("role", "other"), [("learner-writer", "checker"), ("learner-checker", "writer")])
+async def test_a_learner_neither_writes_nor_reads_for_another_model(pair: Secured, role: str, other: str) -> None:
+    """Versions of its own model, messages of its own durable; and it hears no other learner's."""
+    durable = subjects.learner_durable(other)
+    requests = (f"{API}.CONSUMER.{request}.TRAIN_ROLLOUTS.{durable}" for request in ("INFO", "MSG.NEXT", "RESET"))
+    async with pair.as_(role) as bus:
+        forbidden = (subjects.weights(other), *requests, f"$JS.ACK.TRAIN_ROLLOUTS.{durable}.1.1.1.1.1")
+        for subject in (*ADMINISTRATION, *MAY_NOT_SAY["learner"], *forbidden):
+            await bus.nc.publish(subject, b"{}", reply=bus.nc.new_inbox())
+            assert f'publish to "{subject.lower()}"' in await denial(bus)
+        others = [inbox_prefix(each) for each in make_permissions(pair.policies) if each != role]
+        for subject in {*HEARD, subjects.weights(other), *(f"{inbox}.>" for inbox in others)} - {BEATS_OF_NODES}:
+            await bus.nc.subscribe(subject)
+            assert f'subscription to "{subject.lower()}"' in await denial(bus)
+
+
+async def test_learners_of_two_models_dispatch_together(pair: Secured, tmp_path: Path) -> None:
+    """Each is told of the groups of the other, across their accounts, once the count is stored."""
+    heard: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def on_mark(message: Msg) -> None:
+        heard.put_nowait(message.data)
+
+    async with pair.as_("learner-writer") as one, pair.as_("learner-checker") as another:
+        writer, checker = (
+            RunDispatch(bus, LearnerSettings(model_path=tmp_path, run="r", model=model, task_model="writer"), [])
+            for bus, model in ((one, "writer"), (another, "checker"))
+        )
+        await another.nc.subscribe(checker.announced_on, cb=on_mark)
+        await another.nc.flush()
+        for num_groups in (1, 2):
+            await writer.advance(num_groups)
+            async with asyncio.timeout(10):
+                mark = decode(DispatchMark, await heard.get())
+            assert mark.groups_by_model == {"writer": num_groups}
+            assert await checker.refresh() == num_groups
+        assert not one.permission_errors and not another.permission_errors and heard.empty()
+
+
+async def test_models_of_similar_and_of_long_names_have_users_of_their_own(tmp_path: Path) -> None:
+    models = ("a-b", "A-B", "a_b", "learner", "x" * 64)
+    assert list(create_users(tmp_path / "users", tls=True, policies=models))
+    async with nats_server(tmp_path / "nats", users=tmp_path / "users") as server, AsyncExitStack() as exits:
+
+        async def enter(credentials: Credentials) -> Bus:
+            return await exits.enter_async_context(Bus.connect(server.url, wait=10, credentials=credentials))
+
+        await (await enter(Credentials.read(tmp_path / "users", "admin"))).provision(policies=models)
+        for model in models:
+            learner = await enter(Credentials.read_learner(tmp_path / "users", model))
+            assert await learner.publish_bytes(subjects.weights(model), b"{}", {}, 10)
+            for other in {*models} - {model}:
+                await learner.nc.publish(subjects.weights(other), b"{}")
+                assert f'publish to "{subjects.weights(other).lower()}"' in await denial(learner)
+
+
 async def test_a_word_that_is_refused_is_an_error_at_once(secured: Secured) -> None:
     """No publisher waits for the acknowledgement of what the server will not take; provisioning neither."""
     async with secured.as_("runner") as bus, asyncio.timeout(4):
@@ -394,10 +483,15 @@ def overlap(first: str, second: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("role", [role for role in PERMISSIONS if role != "admin"])
+PAIR = make_permissions(("writer", "checker"))
+
+
+@pytest.mark.parametrize("role", sorted({*PERMISSIONS, *PAIR} - {"admin"}))
 def test_no_two_rights_of_a_role_overlap(role: str) -> None:
     """A message of both would be imported twice."""
-    assert [pair for pair in itertools.combinations(PERMISSIONS[role].publish, 2) if overlap(*pair)] == []
+    rights = PAIR.get(role) or PERMISSIONS[role]
+    assert [pair for pair in itertools.combinations(rights.publish, 2) if overlap(*pair)] == []
+    assert [pair for pair in itertools.combinations(rights.subscribe, 2) if overlap(*pair)] == []
 
 
 async def test_a_role_has_a_bound_on_its_connections(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from bus.client import Bus
 from bus.embedded.nats_server import find_server, nats_server
 from bus.security.accounts import is_within
 from bus.security.credentials import Credentials
-from bus.security.permissions import PERMISSIONS
+from bus.security.permissions import PERMISSIONS, make_permissions
 from bus.security.users import create_users
-from bus.streams import STREAMS, durable_consumers, runner_consumer
+from bus.streams import DEFAULT_POLICIES, STREAMS, durable_consumers, runner_consumer
 from schemas import subjects
 
 pytestmark = pytest.mark.integration
@@ -36,7 +36,13 @@ REQUESTS = (
 )  # fmt: skip
 """Every request JetStream's API knows, as nats-server's source lists them (jetstream_api.go)."""
 SUBJECTS = {str(stream.name): stream.subjects or [] for stream in STREAMS}
-ROLES = [role for role in PERMISSIONS if role != "admin" and not role.startswith("leaf")]
+Policies = tuple[str, ...]
+PAIR = ("writer", "checker")
+ROLES: list[tuple[Policies, str]] = [
+    *((DEFAULT_POLICIES, role) for role in PERMISSIONS if role != "admin" and not role.startswith("leaf")),
+    (PAIR, "learner-writer"),
+]
+"""With the models that learners train there."""
 AGENTS = runner_consumer("calc", "train")
 EMPTY = b"{}"
 """What lies in the streams: a body that any request takes."""
@@ -49,7 +55,7 @@ BODIES: dict[str, tuple[bytes, ...]] = {
 }
 WORDS = (
     "lb.task.train.calc", "lb.rollout.train", "lb.rollout.eval", "lb.event.training_step", "lb.alert",
-    "lb.weights.version.policy", "lb.weights.activated.node", "lb.weights.release.policy",
+    "lb.weights.version.policy", "lb.weights.version.checker", "lb.weights.activated.node", "lb.weights.release.policy",
     "lb.weights.swap_lock.policy", "lb.dlq.TASKS",
     "lb.prompts.version.solver", "lb.prompts.release.solver", "lb.dispatch.run",
     "lb.dlq.TRAIN_ROLLOUTS", "$O.weights.C.evil", "$O.weights.M.evil", "lb.heartbeat.inference.evil",
@@ -57,10 +63,10 @@ WORDS = (
 )  # fmt: skip
 
 
-def targets() -> Iterator[str]:
+def targets(policies: Policies) -> Iterator[str]:
     """Every subject at which an answer could do harm."""
     names = [str(stream.name) for stream in STREAMS]
-    durables = [(reader.stream, reader.durable) for reader in (*durable_consumers(), AGENTS)]
+    durables = [(reader.stream, reader.durable) for reader in (*durable_consumers(policies), AGENTS)]
     for request in REQUESTS:
         head, stars = f"{API}.{request}", request.count("*")
         if stars == 2:
@@ -84,17 +90,17 @@ def literal(subject: str) -> str:
     return re.sub(r">$", "train.calc", subject).replace("*", token)
 
 
-def requests(role: str) -> Iterator[tuple[str, bytes]]:
+def requests(allowed: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """What a role may ask or publish, with every body that matters."""
-    for right in PERMISSIONS[role].publish:
+    for right in allowed:
         bodies = next((some for kind, some in BODIES.items() if f".{kind}." in right), (b"", EMPTY))
         yield from ((literal(right), body) for body in bodies)
 
 
 @pytest.fixture
-async def secured(tmp_path: Path) -> AsyncIterator[tuple[str, Path]]:
+async def secured(tmp_path: Path, policies: Policies) -> AsyncIterator[tuple[str, Path]]:
     """A server with users."""
-    list(create_users(tmp_path / "users", tls=False))
+    list(create_users(tmp_path / "users", tls=False, policies=policies))
     async with nats_server(tmp_path / "nats", users=tmp_path / "users") as server:
         yield server.url, tmp_path / "users"
 
@@ -125,23 +131,26 @@ async def stored(admin: Bus) -> set[tuple[str, int, str]]:
     return entries
 
 
-async def prepare(admin: Bus, many: int) -> None:
+async def prepare(admin: Bus, policies: Policies, many: int) -> None:
     """Streams with messages in each, more than will be pulled, of which the readers hold some."""
-    await admin.provision()
+    await admin.provision(policies=policies)
     await admin.ensure_consumer(AGENTS)
     for word in WORDS:
         if not word.startswith("lb.heartbeat"):
             await asyncio.gather(*(admin.publish_bytes(word, EMPTY, {}, 30) for _ in range(many)))
-    for reader in durable_consumers():
+    for reader in durable_consumers(policies):
         pull = await admin.js.pull_subscribe_bind(reader.durable, reader.stream)
         await pull.fetch(1, timeout=5)
 
 
-@pytest.mark.parametrize("role", ROLES)
-async def test_no_answer_does_what_its_receiver_may_not(secured: tuple[str, Path], role: str) -> None:
+@pytest.mark.parametrize(("policies", "role"), ROLES, ids=[role for _, role in ROLES])
+async def test_no_answer_does_what_its_receiver_may_not(
+    secured: tuple[str, Path], policies: Policies, role: str
+) -> None:
     """Every subject of JetStream's API, and of all that is stored, as the reply subject of all a role may send."""
     url, users = secured
     landed: set[str] = set()
+    allowed, replies = make_permissions(policies)[role].publish, list(targets(policies))
 
     def taking(word: str) -> Callable[[Msg], Awaitable[None]]:
         async def take(message: Msg) -> None:
@@ -153,19 +162,18 @@ async def test_no_answer_does_what_its_receiver_may_not(secured: tuple[str, Path
         Bus.connect(url, credentials=Credentials.read(users, "admin")) as admin,
         Bus.connect(url, credentials=Credentials.read(users, role)) as bus,
     ):
-        await prepare(admin, 4 * len(list(targets())))
+        await prepare(admin, policies, 4 * len(replies))
         before, entries = await contents(admin), await stored(admin)
-        for target in {*targets()} - {subjects.API_ADVISORY}:
+        for target in {*replies} - {subjects.API_ADVISORY}:
             await admin.nc.subscribe(target, cb=taking(target))
         await admin.nc.flush()
-        everything = list(requests(role))
-        for reply in targets():
+        everything = list(requests(allowed))
+        for reply in replies:
             for subject, body in everything:
                 await bus.nc.publish(subject, body, reply=reply)
                 await bus.nc.publish(subject, body, headers={"Nats-Trace-Dest": reply})
             await bus.nc.flush()
         await admin.nc.flush()
-        allowed = PERMISSIONS[role].publish
         foreign = {word for word in landed if not _may(word, allowed)}
         now = await contents(admin)
         assert now.keys() == before.keys(), "a stream or a consumer is gone, or new"

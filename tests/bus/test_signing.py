@@ -1,9 +1,11 @@
 """Weights are as good as the keys of who wrote them, whatever the bus brings."""
 
+import base64
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import nkeys
 import pytest
 from msgspec.structs import replace
 
@@ -13,11 +15,12 @@ from bus.errors import CredentialsError, FencedError
 from bus.security.credentials import FILE, Credentials
 from bus.security.permissions import PERMISSIONS
 from bus.security.signing import EXPECTED_LAST_HEADER, SIGNATURE_HEADER, InvalidSignatureError, SigningKeys, make_keys
+from bus.security.users import create_users
 from bus.weights.registry import WeightRegistry
 from schemas import subjects
 from schemas.audit import AuditState, AuditVerdict
 from schemas.codec import encode, schema_of
-from schemas.signers import can_sign
+from schemas.signers import bytes_to_sign, can_sign
 from schemas.weights.events import Blob, ReleaseDecision, ReleaseState, WeightManifest
 from schemas.weights.release_policy import apply_decision
 
@@ -118,6 +121,27 @@ async def test_a_signed_version_does_not_hold_on_another_subject_nor_changed_nor
         node.signing.check(SUBJECT, manifest(0), stored.data, stored.headers, second)
 
 
+async def test_a_version_that_the_learner_of_another_model_signed_is_not_served(
+    nats: NatsServer, tmp_path: Path
+) -> None:
+    """Nor can it sign one by mistake; the server of this test would take it from anybody."""
+    folder, policies = tmp_path / "users", ("policy", "checker")
+    assert list(create_users(folder, tls=False, policies=policies))
+    async with AsyncExitStack() as exits:
+        roles = Roles(nats.url, folder, exits)
+        await (await roles.as_("admin")).provision(policies=policies)
+        learner, checker, node = [await roles.as_(role) for role in ("learner-policy", "learner-checker", "inference")]
+        sequence = await learner.publish(SUBJECT, manifest(0), msg_id="0", expect_last=0)
+        with pytest.raises(CredentialsError, match="may not sign this WeightManifest"):
+            await checker.publish(SUBJECT, manifest(1), msg_id="1", expect_last=sequence)
+        pair = nkeys.from_seed((folder / "learner-checker" / "signing.seed").read_bytes().strip())
+        forged = pair.sign(bytes_to_sign(SUBJECT, sequence, encode(manifest(1))))
+        signature = f"{pair.public_key.decode()} {base64.b64encode(forged).decode()}"
+        last = await roles.send(SUBJECT, encode(manifest(1)), signature=signature, after=str(sequence))
+        problem = f"message {last} on {SUBJECT} is passed over: role learner-checker may not decide that"
+        assert await served(node) == (0, problem)
+
+
 async def test_a_decision_counts_only_from_who_may_decide_it(roles: Roles) -> None:
     """An admin decides anything, a node gives verdicts, nobody else anything; an old decision sent again is none."""
     learner, node, admin = [await roles.as_(role) for role in ("learner", "inference", "admin")]
@@ -176,11 +200,12 @@ def test_who_may_sign_what_is_one_table() -> None:
     overturning = AuditState(model="policy", verdicts=(conviction, replace(conviction, action="overturned")))
     table = {
         role: [can_sign(role, event) for event in (version, release, verdict, audits, overturning)]
-        for role in (*PERMISSIONS, "")
+        for role in (*PERMISSIONS, "learner-policy", "learner-other", "")
     }
     allowed = {role: row for role, row in table.items() if any(row)}
     assert allowed == {
         "learner": [True, False, False, False, False],
+        "learner-policy": [True, False, False, False, False],
         "inference": [False, False, True, False, False],
         "auditor": [False, False, True, True, False],
         "admin": [False, True, True, True, True],

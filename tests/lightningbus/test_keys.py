@@ -8,15 +8,19 @@ from pathlib import Path
 import pytest
 
 from bus.client import Bus
+from bus.errors import CredentialsError
 from bus.security.credentials import Credentials
 from bus.security.secrets import read_key, write_secret
 from bus.security.users import create_users
+from bus.weights.registry import WeightRegistry
 from lightningbus.run.discovery import discover_bus
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings
 from lightningbus.run.stack import LocalStack, start_stack
 from lightningbus.run.supervisor import ChildSpec
 from runners.settings import RunnerSettings
+from schemas import subjects
+from tests.bus.test_signing import manifest
 from tests.commands import environment
 
 pytestmark = pytest.mark.integration
@@ -111,6 +115,46 @@ async def test_a_run_with_users_gives_each_role_its_own(tmp_path: Path) -> None:
     assert len(secret) == 21 and "permissions violation" not in "".join(logs).lower()
     for line in (line for path in secret for line in path.read_text().splitlines() if "-----" not in line):
         assert not any(line in text for text in (reported, *logs))
+
+
+async def test_a_run_that_trains_other_models_has_users_of_its_learners(tmp_path: Path) -> None:
+    """Made as they are needed: each writes its own model only, and what an earlier learner signed is still believed."""
+    directory, sequence = RunDirectory(Path("runs/one")).create(), 0
+    users = directory.path.resolve() / "credentials"
+    for policies in (("writer",), ("writer", "checker"), ("writer", "checker"), ("writer",)):
+        async with start_stack(directory, BusSettings(port=0), "test", policies) as stack:
+            folders = {path.name for path in users.glob("learner*")}
+            assert folders == ({"learner"} if len(policies) == 1 else {"learner-writer", "learner-checker"})
+            for model in policies:
+                at = discover_bus(None, "learner", model=model)
+                async with Bus.connect(stack.url, credentials=at.credentials) as learner:
+                    for other in {*policies} - {model}:
+                        with pytest.raises(CredentialsError, match="this user has no right"):
+                            await learner.publish_bytes(subjects.weights(other), b"", {}, 10)
+                    if model == "writer":
+                        version = manifest(sequence, model)
+                        publishing = learner.publish(
+                            subjects.weights(model), version, msg_id=str(sequence), expect_last=sequence
+                        )
+                        sequence = await publishing
+            async with Bus.connect(stack.url, credentials=stack.find_credentials("inference")) as node:
+                listed = [entry.version async for entry, _ in WeightRegistry(node, "writer").list_versions()]
+                assert listed == [*range(sequence)][::-1], "of three different users"
+    with pytest.raises(CredentialsError, match="learners train writer and not checker: make new users, with --policy"):
+        Credentials.read_learner(users, "checker")
+
+
+def test_a_learner_finds_its_own_folder_or_is_given_it(tmp_path: Path) -> None:
+    list(create_users(tmp_path / "one", tls=False, policies=["writer"]))
+    list(create_users(tmp_path / "two", tls=False, policies=["writer", "checker"]))
+    for place, folder in (("one", "one/learner"), ("one/learner", "one/learner"), ("two", "two/learner-writer")):
+        found = Credentials.read_learner(tmp_path / place, "writer")
+        assert found == Credentials.read(tmp_path / folder, "learner")
+    given = Credentials.read_learner(tmp_path / "two" / "learner-checker", "checker")
+    assert given.inbox == "_INBOX_learner-checker"
+    for place in ("one", "two"):
+        with pytest.raises(CredentialsError, match="and not third: make new users, with --policy for each model"):
+            Credentials.read_learner(tmp_path / place, "third")
 
 
 def test_a_secret_is_there_whole_or_not_at_all(tmp_path: Path) -> None:

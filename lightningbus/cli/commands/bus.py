@@ -15,6 +15,7 @@ from lightningbus.cli.options import (
     DEFAULT_AGENT,
     PolicyOption,
     SizeOption,
+    check_names,
     exit_on_user_error,
     parse_sizes,
     require_extra,
@@ -85,7 +86,12 @@ def create_users_(
     ] = None,
     policy: PolicyOption = None,
 ) -> None:
-    """Make a user of the bus for each role, with no more rights than it needs, and the server's configuration."""
+    """Make a user of the bus for each role, with no more rights than it needs, and the server's configuration.
+
+    With several --policy each learner has a user of its own, `learner-MODEL`, for its own model only.
+    """
+    for model in policy or ():
+        check_names(policy=model)
     with require_extra("bus"):
         from bus.security.users import create_users
 

@@ -63,4 +63,5 @@ def learner(
         room.run_worker(checked)
         return
     expected = (errors.LearnerError, checkpoint.CheckpointError, TaskFileError)
-    run_role(exit_on_user_error(discover_bus, bus, "learner"), "learner", room.run, checked, *expected)
+    at = exit_on_user_error(discover_bus, bus, "learner", model=checked.model)
+    run_role(at, "learner", room.run, checked, *expected)
