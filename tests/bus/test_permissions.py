@@ -411,25 +411,25 @@ async def test_a_learner_neither_writes_nor_reads_for_another_model(pair: Secure
 
 async def test_learners_of_two_models_dispatch_together(pair: Secured, tmp_path: Path) -> None:
     """Each is told of the groups of the other, across their accounts, once the count is stored."""
-    heard: asyncio.Queue[bytes] = asyncio.Queue()
+    announced: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def on_mark(message: Msg) -> None:
-        heard.put_nowait(message.data)
+        announced.put_nowait(message.data)
 
-    async with pair.as_("learner-writer") as one, pair.as_("learner-checker") as another:
+    async with pair.as_("learner-writer") as writer_bus, pair.as_("learner-checker") as checker_bus:
         writer, checker = (
             RunDispatch(bus, LearnerSettings(model_path=tmp_path, run="r", model=model, task_model="writer"), [])
-            for bus, model in ((one, "writer"), (another, "checker"))
+            for bus, model in ((writer_bus, "writer"), (checker_bus, "checker"))
         )
-        await another.nc.subscribe(checker.announced_on, cb=on_mark)
-        await another.nc.flush()
+        await checker_bus.nc.subscribe(checker.announced_on, cb=on_mark)
+        await checker_bus.nc.flush()
         for num_groups in (1, 2):
             await writer.advance(num_groups)
             async with asyncio.timeout(10):
-                mark = decode(DispatchMark, await heard.get())
+                mark = decode(DispatchMark, await announced.get())
             assert mark.groups_by_model == {"writer": num_groups}
             assert await checker.refresh() == num_groups
-        assert not one.permission_errors and not another.permission_errors and heard.empty()
+        assert not writer_bus.permission_errors and not checker_bus.permission_errors and announced.empty()
 
 
 async def test_models_of_similar_and_of_long_names_have_users_of_their_own(tmp_path: Path) -> None:

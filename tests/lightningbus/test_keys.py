@@ -148,10 +148,10 @@ def test_a_learner_finds_its_own_folder_or_is_given_it(tmp_path: Path) -> None:
     list(create_users(tmp_path / "one", tls=False, policies=["writer"]))
     list(create_users(tmp_path / "two", tls=False, policies=["writer", "checker"]))
     for place, folder in (("one", "one/learner"), ("one/learner", "one/learner"), ("two", "two/learner-writer")):
-        found = Credentials.read_learner(tmp_path / place, "writer")
-        assert found == Credentials.read(tmp_path / folder, "learner")
-    given = Credentials.read_learner(tmp_path / "two" / "learner-checker", "checker")
-    assert given.inbox == "_INBOX_learner-checker"
+        credentials = Credentials.read_learner(tmp_path / place, "writer")
+        assert credentials == Credentials.read(tmp_path / folder, "learner")
+    checker = Credentials.read_learner(tmp_path / "two" / "learner-checker", "checker")
+    assert checker.inbox == "_INBOX_learner-checker"
     for place in ("one", "two"):
         with pytest.raises(CredentialsError, match="and not third: make new users, with --policy for each model"):
             Credentials.read_learner(tmp_path / place, "third")
