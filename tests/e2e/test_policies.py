@@ -79,7 +79,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 
 def test_both_models_are_trained_to_the_last_step(job: Job) -> None:
-    assert job.figures["models"] == [*PLAYERS]
+    assert [*job.figures["models"]] == [*PLAYERS]
     assert {row["model"]: row["versions"] for row in job.query(VERSIONS)} == {
         player: [*range(STEPS + 1)] for player in PLAYERS
     }
