@@ -31,7 +31,6 @@ from learner.rollouts.consumer import RolloutConsumer
 from learner.rollouts.dispatcher import Dispatcher
 from learner.rollouts.groups import RolloutGroup, in_dispatch_order
 from learner.rollouts.loss_recovery import LossRecovery
-from learner.rollouts.pacing import oldest_first
 from learner.settings.learner import LearnerSettings
 from learner.training.loss import LossError
 from learner.training.trainer import Trainer
@@ -135,7 +134,7 @@ class TrainingLoop:
         dispatched = self.dispatcher.outstanding_tasks
         if self.settings.staleness.order == "dispatch" and dispatched:
             return in_dispatch_order(ready, dispatched, self.consumer.groups.closed)
-        chosen = oldest_first(ready, dispatched)[: self.settings.groups_per_step]
+        chosen = self.dispatcher.order_by_deadline(ready)[: self.settings.groups_per_step]
         return [] if self._must_wait({group.task_id for group in chosen}) else chosen
 
     def _must_wait(self, batch: set[str]) -> bool:

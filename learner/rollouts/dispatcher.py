@@ -18,8 +18,16 @@ from bus.task_file import TaskInput
 from bus.task_publisher import TaskPublisher
 from learner.rollouts.dispatch_mark import RunDispatch
 from learner.rollouts.group_tasks import GroupTasks
+from learner.rollouts.groups import RolloutGroup
 from learner.rollouts.outstanding import OutstandingGroups
-from learner.rollouts.pacing import DispatchedGroup, Pace, find_awaited, num_admitted_groups
+from learner.rollouts.pacing import (
+    DispatchedGroup,
+    Pace,
+    find_awaited,
+    num_admitted_groups,
+    oldest_first,
+    order_by_deadline,
+)
 from learner.rollouts.task_queue import TaskQueue
 from learner.settings.learner import LearnerSettings
 from schemas.codec import DecodeError
@@ -145,6 +153,12 @@ class Dispatcher:
     def take_surplus(self) -> list[str]:
         """Tasks that are left to other learners since the last call, oldest first."""
         return self._outstanding.take_surplus()
+
+    def order_by_deadline(self, ready: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+        """Ready groups in the order in which they are to be trained."""
+        if not self._is_bounded:
+            return oldest_first(ready, self._groups)
+        return order_by_deadline(ready, self._groups, self._pace())
 
     def find_awaited(self, batch: Collection[str]) -> list[str]:
         """Tasks whose open group would be beyond the bound later if a batch of tasks were trained now, without it."""

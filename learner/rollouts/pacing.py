@@ -72,6 +72,30 @@ def find_awaited(
     return awaited
 
 
+def order_by_deadline(
+    ready: Iterable[RolloutGroup], groups: Mapping[str, DispatchedGroup], pace: Pace
+) -> list[RolloutGroup]:
+    """Ready groups oldest first; but groups that this step must train to be within the bound come before late ones.
+
+    A group that was given up on is late whenever it is trained, so it takes no place that another one needs. ``groups``
+    are all that are dispatched and not trained yet, by task.
+    """
+    bound = pace.version - pace.max_staleness
+    on_time = {
+        task: group.served_version
+        for task, group in groups.items()
+        if group.served_version is not None and group.served_version >= bound and not group.is_late
+    }
+    excess = (
+        max(0, count - (version - bound) * pace.groups_per_step)
+        for count, version in enumerate(sorted(on_time.values()), 1)
+    )
+    order = oldest_first(ready, groups)
+    urgent = [group for group in order if group.task_id in on_time][: max(excess, default=0)]
+    urgent_tasks = {group.task_id for group in urgent}
+    return [*urgent, *(group for group in order if group.task_id not in urgent_tasks)]
+
+
 def oldest_first(ready: Iterable[RolloutGroup], dispatched: Iterable[str]) -> list[RolloutGroup]:
     """Ready groups in the order of dispatch; those that others dispatched come first, as they became ready."""
     order = {task: place for place, task in enumerate(dispatched)}

@@ -1,64 +1,28 @@
 """The memory plan against torch's own accounting of real models, and against tensors that are there."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
-from verl.utils.fsdp_utils import _select_fsdp2_wrap_targets
+from transformers import AutoModelForCausalLM
 
 from benchmarks.memory import BEGIN, END, PAGE, QWEN_32B, render
 from benchmarks.memory import CASES as CASES_OF_PAGE
 from learner.engine.memory_advice import advise
 from learner.engine.memory_plan import TrainingShape, plan_memory
 from learner.engine.model_shape import read_shape, shape_of
-from learner.engine.packed_attention import register_packed_attention
-from learner.engine.token_log_probs import CHUNK_TOKENS, log_probs_from_logits
+from learner.engine.token_log_probs import CHUNK_TOKENS
+from tests.learner.tracked_peak import CONFIGS, ROW, TOKENS, build, forward, tracked_peak
 
-TOKENS, ROW = 256, 64
-SMALL = {
-    "vocab_size": 1024, "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
-}  # fmt: skip
-CONFIGS = {
-    "qwen2, tied": Qwen2Config(**SMALL, tie_word_embeddings=True),
-    "llama, GQA": LlamaConfig(**{**SMALL, "num_key_value_heads": 1, "tie_word_embeddings": False}),
-    "qwen3": Qwen3Config(**SMALL),
-    "four experts": Qwen3MoeConfig(
-        **SMALL, moe_intermediate_size=160, num_experts=4, num_experts_per_tok=2, tie_word_embeddings=False
-    ),
-}
 HOW = TrainingShape(num_ranks=1, tokens=TOKENS, row_tokens=ROW, logits_chunk=CHUNK_TOKENS, overhead_bytes=0)
 models = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 checkpointing = pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointing"])
-
-
-def build(config: Any, checkpointing: bool) -> Any:
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=register_packed_attention())
-    if checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model.train()
-
-
-def forward(model: Any, is_packed: bool = True) -> Any:
-    """Logits of four rows of which one is a little shorter, without padding or with it."""
-    if is_packed:
-        positions = torch.cat([torch.arange(ROW)] * (TOKENS // ROW))[None]
-        return model(torch.ones_like(positions), position_ids=positions, use_cache=False).logits
-    ids = torch.ones(TOKENS // ROW, ROW, dtype=torch.int64)
-    mask = ids.clone()
-    mask[0, -3:] = 0
-    return model(ids, attention_mask=mask, use_cache=False).logits
 
 
 def saved_bytes(model: Any, is_packed: bool) -> int:
@@ -87,48 +51,11 @@ def test_activations_are_what_autograd_saves(config: Any, dtype: torch.dtype, is
     assert plan_memory(shape_of(model), how).saved_activations == pytest.approx(saved_bytes(model, is_packed), rel=0.02)
 
 
-@contextmanager
-def ranks(count: int) -> Iterator[Any]:
-    """The first of so many ranks, whose collectives do nothing: memory is as if the others were there."""
-    dist.init_process_group("fake", rank=0, world_size=count, store=FakeStore())
-    try:
-        yield init_device_mesh("cpu", (count,))
-    finally:
-        dist.destroy_process_group()
-
-
-def shard(model: Any, mesh: Any) -> Any:
-    """As verl does: layers, and embeddings that are not tied."""
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=True)
-    for module in _select_fsdp2_wrap_targets(model, list(model._no_split_modules)):
-        fully_shard(module, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
-    return model
-
-
-def tracked_peak(config: Any, count: int, checkpointing: bool, num_micro_batches: int = 1, defer: bool = False) -> int:
-    """Bytes at the peak of a second training step, by torch's tracker of FSDP2."""
-    with ranks(count) as mesh:
-        model = shard(build(config, checkpointing), mesh)
-        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-
-        def step() -> None:
-            for number in range(num_micro_batches):
-                tracker.reset_mod_stats()  # those of each module, of which it takes one pass
-                model.set_requires_gradient_sync(not defer or number == num_micro_batches - 1)
-                logits = forward(model).squeeze(0)
-                logits = logits / torch.ones(TOKENS, 1, dtype=logits.dtype)  # by temperature, as verl does
-                loss = log_probs_from_logits(logits, torch.ones(TOKENS, dtype=torch.int64)).sum()
-                del logits
-                loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        tracker = FSDPMemTracker(model, optimizer)
-        with tracker:
-            step()
-            step()
-        return sum(kinds["Total"] for kinds in tracker.get_tracker_snapshot("peak").values())
+@pytest.fixture(scope="module")
+def track() -> Iterator[Callable[..., int]]:
+    """`tracked_peak` in a process of its own: this one may be in a group of ranks already."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        yield lambda *arguments: pool.submit(tracked_peak, *arguments).result()
 
 
 CASES = [
@@ -138,23 +65,25 @@ CASES = [
 ]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("name", "checkpointing", "count"), [*CASES, ("qwen2, tied", False, 1)])
-def test_the_peak_is_what_torch_tracks(name: str, checkpointing: bool, count: int) -> None:
+def test_the_peak_is_what_torch_tracks(name: str, checkpointing: bool, count: int, track: Callable[..., int]) -> None:
     """The plan is at most 5 % less, and at most 25 % more; with gradients of an earlier micro-batch.
 
     The plan adds up what may be there at once, and small models have it at different moments.
     """
     how = replace(HOW, num_ranks=count, checkpointing=checkpointing)
     plan = plan_memory(read_shape(CONFIGS[name]), how)
-    peak = tracked_peak(CONFIGS[name], count, checkpointing, num_micro_batches=2)
+    peak = track(name, count, checkpointing, 2)
     assert 0.95 <= plan.peak / peak <= 1.25, plan
 
 
-def test_gradients_that_are_not_exchanged_are_whole() -> None:
+@pytest.mark.integration
+def test_gradients_that_are_not_exchanged_are_whole(track: Callable[..., int]) -> None:
     """Each rank has all of them in float32, whatever the number of ranks."""
-    config = CONFIGS["llama, GQA"]
-    model = read_shape(config)
-    more = tracked_peak(config, 8, True, num_micro_batches=2, defer=True) - tracked_peak(config, 8, True, 2)
+    name = "llama, GQA"
+    model = read_shape(CONFIGS[name])
+    more = track(name, 8, True, 2, True) - track(name, 8, True, 2)
     how = replace(HOW, num_ranks=8)
     planned = plan_memory(model, replace(how, defers_gradient_sync=True)).peak - plan_memory(model, how).peak
     assert planned == 4 * model.num_params

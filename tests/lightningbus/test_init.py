@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from lightningbus.cli.app import app
 from lightningbus.cli.commands.init import Framework
+from lightningbus.run.memory_check import Target
 from lightningbus.run.preflight import parse_job, run_checks
 from lightningbus.run.project_template import FRAMEWORKS, PLAIN, render_project
 from lightningbus.run.settings import RunSettings, validate_settings
@@ -87,7 +88,7 @@ def test_the_plain_project_can_be_trained(tmp_path: Path, monkeypatch: pytest.Mo
     tiny_tokenizer(Path("model"))
     Qwen2Config(num_hidden_layers=3, vocab_size=320).save_pretrained("model")
     settings = validate_settings(RunSettings, yaml.safe_load(Path("run.yaml").read_text()), "run.yaml")
-    sentences = list(run_checks(settings, parse_job(settings, "run.yaml")))
+    sentences = list(run_checks(settings, parse_job(settings, "run.yaml"), Target()))
     assert sentences[0] == "tasks.jsonl: 512 tasks" and "agent:solve" in sentences[-1]
 
 

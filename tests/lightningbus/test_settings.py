@@ -21,10 +21,10 @@ def problems_of(fields: dict[str, Any]) -> list[str]:
 
 
 def test_all_wrong_settings_of_a_file_are_named_at_once() -> None:
-    learner = {"model_path": "m", "max_stesp": 1, "group_size": 1}
+    learner = {"model_path": "m", "max_stesp": 1, "group_size": 0}
     assert problems_of({"learner": learner, "runners": [{"entrypont": "a:b"}]}) == [
         "run.yaml: 3 settings are wrong",
-        "  learner.group_size: Input should be greater than or equal to 2",
+        "  learner.group_size: Input should be greater than or equal to 1",
         "  learner.max_stesp: no such setting; did you mean 'max_steps'?",
         "  runners.0.entrypont: no such setting; did you mean 'entrypoint'?",
     ]

@@ -3,10 +3,17 @@
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
-from hypothesis import given
+from hypothesis import example, given
 
 from learner.rollouts.groups import RolloutGroup, in_dispatch_order
-from learner.rollouts.pacing import DispatchedGroup, Pace, find_awaited, num_admitted_groups, oldest_first
+from learner.rollouts.pacing import (
+    DispatchedGroup,
+    Pace,
+    find_awaited,
+    num_admitted_groups,
+    oldest_first,
+    order_by_deadline,
+)
 
 MAX_TICKS = 100_000
 
@@ -45,7 +52,7 @@ class Run:
                 in_training = []
                 if self.version == self.max_steps:
                     return now
-            batch = self._ready()[: self.groups_per_step]
+            batch = self._ready(now)[: self.groups_per_step]
             if not in_training and len(batch) == self.groups_per_step:
                 awaited = find_awaited(batch, self.groups, self.closed, self._pace(now))
                 waits_since = waits_since if awaited else now
@@ -61,9 +68,10 @@ class Run:
         served = max(version for served_at, version in self.versions if served_at <= now)
         return Pace(self.version, served, self.max_staleness, self.groups_per_step)
 
-    def _ready(self) -> list[str]:
+    def _ready(self, now: int) -> list[str]:
         ended = sorted((task for task in self.groups if task in self.closed), key=lambda task: self.ends_at[task])
-        return [group.task_id for group in oldest_first([RolloutGroup(task, 2, 0.0) for task in ended], self.groups)]
+        ready = [RolloutGroup(task, 2, 0.0) for task in ended]
+        return [group.task_id for group in order_by_deadline(ready, self.groups, self._pace(now))]
 
     def _commit(self, tasks: list[str], now: int) -> None:
         for task in tasks:
@@ -113,6 +121,7 @@ def test_no_more_groups_are_left_at_the_end_than_the_bound_admits(run: Run) -> N
     assert len(run.groups) <= (run.max_staleness + 1) * run.groups_per_step
 
 
+@example(Run([1, 14, 1, 6], 2, 1, 3, 4, 0, 9), 0)
 @given(RUNS, st.integers(0, 5))
 def test_with_a_limit_to_waiting_only_the_groups_given_up_on_are_late(run: Run, max_wait_ticks: int) -> None:
     run.max_wait_ticks = max_wait_ticks
