@@ -29,7 +29,9 @@ class Target:
 
 
 def check_memory(learner: LearnerSettings, nodes: Sequence[InferenceSettings], target: Target) -> Iterator[str]:
-    """Lines of the plan and, if it does not fit, what to turn; ``nodes`` are those on the learner's first GPU.
+    """Lines of the plan and, if it does not fit, what to turn; one line where it fits and there is no GPU.
+
+    ``nodes`` are those on the learner's first GPU.
 
     Raises `UserError` if the directory holds no model.
     """
@@ -45,6 +47,10 @@ def check_memory(learner: LearnerSettings, nodes: Sequence[InferenceSettings], t
     has_gpu, capacity = _capacity(target)
     how = training_shape(learner, target.num_ranks, has_gpu)
     share = sum(_engine_bytes(node, model, has_gpu, capacity) for node in nodes)
+    peak = plan_memory(model, how, share).peak
+    if not has_gpu and peak <= capacity:
+        yield f"{learner.model}: training takes about {peak / GIB:.1f} of {capacity / GIB:.1f} GiB of memory"
+        return
     yield from describe(learner.model, model, how, capacity, share)
     yield describe_time(learner, model, how, _measured_tflops(target, has_gpu))
 

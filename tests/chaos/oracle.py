@@ -35,6 +35,12 @@ class Verdict:
         return "; ".join(texts) or "nothing lost, nothing twice"
 
 
+AFTER_LAST_STEP = """
+SELECT rollout_id FROM rollouts
+WHERE ended_at > (SELECT max(started_at) FROM training_steps WHERE model = '{model}')
+"""
+
+
 async def judge(system: RunningSystem, request: Iterable[str], vocabulary: int) -> Verdict:
     """Compare everything; ``asked`` are the rollouts the harness published itself.
 
@@ -56,6 +62,9 @@ async def judge(system: RunningSystem, request: Iterable[str], vocabulary: int) 
                 "SELECT rollout_id, sum(trained), countIf(NOT trained AND exclusion_reason = '') "
                 f"FROM training_rollouts WHERE model = '{model}' GROUP BY rollout_id"
             ),
+            {rollout for (rollout,) in rows(AFTER_LAST_STEP.format(model=model))}
+            if len(tap.steps_by_model) > 1
+            else set(),
         )
     calls = rows(
         "SELECT rollout_id, prompt_ids, response_ids, logprobs, token_versions FROM completions "
@@ -107,14 +116,17 @@ def _spans(verdict: Verdict, tap: Tap, stored: list[tuple[Any, ...]]) -> None:
     verdict.duplicated += [f"span {key} stands {count} times" for key, count in by_name.items() if count > 1]
 
 
-def _training(verdict: Verdict, tap: Tap, uses: list[tuple[Any, ...]]) -> None:
+def _training(verdict: Verdict, tap: Tap, uses: list[tuple[Any, ...]], later: set[str]) -> None:
+    """``later``: rollouts for other learners, which ended when this one made its last step."""
     trained = {rollout: int(times) for rollout, times, _ in uses}
     verdict.counts["trained"] = verdict.counts.get("trained", 0) + sum(1 for times in trained.values() if times)
     verdict.duplicated += [f"rollout {rollout} was trained on {n} times" for rollout, n in trained.items() if n > 1]
     verdict.wrong += [f"rollout {rollout} was not used, without a reason" for rollout, _, silent in uses if silent]
     to_train = {end.rollout for end in tap.rollout_of().values() if end.mode == "train"}
     if trained:
-        verdict.lost += [f"the learner never accounted for {rollout}" for rollout in sorted(to_train - trained.keys())]
+        verdict.lost += [
+            f"the learner never accounted for {rollout}" for rollout in sorted(to_train - trained.keys() - later)
+        ]
 
 
 def _calls(verdict: Verdict, calls: list[tuple[Any, ...]], vocabulary: int) -> None:

@@ -286,10 +286,11 @@ def test_a_training_job_is_checked_without_its_weights(tmp_path: Path) -> None:
     done = run(*arguments, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     *lines, trial, warning = done.stdout.splitlines()
-    plan = lines[4:]
-    assert plan[0].startswith("policy: memory of each of 1 rank, 16,384 tokens at once, in GiB")
-    assert f"  {'parameters':<44}{1015.6e6 * 4 / 2**30:8.1f}" in plan, "float32"
-    assert any("about" in line and "an estimate" in line for line in plan)
+    assert lines[4].startswith("policy: ") and "GiB" in lines[4], "a table where it does not fit"
+    planned = run(*arguments, "--gpu-memory", 80, "--gpu-tflops", 100, cwd=tmp_path).stdout.splitlines()[4:]
+    assert planned[0].startswith("policy: memory of each of 1 rank, 16,384 tokens at once, in GiB")
+    assert f"  {'parameters':<44}{1015.6e6 * 4 / 2**30:8.1f}" in planned, "float32"
+    assert any("about" in line and "an estimate" in line for line in planned)
     assert lines[:4] == [
         "tasks.jsonl: 1 tasks",
         "other.jsonl: 1 tasks",
