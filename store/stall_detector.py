@@ -25,6 +25,8 @@ from store.settings import StoreSettings
 log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_SECONDS = 2.0
+MIN_FAILED_ATTEMPTS = 16
+"""In a row: fewer may be chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,10 @@ class SystemSnapshot:
     """Learners that have started since the last training step of their model, by model."""
     lags: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Messages that a role has not acknowledged, by the subject they are on."""
+    num_failed_attempts: int = 0
+    """Attempts of training rollouts in a row that did not end well."""
+    last_failure: str = ""
+    """Outcome and error of the last of them."""
     training_bias: str = ""
     """See `training_bias.find_bias`."""
 
@@ -129,6 +135,9 @@ def _find_stalled_roles(snapshot: SystemSnapshot, limits: StallThresholds) -> It
         doing = f"no training step for {seconds:.0f} s: the {snapshot.name_of('learner', model)} is {state}"
         if learner.state == "training":
             doing += "; its process is there and does not get on"
+        if snapshot.num_failed_attempts >= MIN_FAILED_ATTEMPTS:
+            count = f"{snapshot.num_failed_attempts:,}"
+            doing += f"; the last {count} training attempts failed, the newest with {snapshot.last_failure}"
         yield Stall("learner", doing if snapshot.num_tasks else f"{doing}; no task is left in the queue", model)
 
 
@@ -242,6 +251,8 @@ class StallDetector:
                 for model in models
             },
             lags=lags,
+            num_failed_attempts=writer.num_failed_attempts,
+            last_failure=writer.last_failure,
             training_bias=self.training_bias,
         )
 

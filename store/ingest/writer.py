@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from clickhouse_connect.driver.client import Client
@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 RETRY_POLICY = RetryPolicy(0.2, 10.0)
 RATE_WINDOW_SECONDS = 10.0
+MAX_FAILURE_CHARS = 200
 POISON_CODES = frozenset({6, 27, 38, 41, 53, 69, 70, 72, 117, 131, 321, 469})
 """ClickHouse's errors about a value: parsing, conversion, range, size, a constraint."""
 
@@ -42,6 +43,10 @@ class Writer:
         self.problem = ""
         self.last_rollout_at = self.started_at = time.monotonic()
         """When a rollout was last written; in `time.monotonic`'s seconds."""
+        self.num_failed_attempts = 0
+        """Attempts of training rollouts in a row that did not end well."""
+        self.last_failure = ""
+        """Outcome and error of the last of them."""
         self.last_step_at: dict[str, float] = {}
         """When a training step of a model was last written."""
 
@@ -112,8 +117,20 @@ class Writer:
         self._written.append((now, rows))
         if "raw_attempts" in tables:
             self.last_rollout_at = now
+        self._count_failures(row for message in batch for table, row in message.rows if table == "raw_attempts")
         for message in batch:
             self.last_step_at |= {row["model"]: now for table, row in message.rows if table == "raw_training_steps"}
+
+    def _count_failures(self, attempts: Iterable[Mapping[str, Any]]) -> None:
+        for attempt in attempts:
+            if attempt["mode"] != "train":
+                continue
+            if attempt["outcome"] == "ok":
+                self.num_failed_attempts, self.last_failure = 0, ""
+            else:
+                self.num_failed_attempts += 1
+                failure = ": ".join(filter(None, (attempt["outcome"], attempt["error"])))
+                self.last_failure = " ".join(failure.split())[:MAX_FAILURE_CHARS]
 
     def rows_per_second(self) -> float:
         """Rows per second over the last ten seconds."""

@@ -13,6 +13,7 @@ import pytest
 from bus.client import Bus
 from common.observability import metrics
 from schemas import subjects
+from schemas.base import Outcome
 from store.ingest import ingester as module
 from store.ingest.batch import load_column_types
 from store.ingest.ingester import IN_FLIGHT_BOUNDS, Ingester, in_flight_for
@@ -156,6 +157,26 @@ async def test_rows_that_clickhouse_does_not_count_as_written_are_not_acknowledg
         await asyncio.to_thread(store.until, "SELECT count() FROM model_calls", 6)
         await until_unacknowledged(bus, 0)
         assert writer.problem == "" and not swallowed
+
+
+async def test_failed_attempts_of_training_are_counted_until_one_ends_well(bus: Bus, store: StoreProcess) -> None:
+    async def publish_train(name: str, outcome: Outcome) -> None:
+        for part in batches(name, 0, outcome=outcome):
+            await bus.publish(subjects.rollout("train"), part, msg_id=f"{name}:{part.sequence}")
+
+    async def until_counted(writer: Writer, count: int) -> None:
+        async with asyncio.timeout(60):
+            while writer.num_failed_attempts != count:
+                await asyncio.sleep(0.05)
+
+    async with ingesting(bus, store) as (_, writer):
+        for number in range(3):
+            await publish_train(f"failed{number}", "agent_error")
+        await until_counted(writer, 3)
+        assert writer.last_failure == "agent_error"
+        await publish_train("good", "ok")
+        await until_counted(writer, 0)
+        assert writer.last_failure == ""
 
 
 async def test_poison_that_cannot_be_buried_now_does_not_end_the_ingester(bus: Bus, store: StoreProcess) -> None:

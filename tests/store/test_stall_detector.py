@@ -204,3 +204,15 @@ async def test_a_learner_that_is_gone_is_an_alarm_also_when_its_stream_is_full(
         while not any("no learner has been there" in str(beat.status.get("alert")) for beat in fleet.members()):
             await fleet.wait_for_change()
     await asyncio.to_thread(store.until, "SELECT count() FROM alerts WHERE role = 'learner' AND NOT resolved", 1)
+
+
+def test_a_learner_that_waits_because_attempts_fail_is_said_to() -> None:
+    waiting = {
+        "seconds_since_rollout": 1.0,
+        "seconds_since_step": {"": 95.0},
+        "last_failure": "agent_error: no context",
+    }
+    (stall,) = diagnose(snapshot(RUNNER, NODE, LEARNER, num_failed_attempts=6087, **waiting), StallThresholds(60, 60))
+    assert stall.reason.endswith("; the last 6,087 training attempts failed, the newest with agent_error: no context")
+    (stall,) = diagnose(snapshot(RUNNER, NODE, LEARNER, num_failed_attempts=3, **waiting), StallThresholds(60, 60))
+    assert "attempts" not in stall.reason, "a few may be chance"
