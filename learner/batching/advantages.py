@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from learner.batching.import_path import is_import_path, resolve_function
 from learner.engine import cpu_platform
 from learner.settings.algorithm import AlgorithmSettings
+from learner.settings.import_path import is_import_path, resolve_function
 
 GAE = "gae"
 """The estimator that needs a critic: scores are its rewards, and `critic.Critic` turns them into advantages."""

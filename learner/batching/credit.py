@@ -10,8 +10,8 @@ from itertools import pairwise
 import numpy as np
 
 from learner.batching.advantages import Estimator
-from learner.batching.import_path import is_import_path, resolve_function
 from learner.settings.algorithm import CreditSettings
+from learner.settings.import_path import is_import_path, resolve_function
 
 Estimate = Estimator
 """The advantage estimator of the run: scores, the group and the number of tokens of each in; the advantages out."""

@@ -38,7 +38,7 @@ class WeightWriter:
             for name, tensor in full_tensors(self._engine):
                 try:
                     if file is not None and error is None:
-                        file.put(name, tensor)
+                        file.write_tensor(name, tensor)
                 except OSError as raised:
                     error = raised  # the other ranks still take part
         if error is not None:
@@ -75,7 +75,7 @@ class _SafetensorsFile:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def put(self, name: str, tensor: Any) -> None:
+    def write_tensor(self, name: str, tensor: Any) -> None:
         import torch
 
         dtype, shape = self._layout[name]

@@ -4,6 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from learner.settings.import_path import is_import_path
 from schemas.semconv.span_kinds import SpanKind
 
 GROUPLESS = {"gae", "reinforce_plus_plus"}
@@ -135,11 +136,12 @@ class AlgorithmSettings(BaseModel):
     @property
     def min_group_size(self) -> int:
         """Valid rollouts a group needs: two where the estimator compares them; one of your own sees lone ones too."""
-        return 1 if self.adv_estimator in GROUPLESS or ":" in self.adv_estimator else 2
+        return 1 if self.adv_estimator in GROUPLESS or is_import_path(self.adv_estimator) else 2
 
     @model_validator(mode="after")
     def _discounts(self) -> Self:
-        if self.adv_estimator != "gae" and ":" not in self.adv_estimator and (self.gamma, self.lam) != (1.0, 1.0):
+        is_own = is_import_path(self.adv_estimator)
+        if self.adv_estimator != "gae" and not is_own and (self.gamma, self.lam) != (1.0, 1.0):
             raise ValueError(
                 f"algorithm.gamma and lam are for gae: {self.adv_estimator!r} gives all tokens of a call the same "
                 "advantage; credit.gamma discounts per call"

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.batching.import_path import is_import_path, resolve_function
 from learner.batching.sequences import CONTEXT
+from learner.settings.import_path import is_import_path, resolve_function
 from learner.settings.learner import LearnerSettings
 
 PRODUCTS_WITH_ADVANTAGE = {"vanilla", "gspo", "cispo", "gpg", "dppo_tv", "dppo_kl", "sapo", "geo_mean"}

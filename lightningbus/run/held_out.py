@@ -5,14 +5,12 @@ from dataclasses import dataclass, field
 
 from clickhouse_connect.driver.client import Client
 
-from bus.fleet.node_state import is_ready, serves_version
 from bus.task_file import TaskInput
 from lightningbus.run.evaluation import NODE_SECONDS, SAMPLINGS, Evaluation, evaluate
 from lightningbus.run.pinned_version import VersionPins
 from lightningbus.run.prompt_versions import read_prompt_versions
 from lightningbus.run.settings import EvalSettings
 from lightningbus.run.stack import LocalStack
-from schemas.fleet import Heartbeat
 from schemas.weights.events import ReleaseState, WeightManifest
 from schemas.weights.release_policy import is_servable
 
@@ -60,13 +58,7 @@ async def evaluate_once_served(
 
     Raises `UserError` when a process of the run fails for good, or no node serves a version in time.
     """
-    for model, version in policies.versions.items():
-
-        def serves(beat: Heartbeat, model: str = model, version: int = version) -> bool:
-            is_node = beat.role == "inference" and beat.model == model
-            return is_node and is_ready(beat.state) and serves_version(beat, version)
-
-        await stack.wait_for_member(serves, f"node with version {version} of {model!r}", NODE_SECONDS)
+    await stack.wait_until_served(policies.versions, NODE_SECONDS)
     work = evaluate(
         stack.bus,
         client,

@@ -7,11 +7,9 @@ from clickhouse_connect.driver.client import Client
 from pydantic import BaseModel, ConfigDict, Field
 
 from bus.client import Bus
-from bus.fleet.node_state import is_ready, serves_version
 from lightningbus.run.evaluation import NODE_SECONDS
 from lightningbus.run.pinned_version import VersionPins
 from lightningbus.run.stack import LocalStack
-from schemas.fleet import Heartbeat
 
 
 class PromptRound(BaseModel):
@@ -85,13 +83,7 @@ class PromptRounds:
         """Run a round under versions that are pinned; raises `UserError`, or as `Bus.publish`."""
         begun = PromptRound(state="begun", weight_versions=dict(versions))
         self._keep(begun)
-        for model, version in versions.items():
-
-            def serves(beat: Heartbeat, model: str = model, version: int = version) -> bool:
-                is_node = beat.role == "inference" and beat.model == model
-                return is_node and is_ready(beat.state) and serves_version(beat, version)
-
-            await self._stack.wait_for_member(serves, f"node with version {version} of {model!r}", NODE_SECONDS)
+        await self._stack.wait_until_served(versions, NODE_SECONDS)
         work = self._runner.run(self._stack.bus, self._client, self._run, versions, self._stack.view.set_note)
         finished = await self._stack.or_child_failure(work)
         if finished is None:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from bus.client import Bus
 from bus.embedded.nats_server import free_port, nats_server
 from bus.fleet.heartbeats import Fleet, default_instance_id
+from bus.fleet.node_state import is_ready, serves_version
 from bus.security.credentials import FILE, Credentials
 from bus.security.permissions import PERMISSIONS
 from bus.security.secrets import CONF, INFERENCE_API_KEY, is_loopback, new_key, write_secret
@@ -110,6 +111,16 @@ class LocalStack:
                 return await self.or_child_failure(find_member())
         except TimeoutError:
             raise UserError(f"no {what} within {seconds:g} s: see {self.directory.path / 'logs'}") from None
+
+    async def wait_until_served(self, versions: Mapping[str, int], seconds: float) -> None:
+        """Wait for a node that serves the version of each model; raises as `wait_for_member`."""
+        for model, version in versions.items():
+
+            def serves(beat: Heartbeat, model: str = model, version: int = version) -> bool:
+                is_node = beat.role == "inference" and beat.model == model
+                return is_node and is_ready(beat.state) and serves_version(beat, version)
+
+            await self.wait_for_member(serves, f"node with version {version} of {model!r}", seconds)
 
     async def or_child_failure(self, work: Awaitable[T]) -> T:
         """The result of ``work``; raises `UserError` as soon as a child fails for good."""

@@ -133,15 +133,15 @@ from pathlib import Path
 vector_index.BLOCK = 300
 rows = np.random.default_rng(0).standard_normal((1000, 16), dtype=np.float32)
 rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-asked = []
+sizes = []
 def vectors_of(numbers):
-    asked.append(len(numbers))
-    if sys.argv[2] == "stop" and len(asked) == 3:
+    sizes.append(len(numbers))
+    if sys.argv[2] == "stop" and len(sizes) == 3:
         raise KeyboardInterrupt
     return rows[numbers]
 vector_index.build_index(Path(sys.argv[1]), 1000, vectors_of, exact_up_to=10)
 index = vector_index.VectorIndex(Path(sys.argv[1]), 1000, probes=63)
-print(asked, (index.search(rows, 1)[1][:, 0] == np.arange(1000)).mean())
+print(sizes, (index.search(rows, 1)[1][:, 0] == np.arange(1000)).mean())
 """
     command = [python, "-c", script, tmp_path / "made.faiss"]
     first, second = (

@@ -1,33 +1,18 @@
 """A run of two models in a real browser: one model at a time in the charts, each call with its own."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from schemas.fleet import Heartbeat
 from schemas.training import TrainingStep
-from tests import seed_store
-from tests.store.conftest import StoreProcess, prepared
+from tests.store.conftest import StoreProcess
+from tests.store.test_two_models import CHECKER, RUN, STEPS, WRITER, events, store
 from tests.store.test_ui_browser import browser, page, pages_of, picture
 
 pytestmark = pytest.mark.e2e
 
-__all__ = ["browser", "page"]
-RUN, STEPS = "pair", 6
-WRITER, CHECKER = seed_store.MODELS
-
-
-@pytest.fixture(scope="module")
-def events() -> list[Any]:
-    return list(seed_store.run_of_two(RUN, steps=STEPS, seed=4))
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory, events: list[Any]) -> Iterator[StoreProcess]:
-    with prepared(tmp_path_factory.mktemp("store")) as built:
-        seed_store.insert(built.sql, events)
-        yield built
+__all__ = ["browser", "events", "page", "store"]
 
 
 def alive() -> list[Heartbeat]:
