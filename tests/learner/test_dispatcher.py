@@ -4,13 +4,14 @@ import asyncio
 import random
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nats.js.errors import NotFoundError
 from pydantic import ValidationError
 
 from bus.client import Bus
@@ -25,7 +26,9 @@ from learner.rollouts.task_order import TaskOrder
 from learner.rollouts.task_queue import TaskQueue
 from learner.settings.learner import LearnerSettings
 from schemas import subjects
+from schemas.codec import decode
 from schemas.tasks import Task
+from schemas.training import DispatchMark
 from tests.factories import rollout
 
 
@@ -222,6 +225,18 @@ async def eventually(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
+async def until_marked(bus: Bus, num_groups: int) -> None:
+    """Until the learners of the run say on the bus that so many groups are dispatched, which follows the tasks."""
+    mark = subjects.dispatch_mark("run")
+    async with asyncio.timeout(30):
+        while True:
+            with suppress(NotFoundError):
+                message = await bus.js.get_last_msg(subjects.DISPATCH, mark)
+                if decode(DispatchMark, message.data or b"").num_groups >= num_groups:
+                    return
+            await asyncio.sleep(0.01)
+
+
 def several(model: str, **changes: Any) -> LearnerSettings:
     """A learner of a run with several: they dispatch the same tasks."""
     return settings(model=model, task_model="writer", max_staleness=1, groups_per_step=2, **changes)
@@ -252,6 +267,7 @@ async def test_a_learner_that_is_behind_leaves_the_oldest_groups_to_the_others(b
     writer.advance(0, 0)
     async with dispatching(writer):
         first = list(dict.fromkeys(task.id for task in await tasks_of(bus, 8)))
+        await until_marked(bus, 4)
         slow.advance(0, 0)
         async with dispatching(slow):  # not before: it would dispatch some of them
             for step in (1, 2):
@@ -280,12 +296,14 @@ async def test_a_group_of_another_learner_counts_by_the_version_served_when_it_w
     writer.advance(0, 0)
     async with dispatching(writer):
         first = list(dict.fromkeys(task.id for task in await tasks_of(bus, 8)))
+        await until_marked(bus, 4)
         async with dispatching(checker):
             await eventually(lambda: len(checker.outstanding()) == 4)
         served["version"] = 1
         checker.advance(1, 1, first[:2])
         writer.advance(1, 1, first[:2])
         new = list(dict.fromkeys(task.id for task in await tasks_of(bus, 4)))
+        await until_marked(bus, 6)
         async with dispatching(checker):
             await eventually(lambda: checker.num_by_others == 6)
     outstanding = zip(checker.outstanding_tasks, checker.outstanding(), strict=True)
@@ -306,6 +324,7 @@ async def test_what_is_being_trained_is_left_to_nobody_and_counts_until_its_step
     checker.advance(0, 0)
     async with dispatching(writer):
         first = list(dict.fromkeys(task.id for task in await tasks_of(bus, 8)))
+        await until_marked(bus, 4)
         async with dispatching(checker):
             await eventually(lambda: checker.num_by_others == 4)
             checker.start_batch(first[:2])
@@ -324,7 +343,7 @@ async def test_learners_that_dispatch_other_tasks_in_one_run_are_refused(bus: Bu
     writer.advance(0, 0)
     async with dispatching(writer):
         await tasks_of(bus, 2)
-        await eventually(lambda: writer.num_dispatched > 0)
+        await until_marked(bus, 1)
     other = Dispatcher(bus, problems(9), several("checker", seed=7))
     with pytest.raises(LearnerError, match="another learner of run 'run' dispatches other tasks"):
         await other.restore([])
@@ -339,6 +358,7 @@ async def test_a_learner_that_missed_rollouts_leaves_what_it_had_open_to_the_oth
     writer.advance(0, 0)
     async with dispatching(writer):
         names = list(dict.fromkeys(task.id for task in await tasks_of(bus, 8)))
+        await until_marked(bus, 4)
     await checker.restore([])
     closed.add(names[0])
     assert checker.leave_to_others() == 3 and checker.take_surplus() == names[1:]
