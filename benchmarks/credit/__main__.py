@@ -12,7 +12,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.asynchrony.job import read
-from benchmarks.credit.job import JOBS, METHODS, key_of, prepare, steps_to, target_of, train
+from benchmarks.credit.job import JOBS, METHODS, STEPS, key_of, prepare, steps_to, target_of, train
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "credit.json"
 
@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=JOBS)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--max-steps", type=int, help="a short try; give it --results of its own too")
+    parser.add_argument("--max-steps", type=int, default=STEPS, help="a short try; give it --results of its own too")
     parser.add_argument("--work", type=Path, default=Path("runs/bench-credit"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()

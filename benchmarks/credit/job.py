@@ -17,7 +17,10 @@ EXAMPLES = HERE.parents[1] / "examples"
 JOBS = ("math_tools", "text_to_sql")
 METHODS = ("identical", "air", "gigpo")
 """`gigpo` compares calls of the same state, which its authors call anchor states."""
-EVERY = 3
+STEPS = 16
+"""Of each run, at most."""
+GROUPS_PER_STEP = 8
+EVERY = 2
 """Weight versions between two evaluations; a version is a step."""
 TARGET_SHARE = 0.9
 
@@ -25,15 +28,20 @@ Curve = list[tuple[int, float]]
 """Version and greedy held-out reward of each evaluation."""
 
 
-def job_fields(job: str, method: str, seed: int, work: Path, max_steps: int | None = None) -> dict[str, Any]:
-    """The run file: the example's `small.yaml` with a credit method and a seed, evaluated as it goes. Its paths are
-    those of the example's folder."""
+def job_fields(job: str, method: str, seed: int, work: Path, max_steps: int = STEPS) -> dict[str, Any]:
+    """The run file: the example's `small.yaml`, smaller, with a credit method and a seed, evaluated as it goes.
+
+    Its paths are those of the example's folder.
+    """
     example = EXAMPLES / job
     fields: dict[str, Any] = yaml.safe_load((example / "small.yaml").read_text())
     fields |= {"name": f"{job}-{method}-{seed}", "runs": str(work)}
-    fields["learner"] |= {"credit": {"method": method}, "seed": seed}
-    if max_steps is not None:
-        fields["learner"]["max_steps"] = max_steps
+    fields["learner"] |= {
+        "credit": {"method": method},
+        "seed": seed,
+        "max_steps": max_steps,
+        "groups_per_step": GROUPS_PER_STEP,
+    }
     fields["eval"] |= {"every": EVERY, "samples": 1}
     if job == "text_to_sql":
         for runner in fields["runners"]:
@@ -50,7 +58,7 @@ def prepare(job: str) -> None:
     subprocess.run(["make", "-C", str(EXAMPLES / job), "env", "work/model/model.safetensors"], check=True)
 
 
-def train(job: str, method: str, seed: int, work: Path, max_steps: int | None = None) -> dict[str, Any]:
+def train(job: str, method: str, seed: int, work: Path, max_steps: int = STEPS) -> dict[str, Any]:
     """Run a job, or go on where it was stopped; raises CalledProcessError if it fails."""
     fields = job_fields(job, method, seed, work, max_steps)
     work.mkdir(parents=True, exist_ok=True)

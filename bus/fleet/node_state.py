@@ -61,6 +61,12 @@ def serves_version(node: Heartbeat, version: int) -> bool:
     return version in versions if isinstance(versions, list) else version == node.version
 
 
+def is_serving(beat: Heartbeat, model: str, version: int) -> bool:
+    """Whether it is of a node that takes calls of a model, and answers them with a version."""
+    is_node = beat.role == "inference" and beat.model == model
+    return is_node and is_ready(beat.state) and serves_version(beat, version)
+
+
 def observed_state(reported: str, silence: float) -> str:
     """The state that others assume: the last reported one, unless the node has been silent for too long.
 

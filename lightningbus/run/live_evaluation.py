@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from clickhouse_connect.driver.client import Client
 
 from bus.client import Bus
 from bus.fleet.heartbeats import Fleet
-from bus.fleet.node_state import is_ready, serves_version
+from bus.fleet.node_state import is_serving
 from bus.task_file import TaskInput
 from bus.weights.registry import WeightRegistry
 from lightningbus.run.evaluation import NODE_SECONDS, SAMPLINGS, Evaluation, evaluate
@@ -84,8 +85,8 @@ async def _check_free(bus: Bus, registry: WeightRegistry, job: LiveEvaluation, m
 async def _wait_for_node(fleet: Fleet, model: str, version: int) -> None:
     await _wait_for_member(
         fleet,
-        lambda beat: beat.model == model and is_ready(beat.state) and serves_version(beat, version),
-        f"node with version {version}",
+        partial(is_serving, model=model, version=version),
+        f"node with version {version} of {model!r}",
         NODE_SECONDS,
     )
 

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ from pydantic import BaseModel
 from bus.client import Bus
 from bus.embedded.nats_server import free_port, nats_server
 from bus.fleet.heartbeats import Fleet, default_instance_id
-from bus.fleet.node_state import is_ready, serves_version
+from bus.fleet.node_state import is_serving
 from bus.security.credentials import FILE, Credentials
 from bus.security.permissions import PERMISSIONS
 from bus.security.secrets import CONF, INFERENCE_API_KEY, is_loopback, new_key, write_secret
@@ -115,11 +116,7 @@ class LocalStack:
     async def wait_until_served(self, versions: Mapping[str, int], seconds: float) -> None:
         """Wait for a node that serves the version of each model; raises as `wait_for_member`."""
         for model, version in versions.items():
-
-            def serves(beat: Heartbeat, model: str = model, version: int = version) -> bool:
-                is_node = beat.role == "inference" and beat.model == model
-                return is_node and is_ready(beat.state) and serves_version(beat, version)
-
+            serves = partial(is_serving, model=model, version=version)
             await self.wait_for_member(serves, f"node with version {version} of {model!r}", seconds)
 
     async def or_child_failure(self, work: Awaitable[T]) -> T:
