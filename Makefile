@@ -10,7 +10,7 @@ DOCS := .docs
 DOCS_READY := $(DOCS)/.ready
 COMPILE := UV_CUSTOM_COMPILE_COMMAND='make lock' $(TOOLS)/bin/uv pip compile --quiet --generate-hashes --no-annotate --python-version 3.11 --python-platform x86_64-unknown-linux-gnu
 
-.PHONY: setup demo test test-all test-unit test-slow chaos hosts bench bench-ui bench-async bench-credit bench-policies bench-kv bench-prompts bench-weights bench-sizing fuzz serving-faults check format clean lock sbom audit pin-images docs
+.PHONY: setup demo test test-all test-unit test-slow chaos hosts bench bench-ui bench-async bench-credit bench-policies bench-kv bench-prompts bench-weights bench-sizing gpu fuzz serving-faults check format clean lock sbom audit pin-images docs
 
 $(READY): $(LOCK) pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -85,6 +85,9 @@ bench-weights: $(READY) ## a weight version by each transport, whole and as a de
 
 bench-sizing: $(READY) ## what one of everything costs, what 10,000 runners come to, and what is full first
 	$(BIN)/python -m benchmarks.sizing
+
+gpu: $(READY) ## everything that needs a GPU to be known, 40 minutes; goes on where it was stopped; MINUTES=, ONLY=a,b
+	$(BIN)/python -m benchmarks.gpu $(if $(MINUTES),--minutes $(MINUTES)) $(if $(ONLY),--only $(ONLY))
 
 fuzz: $(READY) ## both gateways by their OpenAPI, and a million wrong inputs for every decoder; N=10000, ONLY=OTLP, SEED=n
 	FUZZ_EXAMPLES=$(or $(EXAMPLES),500) $(BIN)/python -m pytest --timeout=0 tests/fuzz/test_gateways.py
