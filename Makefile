@@ -103,16 +103,18 @@ $(TOOLS_READY): requirements/tools.lock
 
 lock: $(TOOLS_READY) ## the hashes of every package in the locks, anew; versions stay as they are
 	for name in cpu gpu; do $(COMPILE) --no-deps requirements/$$name.lock --output-file requirements/$$name.lock || exit 1; done
+	$(COMPILE) --constraint requirements/gpu.lock --extra learner --extra s3 --extra otel pyproject.toml requirements/build.in requirements/learner-gpu.in --output-file requirements/learner-gpu.lock
+	$(COMPILE) --extra inference --extra s3 --extra otel pyproject.toml requirements/build.in requirements/inference-gpu.in --output-file requirements/inference-gpu.lock
 	$(COMPILE) --constraint requirements/cpu.lock --extra otel pyproject.toml requirements/build.in --output-file requirements/runner.lock
 	$(COMPILE) --constraint requirements/cpu.lock --extra store --extra otel pyproject.toml requirements/build.in --output-file requirements/store.lock
 	$(COMPILE) requirements/tools.in --output-file requirements/tools.lock
 	$(COMPILE) requirements/docs.in --output-file requirements/docs.lock
 
 sbom: $(TOOLS_READY) ## what the locks install, as CycloneDX: sbom-cpu.json and its like
-	for name in cpu gpu runner store; do $(TOOLS)/bin/cyclonedx-py requirements requirements/$$name.lock --output-file sbom-$$name.json || exit 1; done
+	for name in cpu gpu learner-gpu inference-gpu runner store; do $(TOOLS)/bin/cyclonedx-py requirements requirements/$$name.lock --output-file sbom-$$name.json || exit 1; done
 
 audit: $(TOOLS_READY) ## known vulnerabilities of the locks; fails too where the database was not reached
-	for name in cpu gpu; do $(TOOLS)/bin/python requirements/audit.py requirements/$$name.lock || exit 1; done
+	for name in cpu gpu learner-gpu inference-gpu; do $(TOOLS)/bin/python requirements/audit.py requirements/$$name.lock || exit 1; done
 
 pin-images: ## every image of deploy/ with the digest it has in its registry now; wants docker and a network
 	$(PYTHON) deploy/pin_images.py
