@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,6 +20,7 @@ from benchmarks.gpu.sizes import DRY_RUN, REAL
 from benchmarks.results import RESULTS, Result
 from inference.engine.vllm_command import has_gpu
 from learner.batching.sequences import CONTEXT
+from learner.settings.learner import LearnerSettings
 from tests.commands import ROOT
 
 MACHINE = {
@@ -43,6 +45,22 @@ def test_every_step_names_a_function_that_takes_its_arguments_and_is_in_the_page
         assert all(f"{name}:" in signature for name in step.arguments), step.name
         family = "-".join(step.name.split("-")[:2])
         assert f"`{step.name}`" in page or f"`{family}-…`" in page, step.name
+
+
+def test_the_page_of_model_size_names_tests_settings_and_steps_that_there_are() -> None:
+    """And says of each row whether its step ran on a GPU."""
+    page = (ROOT / "docs" / "scale.md").read_text()
+    rows = page.split("<!-- tested: begin -->\n")[1].split("\n<!-- tested: end -->")[0].splitlines()[2:]
+    ran = {step["name"] for step in read(RESULTS / "gpu.json").get("steps", []) if not step["error"]}
+    for _, settings, tests, step, state in (row.strip("| ").split(" | ") for row in rows):
+        for setting in re.findall(r"`(\w+)\.(\w+)`", settings):
+            section = LearnerSettings.model_fields[setting[0]].annotation
+            assert setting[1] in section.model_fields, setting  # type: ignore[union-attr]
+        for module, name in re.findall(r"`(\w+\.py)::(\w+)`", tests):
+            assert f"def {name}(" in (ROOT / "tests" / "learner" / module).read_text(), name
+        names = re.findall(r"`([a-z-]+)`", step)
+        assert set(names) <= set(NAMES) and (names or step.startswith("none"))
+        assert state == ("yes" if set(names) & ran else "not yet"), f"{step} ran: say so"
 
 
 def test_a_step_is_not_begun_without_time_and_goes_no_further_than_the_budget() -> None:
