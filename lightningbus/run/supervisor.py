@@ -183,8 +183,9 @@ class Supervisor:
                     *command, stdout=out, stderr=asyncio.subprocess.STDOUT, cwd=Path.cwd(), env=environment
                 )
             except OSError as error:
-                message = f"{child.name}: python_executable: {command[0]} cannot be started: {error.strerror}"
-                raise UserError(message) from error
+                raise UserError(
+                    f"{child.name}: python_executable: {command[0]} cannot be started: {error.strerror}"
+                ) from error
 
     async def _watch(self, child: ChildSpec) -> int:
         restarts = RestartPolicy()
