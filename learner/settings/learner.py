@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from common.role_settings import RoleSettings
+from common.role_settings import ModelRoleSettings
 from common.task_source import TaskSourceSetting
 from learner.settings.algorithm import ActorSettings, AlgorithmSettings, CreditSettings, CriticSettings, LoraSettings
 from learner.settings.engine import EngineSettings
@@ -42,7 +42,7 @@ class StalenessSettings(BaseModel):
     )
 
 
-class LearnerSettings(RoleSettings):
+class LearnerSettings(ModelRoleSettings):
     """One learner: which model it trains, on which tasks, how, and how far behind a rollout may be."""
 
     run: str = Field("run", description="name of the run; only its rollouts are used", pattern=NAME)

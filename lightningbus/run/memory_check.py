@@ -175,10 +175,15 @@ def _engine_bytes(node: InferenceSettings, model: ModelShape, has_gpu: bool, cap
 
 def _measured_tflops(target: Target, has_gpu: bool) -> float | None:
     """As given; else of a matrix product here, which training does not reach; none for GPUs that are elsewhere."""
-    import torch
-
     if target.gpu_tflops is not None or target.gpu_memory_gib is not None:
         return target.gpu_tflops
+    return measure_matrix_tflops(has_gpu)
+
+
+def measure_matrix_tflops(has_gpu: bool) -> float:
+    """TFLOP/s of the fastest of three products of square matrices: bfloat16 on a GPU, else float32."""
+    import torch
+
     size, dtype = (8192, torch.bfloat16) if has_gpu else (1024, torch.float32)
     matrix = torch.ones(size, size, dtype=dtype, device="cuda" if has_gpu else "cpu")
     times = []
