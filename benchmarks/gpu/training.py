@@ -41,7 +41,6 @@ CASES = {
     "sdpa": Case("attention by torch, row by row", {"attn_implementation": "sdpa"}),
     "flash": Case("flash-attention", {"attn_implementation": "flash_attention_2"}, needs_gpu=True, needs_flash=True),
     "kept": Case("without activation checkpointing", {"enable_gradient_checkpointing": False}),
-    "checkpointed": Case("with activation checkpointing", {"enable_gradient_checkpointing": True}),
     "padded": Case("padded rows", {"use_remove_padding": False}),
     "offloaded": Case("offload_policy", {"offload_policy": True}, needs_gpu=True),
     "lora": Case(f"LoRA of rank {LORA_RANK}", lora_rank=LORA_RANK),
@@ -74,7 +73,8 @@ def measure(context: Context, size: Size, case: str) -> None:
             raise ValueError(f"the gradient's norm is {metrics['actor/grad_norm']}")
         return WITH_PASS if "actor/entropy" in metrics else UPDATE_ALONE
 
-    peers = {kind: read_peers(context, size, place) for place, kind in enumerate((WITH_PASS, UPDATE_ALONE))}
+    kinds = () if way.lora_rank else (WITH_PASS, UPDATE_ALONE)  # verl alone trains all weights
+    peers = {kind: read_peers(context, size, place) for place, kind in enumerate(kinds)}
     report_step(context, title, step, count_tokens(rows), plan_bytes(context, size, settings), peers)
 
 
