@@ -11,6 +11,7 @@ from learner.engine.memory_advice import advise, step_flops
 from learner.engine.memory_plan import OVERHEAD_BYTES, MemoryPlan, ModelShape, TrainingShape, host_bytes, plan_memory
 from learner.settings.engine import EngineSettings
 from learner.settings.learner import LearnerSettings
+from learner.training.correction import needs_log_probs
 from lightningbus.run.role_process import UserError
 
 GIB = 2**30
@@ -140,7 +141,8 @@ def describe_time(learner: LearnerSettings, model: ModelShape, how: TrainingShap
     """A sentence for the time of one step whose rollouts are all as long as they may be."""
     num_rollouts = learner.groups_per_step * learner.group_size
     tokens = num_rollouts * learner.seq_len
-    flops = step_flops(model, how, tokens, learner.actor.ppo_epochs)
+    share = 1.0 if needs_log_probs(learner) else 1 / learner.actor.old_log_prob_interval
+    flops = step_flops(model, how, tokens, learner.actor.ppo_epochs, share)
     work = f"{learner.model}: a step of {num_rollouts} rollouts of {learner.seq_len:,} tokens is {flops:.1e} FLOPs"
     if tflops is None:
         return f"{work}; give --gpu-tflops for its time"
