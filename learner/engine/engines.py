@@ -41,9 +41,6 @@ def make_engine(
     from verl.workers.engine import EngineRegistry
 
     on_gpu, chosen = device == "cuda", settings.engine
-    precision = None if on_gpu else dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
-    if chosen.mixed_precision is not None:
-        precision = chosen.mixed_precision.model_dump()
     model: dict[str, Any] = {"model_type": kind}
     if kind == "language_model" and not frozen:
         model |= settings.lora.model_dump()
@@ -57,15 +54,15 @@ def make_engine(
         model_config=HFModelConfig(
             path=str(settings.model_path),
             use_remove_padding=chosen.use_remove_padding,
-            enable_gradient_checkpointing=_or_default(chosen.enable_gradient_checkpointing, on_gpu),
+            enable_gradient_checkpointing=chosen.is_checkpointing(on_gpu),
             enable_activation_offload=chosen.enable_activation_offload,
             override_config={"attn_implementation": attention},
             **model,
         ),
         engine_config=FSDPEngineConfig(
             strategy=chosen.strategy,
-            mixed_precision=precision,
-            use_torch_compile=_or_default(chosen.use_torch_compile, on_gpu),
+            mixed_precision=chosen.choose_precision(on_gpu).model_dump(),
+            use_torch_compile=chosen.is_compiling(on_gpu),
             **chosen.model_dump(include=VERL_ENGINE_FIELDS),
             forward_only=frozen and on_gpu,  # which pins its memory, and without an accelerator there is none to pin
         ),
@@ -130,10 +127,6 @@ def _warm_up_from_first_step(engine: Any) -> None:
     ]
     for group, rate in zip(engine.optimizer.param_groups, scheduler._last_lr, strict=True):
         group["lr"] = rate
-
-
-def _or_default(value: bool | None, default: bool) -> bool:
-    return default if value is None else value
 
 
 def _choose_attention(name: str, on_gpu: bool) -> str:

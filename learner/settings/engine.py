@@ -65,6 +65,22 @@ class EngineSettings(BaseModel):
     entropy_checkpointing: bool = Field(False, description="an entropy bonus is computed again in the backward pass")
     use_torch_compile: bool | None = Field(None, description="compile the entropy; none: on a GPU")
 
+    def choose_precision(self, on_gpu: bool) -> MixedPrecisionSettings:
+        """``mixed_precision``, or what unset means."""
+        if self.mixed_precision is not None:
+            return self.mixed_precision
+        if on_gpu:
+            return MixedPrecisionSettings(param_dtype="bf16", reduce_dtype="fp32", buffer_dtype="fp32")
+        return MixedPrecisionSettings(param_dtype="fp32", reduce_dtype="fp32", buffer_dtype="fp32")
+
+    def is_checkpointing(self, on_gpu: bool) -> bool:
+        """``enable_gradient_checkpointing``, or what unset means."""
+        return on_gpu if self.enable_gradient_checkpointing is None else self.enable_gradient_checkpointing
+
+    def is_compiling(self, on_gpu: bool) -> bool:
+        """``use_torch_compile``, or what unset means."""
+        return on_gpu if self.use_torch_compile is None else self.use_torch_compile
+
     @model_validator(mode="after")
     def _parallel(self) -> Self:
         if self.ulysses_sequence_parallel_size > 1 and not self.use_remove_padding:

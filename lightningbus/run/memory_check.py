@@ -57,10 +57,8 @@ def check_memory(learner: LearnerSettings, nodes: Sequence[InferenceSettings], t
 
 
 def training_shape(learner: LearnerSettings, num_ranks: int, has_gpu: bool) -> TrainingShape:
-    """How a learner of so many ranks trains: on GPUs in bfloat16 over float32 weights, on CPUs in float32."""
+    """How a learner of so many ranks trains."""
     engine, lora_rank = learner.engine, learner.lora.lora_rank
-    checkpointing, precision = engine.enable_gradient_checkpointing, engine.mixed_precision
-    compute_dtype = precision.param_dtype if precision is not None else ("bf16" if has_gpu else "fp32")
     param_bytes = BYTES[engine.model_dtype]
     return TrainingShape(
         num_ranks=num_ranks,
@@ -69,10 +67,10 @@ def training_shape(learner: LearnerSettings, num_ranks: int, has_gpu: bool) -> T
         shard_ranks=max(0, engine.fsdp_size),
         ulysses_ranks=engine.ulysses_sequence_parallel_size,
         use_remove_padding=engine.use_remove_padding,
-        checkpointing=has_gpu if checkpointing is None else checkpointing,
+        checkpointing=engine.is_checkpointing(has_gpu),
         offload_policy=engine.offload_policy,
         param_bytes=param_bytes,
-        compute_bytes=BYTES[compute_dtype],
+        compute_bytes=BYTES[engine.choose_precision(has_gpu).param_dtype],
         optimizer_bytes=_optimizer_bytes(learner.actor.optim.optimizer, param_bytes),
         has_foreach_optimizer=has_gpu,
         lora_rank=lora_rank,

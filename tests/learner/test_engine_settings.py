@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from learner.engine import cpu_platform
 from learner.engine.engine_checks import check_engine
+from learner.engine.engines import make_engine
 from learner.training.trainer import Trainer
+from lightningbus.run.memory_check import BYTES, training_shape
 from tests.learner.conftest import settings_for
 from tests.learner.test_trainer import batch_of, close, conversations, gradient_of, masters, sampled_by
 
@@ -79,6 +82,31 @@ def test_ways_to_save_memory_leave_the_gradient_as_it_is(start: Callable[..., Tr
     batch = batch_of(plain, sampled_by(plain, conversations(), shift=0.5))
     (expected,), (actual,) = gradient_of(plain, batch)[1], gradient_of(other, batch)[1]
     close(actual, expected)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_what_is_unset_is_the_same_for_the_plan_and_for_the_engine(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch, on_gpu: bool
+) -> None:
+    """On a GPU bf16 with checkpointing, else neither; what is set is kept."""
+    cpu_platform.select_platform()
+    from verl.workers.engine import EngineRegistry
+
+    seen: dict[str, Any] = {}
+
+    def look(**named: Any) -> Any:
+        seen.update(named)
+        raise InterruptedError
+
+    monkeypatch.setattr(EngineRegistry, "new", look)
+    for engine in ({}, {"enable_gradient_checkpointing": not on_gpu, "mixed_precision": {"param_dtype": "fp16"}}):
+        settings = settings_for(model_path, engine=engine)
+        with pytest.raises(InterruptedError):
+            make_engine(settings, "cuda" if on_gpu else "cpu", settings.actor.optim)
+        plan = training_shape(settings, 1, on_gpu)
+        assert plan.checkpointing == seen["model_config"].enable_gradient_checkpointing == (on_gpu != bool(engine))
+        dtype = seen["engine_config"].mixed_precision["param_dtype"]
+        assert dtype == ("fp16" if engine else "bf16" if on_gpu else "fp32") and plan.compute_bytes == BYTES[dtype]
 
 
 def test_bf16_computes_close_to_fp32(start: Callable[..., Trainer]) -> None:
