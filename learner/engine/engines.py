@@ -4,9 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from learner.engine.engine_checks import has_flash_attention
+from learner.engine.engine_checks import uses_flash_attention
 from learner.engine.packed_attention import register_packed_attention
+from learner.engine.shared_attention import register_shared_attention
 from learner.settings.algorithm import OptimSettings
+from learner.settings.engine import EngineSettings
 from learner.settings.learner import LearnerSettings
 
 EngineKind = Literal["language_model", "value_model"]
@@ -45,7 +47,7 @@ def make_engine(
     if kind == "language_model" and not frozen:
         model |= settings.lora.model_dump()
     _compute_in_chunks()
-    attention = _choose_attention(chosen.attn_implementation, on_gpu)
+    attention = _choose_attention(chosen, device)
     if kind == "value_model":
         _load_value_models_with(attention)
     engine = EngineRegistry.new(
@@ -129,10 +131,13 @@ def _warm_up_from_first_step(engine: Any) -> None:
         group["lr"] = rate
 
 
-def _choose_attention(name: str, on_gpu: bool) -> str:
-    if name == "auto":
-        name = "flash_attention_2" if on_gpu and has_flash_attention() else "sdpa"
-    return register_packed_attention() if name == "sdpa" else name
+def _choose_attention(settings: EngineSettings, device: str) -> str:
+    """The name that transformers knows it by."""
+    if uses_flash_attention(settings, device):
+        return settings.attn_implementation if settings.attn_implementation != "auto" else "flash_attention_2"
+    if settings.ulysses_sequence_parallel_size > 1:
+        return register_shared_attention()
+    return "eager" if settings.attn_implementation == "eager" else register_packed_attention()
 
 
 def _load_value_models_with(attention: str) -> None:

@@ -4,7 +4,7 @@ verl averages over the sequences of a micro-batch. Here `token_weights` fixes th
 loss is a sum, and its sequence is a call. So sequences, micro-batches and ranks may be cut in any way.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,6 +143,11 @@ def value_loss(settings: LearnerSettings, model_output: Any, data: Any, dp_group
         dp_size=data["dp_size"],
     )
     return loss, {"critic/vf_loss": _sum_metric(loss), "critic/vf_clipfrac": clipped.item()}
+
+
+def name_grad_norm(metrics: Mapping[str, Any], who: str) -> dict[str, Any]:
+    """verl's metrics, with ``grad_norm`` as ``<who>/grad_norm``: one of the ranks that share sequences has it."""
+    return {f"{who}/{name}" if name == "grad_norm" else name: value for name, value in metrics.items()}
 
 
 def find_rows_with_gradient(settings: LearnerSettings, advantages: Sequence[NDArray[np.float32]]) -> list[int]:

@@ -22,7 +22,13 @@ from learner.training.critic import Critic, compute_gae
 from learner.training.distributed import ProcessGroup, balance_by_tokens
 from learner.training.effective_sample import EffectiveSample, effective_sample_size, ess_scale
 from learner.training.learning_rate import scaled_learning_rate
-from learner.training.loss import actor_config, find_rows_with_gradient, find_tokens_with_gradient, policy_loss
+from learner.training.loss import (
+    actor_config,
+    find_rows_with_gradient,
+    find_tokens_with_gradient,
+    name_grad_norm,
+    policy_loss,
+)
 from learner.training.mini_batches import split_mini_batches
 from learner.training.tensors import Floats, ForwardConfig, Segments, TokenInputs, from_output
 from learner.training.token_weights import loss_weights, mean_over_tokens
@@ -194,7 +200,8 @@ class Trainer:
             metrics |= self._critic.train(batch.copy())
         if self._critic is None or self._num_steps >= self._settings.critic.warmup:
             metrics |= self._update_policy(batch.copy(), ess)
-        return self.group.mean({name: _to_float(value) for name, value in metrics.items()})
+        counts = self._engine.is_mp_src_rank_with_outputs()
+        return self.group.mean({name: _to_float(value) for name, value in metrics.items()} if counts else None)
 
     def _update_policy(self, batch: Any, ess: float | None) -> dict[str, Any]:
         settings, sample = self._settings, EffectiveSample(self.group)
@@ -206,7 +213,7 @@ class Trainer:
         loss = partial(policy_loss, settings, effective_sample=sample if ess is None else None)
         with self._engine.train_mode(), scaled_learning_rate(self._engine, read_scale):
             out = self._engine.train_batch(batch, loss)
-        metrics = {"actor/grad_norm": out["metrics"].pop("grad_norm"), **out["metrics"]}
+        metrics = name_grad_norm(out["metrics"], "actor")
         if settings.has_single_update or ess is not None:
             share = sample.share if ess is None else ess
             metrics |= {"off_policy/ess": share, "off_policy/ess_scale": read_scale()}
