@@ -107,7 +107,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def median_ratio(seconds: Sequence[float], others: Sequence[float]) -> float:
     """The median over rounds of what one took by what another took in the same round."""
-    return median(own / other for own, other in zip(seconds, others, strict=True))
+    return median(took / other for took, other in zip(seconds, others, strict=True))
 
 
 def fill(page: str, rows: Sequence[dict[str, Any]]) -> str:
