@@ -10,7 +10,7 @@ DOCS := .docs
 DOCS_READY := $(DOCS)/.ready
 COMPILE := UV_CUSTOM_COMPILE_COMMAND='make lock' $(TOOLS)/bin/uv pip compile --quiet --generate-hashes --no-annotate --python-version 3.11 --python-platform x86_64-unknown-linux-gnu
 
-.PHONY: setup demo test test-all test-unit test-slow chaos hosts bench bench-ui bench-async bench-credit bench-policies bench-kv bench-prompts bench-weights bench-sizing gpu fuzz serving-faults check format clean lock sbom audit pin-images docs
+.PHONY: setup demo test test-all test-unit test-slow chaos hosts bench bench-ui bench-async bench-learner bench-credit bench-policies bench-kv bench-prompts bench-weights bench-sizing gpu fuzz serving-faults check format clean lock sbom audit pin-images docs
 
 $(READY): $(LOCK) pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -66,6 +66,9 @@ bench-ui: $(READY) ## how long the pages of a run of a million spans take
 
 bench-async: $(READY) ## synchronous against asynchronous training, to a target accuracy; goes on where it was stopped
 	$(BIN)/python -m benchmarks.asynchrony $(if $(ONLY),--only $(ONLY))
+
+bench-learner: $(READY) ## tokens a second of a training step, beside verl's engine and a plain loop, on CPUs; ROUNDS=7
+	$(BIN)/python -m benchmarks.learner $(if $(ROUNDS),--rounds $(ROUNDS))
 
 bench-credit: $(READY) ## credit methods against each other, steps to a target reward; hours; goes on where it was stopped
 	$(BIN)/python -m benchmarks.credit $(if $(ONLY),--methods $(ONLY))

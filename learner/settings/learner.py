@@ -134,6 +134,12 @@ class LearnerSettings(ModelRoleSettings):
         return self.task_model or self.model
 
     @property
+    def has_single_update(self) -> bool:
+        """Whether a training step has one optimiser step, on the whole batch."""
+        size = self.actor.ppo_mini_batch_size
+        return self.actor.ppo_epochs == 1 and (size is None or size >= self.groups_per_step)
+
+    @property
     def max_group_seconds(self) -> float:
         """Seconds a group waits for its next rollout: by default as long as its task may be tried."""
         per_attempt = self.rollout_timeout_seconds + RETRY_SECONDS

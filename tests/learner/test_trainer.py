@@ -243,8 +243,13 @@ def test_accumulated_gradients_and_a_step_move_the_weights_as_adamw_does(start: 
 @pytest.mark.integration
 @pytest.mark.parametrize(
     "engine",
-    [{}, {"use_remove_padding": False}, {"fsdp_size": 1, "enable_gradient_checkpointing": True}],
-    ids=["packed", "padded", "a copy each"],
+    [
+        {},
+        {"use_remove_padding": False},
+        {"fsdp_size": 1, "enable_gradient_checkpointing": True},
+        {"ulysses_sequence_parallel_size": 2},
+    ],
+    ids=["packed", "padded", "a copy each", "sharing sequences"],
 )
 def test_two_ranks_make_the_update_of_one(model_path: Path, tmp_path: Path, engine: dict[str, Any]) -> None:
     """torchrun over gloo: the gradients of policy and critic are those of a single process, but for rounding."""
