@@ -37,16 +37,13 @@ def attend_across_ranks(
     groups = query.shape[1] // key.shape[1]  # heads of keys may be fewer than ranks
     parts = (query, key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1))
     lengths = measure_rows(all_gather_tensor(position_ids.flatten()))
-    rows = zip(*(gather_seq_scatter_heads(part, 2, 1).split(lengths, dim=2) for part in parts), strict=True)
-    dropout = named.get("dropout", 0.0)
-    attended = torch.cat(
-        [
-            scaled_dot_product_attention(*row, is_causal=True, dropout_p=dropout, scale=named.get("scaling"))
-            for row in rows
-        ],
-        dim=2,
-    )
-    return gather_heads_scatter_seq(attended.transpose(1, 2), 2, 1).contiguous(), None
+    rows = zip(*(torch.split(gather_seq_scatter_heads(part, 2, 1), lengths, dim=2) for part in parts), strict=True)
+    dropout, scale = named.get("dropout", 0.0), named.get("scaling")
+    attended = [
+        scaled_dot_product_attention(queries, keys, values, is_causal=True, dropout_p=dropout, scale=scale)
+        for queries, keys, values in rows
+    ]
+    return gather_heads_scatter_seq(torch.cat(attended, dim=2).transpose(1, 2), 2, 1).contiguous(), None
 
 
 def measure_rows(positions: Any) -> list[int]:
