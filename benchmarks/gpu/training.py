@@ -71,7 +71,7 @@ def measure(context: Context, size: Size, case: str) -> None:
         metrics = trainer.step(batch)
         if not math.isfinite(metrics["actor/grad_norm"]):
             raise ValueError(f"the gradient's norm is {metrics['actor/grad_norm']}")
-        return WITH_PASS if "actor/entropy" in metrics else UPDATE_ALONE
+        return WITH_PASS if "rollout_corr/kl" in metrics else UPDATE_ALONE
 
     kinds = () if way.lora_rank else (WITH_PASS, UPDATE_ALONE)  # verl alone trains all weights
     peers = {kind: read_peers(context, size, place) for place, kind in enumerate(kinds)}

@@ -46,7 +46,7 @@ def make_engine(
     model: dict[str, Any] = {"model_type": kind}
     if kind == "language_model" and not frozen:
         model |= settings.lora.model_dump()
-    _compute_in_chunks()
+    _compute_in_chunks(has_entropy_gradient=settings.actor.entropy_coeff > 0)
     attention = _choose_attention(chosen, device)
     if kind == "value_model":
         _load_value_models_with(attention)
@@ -96,17 +96,17 @@ def lora_state_dict(engine: Any) -> tuple[dict[str, Any], float]:
     return tensors, float(config["lora_alpha"]) / float(config["r"])
 
 
-def _compute_in_chunks() -> None:
+def _compute_in_chunks(*, has_entropy_gradient: bool) -> None:
     """Log-probabilities and entropy from some tokens' logits at a time, without a float32 copy of all.
 
-    verl calls the first where there is no flash-attention.
+    verl calls the first where there is no flash-attention. Without an entropy bonus nothing is kept for its gradient.
     """
     from verl.utils import torch_functional
 
     from learner.engine.token_log_probs import log_probs_from_logits
 
     torch_functional.logprobs_from_logits_v2 = log_probs_from_logits
-    torch_functional.entropy_from_logits = _entropy_from_logits
+    torch_functional.entropy_from_logits = _entropy_from_logits if has_entropy_gradient else _measure_entropy
 
 
 def _entropy_from_logits(logits: Any) -> Any:
@@ -114,6 +114,11 @@ def _entropy_from_logits(logits: Any) -> Any:
     from verl.utils.torch_functional import entropy_from_logits_with_chunking
 
     return entropy_from_logits_with_chunking(logits.flatten(0, -2)).view(logits.shape[:-1])
+
+
+def _measure_entropy(logits: Any) -> Any:
+    """`_entropy_from_logits` without a gradient."""
+    return _entropy_from_logits(logits.detach())
 
 
 def _warm_up_from_first_step(engine: Any) -> None:

@@ -198,7 +198,7 @@ class ActorSettings(BaseModel):
     old_log_prob_interval: int = Field(
         10,
         ge=1,
-        description="steps from one forward pass for metrics alone to the next: entropy and mismatch before the "
+        description="steps from one forward pass for metrics alone to the next: the mismatch before the "
         "update. Where the update needs the pass, it is made in every step",
     )
     ppo_max_token_len_per_gpu: int = Field(

@@ -19,6 +19,9 @@ from learner.training.effective_sample import EffectiveSample
 PRODUCTS_WITH_ADVANTAGE = {"vanilla", "gspo", "cispo", "gpg", "dppo_tv", "dppo_kl", "sapo", "geo_mean"}
 """Losses of a token that are its advantage times something: ``dro`` adds a penalty, ``clip_cov`` compares tokens."""
 
+ENTROPY_SUM, WEIGHT_SUM = "actor/entropy_sum", "actor/weight_sum"
+"""Metrics of micro-batches: the entropy of their tokens by weight, and the weights."""
+
 
 class LossError(ValueError):
     """What a loss of the user's own gave cannot be trained on; the text is a sentence for the user."""
@@ -80,8 +83,10 @@ def policy_loss(
     metrics = {**loss_metrics, "actor/pg_loss": _sum_metric(loss)}
     if "entropy" in model_output:
         entropy = (segments.gather_predictions(model_output["entropy"]) * weights).sum() * ranks
-        metrics["actor/entropy_loss"] = _sum_metric(entropy)
-        loss = loss - actor.entropy_coeff * entropy
+        metrics |= {ENTROPY_SUM: _sum_metric(entropy), WEIGHT_SUM: _sum_metric(weights.sum() * ranks)}
+        if actor.entropy_coeff > 0:
+            metrics["actor/entropy_loss"] = _sum_metric(entropy)
+            loss = loss - actor.entropy_coeff * entropy
     if actor.use_kl_loss:
         divergence = kl_penalty(log_probs, segments.field(data, "ref_log_prob"), actor.kl_loss_type)
         kl = (divergence * weights).sum() * ranks
@@ -143,6 +148,13 @@ def value_loss(settings: LearnerSettings, model_output: Any, data: Any, dp_group
         dp_size=data["dp_size"],
     )
     return loss, {"critic/vf_loss": _sum_metric(loss), "critic/vf_clipfrac": clipped.item()}
+
+
+def divide_entropy(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics with ``actor/entropy``, the mean over the tokens of an update, in place of its two sums."""
+    kept = {name: value for name, value in metrics.items() if name not in (ENTROPY_SUM, WEIGHT_SUM)}
+    weight = metrics.get(WEIGHT_SUM, 0.0)
+    return {**kept, "actor/entropy": metrics[ENTROPY_SUM] / weight} if weight else kept
 
 
 def name_grad_norm(metrics: Mapping[str, Any], who: str) -> dict[str, Any]:

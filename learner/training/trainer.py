@@ -24,6 +24,7 @@ from learner.training.effective_sample import EffectiveSample, effective_sample_
 from learner.training.learning_rate import scaled_learning_rate
 from learner.training.loss import (
     actor_config,
+    divide_entropy,
     find_rows_with_gradient,
     find_tokens_with_gradient,
     name_grad_norm,
@@ -31,7 +32,7 @@ from learner.training.loss import (
 )
 from learner.training.mini_batches import split_mini_batches
 from learner.training.tensors import Floats, ForwardConfig, Segments, TokenInputs, from_output
-from learner.training.token_weights import loss_weights, mean_over_tokens
+from learner.training.token_weights import loss_weights
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -69,7 +70,7 @@ class Trainer:
         self._forward = ForwardConfig(
             settings.actor.ppo_max_token_len_per_gpu, is_packed=settings.engine.use_remove_padding
         )
-        self._train = replace(self._forward, entropy=settings.actor.entropy_coeff > 0)
+        self._train = replace(self._forward, entropy=True)
         self._engine = make_engine(settings, device, settings.actor.optim)
         self._weight_writer = WeightWriter(
             self._engine, served_dtype(settings.model_path, settings.weights.dtype), is_writer=self.group.rank == 0
@@ -108,10 +109,9 @@ class Trainer:
         correction, metrics = leave_uncorrected(behavior, segments), dict[str, float]()
         is_needed, current = needs_log_probs(settings), None
         if is_needed or self._num_steps % settings.actor.old_log_prob_interval == 0:
-            current, entropies = self._infer_outputs(self._engine, sequences, "log_probs", "entropy")
+            current = self._infer(self._engine, sequences, "log_probs")
             correction = apply_rollout_correction(current, behavior, segments, settings)
-            entropy = mean_over_tokens(entropies, sequences, settings.actor.loss_agg_mode, batch.num_tokens)
-            metrics |= {**correction.metrics, "actor/entropy": entropy}
+            metrics |= correction.metrics
         fields: dict[str, Sequence[NDArray[Any]]] = {
             "segments": correction.segment_ids,
             "old_log_probs": correction.old_log_probs,
@@ -181,7 +181,7 @@ class Trainer:
                     rows, weights = rows.select(places), [weights[place] for place in places]
                 for name, value in self._update(rows, weights, ess).items():
                     metrics.setdefault(name, []).append(value)
-        return {name: float(np.mean(values)) for name, values in metrics.items()}
+        return divide_entropy({name: float(np.mean(values)) for name, values in metrics.items()})
 
     def _update(self, inputs: TokenInputs, weights: Sequence[float], ess: float | None) -> dict[str, float]:
         """One optimiser step on the sequences of a mini-batch, each with a weight; metrics over all ranks.
@@ -221,18 +221,11 @@ class Trainer:
 
     def _infer(self, engine: Any, sequences: Sequence[TrainSequence], output: str) -> list[Floats]:
         """An output per token of all sequences, on every rank."""
-        (values,) = self._infer_outputs(engine, sequences, output)
-        return values
-
-    def _infer_outputs(self, engine: Any, sequences: Sequence[TrainSequence], *names: str) -> list[list[Floats]]:
-        """Several outputs of one forward pass, each as of `_infer`."""
-        config = replace(self._forward, entropy="entropy" in names)
-        indices, batch, rows = self._shard(TokenInputs(sequences, {}), config)
+        indices, batch, rows = self._shard(TokenInputs(sequences, {}), self._forward)
         with engine.eval_mode():
-            tensors = engine.infer_batch(batch)["model_output"]
-        by_name = [from_output(tensors[name], rows) for name in names]
-        gathered = self.group.all_gather(dict(zip(indices, zip(*by_name, strict=True), strict=False)))
-        return [[gathered[index][place] for index in range(len(sequences))] for place in range(len(names))]
+            values = from_output(engine.infer_batch(batch)["model_output"][output], rows)
+        gathered = self.group.all_gather(dict(zip(indices, values, strict=False)))
+        return [gathered[index] for index in range(len(sequences))]
 
     def _shard(self, inputs: TokenInputs, config: ForwardConfig) -> tuple[list[int], Any, Sequence[TrainSequence]]:
         """The indices of this rank's sequences, and verl's batch of these, padded to as many as every rank has."""
