@@ -65,10 +65,10 @@ JOBS = {
     "text_to_sql": Job(
         "text_to_sql", "pair.yaml", "work/pair",
         {"two policies": keep_all, "one shared policy": share_one_policy, "writer alone": freeze_checker},
-        ("--databases", "4", "--kinds", "selections", "comparisons", "counts", "extremes", "--train", "320",
-         "--heldout", "60"),
-        (("--flawed", "0.5"), ("--flawed", "0.7", "--misjudged", "0.5")),
-        ("--steps", "400", "60", "--layers", "2", "--vocabulary", "512", "--context", "256", "--batch", "32"),
+        ("--databases", "0", "--kinds", "lookups", "--train", "420", "--heldout", "100"),
+        (("--flawed", "0", "--misjudged", "0", "--rewriter-habit", "0.6", "--times", "2"),
+         ("--flawed", "0", "--misjudged", "0", "--rewriter-habit", "0.85", "--lenient", "0.95", "--times", "2")),
+        ("--steps", "360", "120", "--layers", "2", "--vocabulary", "512", "--context", "256", "--batch", "32"),
     ),
     "kuhn_poker": Job(
         "kuhn_poker", "small.yaml", "work", {"both players": keep_all}, (), (),

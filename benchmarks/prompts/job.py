@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "prompts_math"
 MODES = ("right", "turns", "weights")
 """The right prompt from the beginning, and no training; prompts and weights in turns; weights alone."""
-STEPS = 20
+STEPS = 14
 """Of each job that trains, at most. In turns it is stopped by the same number."""
-WARM_START = ("350", "120")
+WARM_START = ("120", "480")
 
 
 async def run_python(*arguments: str | Path, cwd: Path) -> None:
@@ -31,25 +31,14 @@ async def run_python(*arguments: str | Path, cwd: Path) -> None:
         raise SystemExit(f"{arguments[0]} ended with {process.returncode}")
 
 
-async def make_model(work: Path, seed: int) -> None:
-    """Problems and a small model of a seed; what is there stays."""
+async def make_model(work: Path) -> None:
+    """Problems and a small model, which all runs have; what is there stays."""
     if (work / "model" / "model.safetensors").exists():
         return
-    await run_python(EXAMPLE / "problems.py", "--out", work, "--seed", str(seed), cwd=ROOT)
+    await run_python(EXAMPLE / "problems.py", "--out", work, cwd=ROOT)
     lots = [work / "able.jsonl", work / "habit.jsonl"]
     script = EXAMPLE.parent / "small_model" / "model.py"
-    await run_python(
-        script,
-        "--demonstrations",
-        *lots,
-        "--steps",
-        *WARM_START,
-        "--out",
-        work / "model",
-        "--seed",
-        str(seed),
-        cwd=ROOT,
-    )
+    await run_python(script, "--demonstrations", *lots, "--steps", *WARM_START, "--out", work / "model", cwd=ROOT)
 
 
 @contextmanager
@@ -96,14 +85,13 @@ def run_file(mode: str, seed: int, work: Path, url: str) -> dict[str, Any]:
 
 async def measure(mode: str, seed: int, work: Path) -> Row:
     """Run one job to its end, and read its row from its results; a job that was stopped goes on."""
-    work = work / f"seed-{seed}"
     work.mkdir(parents=True, exist_ok=True)
-    await make_model(work, seed)
+    await make_model(work)
     rule = (EXAMPLE / "rule.py").read_text().split('RULE = "')[1].split('"')[0]
     (work / "right.txt").write_text(f"{(EXAMPLE / 'system.txt').read_text()} {rule}")
     with reflecting(seed) as url:
         fields = run_file(mode, seed, work, url)
-        path = work / f"{mode}.yaml"
+        path = work / f"{mode}-{seed}.yaml"
         path.write_text(yaml.safe_dump(fields))
         results = work / "runs" / fields["name"] / "results.json"
         options = ["--resume"] if results.exists() else []

@@ -60,10 +60,11 @@ def tables(rows: Sequence[Row]) -> str:
         "|---|---|---|---|---|---|",
     ]
     by_key = {key_of(row): row for row in rows}
+    rights = {row["job"]: row for row in rows if row["mode"] == "right"}  # one does: all runs have the same model
     for (mode, job, seed), row in sorted(by_key.items()):
         if mode == "scripted":
             searches.append(_search_row("scripted", job, seed, row["rewards"], row["rollouts"]))
-        right = by_key.get(("right", job, seed))
+        right = rights.get(job)
         if mode == "turns" and right is not None:
             searches.append(_search_row("vLLM", job, seed, *_rewards_of_turns(right, row)))
         weights = by_key.get(("weights", job, seed))
@@ -90,7 +91,7 @@ def _search_row(policy: str, job: str, seed: int, rewards: Mapping[str, float], 
 
 def _target_row(seed: int, weights: Row, turns: Row) -> str:
     alone, both = (rollouts_to(row["curves"]["sampled"], TARGET) for row in (weights, turns))
-    fewer = f"{1 - both / alone:.0%}" if alone and both else "–"
-    last = [row["curves"]["sampled"][-1][1] for row in (weights, turns)]
-    cells = ["never" if each is None else f"{each:,}" for each in (alone, both)]
-    return f"| {seed} | {cells[0]} | {cells[1]} | {fewer} | {last[0]:.2f} | {last[1]:.2f} |"
+    (last_rollouts, last_alone), (_, last_both) = (row["curves"]["sampled"][-1] for row in (weights, turns))
+    fewer = f"{'' if alone else 'at least '}{1 - both / (alone or last_rollouts):.0%}" if both else "–"
+    cells = [f"{alone:,}" if alone else f"not in {last_rollouts:,}", f"{both:,}" if both else "never"]
+    return f"| {seed} | {cells[0]} | {cells[1]} | {fewer} | {last_alone:.2f} | {last_both:.2f} |"

@@ -1,7 +1,7 @@
 """Problems of two steps, and conversations to learn from: ``python problems.py --out work --seed 0``.
 
 The conversations are those of a model that follows the rule if its prompt has it, mostly, and else stops after the
-first step, nearly always. The problems are those of `examples/math_tools`.
+first step, mostly. The problems are those of `examples/math_tools`.
 """
 
 import argparse
@@ -18,9 +18,9 @@ from data import make_records
 from rule import OTHERS, RULE, SYSTEM
 
 TOOLS = [{"type": "function", "function": {"name": "calculator", "parameters": {"properties": {"expression": {}}}}}]
-ABLE = {"stops": 0.05, "wrong_sign": 0.02}
-WITH_RULE = {"stops": 0.08, "wrong_sign": 0.05, "no_form": 0.03}
-WITHOUT = {"stops": 0.97, "wrong_sign": 0.05, "no_form": 0.03}
+ABLE = {"stops": 0.02, "wrong_sign": 0.01}
+WITH_RULE = {"stops": 0.03, "wrong_sign": 0.02, "no_form": 0.01}
+WITHOUT = {"stops": 0.85, "wrong_sign": 0.05, "no_form": 0.03}
 SPLITS = {"train": 600, "heldout": 64, "tried": 24, "compared": 16}
 """Problems to train on, to measure on, to try prompts on, and to compare the best prompt on."""
 

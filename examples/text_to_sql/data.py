@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--heldout", type=int, help="how many problems; default: all of Spider, 100 of the stand-in")
     parser.add_argument("--databases", type=int, help="of the stand-in: how many of its eight")
     parser.add_argument(
-        "--kinds", nargs="+", choices=stand_in.KINDS, default=[*stand_in.KINDS], help="of its questions"
+        "--kinds", nargs="+", choices=stand_in.KINDS, default=[*stand_in.USUAL], help="of its questions"
     )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -7,6 +7,7 @@ import argparse
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import policy
@@ -19,24 +20,42 @@ MISJUDGED = 0.1
 """Share of the verdicts that are wrong."""
 
 
-def conversations(
-    task: dict, rng: random.Random, habit: float = HABIT, misjudged: float = MISJUDGED
-) -> Iterator[list[dict]]:
+@dataclass(frozen=True)
+class Beginner:
+    """How often each role errs: shares, from 0 to 1."""
+
+    habit: float = HABIT
+    """Of the writer's queries, with the mistake that is always the same."""
+    rewriter_habit: float = HABIT
+    misjudged: float = MISJUDGED
+    """Of the verdicts, wrong ones."""
+    lenient: float = 0.0
+    """Of the queries that would be called wrong, called right all the same."""
+
+
+BEGINNER = Beginner()
+
+
+def conversations(task: dict, rng: random.Random, beginner: Beginner = BEGINNER) -> Iterator[list[dict]]:
     """One problem as the agent goes about it, call by call.
 
-    So many queries have the beginner's mistake, and so many verdicts are wrong.
+    Where only the rows say which table has the answer, the writer guesses. What a lenient checker lets pass is
+    rewritten all the same: the rewriter is to be learned too.
     """
     about = {"question": task["question"], "schema": schema(task["database"])}
-    query = written(task, rng, habit)
+    query = written(task, rng, beginner.habit)
+    if query == task["gold"] and (other := policy.twin(task)) and rng.random() < 0.5:
+        query = other
     yield conversation(prompts.WRITER.format(**about), query)
     for _ in range(2):
         about |= {"query": query, "outcome": outcome(task["database"], query)[1]}
-        verdict = "yes" if policy.is_right(task, query) != (rng.random() < misjudged) else "no"
+        is_called_right = policy.is_right(task, query) != (rng.random() < beginner.misjudged)
+        verdict = "yes" if is_called_right or rng.random() < beginner.lenient else "no"
         yield conversation(prompts.CHECKER.format(**about), verdict)
-        if verdict == "yes":
+        if is_called_right:
             return
-        query = written(task, rng, habit)
-        yield conversation(prompts.REWRITER.format(**about, verdict=verdict), query)
+        query = written(task, rng, beginner.rewriter_habit)
+        yield conversation(prompts.REWRITER.format(**about, verdict="no"), query)
 
 
 def written(task: dict, rng: random.Random, habit: float) -> str:
@@ -55,12 +74,16 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=3, help="how often each problem is gone about")
     parser.add_argument("--flawed", type=float, default=1.0, help="how much of the habit is shown, from 0 to 1")
     parser.add_argument("--misjudged", type=float, default=MISJUDGED, help="share of the verdicts that are wrong")
+    parser.add_argument("--rewriter-habit", type=float, help="share of the rewriter's mistakes; default: the writer's")
+    parser.add_argument("--lenient", type=float, default=0.0, help="share of the refusals that are a yes instead")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rng = random.Random(options.seed)
     tasks = [json.loads(line)["input"] for line in options.tasks.read_text().splitlines()] * options.times
-    habit, misjudged = options.flawed * HABIT, options.misjudged
-    reported = (messages for task in tasks for messages in conversations(task, rng, habit, misjudged))
+    habit = options.flawed * HABIT
+    rewriter_habit = habit if options.rewriter_habit is None else options.rewriter_habit
+    beginner = Beginner(habit, rewriter_habit, options.misjudged, options.lenient)
+    reported = (messages for task in tasks for messages in conversations(task, rng, beginner))
     options.out.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in reported))
 
 

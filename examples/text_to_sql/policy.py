@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 import prompts
-from database import QueryFailed, run_query, same_result, schema
+from database import QueryFailed, outcome, run_query, same_result, schema
 
 
 def _pattern(prompt: str) -> re.Pattern:
@@ -73,6 +73,15 @@ def habit(task: dict) -> str:
     gold = task["gold"]
     mistakes = [*_cut(gold), *_swapped(gold), *_wrong_columns(gold, _tables(task)), gold.partition(" ")[2]]
     return next(query for query in mistakes if query != gold and not is_right(task, query))
+
+
+def twin(task: dict) -> str | None:
+    """The query of another table with the same columns that gives no rows: only those say which table is right.
+
+    None where there is no such table.
+    """
+    others = (query for query in _wrong_tables(task["gold"], _tables(task)) if query != task["gold"])
+    return next((query for query in others if outcome(task["database"], query)[0] == []), None)
 
 
 def _tables(task: dict) -> dict[str, list[str]]:

@@ -1,7 +1,8 @@
 """A small stand-in for Spider, made from a seed, in Spider's own files.
 
 Eight SQLite databases of two tables each, and templated questions of seven kinds. No two questions have the same
-query, so what is held out is neither asked nor answered in training.
+query, so what is held out is neither asked nor answered in training. For an eighth kind, `lookups`, there are hotels:
+only their rows say which of two tables answers a question.
 """
 
 import json
@@ -86,6 +87,27 @@ def databases() -> dict[str, Table]:
     }
 
 
+def hotels(count: int, rng: random.Random) -> dict[str, Table]:
+    """Databases whose two tables have the same columns; each person is in one of them, by chance."""
+    people = [f"{first} {last}" for first in PEOPLE for last in (*THINGS, *CITIES, *COUNTRIES)]
+    rng.shuffle(people)
+    size = len(people) // (2 * count)
+    numbers = {"age": range(18, 90), "room": range(100, 400)}
+    made = {}
+    for number in range(count):
+        guests, workers = (tuple(people[half * size :][:size]) for half in (2 * number, 2 * number + 1))
+        guest = Table("guest", "name", guests, {}, numbers, size)
+        made[f"hotel_{number}"] = Table("worker", "name", workers, {}, numbers, size, parent=guest)
+    return made
+
+
+def lookups(table: Table) -> Iterator[tuple[str, str]]:
+    """Of hotels alone."""
+    for place, label in enumerate(table.labels if not table.words else ()):
+        number = [*table.numbers][place % len(table.numbers)]
+        yield f"What is the {number} of {label}?", f"SELECT {number} FROM {table.name} WHERE {table.label} = '{label}'"
+
+
 def selections(table: Table) -> Iterator[tuple[str, str]]:
     for word, value in conditions(table):
         for wanted in [column for column in table.columns if column != word]:
@@ -150,7 +172,9 @@ def joins(table: Table) -> Iterator[tuple[str, str]]:
         yield text, f"SELECT count(*) FROM {both} {where}"
 
 
-KINDS = {kind.__name__: kind for kind in (selections, comparisons, counts, extremes, rankings, groups, joins)}
+KINDS = {kind.__name__: kind for kind in (selections, comparisons, counts, extremes, rankings, groups, joins, lookups)}
+USUAL = tuple(name for name in KINDS if name != "lookups")
+NUM_HOTELS = 10
 
 
 def conditions(table: Table) -> list[tuple[str, str]]:
@@ -196,7 +220,7 @@ def make(
     heldout: int,
     seed: int,
     num_databases: int | None = None,
-    kinds: Sequence[str] = tuple(KINDS),
+    kinds: Sequence[str] = USUAL,
 ) -> None:
     """Write ``train_spider.json``, ``dev.json`` and ``database/`` into a directory.
 
@@ -204,6 +228,8 @@ def make(
     """
     rng = random.Random(seed)
     databases_used = dict(islice(databases().items(), num_databases))
+    if "lookups" in kinds:
+        databases_used |= hotels(NUM_HOTELS, rng)
     for db_id, child in databases_used.items():
         path = directory / "database" / db_id / f"{db_id}.sqlite"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,10 @@
 """Text to SQL: its databases are only read, its problems are Spider's, and its scripted policy errs as it should."""
 
 import json
+import random
 import re
 import sqlite3
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from bus.task_file import load_tasks
-from tests.examples.sql import databases, make, policies, tasks_of
+from tests.examples.sql import databases, demonstrations, make, policies, tasks_of
 
 
 @pytest.fixture
@@ -165,3 +167,30 @@ def test_flawed_queries_are_wrong_in_many_ways(stand_in: Path) -> None:
     assert [query == item["gold"] for item, query in zip(tasks, texts, strict=True)] == right
     assert 30 <= sum(right) <= 70
     assert len({query for query, is_right in zip(texts, right, strict=True) if not is_right}) >= 25
+
+
+def test_only_the_rows_say_which_table_answers_a_lookup(tmp_path: Path, stand_in: Path) -> None:
+    sizes = ("--train", "60", "--heldout", "20")
+    assert make(tmp_path, "--databases", "0", "--kinds", "lookups", *sizes).returncode == 0
+    tasks = tasks_of(tmp_path / "train.jsonl")
+    others = [policies.twin(task) for task in tasks]
+    for task, other in zip(tasks, others, strict=True):
+        assert len(databases.run_query(task["database"], task["gold"])) == 1
+        assert databases.run_query(task["database"], other) == []
+    assert 15 <= sum(" guest " in task["gold"] for task in tasks) <= 45
+    usual = tasks_of(stand_in / "heldout.jsonl")
+    assert [task for task in usual if policies.twin(task)] == []
+
+
+def test_a_lenient_beginner_guesses_the_table_and_refuses_few_queries(tmp_path: Path) -> None:
+    assert make(tmp_path, "--databases", "0", "--kinds", "lookups", "--train", "200", "--heldout", "20").returncode == 0
+    rng, beginner = random.Random(0), demonstrations.Beginner(0.0, 1.0, 0.0, lenient=0.9)
+    num_right, verdicts = 0, Counter()
+    for task in tasks_of(tmp_path / "train.jsonl"):
+        (_, first), (_, verdict), *rest = demonstrations.conversations(task, rng, beginner)
+        is_right = policies.is_right(task, first["content"])
+        num_right += is_right
+        verdicts[is_right, verdict["content"]] += 1
+        assert [answer["content"] for _, answer in rest[:1]] == [policies.habit(task)] * (not is_right)
+    assert 70 <= num_right <= 130 and (True, "no") not in verdicts
+    assert 0 < verdicts[False, "no"] < verdicts[False, "yes"] / 3
