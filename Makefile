@@ -10,7 +10,7 @@ DOCS := .docs
 DOCS_READY := $(DOCS)/.ready
 COMPILE := UV_CUSTOM_COMPILE_COMMAND='make lock' $(TOOLS)/bin/uv pip compile --quiet --generate-hashes --no-annotate --python-version 3.11 --python-platform x86_64-unknown-linux-gnu
 
-.PHONY: setup demo test test-all test-unit test-slow chaos hosts bench bench-ui bench-async bench-credit bench-policies bench-kv bench-prompts bench-weights bench-sizing fuzz serving-faults check format clean lock sbom audit pin-images docs
+.PHONY: setup demo test test-all test-unit test-slow chaos hosts bench bench-ui bench-async bench-learner bench-credit bench-policies bench-kv bench-prompts bench-weights bench-sizing gpu fuzz serving-faults check format clean lock sbom audit pin-images docs
 
 $(READY): $(LOCK) pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -67,6 +67,9 @@ bench-ui: $(READY) ## how long the pages of a run of a million spans take
 bench-async: $(READY) ## synchronous against asynchronous training, to a target accuracy; goes on where it was stopped
 	$(BIN)/python -m benchmarks.asynchrony $(if $(ONLY),--only $(ONLY))
 
+bench-learner: $(READY) ## tokens a second of a training step, beside verl's engine and a plain loop, on CPUs; ROUNDS=7
+	$(BIN)/python -m benchmarks.learner $(if $(ROUNDS),--rounds $(ROUNDS))
+
 bench-credit: $(READY) ## credit methods against each other, steps to a target reward; hours; goes on where it was stopped
 	$(BIN)/python -m benchmarks.credit $(if $(ONLY),--methods $(ONLY))
 
@@ -86,6 +89,9 @@ bench-weights: $(READY) ## a weight version by each transport, whole and as a de
 bench-sizing: $(READY) ## what one of everything costs, what 10,000 runners come to, and what is full first
 	$(BIN)/python -m benchmarks.sizing
 
+gpu: $(READY) ## everything that needs a GPU to be known, 40 minutes; goes on where it was stopped; MINUTES=, ONLY=a,b
+	$(BIN)/python -m benchmarks.gpu $(if $(MINUTES),--minutes $(MINUTES)) $(if $(ONLY),--only $(ONLY))
+
 fuzz: $(READY) ## both gateways by their OpenAPI, and a million wrong inputs for every decoder; N=10000, ONLY=OTLP, SEED=n
 	FUZZ_EXAMPLES=$(or $(EXAMPLES),500) $(BIN)/python -m pytest --timeout=0 tests/fuzz/test_gateways.py
 	$(BIN)/python -m tests.fuzz $(if $(N),--inputs $(N)) $(if $(ONLY),--only "$(ONLY)") $(if $(SEED),--seed $(SEED))
@@ -100,16 +106,18 @@ $(TOOLS_READY): requirements/tools.lock
 
 lock: $(TOOLS_READY) ## the hashes of every package in the locks, anew; versions stay as they are
 	for name in cpu gpu; do $(COMPILE) --no-deps requirements/$$name.lock --output-file requirements/$$name.lock || exit 1; done
+	$(COMPILE) --constraint requirements/gpu.lock --extra learner --extra s3 --extra otel pyproject.toml requirements/build.in requirements/learner-gpu.in --output-file requirements/learner-gpu.lock
+	$(COMPILE) --extra inference --extra s3 --extra otel pyproject.toml requirements/build.in requirements/inference-gpu.in --output-file requirements/inference-gpu.lock
 	$(COMPILE) --constraint requirements/cpu.lock --extra otel pyproject.toml requirements/build.in --output-file requirements/runner.lock
 	$(COMPILE) --constraint requirements/cpu.lock --extra store --extra otel pyproject.toml requirements/build.in --output-file requirements/store.lock
 	$(COMPILE) requirements/tools.in --output-file requirements/tools.lock
 	$(COMPILE) requirements/docs.in --output-file requirements/docs.lock
 
 sbom: $(TOOLS_READY) ## what the locks install, as CycloneDX: sbom-cpu.json and its like
-	for name in cpu gpu runner store; do $(TOOLS)/bin/cyclonedx-py requirements requirements/$$name.lock --output-file sbom-$$name.json || exit 1; done
+	for name in cpu gpu learner-gpu inference-gpu runner store; do $(TOOLS)/bin/cyclonedx-py requirements requirements/$$name.lock --output-file sbom-$$name.json || exit 1; done
 
 audit: $(TOOLS_READY) ## known vulnerabilities of the locks; fails too where the database was not reached
-	for name in cpu gpu; do $(TOOLS)/bin/python requirements/audit.py requirements/$$name.lock || exit 1; done
+	for name in cpu gpu learner-gpu inference-gpu; do $(TOOLS)/bin/python requirements/audit.py requirements/$$name.lock || exit 1; done
 
 pin-images: ## every image of deploy/ with the digest it has in its registry now; wants docker and a network
 	$(PYTHON) deploy/pin_images.py

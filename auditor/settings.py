@@ -5,10 +5,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from common.role_settings import RoleSettings
+from common.role_settings import ModelRoleSettings
 
 
-class AuditorSettings(RoleSettings):
+class AuditorSettings(ModelRoleSettings):
     """Which share of the rollouts is recomputed, and when a difference is a fault."""
 
     model_path: Path = Field(

@@ -5,7 +5,7 @@ import re
 import time
 from pathlib import Path
 
-from benchmarks import call_storage, dispatch, ingest, latency, peers, scale, startup, weights
+from benchmarks import call_storage, dispatch, ingest, latency, peers, publish, scale, startup, weights
 from benchmarks.gateway import __main__ as gateway
 from benchmarks.results import machine, read, table
 from benchmarks.workloads import __main__ as workloads
@@ -20,6 +20,7 @@ NAMES = (
     "scale",
     "weights",
     "call_storage",
+    "publish",
     "dispatch",
     "startup",
 )
@@ -60,6 +61,7 @@ def main() -> None:
         "gateway": gateway.main,
         "scale": scale.main,
         "call_storage": call_storage.main,
+        "publish": publish.main,
         "dispatch": dispatch.main,
         "startup": startup.main,
         "weights": lambda: weights.main(options.work.resolve()),

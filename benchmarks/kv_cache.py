@@ -13,6 +13,8 @@ import subprocess
 import sys
 import time
 from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,32 +37,58 @@ from schemas.weights.events import Blob, WeightManifest
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "calculator"
 RESULTS = Path(__file__).resolve().parent / "results" / "kv_cache.json"
-STREAMS, TOKENS, PROMPT, BEGUN = 32, 400, 16, 12
+STREAMS, PROMPT, BEGUN = 32, 16, 12
 CONTEXT = 512
 SIZES = {"one step at 4e-4": 4e-4, "eight steps at 4e-4": 3.2e-3, "far off": 2e-2}
 """Standard deviation of what is added to every weight."""
+CPU_ENGINE: Mapping[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": CONTEXT,
+    "max_num_seqs": STREAMS,
+    "cpu_threads": 1,
+}
+"""Settings of the node."""
+LOGITS_CHUNK = 512
+"""Tokens whose log-probabilities are computed in float64 at a time."""
 
 
-async def measure(policy: str, model: Path, work: Path) -> list[dict[str, Any]]:
-    """The mismatch and the pause of each size of update under one policy."""
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Streams that are under way when the weights change."""
+
+    num_streams: int = STREAMS
+    num_tokens: int = 400
+    """Of each answer: so many that the swap comes amid them."""
+
+
+ANSWERS = Answers()
+
+
+async def measure(
+    policy: str,
+    model: Path,
+    work: Path,
+    engine: Mapping[str, Any] = CPU_ENGINE,
+    sizes: Mapping[str, float] = SIZES,
+    answers: Answers = ANSWERS,
+    device: str = "cpu",
+) -> list[dict[str, Any]]:
+    """The mismatch and the pause of each size of update under one policy; ``device`` computes the reference."""
     from safetensors.torch import load_file
 
     with RunDirectory(work / policy).lock(fresh=True) as directory:
         weights = [load_file(model / "model.safetensors")]
         mismatches = []
         async with start_stack(directory, BusSettings(port=0), f"kv cache: {policy}") as at:
-            settings = InferenceSettings(
-                model_path=model, id="node", dtype="float32", max_model_len=CONTEXT, max_num_seqs=STREAMS,
-                cpu_threads=1,
-                kv_cache_on_swap=policy, work_dir=directory.path / "node",
-            )  # fmt: skip
+            place = {"model_path": model, "id": "node", "work_dir": directory.path / "node"}
+            settings = InferenceSettings.model_validate({**engine, **place, "kv_cache_on_swap": policy})
             await at.supervisor.start(ChildSpec("node", "inference", settings))
             node = await announce(at, await put(at, directory.path, weights[0], 0), 0)
-            for size, deviation in SIZES.items():
+            for size, deviation in sizes.items():
                 weights.append(moved(weights[-1], deviation, seed=len(weights)))
                 version = len(weights) - 1
-                calls, node, pause = await swapped_amid(at, directory.path, node, weights[-1], version)
-                mismatches.append(await asyncio.to_thread(mismatch, model, weights, calls, version))
+                calls, node, pause = await swapped_amid(at, directory.path, node, weights[-1], version, answers)
+                mismatches.append(await asyncio.to_thread(mismatch, model, weights, calls, version, device))
                 mismatches[-1] |= {
                     "policy": policy,
                     "update": size,
@@ -71,26 +99,29 @@ async def measure(policy: str, model: Path, work: Path) -> list[dict[str, Any]]:
 
 
 async def swapped_amid(
-    at: LocalStack, path: Path, node: Heartbeat, weights: dict[str, Any], version: int
+    at: LocalStack, path: Path, node: Heartbeat, weights: dict[str, Any], version: int, answers: Answers = ANSWERS
 ) -> tuple[list[ModelCall], Heartbeat, float]:
     """Streams that are under way while a version is published; what they were, and the longest gap in a stream."""
     blob = await put(at, path, weights, version)
     begun = asyncio.Event()
     assert at.keys.inference_api_key is not None, "a run with a bus of its own has one"
     async with aiohttp.ClientSession(headers=bearer_header(read_key(at.keys.inference_api_key))) as http:
-        requests = [asyncio.create_task(streamed(http, node, number, begun)) for number in range(STREAMS)]
+        requests = [
+            asyncio.create_task(streamed(http, node, number, answers.num_tokens, begun))
+            for number in range(answers.num_streams)
+        ]
         await begun.wait()
         after = await announce(at, blob, version)
-        answers = await asyncio.gather(*requests)
-    return [call for call, _ in answers], after, max(gap for _, gap in answers)
+        ended = await asyncio.gather(*requests)
+    return [call for call, _ in ended], after, max(gap for _, gap in ended)
 
 
 async def streamed(
-    http: aiohttp.ClientSession, node: Heartbeat, number: int, begun: asyncio.Event
+    http: aiohttp.ClientSession, node: Heartbeat, number: int, num_tokens: int, begun: asyncio.Event
 ) -> tuple[ModelCall, float]:
-    """One answer; ``begun`` is set when its first tokens are there."""
+    """One answer, and the longest gap in it, in seconds; ``begun`` is set when its first tokens are there."""
     prompt = np.random.default_rng(number).integers(10, 300, PROMPT).tolist()
-    body = {"model": "policy", "prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True}
+    body = {"model": "policy", "prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True}
     body |= {"logprobs": 0, "stream": True, "return_token_ids": True, "temperature": 1.0}
     ids: list[int] = []
     reported: list[float] = []
@@ -124,12 +155,18 @@ async def streamed(
     return call, longest
 
 
-def mismatch(model: Path, weights: list[dict[str, Any]], calls: list[ModelCall], version: int) -> dict[str, Any]:
-    """k3 of the tokens before and after the swap, the learner's log-probabilities being of each token's version."""
+def mismatch(
+    model: Path, weights: list[dict[str, Any]], calls: list[ModelCall], version: int, device: str = "cpu"
+) -> dict[str, Any]:
+    """k3 of the tokens before and after the swap, the learner's log-probabilities being of each token's version.
+
+    Raises ValueError where the answers ended before the swap.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
-    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    dtype = torch.float32 if device == "cpu" else "auto"
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).to(device)
     rows, _ = build_sequences("r", build_transitions(calls), SequenceConfig(mode="transition"))
     parts: dict[int, list[np.ndarray[Any, Any]]] = {version - 1: [], version: []}
     for number, actual in parts.items():
@@ -138,6 +175,8 @@ def mismatch(model: Path, weights: list[dict[str, Any]], calls: list[ModelCall],
             chosen = row.trained & (row.weight_versions == number)
             actual.append(_log_probs(policy, row)[chosen] - row.logprobs[chosen])
     before, after = (np.concatenate(parts[number]) for number in (version - 1, version))
+    if not len(before) or not len(after):
+        raise ValueError("the swap did not come amid the answers: let them be longer")
     k3 = [float(np.mean(np.exp(d) - d - 1)) for d in (before, after)]
     return {"tokens_after": len(after), "k3_before": k3[0], "k3_after": k3[1], "largest_after": float(abs(after).max())}
 
@@ -145,11 +184,15 @@ def mismatch(model: Path, weights: list[dict[str, Any]], calls: list[ModelCall],
 def _log_probs(policy: Any, row: TrainSequence) -> Any:
     import torch
 
-    ids = torch.from_numpy(row.token_ids)
-    with torch.no_grad():
-        log_probs = torch.log_softmax(policy(input_ids=ids[None]).logits[0, :-1].double(), -1)
+    ids = torch.from_numpy(row.token_ids).to(policy.device)
     values = np.zeros(len(row.token_ids))
-    values[1:] = log_probs.gather(1, ids[1:, None])[:, 0].numpy()
+    with torch.no_grad():
+        logits = policy(input_ids=ids[None]).logits[0, :-1]
+        for first in range(0, len(logits), LOGITS_CHUNK):
+            chunk = slice(first, first + LOGITS_CHUNK)
+            log_probs = torch.log_softmax(logits[chunk].double(), -1)
+            chosen = log_probs.gather(1, ids[1:][chunk, None])[:, 0]
+            values[1:][chunk] = chosen.cpu().numpy()
     return values
 
 

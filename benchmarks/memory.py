@@ -12,6 +12,7 @@ from transformers import Qwen2Config, Qwen3Config, Qwen3MoeConfig
 from learner.engine.memory_advice import step_flops
 from learner.engine.memory_plan import ModelShape, TrainingShape, plan_memory
 from learner.engine.model_shape import read_shape
+from learner.settings.algorithm import ActorSettings
 from lightningbus.run.memory_check import GIB, table
 
 PAGE = Path("docs/scale.md")
@@ -81,7 +82,8 @@ def render_plans(cases: "tuple[Case, ...]", shapes: list[ModelShape]) -> str:
     parts = [dict(table(plan)) for plan in plans]
     names = list(dict.fromkeys(name for rows in parts for name in rows))
     seconds = [
-        step_flops(shape, case.how, STEP_TOKENS) / (case.num_ranks * TFLOPS * 1e12)
+        step_flops(shape, case.how, STEP_TOKENS, log_prob_share=1 / ActorSettings().old_log_prob_interval)
+        / (case.num_ranks * TFLOPS * 1e12)
         for case, shape in zip(cases, shapes, strict=True)
     ]
     rows = [

@@ -7,11 +7,13 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from benchmarks import kv_cache, transfer
-from benchmarks.kv_cache import EXAMPLE, moved, swapped_amid
+from benchmarks.kv_cache import ANSWERS, CPU_ENGINE, EXAMPLE, Answers, moved, swapped_amid
 from benchmarks.results import Result, machine, table, write
 from bus.client import Bus
 from inference.settings import InferenceSettings
@@ -26,6 +28,8 @@ from lightningbus.run.supervisor import ChildSpec
 SERVED = {"0.6M": {}, "26M": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6}}
 """What is changed in the calculator model's configuration."""
 ROUNDS = 3
+WAYS = ("bus", "file", "s3", "file and gloo")
+"""Transports; with ``gloo`` or ``nccl`` versions are broadcast too."""
 
 
 def make_model(place: Path, changes: dict[str, int]) -> Path:
@@ -56,7 +60,7 @@ class Steps:
     def __init__(self, model: Path, place: Path) -> None:
         from safetensors.torch import load_file
 
-        self.weights = load_file(model / "model.safetensors")
+        self.weights = {name: tensor.float() for name, tensor in load_file(model / "model.safetensors").items()}
         self._place, self._num_written = place, -1
 
     def next(self) -> tuple[Path, int]:
@@ -71,36 +75,60 @@ class Steps:
         }
         path = self._place / f"made-{self._num_written % 2}.safetensors"
         path.unlink(missing_ok=True)
-        save_file({name: item.to(torch.bfloat16) for name, item in self.weights.items()}, path)
+        save_file(in_bf16(self.weights), path)
         return path, self._num_written
 
 
-async def measure(name: str, model: Path, place: Path) -> list[Result]:
-    """Versions published by each transport, whole and as deltas, while a node serves."""
-    with RunDirectory(place / f"run-{name}").lock(fresh=True) as directory:
-        with transfer.s3_server() as s3:
-            async with start_stack(directory, BusSettings(port=0), f"bench weights {name}") as at:
-                settings = InferenceSettings(
-                    model_path=model, id="node", dtype="float32", max_model_len=kv_cache.CONTEXT,
-                    max_num_seqs=kv_cache.STREAMS, cpu_threads=1, work_dir=directory.path / "node",
-                )  # fmt: skip
-                await at.supervisor.start(ChildSpec("node", "inference", settings))
-                steps = Steps(model, directory.path)
-                results = []
-                shared = str(directory.path / "shared")
-                ways: list[dict[str, Any]] = [
-                    *(
-                        {"transport": way, "location": where}
-                        for way, where in {"bus": "", "file": shared, "s3": s3}.items()
-                    ),
-                    {"transport": "file", "location": shared, "broadcast": {"backend": "gloo"}},
-                ]
-                for way in ways:
-                    results += await served(at, name, steps, way, directory.path / "learner")
-                node = await at.wait_for_member(lambda beat: beat.role == "inference", "node", 60)
-                _, last = steps.next()
-                _, _, pause = await swapped_amid(at, directory.path, node, moved(steps.weights, 1e-4, 99), last)
-        return [*results, Result(f"{name} parameters: longest gap in {kv_cache.STREAMS} streams", 1e3 * pause, "ms")]
+def in_bf16(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Rounded, as they are published."""
+    import torch
+
+    return {name: item.to(torch.bfloat16) for name, item in weights.items()}
+
+
+async def measure(
+    name: str,
+    model: Path,
+    place: Path,
+    engine: Mapping[str, Any] = CPU_ENGINE,
+    ways: Sequence[str] = WAYS,
+    answers: Answers = ANSWERS,
+    report: Callable[[Result], None] = lambda _: None,
+) -> list[Result]:
+    """Versions published by some of `WAYS`, whole and as deltas, while a node with these settings serves.
+
+    ``report`` has each figure as soon as it is there.
+    """
+    with (
+        RunDirectory(place / f"run-{name.replace(' ', '-')}").lock(fresh=True) as directory,
+        transfer.s3_server() if "s3" in ways else nullcontext("") as s3,
+    ):
+        async with start_stack(directory, BusSettings(port=0), f"bench weights {name}") as at:
+            fields = {"model_path": model, "id": "node", "work_dir": directory.path / "node"}
+            await at.supervisor.start(
+                ChildSpec("node", "inference", InferenceSettings.model_validate({**engine, **fields}))
+            )
+            steps = Steps(model, directory.path)
+            results: list[Result] = []
+            locations = {"bus": "", "file": str(directory.path / "shared"), "s3": s3}
+
+            def keep(*measured: Result) -> None:
+                results.extend(measured)
+                for result in measured:
+                    report(result)
+
+            for way in ways:
+                transport, _, backend = way.partition(" and ")
+                weights: dict[str, Any] = {"transport": transport, "location": locations[transport]}
+                if backend:
+                    weights["broadcast"] = {"backend": backend}
+                keep(*await served(at, name, steps, weights, directory.path / "learner"))
+            node = await at.wait_for_member(lambda beat: beat.role == "inference", "node", 60)
+            _, last = steps.next()
+            after = in_bf16(moved(steps.weights, 1e-4, 99))
+            _, _, pause = await swapped_amid(at, directory.path, node, after, last, answers)
+            keep(Result(f"{name}: longest gap in {answers.num_streams} streams", 1e3 * pause, "ms"))
+    return results
 
 
 async def served(at: LocalStack, name: str, steps: Steps, weights: dict[str, Any], checkpoints: Path) -> list[Result]:
@@ -137,10 +165,11 @@ async def served(at: LocalStack, name: str, steps: Steps, weights: dict[str, Any
         await broadcaster.wait_idle()
         broadcast = broadcaster.num_sent
     assert broadcast == (0 if settings.weights.broadcast.backend == "off" else 2 * ROUNDS), "some were fetched"
-    way = settings.weights.transport + (" and gloo" if broadcast else "")
+    backend = settings.weights.broadcast.backend
+    way = settings.weights.transport + (f" and {backend}" if broadcast else "")
     return [
         Result(
-            f"{name} parameters, {way}, {kind}: written to served",
+            f"{name}, {way}, {kind}: written to served",
             min(took[kind]) if took[kind] else None,
             "s",
             min(copied),
@@ -157,7 +186,7 @@ def main(place: Path, sizes: list[str] | None = None, models: list[str] | None =
         results += asyncio.run(transfer.measure(name, place / "transfer"))
         print(table(result.as_json() for result in results), flush=True)
     for name in SERVED if models is None else models:
-        results += asyncio.run(measure(name, make_model(place, SERVED[name]), place))
+        results += asyncio.run(measure(f"{name} parameters", make_model(place, SERVED[name]), place))
     write("weights", results, whole=sizes is None and models is None)
     print(table(result.as_json() for result in results))
     return results

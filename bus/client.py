@@ -16,6 +16,7 @@ from bus.consumer_upkeep import ConsumerUpkeep
 from bus.errors import BusError, CredentialsError
 from bus.fleet.heartbeats import Fleet, HeartbeatPublisher, publish_heartbeats
 from bus.object_store import ObjectStore
+from bus.publish_batch import OutgoingMessage, publish_batch
 from bus.publisher import Publisher
 from bus.pull_consumer import EXPIRES_SECONDS, PullConsumer
 from bus.security.credentials import Credentials
@@ -212,6 +213,15 @@ class Bus:
         if isinstance(event, SIGNED_EVENTS):
             headers |= self.signing.headers(subject, event, payload, expect_last or 0)
         return await self.publish_bytes(subject, payload, headers, timeout, unique)
+
+    async def publish_batch(
+        self, messages: Sequence[OutgoingMessage], timeout: float = PUBLISH_SECONDS, unique: bool = False
+    ) -> list[int | BusError]:
+        """`publish_bytes` of many messages, sent in order: of each its stream sequence, or the error of it.
+
+        It costs less than a call of `publish_bytes` each, and no error of one message hides another's result.
+        """
+        return await publish_batch(self._publisher, messages, timeout, unique)
 
     async def publish_bytes(
         self, subject: str, payload: bytes, headers: dict[str, str], timeout: float, unique: bool = False

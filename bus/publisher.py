@@ -6,13 +6,13 @@ acknowledgements are matched here, on an inbox of our own.
 
 import asyncio
 import itertools
-import json
 import logging
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -50,12 +50,18 @@ class PublishAck(NamedTuple):
     """The stream had a message of this id already."""
 
 
+Reply = PublishAck | dict[str, Any] | None
+"""What is stored, the server's error, or None when nothing useful came back in time."""
+_REPLIES = msgspec.json.Decoder(dict[str, Any])
+
+
 class Publisher:
     """Publishes to JetStream and answers with the stream sequence once the server has stored the message."""
 
     def __init__(self, nc: Client, in_flight: int = MAX_PENDING_ACKS) -> None:
         self._nc = nc
-        self._slots = asyncio.Semaphore(in_flight)
+        self.slots = asyncio.Semaphore(in_flight)
+        """One is held for each message from before it is sent until it is stored or given up."""
         self._inbox = ""
         self._pending_acks: dict[str, tuple[str, asyncio.Future[Msg]]] = {}
         self._tokens = itertools.count()
@@ -79,24 +85,36 @@ class Publisher:
         deadline = asyncio.get_running_loop().time() + timeout
         try:
             async with asyncio.timeout_at(deadline):
-                await self._slots.acquire()
+                await self.slots.acquire()
         except TimeoutError:
-            raise PublishTimeoutError(f"{subject}: the publish pipeline stayed full for {timeout:g} s") from None
+            raise PublishTimeoutError(pipeline_full(subject, timeout)) from None
         try:
             with metrics.publish_duration.time():
-                return await self._publish_until(deadline, subject, payload, dict(headers), timeout, unique)
+                return await self.publish_until(deadline, subject, payload, dict(headers), timeout, unique)
         finally:
-            self._slots.release()
+            self.slots.release()
 
-    async def _publish_until(
-        self, deadline: float, subject: str, payload: bytes, headers: dict[str, str], timeout: float, unique: bool
+    async def publish_until(
+        self,
+        deadline: float,
+        subject: str,
+        payload: bytes,
+        headers: dict[str, str],
+        timeout: float,
+        unique: bool,
+        replies: Sequence[Reply] = (),
     ) -> int:
+        """`publish` of a message that has a place in the pipeline; ``replies`` are of earlier attempts at it."""
+        earlier = iter(replies)
         loop = asyncio.get_running_loop()
         backoff = Backoff(RETRY_POLICY)
         full, first = False, True
         try:
             while (left := deadline - loop.time()) > 0:
-                ack = await self._attempt(subject, payload, headers, min(left, ATTEMPT_SECONDS))
+                try:
+                    ack = next(earlier)
+                except StopIteration:
+                    ack = await self._attempt(subject, payload, headers, min(left, ATTEMPT_SECONDS))
                 if isinstance(ack, PublishAck):
                     if ack.is_duplicate and first and unique:
                         raise DuplicateMessageError(
@@ -132,29 +150,35 @@ class Publisher:
             del self.blocked[subject]
             log.warning("%s: there is room again", subject)
 
-    async def _attempt(
-        self, subject: str, payload: bytes, headers: dict[str, str], timeout: float
-    ) -> PublishAck | dict[str, Any] | None:
-        """What is stored, the server's error, or None when nothing useful came back in time."""
-        token = str(next(self._tokens))
-        future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._pending_acks[token] = subject, future
+    async def _attempt(self, subject: str, payload: bytes, headers: dict[str, str], timeout: float) -> Reply:
+        token, future = self.expect_reply(subject)
         try:
             async with asyncio.timeout(timeout):  # the sending too: on a connection that is dead it may wait as well
-                await self._nc.publish(subject, payload, reply=f"{self._inbox}.{token}", headers=headers)
+                await self.send(token, subject, payload, headers)
                 message = await future
-        except MaxPayloadError as error:
-            raise BusError(f"{subject}: {len(payload)} bytes is over the server's limit") from error
         except (TimeoutError, NatsError):
             return None
         finally:
-            del self._pending_acks[token]
-        if not message.data:  # no responders: no stream listens on the subject (yet)
-            return None
-        answer = json.loads(message.data)
-        if "error" in answer:
-            return dict(answer["error"])
-        return PublishAck(int(answer["seq"]), bool(answer.get("duplicate")))
+            self.forget(token)
+        return parse_reply(message)
+
+    def expect_reply(self, subject: str) -> tuple[str, asyncio.Future[Msg]]:
+        """A token for a message, and its reply, until `forget`."""
+        token = str(next(self._tokens))
+        future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._pending_acks[token] = subject, future
+        return token, future
+
+    def forget(self, token: str) -> None:
+        """The reply has come, or is waited for no longer."""
+        del self._pending_acks[token]
+
+    async def send(self, token: str, subject: str, payload: bytes, headers: dict[str, str]) -> None:
+        """Send a message whose reply is expected; raises `BusError` if it is too large, and nats' errors."""
+        try:
+            await self._nc.publish(subject, payload, reply=f"{self._inbox}.{token}", headers=headers)
+        except MaxPayloadError as error:
+            raise BusError(f"{subject}: {len(payload)} bytes is over the server's limit") from error
 
     async def _on_ack(self, message: Msg) -> None:
         _, future = self._pending_acks.get(message.subject.rpartition(".")[2], ("", None))
@@ -166,3 +190,18 @@ class Publisher:
         for wanted, future in self._pending_acks.values():
             if wanted.lower() == subject and not future.done():
                 future.set_exception(CredentialsError(f"{wanted}: this user has no right to publish there"))
+
+
+def parse_reply(message: Msg) -> Reply:
+    """What the server says of a message."""
+    if not message.data:  # no responders: no stream listens on the subject (yet)
+        return None
+    answer = _REPLIES.decode(message.data)
+    if "error" in answer:
+        return dict(answer["error"])
+    return PublishAck(int(answer["seq"]), bool(answer.get("duplicate")))
+
+
+def pipeline_full(subject: str, timeout: float) -> str:
+    """The sentence for a message that got no place in the pipeline."""
+    return f"{subject}: the publish pipeline stayed full for {timeout:g} s"

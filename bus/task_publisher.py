@@ -1,6 +1,5 @@
 """Publishes tasks with the record and the PRODUCER span that each of them owes the store."""
 
-import asyncio
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -8,8 +7,9 @@ from msgspec.structs import replace
 
 from bus.client import PUBLISH_SECONDS, Bus
 from bus.errors import DuplicateMessageError
+from bus.publish_batch import OutgoingMessage
 from schemas import ids, subjects
-from schemas.codec import encode
+from schemas.codec import EncodeError, encode, schema_of
 from schemas.semconv import attributes
 from schemas.spans import Span
 from schemas.tasks import Task, TaskBatchRecord, TaskRecord
@@ -34,13 +34,24 @@ class TaskPublisher:
         With a ``nonce`` the broker accepts tasks again that it was sent without it, or with another. Raises the first
         error after the record, as `Bus.publish`.
         """
-        results = await asyncio.gather(*(self._publish(task, timeout, nonce) for task in tasks), return_exceptions=True)
-        stored = [result for result in results if not isinstance(result, BaseException)]
-        await self.record_tasks([record for record, _ in stored], timeout, nonce)
+        started_ns = time.time_ns()
+        encoded = [_encode_task(task, nonce) for task in tasks]
+        messages = [message for message in encoded if isinstance(message, OutgoingMessage)]
+        replies = iter(await self._bus.publish_batch(messages, timeout, unique=True))
+        results = [next(replies) if isinstance(message, OutgoingMessage) else message for message in encoded]
+        ended_ns = time.time_ns()
+        records, num_new = [], 0
+        for task, result in zip(tasks, results, strict=True):
+            if isinstance(result, int | DuplicateMessageError):
+                num_new += isinstance(result, int)
+                span = build_producer_span(task, subjects.task(task.mode, task.agent), started_ns, ended_ns)
+                rollout_id = ids.rollout_id(task.id, task.sample_index)
+                records.append(TaskRecord(task=task, rollout_id=rollout_id, span=span))
+        await self.record_tasks(records, timeout, nonce)
         for result in results:
-            if isinstance(result, BaseException):
+            if not isinstance(result, int | DuplicateMessageError):
                 raise result
-        return sum(is_new for _, is_new in stored)
+        return num_new
 
     async def record_tasks(
         self, records: Sequence[TaskRecord], timeout: float = PUBLISH_SECONDS, nonce: str = ""
@@ -51,20 +62,18 @@ class TaskPublisher:
             event = TaskBatchRecord(tasks=tuple(chunk))
             await self._bus.publish(subjects.TASK_PUBLISHED, event, msg_id=msg_id, timeout=timeout)
 
-    async def _publish(self, task: Task, timeout: float, nonce: str) -> tuple[TaskRecord, bool]:
-        """The record of a task, and False if the bus had the task already."""
-        started_ns = time.time_ns()
-        rollout_id = ids.rollout_id(task.id, task.sample_index)
-        traceparent = ids.task_traceparent(rollout_id)
-        subject = subjects.task(task.mode, task.agent)
-        msg_id = ids.task_msg_id(rollout_id) + nonce
-        is_new = True
-        try:
-            await self._bus.publish(subject, task, msg_id=msg_id, traceparent=traceparent, timeout=timeout, unique=True)
-        except DuplicateMessageError:
-            is_new = False
-        span = build_producer_span(task, subject, started_ns, time.time_ns())
-        return TaskRecord(task=task, rollout_id=rollout_id, span=span), is_new
+
+def _encode_task(task: Task, nonce: str) -> OutgoingMessage | EncodeError:
+    rollout_id = ids.rollout_id(task.id, task.sample_index)
+    headers = {
+        subjects.SCHEMA_HEADER: schema_of(task),
+        subjects.MSG_ID_HEADER: ids.task_msg_id(rollout_id) + nonce,
+        subjects.TRACE_HEADER: ids.task_traceparent(rollout_id),
+    }
+    try:
+        return OutgoingMessage(subjects.task(task.mode, task.agent), encode(task), headers)
+    except EncodeError as error:
+        return error
 
 
 def chunk_by_size(records: Iterable[TaskRecord]) -> Iterator[list[TaskRecord]]:

@@ -1,5 +1,6 @@
 """What the settings of all roles have in common."""
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -17,6 +18,16 @@ class RoleSettings(BaseModel):
         pattern=r"^(\S+:)?\d{1,5}$",
         description="where /healthz, /readyz and /metrics are answered, as 9464 (on loopback) or 0.0.0.0:9464; 0 "
         "takes a free port, which the log names; default: nowhere",
+    )
+
+
+class ModelRoleSettings(RoleSettings):
+    """What the settings of roles that compute with a model have in common: their packages are large."""
+
+    python_executable: Path | None = Field(
+        None,
+        description="interpreter that `up` and `train` start this role with, of an environment that has lightningbus "
+        "and what this role needs; default: the one running them",
     )
 
 

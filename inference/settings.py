@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from common.role_settings import RoleSettings
+from common.role_settings import ModelRoleSettings
 from schemas.base import MAX_POLICIES
 
 MAX_REQUESTS = 4096
@@ -42,7 +42,7 @@ class AdapterSettings(BaseModel):
         return self
 
 
-class InferenceSettings(RoleSettings):
+class InferenceSettings(ModelRoleSettings):
     """One vLLM engine and the gateway in front of it."""
 
     model_path: Path = Field(

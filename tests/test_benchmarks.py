@@ -14,6 +14,7 @@ from benchmarks.asynchrony.__main__ import find_hopeless_seeds, tables
 from benchmarks.asynchrony.job import key_of, read, seconds_to
 from benchmarks.credit import __main__ as credit
 from benchmarks.credit.job import EXAMPLES, JOBS, METHODS, job_fields, row_of, steps_to, target_of
+from benchmarks.learner import __main__ as learner
 from benchmarks.policies import __main__ as policies
 from benchmarks.policies import job as policy_jobs
 from benchmarks.prompts import tables as prompt_tables
@@ -40,6 +41,20 @@ def test_the_tables_are_the_results() -> None:
     rows = json.loads((HERE / "results" / "prompts.json").read_text())
     assert table_of("bench-prompts") == prompt_tables.tables(rows)
     assert len({prompt_tables.key_of(row) for row in rows}) == len(rows)
+
+
+def test_the_table_of_the_learner_is_its_results() -> None:
+    page = (HERE / "README.md").read_text()
+    assert learner.fill(page, read(HERE / "results" / "learner.json")) == page
+
+
+def test_a_contender_is_compared_round_by_round() -> None:
+    """A round in which the machine was slow for both counts as any other."""
+    ours = {"contender": "ours", "tokens": 100, "seconds": [1.0, 10.0, 1.0], "cpu_seconds": [1.0, 1.0, 1.0]}
+    peer = {"contender": "peer", "tokens": 100, "seconds": [1.5, 15.0, 9.0], "cpu_seconds": [2.0, 2.0, 2.0]}
+    lines = learner.table([{**row, "peak_mib": 500.0} for row in (ours, peer)]).splitlines()
+    assert lines[2] == "| ours | 100 | 100 | 500 |  |  |"
+    assert lines[3] == "| peer | 11 | 50 | 500 | 1.50 | 2.00 |"
 
 
 def test_rollouts_of_a_round_count_from_the_evaluation_that_has_its_prompt() -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from opentelemetry.context import Context
-from opentelemetry.trace import NoOpTracer, Span, SpanKind, StatusCode, Tracer, use_span
+from opentelemetry.trace import INVALID_SPAN, NoOpTracer, Span, SpanKind, StatusCode, Tracer, use_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 if TYPE_CHECKING:
@@ -75,6 +75,9 @@ def start_span(
     name: str, attributes: Attributes | None = None, parent: str = "", kind: Kind = "internal", started_ns: int = 0
 ) -> Iterator[Span]:
     """A span of the block, as a child of the current span or of a W3C traceparent."""
+    if _provider is None:
+        yield INVALID_SPAN
+        return
     span = _tracer.start_span(name, _context(parent), SpanKind[kind.upper()], attributes, start_time=started_ns or None)
     try:
         yield span
@@ -92,6 +95,9 @@ def start_as_current_span(
     name: str, attributes: Attributes | None = None, parent: str = "", kind: Kind = "internal", started_ns: int = 0
 ) -> Iterator[Span]:
     """`start_span`, as the current span of the block: inner spans are its children. Not for generators."""
+    if _provider is None:
+        yield INVALID_SPAN
+        return
     with (
         start_span(name, attributes, parent, kind, started_ns) as span,
         use_span(span, record_exception=False, set_status_on_exception=False),

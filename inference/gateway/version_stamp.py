@@ -54,11 +54,11 @@ async def stream(request: web.Request, upstream: aiohttp.ClientResponse, stamp: 
     """Pass a stream of events on, each stamped as it arrives, however slowly the client reads."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
-    events: asyncio.Queue[bytes | None] = asyncio.Queue()
+    events = _StampedEvents()
     reading = asyncio.create_task(_read(upstream, stamp, events))
     try:
-        while (event := await _next(events)) is not None:
-            await response.write(event)
+        while data := await events.take():
+            await response.write(data)
         await reading
     except aiohttp.ClientError as error:
         log.warning("the engine's stream ended early: %s", str(error) or type(error).__name__)
@@ -69,21 +69,53 @@ async def stream(request: web.Request, upstream: aiohttp.ClientResponse, stamp: 
     return response
 
 
-async def _read(upstream: aiohttp.ClientResponse, stamp: StampEvent, events: asyncio.Queue[bytes | None]) -> None:
+class _StampedEvents:
+    """Events on their way from the engine to a client that may be slower."""
+
+    def __init__(self) -> None:
+        self._events: list[bytes] = []
+        self._has_ended = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, data: bytes) -> None:
+        """Stamped events."""
+        self._events.append(data)
+        self._wake()
+
+    def end(self) -> None:
+        """No more will come."""
+        self._has_ended = True
+        self._wake()
+
+    async def take(self) -> bytes:
+        """All events that have come since, or a comment after `KEEPALIVE_SECONDS` without any; empty at the end."""
+        if not self._events and not self._has_ended:
+            loop = asyncio.get_running_loop()
+            self._waiter = loop.create_future()
+            timer = loop.call_later(
+                KEEPALIVE_SECONDS, self._wake
+            )  # a timeout for each event would cost three times as much
+            try:
+                await self._waiter
+            finally:
+                timer.cancel()
+            if not self._events and not self._has_ended:
+                return SSE_KEEPALIVE
+        events, self._events = self._events, []
+        return events[0] if len(events) == 1 else b"".join(events)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+async def _read(upstream: aiohttp.ClientResponse, stamp: StampEvent, events: _StampedEvents) -> None:
     # Separate from writing, so that a slow client never delays the stamp.
     remainder = b""
     try:
         async for data in upstream.content.iter_any():
             *complete, remainder = (remainder + data).split(EVENT_END)
             if complete:
-                events.put_nowait(b"".join(stamp(event) + EVENT_END for event in complete))
+                events.put(b"".join([stamp(event) + EVENT_END for event in complete]))
     finally:
-        events.put_nowait(None)
-
-
-async def _next(events: asyncio.Queue[bytes | None]) -> bytes | None:
-    try:
-        async with asyncio.timeout(KEEPALIVE_SECONDS):
-            return await events.get()
-    except TimeoutError:
-        return SSE_KEEPALIVE
+        events.end()

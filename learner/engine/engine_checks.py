@@ -9,19 +9,17 @@ from learner.settings.algorithm import OptimSettings
 from learner.settings.engine import EngineSettings
 from learner.settings.learner import LearnerSettings
 
-STRATEGY = "fsdp2"
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 RECURRENT_FIELDS = ("mamba_", "ssm_", "linear_conv", "state_size", "layers_block_type")
 """Beginnings of what a configuration has of a model whose layers carry a state from token to token."""
 
 
 def check_engine(settings: LearnerSettings, device: str, num_ranks: int) -> None:
-    """Raises ValueError; verl must have been imported for the device."""
+    """Raises ValueError."""
     engine = settings.engine
-    _check_strategy(engine.strategy)
     _check_device(engine, device)
     config: dict[str, Any] = json.loads((settings.model_path / "config.json").read_text("utf-8"))
-    _check_ranks(engine, config.get("text_config", config), num_ranks)
+    _check_ranks(engine, config.get("text_config", config), num_ranks, device)
     if engine.use_remove_padding:
         _check_packing(config.get("text_config", config))
     for optim in (settings.actor.optim, settings.critic.optim):
@@ -33,18 +31,10 @@ def has_flash_attention() -> bool:
     return importlib.util.find_spec("flash_attn") is not None
 
 
-def _check_strategy(strategy: str) -> None:
-    from verl.workers.engine import EngineRegistry
-
-    if strategy == STRATEGY:
-        return
-    known = EngineRegistry._engines["language_model"]
-    if strategy not in known:
-        raise ValueError(
-            f"engine.strategy: verl has no engine {strategy!r} here, it has {', '.join(sorted(known))}; others need "
-            "packages of their own"
-        )
-    raise ValueError(f"engine.strategy: {strategy!r} cannot be used: checkpoints and versions are made by {STRATEGY}")
+def uses_flash_attention(engine: EngineSettings, device: str) -> bool:
+    """Whether ``attn_implementation`` is flash-attention, or ``auto`` means it on this device."""
+    name = engine.attn_implementation
+    return name.startswith("flash") or (name == "auto" and device == "cuda" and has_flash_attention())
 
 
 def _check_device(engine: EngineSettings, device: str) -> None:
@@ -58,18 +48,21 @@ def _check_device(engine: EngineSettings, device: str) -> None:
         raise ValueError(f"engine.{offloads[0]} needs a GPU: without one all lies in host memory")
     if engine.attn_implementation.startswith("flash"):
         raise ValueError(f"engine.attn_implementation: {engine.attn_implementation} needs a GPU")
-    if engine.ulysses_sequence_parallel_size > 1:
-        raise ValueError("engine.ulysses_sequence_parallel_size above 1 needs a GPU and flash-attention")
 
 
-def _check_ranks(engine: EngineSettings, config: dict[str, Any], num_ranks: int) -> None:
+def _check_ranks(engine: EngineSettings, config: dict[str, Any], num_ranks: int, device: str) -> None:
     if 0 < engine.fsdp_size < num_ranks and num_ranks % engine.fsdp_size:
         raise ValueError(f"engine.fsdp_size ({engine.fsdp_size}) must divide the number of ranks ({num_ranks})")
     size = engine.ulysses_sequence_parallel_size
     if size == 1:
         return
-    if not has_flash_attention() or engine.attn_implementation in ("sdpa", "eager"):
-        raise ValueError("engine.ulysses_sequence_parallel_size above 1 needs a GPU and flash-attention")
+    if engine.attn_implementation == "eager":
+        raise ValueError("engine.ulysses_sequence_parallel_size above 1 needs sdpa or flash-attention, not eager")
+    if not uses_flash_attention(engine, device) and _has_windows(config):
+        raise ValueError(
+            "engine.ulysses_sequence_parallel_size above 1 needs flash-attention for this model: with sdpa ranks share "
+            "layers of full attention alone"
+        )
     if num_ranks % size:
         raise ValueError(
             f"engine.ulysses_sequence_parallel_size ({size}) must divide the number of ranks ({num_ranks})"
@@ -79,6 +72,14 @@ def _check_ranks(engine: EngineSettings, config: dict[str, Any], num_ranks: int)
         raise ValueError(
             f"engine.ulysses_sequence_parallel_size ({size}) must divide the model's attention heads ({heads})"
         )
+
+
+def _has_windows(config: dict[str, Any]) -> bool:
+    """Whether some layers do not attend to all tokens before."""
+    layers = config.get("layer_types")
+    if layers:
+        return set(layers) != {"full_attention"}
+    return bool(config.get("sliding_window")) and bool(config.get("use_sliding_window", True))
 
 
 def _check_packing(config: dict[str, Any]) -> None:

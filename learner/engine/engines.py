@@ -4,9 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from learner.engine.engine_checks import has_flash_attention
+from learner.engine.engine_checks import uses_flash_attention
 from learner.engine.packed_attention import register_packed_attention
+from learner.engine.shared_attention import register_shared_attention
 from learner.settings.algorithm import OptimSettings
+from learner.settings.engine import EngineSettings
 from learner.settings.learner import LearnerSettings
 
 EngineKind = Literal["language_model", "value_model"]
@@ -41,14 +43,11 @@ def make_engine(
     from verl.workers.engine import EngineRegistry
 
     on_gpu, chosen = device == "cuda", settings.engine
-    precision = None if on_gpu else dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
-    if chosen.mixed_precision is not None:
-        precision = chosen.mixed_precision.model_dump()
     model: dict[str, Any] = {"model_type": kind}
     if kind == "language_model" and not frozen:
         model |= settings.lora.model_dump()
-    _compute_in_chunks()
-    attention = _choose_attention(chosen.attn_implementation, on_gpu)
+    _compute_in_chunks(has_entropy_gradient=settings.actor.entropy_coeff > 0)
+    attention = _choose_attention(chosen, device)
     if kind == "value_model":
         _load_value_models_with(attention)
     engine = EngineRegistry.new(
@@ -57,15 +56,15 @@ def make_engine(
         model_config=HFModelConfig(
             path=str(settings.model_path),
             use_remove_padding=chosen.use_remove_padding,
-            enable_gradient_checkpointing=_or_default(chosen.enable_gradient_checkpointing, on_gpu),
+            enable_gradient_checkpointing=chosen.is_checkpointing(on_gpu),
             enable_activation_offload=chosen.enable_activation_offload,
             override_config={"attn_implementation": attention},
             **model,
         ),
         engine_config=FSDPEngineConfig(
             strategy=chosen.strategy,
-            mixed_precision=precision,
-            use_torch_compile=_or_default(chosen.use_torch_compile, on_gpu),
+            mixed_precision=chosen.choose_precision(on_gpu).model_dump(),
+            use_torch_compile=chosen.is_compiling(on_gpu),
             **chosen.model_dump(include=VERL_ENGINE_FIELDS),
             forward_only=frozen and on_gpu,  # which pins its memory, and without an accelerator there is none to pin
         ),
@@ -97,17 +96,17 @@ def lora_state_dict(engine: Any) -> tuple[dict[str, Any], float]:
     return tensors, float(config["lora_alpha"]) / float(config["r"])
 
 
-def _compute_in_chunks() -> None:
+def _compute_in_chunks(*, has_entropy_gradient: bool) -> None:
     """Log-probabilities and entropy from some tokens' logits at a time, without a float32 copy of all.
 
-    verl calls the first where there is no flash-attention.
+    verl calls the first where there is no flash-attention. Without an entropy bonus nothing is kept for its gradient.
     """
     from verl.utils import torch_functional
 
     from learner.engine.token_log_probs import log_probs_from_logits
 
     torch_functional.logprobs_from_logits_v2 = log_probs_from_logits
-    torch_functional.entropy_from_logits = _entropy_from_logits
+    torch_functional.entropy_from_logits = _entropy_from_logits if has_entropy_gradient else _measure_entropy
 
 
 def _entropy_from_logits(logits: Any) -> Any:
@@ -115,6 +114,11 @@ def _entropy_from_logits(logits: Any) -> Any:
     from verl.utils.torch_functional import entropy_from_logits_with_chunking
 
     return entropy_from_logits_with_chunking(logits.flatten(0, -2)).view(logits.shape[:-1])
+
+
+def _measure_entropy(logits: Any) -> Any:
+    """`_entropy_from_logits` without a gradient."""
+    return _entropy_from_logits(logits.detach())
 
 
 def _warm_up_from_first_step(engine: Any) -> None:
@@ -132,14 +136,13 @@ def _warm_up_from_first_step(engine: Any) -> None:
         group["lr"] = rate
 
 
-def _or_default(value: bool | None, default: bool) -> bool:
-    return default if value is None else value
-
-
-def _choose_attention(name: str, on_gpu: bool) -> str:
-    if name == "auto":
-        name = "flash_attention_2" if on_gpu and has_flash_attention() else "sdpa"
-    return register_packed_attention() if name == "sdpa" else name
+def _choose_attention(settings: EngineSettings, device: str) -> str:
+    """The name that transformers knows it by."""
+    if uses_flash_attention(settings, device):
+        return settings.attn_implementation if settings.attn_implementation != "auto" else "flash_attention_2"
+    if settings.ulysses_sequence_parallel_size > 1:
+        return register_shared_attention()
+    return "eager" if settings.attn_implementation == "eager" else register_packed_attention()
 
 
 def _load_value_models_with(attention: str) -> None:

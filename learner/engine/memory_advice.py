@@ -87,18 +87,21 @@ def _is_known(setting: str, known: Set[str]) -> bool:
     return setting.removeprefix("engine.") in known
 
 
-def step_flops(model: ModelShape, how: TrainingShape, tokens: int, epochs: int = 1) -> float:
+def step_flops(
+    model: ModelShape, how: TrainingShape, tokens: int, epochs: int = 1, log_prob_share: float = 1.0
+) -> float:
     """Operations of a step over ``tokens`` tokens, all ranks together.
 
     Kaplan et al. (arXiv:2001.08361), section 2.1: 2 for each parameter and token forwards and 4 backwards; 2 more for
-    the forward pass that checkpointing repeats. Before training comes a forward pass for log-probabilities, and one of
-    the reference. A critic costs as much again. Attention among tokens adds 12 for each layer, feature and token seen
-    (the same for PaLM, arXiv:2204.02311, appendix B), on average half a row. LoRA needs no gradients of frozen weights.
+    the forward pass that checkpointing repeats. Before training comes a forward pass for log-probabilities, in a
+    ``log_prob_share`` of the steps, and one of the reference. A critic costs as much again. Attention among tokens adds
+    12 for each layer, feature and token seen (the same for PaLM, arXiv:2204.02311, appendix B), on average half a row.
+    LoRA needs no gradients of frozen weights.
     """
     backward = 2 if how.lora_rank else 4
     per_pass = 2 + backward + (2 if how.checkpointing else 0)
     attended = 12 * model.layers * model.heads * model.head_dim * how.row_tokens / 2
-    passes = 2 + (2 if how.has_reference else 0) + epochs * per_pass
+    passes = 2 * log_prob_share + (2 if how.has_reference else 0) + epochs * per_pass
     whole = passes * model.num_active_params + attended * passes / 6
     critic = (2 + epochs * (6 + (2 if how.checkpointing else 0))) * model.num_active_params if how.has_critic else 0
     return tokens * (whole + critic)

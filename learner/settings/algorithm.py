@@ -195,6 +195,12 @@ class ActorSettings(BaseModel):
     ppo_mini_batch_size: int | None = Field(
         None, ge=1, description="groups per optimiser step; none: the whole batch in one"
     )
+    old_log_prob_interval: int = Field(
+        10,
+        ge=1,
+        description="steps from one forward pass for metrics alone to the next: the mismatch before the "
+        "update. Where the update needs the pass, it is made in every step",
+    )
     ppo_max_token_len_per_gpu: int = Field(
         16384, ge=64, description="most tokens per micro-batch, padding included; at least seq_len"
     )

@@ -2,7 +2,7 @@
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -22,7 +22,7 @@ class EngineSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    strategy: str = Field("fsdp2", description="verl's engine")
+    strategy: str = Field("fsdp2", description="verl's engine; no other can be used yet")
     fsdp_size: int = Field(
         -1, ge=-1, description="ranks that share one copy of the model (HSDP: several copies); -1: all of them"
     )
@@ -35,7 +35,7 @@ class EngineSettings(BaseModel):
         False, description="both always lie in host memory, and the optimiser runs there (FSDP2's own way); GPU only"
     )
     ulysses_sequence_parallel_size: int = Field(
-        1, ge=1, description="ranks that share each sequence; needs flash-attention and a GPU"
+        1, ge=1, description="ranks that share each sequence; divides the ranks and the model's attention heads"
     )
     model_dtype: Literal["fp32", "bf16"] = Field(
         "fp32", description="what the optimiser keeps weights in; in bf16 small steps are rounded away"
@@ -64,6 +64,32 @@ class EngineSettings(BaseModel):
     )
     entropy_checkpointing: bool = Field(False, description="an entropy bonus is computed again in the backward pass")
     use_torch_compile: bool | None = Field(None, description="compile the entropy; none: on a GPU")
+
+    def choose_precision(self, on_gpu: bool) -> MixedPrecisionSettings:
+        """``mixed_precision``, or what unset means."""
+        if self.mixed_precision is not None:
+            return self.mixed_precision
+        if on_gpu:
+            return MixedPrecisionSettings(param_dtype="bf16", reduce_dtype="fp32", buffer_dtype="fp32")
+        return MixedPrecisionSettings(param_dtype="fp32", reduce_dtype="fp32", buffer_dtype="fp32")
+
+    def is_checkpointing(self, on_gpu: bool) -> bool:
+        """``enable_gradient_checkpointing``, or what unset means."""
+        return on_gpu if self.enable_gradient_checkpointing is None else self.enable_gradient_checkpointing
+
+    def is_compiling(self, on_gpu: bool) -> bool:
+        """``use_torch_compile``, or what unset means."""
+        return on_gpu if self.use_torch_compile is None else self.use_torch_compile
+
+    @field_validator("strategy")
+    @classmethod
+    def _engine(cls, value: str) -> str:
+        if value != "fsdp2":
+            raise ValueError(
+                f"{value!r} cannot be used: the learner makes checkpoints, metrics and learning rates with fsdp2 alone "
+                "(docs/scale.md)"
+            )
+        return value
 
     @model_validator(mode="after")
     def _parallel(self) -> Self:

@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from common.role_settings import RoleSettings
+from common.role_settings import ModelRoleSettings
 from common.task_source import TaskSourceSetting
 from learner.settings.algorithm import ActorSettings, AlgorithmSettings, CreditSettings, CriticSettings, LoraSettings
 from learner.settings.engine import EngineSettings
@@ -42,7 +42,7 @@ class StalenessSettings(BaseModel):
     )
 
 
-class LearnerSettings(RoleSettings):
+class LearnerSettings(ModelRoleSettings):
     """One learner: which model it trains, on which tasks, how, and how far behind a rollout may be."""
 
     run: str = Field("run", description="name of the run; only its rollouts are used", pattern=NAME)
@@ -132,6 +132,12 @@ class LearnerSettings(RoleSettings):
     def main_model(self) -> str:
         """The model that agents call by name."""
         return self.task_model or self.model
+
+    @property
+    def has_single_update(self) -> bool:
+        """Whether a training step has one optimiser step, on the whole batch."""
+        size = self.actor.ppo_mini_batch_size
+        return self.actor.ppo_epochs == 1 and (size is None or size >= self.groups_per_step)
 
     @property
     def max_group_seconds(self) -> float:

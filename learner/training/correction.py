@@ -1,7 +1,6 @@
 """Corrects for tokens that another version, or another engine, sampled: verl's rollout correction, over calls.
 
-With ``r = exp(log pi_current - log pi_behavior)`` per token: *current* is the learner at the start of the step,
-*behavior* the engine that sampled the token.
+*Current* is the learner at the start of the step, *behavior* the engine that sampled the token.
 """
 
 from collections.abc import Sequence
@@ -26,9 +25,25 @@ class Correction:
     old_log_probs: list[Floats]
     importance: list[Floats]
     segment_ids: list[NDArray[np.int64]]
-    step_scale: float
-    """What the learning rate of the step is multiplied by."""
     metrics: dict[str, float]
+
+
+def needs_log_probs(settings: LearnerSettings) -> bool:
+    """Whether the update needs *current* of the whole batch before the weights move, which takes a forward pass.
+
+    With PPO's ratio against *behavior* (``bypass_mode``) only rejection, REINFORCE's weights, and the guard of several
+    updates do. The guard of a single update sees the ratios in the update itself.
+    """
+    rule = settings.algorithm.rollout_correction
+    has_weights = rule.rollout_is is not None and (not rule.bypass_mode or is_reinforce(settings))
+    has_guard = rule.ess_bound > 0 and not settings.has_single_update
+    return not rule.bypass_mode or has_weights or rule.rollout_rs is not None or has_guard
+
+
+def leave_uncorrected(behavior: Sequence[Floats], segments: Segments) -> Correction:
+    """What `apply_rollout_correction` gives where `needs_log_probs` is false, without its metrics."""
+    ones = [np.ones_like(values) for values in behavior]
+    return Correction(list(behavior), ones, segments.ids, {})
 
 
 def apply_rollout_correction(
@@ -36,7 +51,7 @@ def apply_rollout_correction(
 ) -> Correction:
     """verl's correction of log-probabilities, one ``float32[N]`` per sequence each.
 
-    Metrics are verl's ``rollout_corr/…``, ``ess`` and ``ess_scale``.
+    Metrics are verl's ``rollout_corr/…``.
     """
     import torch
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
@@ -52,38 +67,15 @@ def apply_rollout_correction(
         rollout_rs=rule.rollout_rs,
         rollout_rs_threshold=rule.rollout_rs_threshold,
     )
-    ess = effective_sample_size(current, behavior, segments.ids)
-    scale = ess_scale(ess, rule.ess_bound)
-    importance = segments.from_matrix(torch.ones(segments.mask.shape))
+    importance = [np.ones_like(values) for values in behavior]
     if weights is not None and (not rule.bypass_mode or is_reinforce(settings)):
         importance = segments.from_matrix(weights.batch["rollout_is_weights"])
     return Correction(
         old_log_probs=list(behavior if rule.bypass_mode else current),
         importance=importance,
-        step_scale=scale,
         segment_ids=[
             np.where(mask > 0, ids, CONTEXT)
             for mask, ids in zip(segments.from_matrix(accepted), segments.ids, strict=True)
         ],
-        metrics={**{name: float(value) for name, value in metrics.items()}, "ess": ess, "ess_scale": scale},
+        metrics={name: float(value) for name, value in metrics.items()},
     )
-
-
-def effective_sample_size(
-    current: Sequence[Floats], behavior: Sequence[Floats], segment_ids: Sequence[NDArray[np.int64]]
-) -> float:
-    """Effective sample size as a share of all tokens: ``(sum r)^2 / (n sum r^2)``, 1 where nothing has moved.
-
-    Kong, *A note on importance sampling using standardized weights* (1992). The ratios are not truncated: that would
-    hide what is measured.
-    """
-    log_ratios = [
-        (now - sampled)[ids != CONTEXT] for now, sampled, ids in zip(current, behavior, segment_ids, strict=True)
-    ]
-    ratios = np.exp(np.clip(np.concatenate(log_ratios).astype(np.float64), -20.0, 20.0))
-    return float(ratios.sum() ** 2 / (len(ratios) * (ratios**2).sum())) if len(ratios) else 1.0
-
-
-def ess_scale(ess: float, bound: float) -> float:
-    """Factor of a step's learning rate: ``min(1, ess / bound)``: few effective tokens move the weights little."""
-    return min(1.0, ess / bound) if bound > 0 else 1.0

@@ -7,7 +7,7 @@ from typing import Any
 
 from learner.engine.engines import make_engine
 from learner.settings.learner import LearnerSettings
-from learner.training.loss import value_loss
+from learner.training.loss import name_grad_norm, value_loss
 from learner.training.tensors import Floats, Segments
 
 
@@ -60,5 +60,4 @@ class Critic:
         with self.engine.train_mode():
             loss: Callable[..., Any] = partial(value_loss, self._settings)
             out = self.engine.train_batch(batch, loss)
-        metrics: dict[str, Any] = out["metrics"]
-        return {"critic/grad_norm": metrics.pop("grad_norm"), **metrics}
+        return name_grad_norm(out["metrics"], "critic")

@@ -56,11 +56,14 @@ class ProcessGroup:
         self._dist.all_gather_object(parts, part)
         return {key: value for part in parts for key, value in part.items()}
 
-    def mean(self, metrics: dict[str, float]) -> dict[str, float]:
-        """The mean over ranks of each metric, on every rank."""
-        parts = self.all_gather({self.rank: metrics}).values()
+    def mean(self, metrics: dict[str, float] | None) -> dict[str, float]:
+        """The mean over ranks of each metric, on every rank; one that a rank lacks is 0 there.
+
+        None: this rank does not count, as it has the same sequences as one that does.
+        """
+        parts = [part for part in self.all_gather({self.rank: metrics}).values() if part is not None]
         names = dict.fromkeys(name for part in parts for name in part)
-        return {name: sum(part.get(name, 0.0) for part in parts) / self.size for name in names}
+        return {name: sum(part.get(name, 0.0) for part in parts) / len(parts) for name in names}
 
 
 def is_worker_rank() -> bool:

@@ -4,19 +4,23 @@ verl averages over the sequences of a micro-batch. Here `token_weights` fixes th
 loss is a sum, and its sequence is a call. So sequences, micro-batches and ranks may be cut in any way.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.batching.sequences import CONTEXT
+from learner.batching.sequences import CONTEXT, TrainSequence
 from learner.settings.import_path import is_import_path, resolve_function
 from learner.settings.learner import LearnerSettings
+from learner.training.effective_sample import EffectiveSample
 
 PRODUCTS_WITH_ADVANTAGE = {"vanilla", "gspo", "cispo", "gpg", "dppo_tv", "dppo_kl", "sapo", "geo_mean"}
 """Losses of a token that are its advantage times something: ``dro`` adds a penalty, ``clip_cov`` compares tokens."""
+
+ENTROPY_SUM, WEIGHT_SUM = "actor/entropy_sum", "actor/weight_sum"
+"""Metrics of micro-batches: the entropy of their tokens by weight, and the weights."""
 
 
 class LossError(ValueError):
@@ -48,11 +52,18 @@ class _PackedSegments:
         return self.to_matrix(output.values()[self.positions - 1])
 
 
-def policy_loss(settings: LearnerSettings, model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, Any]:
+def policy_loss(
+    settings: LearnerSettings,
+    model_output: Any,
+    data: Any,
+    dp_group: Any = None,
+    effective_sample: EffectiveSample | None = None,
+) -> tuple[Any, Any]:
     """The policy loss, KL to the reference and entropy, on one micro-batch.
 
     ``data`` holds, per token, ``segments``, ``old_log_probs``, ``advantages``, ``weights`` (of the token in the sum),
-    ``importance`` (its factor in the policy loss alone) and with a KL loss ``ref_log_prob``.
+    ``importance`` (its factor in the policy loss alone) and with a KL loss ``ref_log_prob``. The ratios of tokens that
+    can have a gradient are added to ``effective_sample``.
     """
     from verl.trainer.ppo.core_algos import kl_penalty
 
@@ -62,13 +73,20 @@ def policy_loss(settings: LearnerSettings, model_output: Any, data: Any, dp_grou
         return model_output["log_probs"].values().sum() * 0.0, {}
     log_probs = segments.gather_predictions(model_output["log_probs"])
     weights = segments.field(data, "weights")
+    if effective_sample is not None:
+        counts = segments.mask
+        if has_no_gradient_at_zero(settings):
+            counts = counts & (segments.field(data, "advantages") != 0)
+        effective_sample.add((log_probs - segments.field(data, "old_log_probs"))[counts])
     compute = _own_loss if is_import_path(actor.policy_loss) and not is_reinforce(settings) else _verl_loss
     loss, loss_metrics = compute(settings, segments, log_probs, data)
     metrics = {**loss_metrics, "actor/pg_loss": _sum_metric(loss)}
     if "entropy" in model_output:
         entropy = (segments.gather_predictions(model_output["entropy"]) * weights).sum() * ranks
-        metrics["actor/entropy_loss"] = _sum_metric(entropy)
-        loss = loss - actor.entropy_coeff * entropy
+        metrics |= {ENTROPY_SUM: _sum_metric(entropy), WEIGHT_SUM: _sum_metric(weights.sum() * ranks)}
+        if actor.entropy_coeff > 0:
+            metrics["actor/entropy_loss"] = _sum_metric(entropy)
+            loss = loss - actor.entropy_coeff * entropy
     if actor.use_kl_loss:
         divergence = kl_penalty(log_probs, segments.field(data, "ref_log_prob"), actor.kl_loss_type)
         kl = (divergence * weights).sum() * ranks
@@ -132,17 +150,40 @@ def value_loss(settings: LearnerSettings, model_output: Any, data: Any, dp_group
     return loss, {"critic/vf_loss": _sum_metric(loss), "critic/vf_clipfrac": clipped.item()}
 
 
-def find_rows_with_gradient(settings: LearnerSettings, advantages: Sequence[NDArray[np.float32]]) -> list[int]:
-    """Indices of the sequences (``float32[N]`` each) that can have a gradient; at least one.
+def divide_entropy(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics with ``actor/entropy``, the mean over the tokens of an update, in place of its two sums."""
+    kept = {name: value for name, value in metrics.items() if name not in (ENTROPY_SUM, WEIGHT_SUM)}
+    weight = metrics.get(WEIGHT_SUM, 0.0)
+    return {**kept, "actor/entropy": metrics[ENTROPY_SUM] / weight} if weight else kept
 
-    At advantage 0 these losses are 0. KL, entropy, a critic's advantages and other losses need every sequence.
-    """
-    actor = settings.actor
-    is_product = is_reinforce(settings) or actor.policy_loss in PRODUCTS_WITH_ADVANTAGE
-    if not is_product or actor.use_kl_loss or actor.entropy_coeff > 0:
+
+def name_grad_norm(metrics: Mapping[str, Any], who: str) -> dict[str, Any]:
+    """verl's metrics, with ``grad_norm`` as ``<who>/grad_norm``: one of the ranks that share sequences has it."""
+    return {f"{who}/{name}" if name == "grad_norm" else name: value for name, value in metrics.items()}
+
+
+def find_rows_with_gradient(settings: LearnerSettings, advantages: Sequence[NDArray[np.float32]]) -> list[int]:
+    """Indices of the sequences (``float32[N]`` each) that can have a gradient; at least one."""
+    if not has_no_gradient_at_zero(settings):
         return list(range(len(advantages)))
     shortest = min(range(len(advantages)), key=lambda index: len(advantages[index]))
     return [index for index, values in enumerate(advantages) if values.any()] or [shortest]
+
+
+def find_tokens_with_gradient(
+    settings: LearnerSettings, sequences: Sequence[TrainSequence], advantages: Sequence[NDArray[np.float32]]
+) -> list[NDArray[np.bool_]]:
+    """Which trained tokens can have a gradient, ``bool[N]`` per sequence."""
+    skips = has_no_gradient_at_zero(settings)
+    pairs = zip(sequences, advantages, strict=True)
+    return [sequence.trained & (values != 0) if skips else sequence.trained for sequence, values in pairs]
+
+
+def has_no_gradient_at_zero(settings: LearnerSettings) -> bool:
+    """Whether a token of advantage 0 has no gradient: that of KL, entropy and other losses does not depend on it."""
+    actor = settings.actor
+    is_product = is_reinforce(settings) or actor.policy_loss in PRODUCTS_WITH_ADVANTAGE
+    return is_product and not actor.use_kl_loss and actor.entropy_coeff == 0
 
 
 def is_reinforce(settings: LearnerSettings) -> bool:

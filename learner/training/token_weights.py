@@ -3,9 +3,6 @@
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-import numpy as np
-from numpy.typing import NDArray
-
 from learner.batching.sequences import TrainSequence
 
 FROM_SEQUENCES: Mapping[str, int] = MappingProxyType({})
@@ -31,19 +28,3 @@ def loss_weights(
     if loss_agg_mode == "seq-mean-token-mean":
         return [1.0 / (len(tokens) * tokens[sequence.rollout_id]) for sequence in sequences]
     raise ValueError(f"loss_agg_mode {loss_agg_mode!r} is not known")
-
-
-def mean_over_tokens(
-    values: Sequence[NDArray[np.float32]],
-    sequences: Sequence[TrainSequence],
-    loss_agg_mode: str,
-    num_tokens: Mapping[str, int] = FROM_SEQUENCES,
-) -> float:
-    """Mean over trained tokens of one ``float32[N]`` per sequence; a token weighs as it does in the loss."""
-    weights = loss_weights(sequences, loss_agg_mode, num_tokens)
-    total = sum(weight * sequence.num_tokens for weight, sequence in zip(weights, sequences, strict=True))
-    weighted = [
-        weight * array[sequence.trained].sum(dtype=np.float64)
-        for weight, array, sequence in zip(weights, values, sequences, strict=True)
-    ]
-    return float(sum(weighted) / total)

@@ -17,13 +17,22 @@ from learner.engine.engine_checks import check_engine
 from learner.engine.engines import lora_state_dict, make_engine
 from learner.engine.weight_writer import WeightWriter, served_dtype
 from learner.settings.learner import LearnerSettings
-from learner.training.correction import Correction, apply_rollout_correction
+from learner.training.correction import apply_rollout_correction, leave_uncorrected, needs_log_probs
 from learner.training.critic import Critic, compute_gae
 from learner.training.distributed import ProcessGroup, balance_by_tokens
+from learner.training.effective_sample import EffectiveSample, effective_sample_size, ess_scale
 from learner.training.learning_rate import scaled_learning_rate
-from learner.training.loss import actor_config, find_rows_with_gradient, policy_loss
+from learner.training.loss import (
+    actor_config,
+    divide_entropy,
+    find_rows_with_gradient,
+    find_tokens_with_gradient,
+    name_grad_norm,
+    policy_loss,
+)
+from learner.training.mini_batches import split_mini_batches
 from learner.training.tensors import Floats, ForwardConfig, Segments, TokenInputs, from_output
-from learner.training.token_weights import loss_weights, mean_over_tokens
+from learner.training.token_weights import loss_weights
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -61,7 +70,7 @@ class Trainer:
         self._forward = ForwardConfig(
             settings.actor.ppo_max_token_len_per_gpu, is_packed=settings.engine.use_remove_padding
         )
-        self._train = replace(self._forward, entropy=settings.actor.entropy_coeff > 0)
+        self._train = replace(self._forward, entropy=True)
         self._engine = make_engine(settings, device, settings.actor.optim)
         self._weight_writer = WeightWriter(
             self._engine, served_dtype(settings.model_path, settings.weights.dtype), is_writer=self.group.rank == 0
@@ -90,12 +99,19 @@ class Trainer:
 
     @_collective
     def step(self, batch: Batch) -> dict[str, float]:
-        """One training step on a batch; metrics by name: ``actor/…`` and ``rollout_corr/…`` are verl's own."""
-        sequences, actor = batch.sequences, self._settings.actor
+        """One training step on a batch; metrics by name: ``actor/…`` and ``rollout_corr/…`` are verl's own.
+
+        Those of the pass before the update are absent where it was not made (`actor.old_log_prob_interval`).
+        """
+        sequences, settings = batch.sequences, self._settings
         segments = Segments(sequences)
-        current, entropies = self._infer_outputs(self._engine, sequences, "log_probs", "entropy")
         behavior = [sequence.logprobs for sequence in sequences]
-        correction = apply_rollout_correction(current, behavior, segments, self._settings)
+        correction, metrics = leave_uncorrected(behavior, segments), dict[str, float]()
+        is_needed, current = needs_log_probs(settings), None
+        if is_needed or self._num_steps % settings.actor.old_log_prob_interval == 0:
+            current = self._infer(self._engine, sequences, "log_probs")
+            correction = apply_rollout_correction(current, behavior, segments, settings)
+            metrics |= correction.metrics
         fields: dict[str, Sequence[NDArray[Any]]] = {
             "segments": correction.segment_ids,
             "old_log_probs": correction.old_log_probs,
@@ -104,26 +120,16 @@ class Trainer:
         }
         if self._critic is not None:
             values = self._infer(self._critic.engine, sequences, "values")
-            targets = compute_gae(segments, fields["advantages"], values, self._settings)
+            targets = compute_gae(segments, fields["advantages"], values, settings)
             fields |= {"values": values, "advantages": targets.advantages, "returns": targets.returns}
-        if actor.use_kl_loss:
+        if settings.actor.use_kl_loss:
             fields["ref_log_prob"] = self._reference_log_probs(sequences)
-        inputs = TokenInputs(sequences, fields)
-        metrics: dict[str, list[float]] = {}
-        for _ in range(actor.ppo_epochs):
-            for indices in self._mini_batches(batch):
-                rows = inputs.select(indices)
-                weights = loss_weights(rows.sequences, actor.loss_agg_mode, batch.num_tokens)
-                if self._critic is None:  # whose values are learned from every row
-                    places = find_rows_with_gradient(self._settings, rows.fields["advantages"])
-                    rows, weights = rows.select(places), [weights[place] for place in places]
-                for name, value in self._update(rows, weights, correction.step_scale).items():
-                    metrics.setdefault(name, []).append(value)
-        means = {name: float(np.mean(values)) for name, values in metrics.items()}
-        entropy = mean_over_tokens(entropies, sequences, actor.loss_agg_mode, batch.num_tokens)
-        return {
-            **_correction_metrics(correction), "actor/entropy": entropy, **means, "actor/lr": self._step_scheduler()
-        }  # fmt: skip
+        ess = None
+        if current is not None and (is_needed or not settings.has_single_update):
+            chosen = find_tokens_with_gradient(settings, sequences, fields["advantages"])
+            ess = effective_sample_size(current, behavior, chosen)
+        metrics |= self._update_all(batch, TokenInputs(sequences, fields), ess)
+        return {**metrics, "actor/lr": self._step_scheduler()}
 
     @_collective
     def log_probs(self, sequences: Sequence[TrainSequence]) -> list[Floats]:
@@ -157,8 +163,31 @@ class Trainer:
         if self._critic is not None:
             engine_state.load(self._critic.engine, path / "critic")
 
-    def _update(self, inputs: TokenInputs, weights: Sequence[float], step_scale: float) -> dict[str, float]:
-        """One optimiser step on the sequences of a mini-batch, each with a weight; metrics over all ranks."""
+    @property
+    def _num_steps(self) -> int:
+        """Training steps so far, those before a restart included."""
+        return int(self._engine.lr_scheduler.last_epoch)
+
+    def _update_all(self, batch: Batch, inputs: TokenInputs, ess: float | None) -> dict[str, float]:
+        """Every optimiser step of a training step; the mean of their metrics."""
+        actor = self._settings.actor
+        metrics: dict[str, list[float]] = {}
+        for _ in range(actor.ppo_epochs):
+            for indices in split_mini_batches(batch, actor.ppo_mini_batch_size):
+                rows = inputs.select(indices)
+                weights = loss_weights(rows.sequences, actor.loss_agg_mode, batch.num_tokens)
+                if self._critic is None:  # whose values are learned from every row
+                    places = find_rows_with_gradient(self._settings, rows.fields["advantages"])
+                    rows, weights = rows.select(places), [weights[place] for place in places]
+                for name, value in self._update(rows, weights, ess).items():
+                    metrics.setdefault(name, []).append(value)
+        return divide_entropy({name: float(np.mean(values)) for name, values in metrics.items()})
+
+    def _update(self, inputs: TokenInputs, weights: Sequence[float], ess: float | None) -> dict[str, float]:
+        """One optimiser step on the sequences of a mini-batch, each with a weight; metrics over all ranks.
+
+        ``ess``: the effective sample size; None: of this update.
+        """
         token_weights = [
             np.full(len(sequence.token_ids), weight, np.float32)
             for sequence, weight in zip(inputs.sequences, weights, strict=True)
@@ -169,38 +198,34 @@ class Trainer:
         metrics: dict[str, Any] = {}
         if self._critic is not None:
             metrics |= self._critic.train(batch.copy())
-        num_steps = self._engine.lr_scheduler.last_epoch  # steps, those before a restart included
-        if self._critic is None or num_steps >= self._settings.critic.warmup:
-            with self._engine.train_mode(), scaled_learning_rate(self._engine, step_scale):
-                out = self._engine.train_batch(batch.copy(), partial(policy_loss, self._settings))
-            metrics |= {"actor/grad_norm": out["metrics"].pop("grad_norm"), **out["metrics"]}
-        return self.group.mean({name: _to_float(value) for name, value in metrics.items()})
+        if self._critic is None or self._num_steps >= self._settings.critic.warmup:
+            metrics |= self._update_policy(batch.copy(), ess)
+        counts = self._engine.is_mp_src_rank_with_outputs()
+        return self.group.mean({name: _to_float(value) for name, value in metrics.items()} if counts else None)
 
-    def _mini_batches(self, batch: Batch) -> list[list[int]]:
-        """Indices of the sequences of each optimiser step: whole groups, as verl's ``ppo_mini_batch_size`` counts."""
-        task_ids = {disposition.rollout_id: disposition.task_id for disposition in batch.dispositions}
-        groups = [task_ids.get(sequence.rollout_id, sequence.rollout_id) for sequence in batch.sequences]
-        size = self._settings.actor.ppo_mini_batch_size or len(groups)
-        number = {group: number // size for number, group in enumerate(dict.fromkeys(groups))}
-        mini_batches: dict[int, list[int]] = {}
-        for index, group in enumerate(groups):
-            mini_batches.setdefault(number[group], []).append(index)
-        return list(mini_batches.values())
+    def _update_policy(self, batch: Any, ess: float | None) -> dict[str, Any]:
+        settings, sample = self._settings, EffectiveSample(self.group)
+        bound = settings.algorithm.rollout_correction.ess_bound
+
+        def read_scale() -> float:
+            return ess_scale(sample.share if ess is None else ess, bound)
+
+        loss = partial(policy_loss, settings, effective_sample=sample if ess is None else None)
+        with self._engine.train_mode(), scaled_learning_rate(self._engine, read_scale):
+            out = self._engine.train_batch(batch, loss)
+        metrics = name_grad_norm(out["metrics"], "actor")
+        if settings.has_single_update or ess is not None:
+            share = sample.share if ess is None else ess
+            metrics |= {"off_policy/ess": share, "off_policy/ess_scale": read_scale()}
+        return metrics
 
     def _infer(self, engine: Any, sequences: Sequence[TrainSequence], output: str) -> list[Floats]:
         """An output per token of all sequences, on every rank."""
-        (values,) = self._infer_outputs(engine, sequences, output)
-        return values
-
-    def _infer_outputs(self, engine: Any, sequences: Sequence[TrainSequence], *names: str) -> list[list[Floats]]:
-        """Several outputs of one forward pass, each as of `_infer`."""
-        config = replace(self._forward, entropy="entropy" in names)
-        indices, batch, rows = self._shard(TokenInputs(sequences, {}), config)
+        indices, batch, rows = self._shard(TokenInputs(sequences, {}), self._forward)
         with engine.eval_mode():
-            tensors = engine.infer_batch(batch)["model_output"]
-        by_name = [from_output(tensors[name], rows) for name in names]
-        gathered = self.group.all_gather(dict(zip(indices, zip(*by_name, strict=True), strict=False)))
-        return [[gathered[index][place] for index in range(len(sequences))] for place in range(len(names))]
+            values = from_output(engine.infer_batch(batch)["model_output"][output], rows)
+        gathered = self.group.all_gather(dict(zip(indices, values, strict=False)))
+        return [gathered[index] for index in range(len(sequences))]
 
     def _shard(self, inputs: TokenInputs, config: ForwardConfig) -> tuple[list[int], Any, Sequence[TrainSequence]]:
         """The indices of this rank's sequences, and verl's batch of these, padded to as many as every rank has."""
@@ -224,10 +249,6 @@ class Trainer:
             self._critic.engine.lr_scheduler_step()
         self._engine.lr_scheduler_step()
         return float(rate)
-
-
-def _correction_metrics(correction: Correction) -> dict[str, float]:
-    return {name if "/" in name else f"off_policy/{name}": value for name, value in correction.metrics.items()}
 
 
 def _to_float(value: Any) -> float:

@@ -11,6 +11,7 @@ from learner.engine.memory_advice import advise, step_flops
 from learner.engine.memory_plan import OVERHEAD_BYTES, MemoryPlan, ModelShape, TrainingShape, host_bytes, plan_memory
 from learner.settings.engine import EngineSettings
 from learner.settings.learner import LearnerSettings
+from learner.training.correction import needs_log_probs
 from lightningbus.run.role_process import UserError
 
 GIB = 2**30
@@ -56,10 +57,8 @@ def check_memory(learner: LearnerSettings, nodes: Sequence[InferenceSettings], t
 
 
 def training_shape(learner: LearnerSettings, num_ranks: int, has_gpu: bool) -> TrainingShape:
-    """How a learner of so many ranks trains: on GPUs in bfloat16 over float32 weights, on CPUs in float32."""
+    """How a learner of so many ranks trains."""
     engine, lora_rank = learner.engine, learner.lora.lora_rank
-    checkpointing, precision = engine.enable_gradient_checkpointing, engine.mixed_precision
-    compute_dtype = precision.param_dtype if precision is not None else ("bf16" if has_gpu else "fp32")
     param_bytes = BYTES[engine.model_dtype]
     return TrainingShape(
         num_ranks=num_ranks,
@@ -68,10 +67,10 @@ def training_shape(learner: LearnerSettings, num_ranks: int, has_gpu: bool) -> T
         shard_ranks=max(0, engine.fsdp_size),
         ulysses_ranks=engine.ulysses_sequence_parallel_size,
         use_remove_padding=engine.use_remove_padding,
-        checkpointing=has_gpu if checkpointing is None else checkpointing,
+        checkpointing=engine.is_checkpointing(has_gpu),
         offload_policy=engine.offload_policy,
         param_bytes=param_bytes,
-        compute_bytes=BYTES[compute_dtype],
+        compute_bytes=BYTES[engine.choose_precision(has_gpu).param_dtype],
         optimizer_bytes=_optimizer_bytes(learner.actor.optim.optimizer, param_bytes),
         has_foreach_optimizer=has_gpu,
         lora_rank=lora_rank,
@@ -140,7 +139,8 @@ def describe_time(learner: LearnerSettings, model: ModelShape, how: TrainingShap
     """A sentence for the time of one step whose rollouts are all as long as they may be."""
     num_rollouts = learner.groups_per_step * learner.group_size
     tokens = num_rollouts * learner.seq_len
-    flops = step_flops(model, how, tokens, learner.actor.ppo_epochs)
+    share = 1.0 if needs_log_probs(learner) else 1 / learner.actor.old_log_prob_interval
+    flops = step_flops(model, how, tokens, learner.actor.ppo_epochs, share)
     work = f"{learner.model}: a step of {num_rollouts} rollouts of {learner.seq_len:,} tokens is {flops:.1e} FLOPs"
     if tflops is None:
         return f"{work}; give --gpu-tflops for its time"
@@ -175,10 +175,15 @@ def _engine_bytes(node: InferenceSettings, model: ModelShape, has_gpu: bool, cap
 
 def _measured_tflops(target: Target, has_gpu: bool) -> float | None:
     """As given; else of a matrix product here, which training does not reach; none for GPUs that are elsewhere."""
-    import torch
-
     if target.gpu_tflops is not None or target.gpu_memory_gib is not None:
         return target.gpu_tflops
+    return measure_matrix_tflops(has_gpu)
+
+
+def measure_matrix_tflops(has_gpu: bool) -> float:
+    """TFLOP/s of the fastest of three products of square matrices: bfloat16 on a GPU, else float32."""
+    import torch
+
     size, dtype = (8192, torch.bfloat16) if has_gpu else (1024, torch.float32)
     matrix = torch.ones(size, size, dtype=dtype, device="cuda" if has_gpu else "cpu")
     times = []

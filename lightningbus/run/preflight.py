@@ -157,7 +157,8 @@ def _check_model(path: Path, nodes: list[InferenceSettings]) -> str:
 
 
 def _check_parsers(node: InferenceSettings) -> None:
-    if node.vllm_command is not None or not (node.tool_parser or node.reasoning_parser):
+    is_elsewhere = node.vllm_command is not None or node.python_executable is not None
+    if is_elsewhere or not (node.tool_parser or node.reasoning_parser):
         return  # another interpreter's vLLM, or nothing to ask ours
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from common.aio import cancel_and_wait
 from common.backoff import RetryPolicy
 from common.observability.logs import extract_message
+from common.role_settings import ModelRoleSettings
 from common.subprocesses import spawn, terminate
 from lightningbus.run.discovery import BUS_VARIABLE
 from lightningbus.run.role_process import EX_TEMPFAIL, UserError
@@ -45,6 +46,12 @@ class ChildSpec:
     name: str
     role: str
     settings: BaseModel
+
+
+def find_interpreter(child: ChildSpec) -> Path:
+    """The Python that a child runs in: one of its settings, or this one."""
+    chosen = child.settings.python_executable if isinstance(child.settings, ModelRoleSettings) else None
+    return chosen or Path(sys.executable)
 
 
 class RestartPolicy:
@@ -156,7 +163,7 @@ class Supervisor:
         settings.touch(0o600)  # a store's address may hold a password
         settings.write_text(json.dumps(child.settings.model_dump(mode="json"), indent=2))
         command = [
-            sys.executable,
+            str(find_interpreter(child)),
             "-P",  # a directory of the user's may have the name of a package of ours
             "-m",
             "lightningbus",
@@ -171,9 +178,14 @@ class Supervisor:
         )  # it may hold a password
         self._starts[child.name] += 1
         with self._directory.log(child.name).open("ab") as out:
-            self._processes[child.name] = await spawn(
-                *command, stdout=out, stderr=asyncio.subprocess.STDOUT, cwd=Path.cwd(), env=environment
-            )
+            try:
+                self._processes[child.name] = await spawn(
+                    *command, stdout=out, stderr=asyncio.subprocess.STDOUT, cwd=Path.cwd(), env=environment
+                )
+            except OSError as error:
+                raise UserError(
+                    f"{child.name}: python_executable: {command[0]} cannot be started: {error.strerror}"
+                ) from error
 
     async def _watch(self, child: ChildSpec) -> int:
         restarts = RestartPolicy()

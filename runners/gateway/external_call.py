@@ -1,7 +1,6 @@
 """One model call that an external endpoint answers: passed on as it is, and recorded as text."""
 
 import asyncio
-import json
 import logging
 import time
 from contextlib import aclosing
@@ -20,6 +19,7 @@ from runners.protocol.accumulator import InvalidEngineOutput, StreamAccumulator,
 from runners.protocol.choice import SampledChoice
 from runners.protocol.dialects.base import Dialect
 from runners.protocol.external_answer import external_choices, is_visible
+from runners.protocol.json_text import decode_json
 from runners.protocol.prompts import substitute
 from schemas import ids, subjects
 
@@ -98,7 +98,7 @@ async def _read_answer(
 ) -> Any:
     """The whole answer; a stream is passed on meanwhile. Raises ValueError for a broken one."""
     if stream is None:
-        return json.loads(await response.read())
+        return decode_json(await response.read())
     has_visible = False
     with malformed_engine_output():
         try:

@@ -1,11 +1,13 @@
 """One model call from an agent's question to its answer, recorded on the way."""
 
+import asyncio
 import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -20,6 +22,7 @@ from runners.protocol import continuation, token_history
 from runners.protocol.accumulator import InvalidEngineOutput, StreamAccumulator, malformed_engine_output
 from runners.protocol.choice import SampledChoice
 from runners.protocol.dialects.base import Dialect
+from runners.protocol.json_text import encode_json
 from runners.protocol.prompts import substitute
 from runners.protocol.request import ChatRequest
 from runners.recording.attempt import AttemptRecorder
@@ -70,13 +73,17 @@ class ModelCallHandler:
                 raise
             attempt.infra_error = attempt.infra_error or str(error)
             return await stream.fail(str(error))
-        if call.chat and completion.stopped_at_eos:
-            first = completed.choices[0]
-            attempt.history.add(call, json.loads(first.response), first.num_tokens)
         parent = ids.parse_span_id(request.headers.get(subjects.TRACE_HEADER, ""))
-        _record(attempt, call, completed, parent, started_ns, substitution.versions)
+        await send_ahead(self._send, attempt)  # of earlier calls: while the bus takes nothing, the agent waits
+        interval = (started_ns, max(time.time_ns(), started_ns))
+        recording = _Recording(partial(_record, attempt, call, completed, parent, interval, substitution.versions))
+        asyncio.get_running_loop().call_soon(recording.run)  # where an agent reads slowly, and the answer waits for it
+        try:
+            answer = await (_send_answer(request, completed.body) if stream is None else stream.finish())
+        finally:
+            recording.run()
         await send_ahead(self._send, attempt)
-        return web.json_response(completed.body) if stream is None else await stream.finish()
+        return answer
 
     async def _complete(
         self, context: CallContext, completion: StreamAccumulator, stream: SseResponse | None, dialect: Dialect
@@ -99,7 +106,7 @@ class ModelCallHandler:
                             await _forward_chunk(chunk, context, completion, stream)
                         choices = list(completion.sampled_choices())
                         body = dialect.answer(completion.to_response()) if stream is None else {}
-                        return CompletedCall(choices, node_ids, body)
+                        return CompletedCall(choices, node_ids, body, completion.stopped_at_eos)
                 except (InvalidEngineOutput, aiohttp.ClientError, TimeoutError, ValueError) as error:
                     log.warning("%s: a model call failed amid the answer: %s", node.id, error or type(error).__name__)
         raise AssertionError("attempt_call yields until an answer is whole, or raises")
@@ -116,6 +123,19 @@ class ModelCallHandler:
         return token_history.splice_prompt(turn.tokens, old, new) if old is not None else None
 
 
+class _Recording:
+    """Recording a call once, after its answer was handed to the socket and before anything else is read."""
+
+    def __init__(self, record: Callable[[], None]) -> None:
+        self._record: Callable[[], None] | None = record
+
+    def run(self) -> None:
+        """Record it, unless that was done."""
+        record, self._record = self._record, None
+        if record is not None:
+            record()
+
+
 @dataclass(frozen=True, slots=True)
 class CompletedCall:
     """A whole answer, with the nodes that sampled it; ``body`` is for an agent that asked for no stream."""
@@ -123,6 +143,8 @@ class CompletedCall:
     choices: list[SampledChoice]
     node_ids: list[str]
     body: dict[str, Any]
+    stopped_at_eos: bool
+    """See `StreamAccumulator.stopped_at_eos`."""
 
 
 def _record(
@@ -130,11 +152,14 @@ def _record(
     call: ChatRequest,
     completed: CompletedCall,
     parent: str,
-    started_ns: int,
+    interval: tuple[int, int],
     prompt_versions: Mapping[str, int],
 ) -> None:
+    if call.chat and completed.stopped_at_eos:
+        first = completed.choices[0]
+        recorder.history.add(call, json.loads(first.response), first.num_tokens)
     request, node = call.to_record(), ",".join(completed.node_ids)
-    times = {"started_ns": started_ns, "ended_ns": max(time.time_ns(), started_ns)}
+    started_ns, ended_ns = interval
     for choice in completed.choices:
         recorder.add_call(
             choice,
@@ -143,18 +168,28 @@ def _record(
             request=request,
             parent=parent,
             prompt_versions=prompt_versions,
-            **times,
+            started_ns=started_ns,
+            ended_ns=ended_ns,
         )
+
+
+async def _send_answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    """Answer to its last byte; one that the agent no longer reads is no error."""
+    answer = web.Response(body=encode_json(body), content_type="application/json", charset="utf-8")
+    with suppress(ConnectionError):
+        await answer.prepare(request)
+        await answer.write_eof()
+    return answer
 
 
 async def _forward_chunk(
     chunk: dict[str, Any], context: CallContext, completion: StreamAccumulator, stream: SseResponse | None
 ) -> None:
     """Take a chunk of the engine's, and give a streaming agent its part of it."""
-    agent_chunk = completion.to_agent_chunk(completion.feed(chunk))
+    whole = completion.feed(chunk)
     if "weight_version" in chunk:
         context.recorder.last_weight_versions[context.model] = chunk["weight_version"]
-    if stream is not None and agent_chunk is not None:
+    if stream is not None and (agent_chunk := completion.to_agent_chunk(whole)) is not None:
         await stream.send_chunk(agent_chunk, completion.num_tokens)
 
 

@@ -6,7 +6,6 @@ the agent's own telemetry, ``/slot/{k}/events`` events where an agent of Agent L
 
 import asyncio
 import contextlib
-import json
 import logging
 import socket
 import time
@@ -56,6 +55,7 @@ from runners.gateway.upstream import (
 )
 from runners.protocol.dialects.anthropic import AnthropicDialect
 from runners.protocol.dialects.registry import APIS, Api, translate_error
+from runners.protocol.json_text import decode_json
 from runners.protocol.model_names import models_of, resolve_model
 from runners.protocol.prompts import substitute
 from runners.protocol.request import find_invalid_sampling
@@ -67,6 +67,8 @@ log = logging.getLogger(__name__)
 
 WAITING_STATUS = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_TIMEOUT_SECONDS)
 RETRY_AFTER_SECONDS = 1
+SLOT_KEY = web.RequestKey("slot", Slot)
+"""Of a request: the slot whose key it has."""
 
 
 class Gateway:
@@ -160,7 +162,8 @@ class Gateway:
         if request.match_info.http_exception is not None:  # no route of ours
             return await handler(request)
         try:
-            admission = self._slot(request).admission
+            request[SLOT_KEY] = slot = self._find_slot(request)
+            admission = slot.admission
             request[KEEPALIVE_KEY] = admission.allow_keepalive(request.protocol)
             with admission.request(max_bytes(request)) as request[IN_FLIGHT_KEY]:
                 return await handler(request)
@@ -171,7 +174,7 @@ class Gateway:
         _, running = self._running(request)
         body = await read_limited_body(request)
         with raise_on_malformed():
-            dialect = api.parse(json.loads(body), running.recorder.history)
+            dialect = api.parse(decode_json(body), running.recorder.history)
         dialect.call = resolve_model(dialect.call, running.task)
         if problem := find_invalid_sampling(running.task.sampling_params):
             raise ApiError(400, "invalid_request_error", problem)
@@ -189,7 +192,7 @@ class Gateway:
         _, running = self._running(request)
         task, body = running.task, await read_limited_body(request)
         with raise_on_malformed():
-            call = resolve_model(AnthropicDialect(json.loads(body)).call, task)
+            call = resolve_model(AnthropicDialect(decode_json(body)).call, task)
             call = substitute(call, running.prompts).call
         if call.model in self.endpoints.names:
             raise ApiError(
@@ -205,12 +208,12 @@ class Gateway:
         return web.json_response({"input_tokens": len(tokens)})
 
     async def _models(self, request: web.Request) -> web.Response:
-        models = sorted(self._models_for(self._slot(request)))
+        models = sorted(self._models_for(request[SLOT_KEY]))
         return web.json_response({"object": "list", "data": [_model_card(model) for model in models]})
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
-        if name.partition(":")[0] not in self._models_for(self._slot(request)):
+        if name.partition(":")[0] not in self._models_for(request[SLOT_KEY]):
             raise ApiError(404, "model_not_found", f"model {name!r} is not served")
         return web.json_response(_model_card(name))
 
@@ -269,7 +272,7 @@ class Gateway:
             raise ApiError(413, "request_too_large", "the attempt has no room for this event")
         return web.json_response({})
 
-    def _slot(self, request: web.Request) -> Slot:
+    def _find_slot(self, request: web.Request) -> Slot:
         number = request.match_info["k"]
         slot = self.slots[int(number)] if number.isdecimal() and int(number) < len(self.slots) else None
         scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
@@ -281,7 +284,7 @@ class Gateway:
         return slot
 
     def _running(self, request: web.Request) -> tuple[Slot, ActiveRollout]:
-        slot = self._slot(request)
+        slot = request[SLOT_KEY]
         if slot.rollout is None:
             raise ApiError(409, "no_rollout", "no rollout is running: model calls and events belong to one")
         return slot, slot.rollout

@@ -37,20 +37,26 @@ class SseResponse:
         self._events = self._dialect.events()
 
     async def finish(self) -> web.StreamResponse:
-        """The answer is whole."""
+        """The answer is whole, and its end is sent."""
         self._kept.append(self._events.finish())
-        await self._flush()
-        return self._response
+        return await self._end()
 
     async def fail(self, reason: str) -> web.StreamResponse:
         """It will not be."""
         self._kept = [self._events.fail(reason)]
-        await self._flush()
+        return await self._end()
+
+    async def _end(self) -> web.StreamResponse:
+        await self._response.write_eof(await self._begin())
         return self._response
 
     async def _flush(self) -> None:
+        await self._response.write(await self._begin())
+
+    async def _begin(self) -> bytes:
+        """What was kept back, for an answer that has begun now."""
         if not self.has_begun:
             self.has_begun = True
             await self._response.prepare(self._request)
         data, self._kept = b"".join(self._kept), []
-        await self._response.write(data)
+        return data

@@ -1,10 +1,9 @@
 """Asking an inference node, and asking again: an agent's call is held while no node can answer it."""
 
 import asyncio
-import json
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,7 +13,9 @@ import aiohttp
 from bus.security.secrets import bearer_header
 from common.observability import metrics, tracing
 from runners.gateway import routing
+from runners.gateway.connection_reuse import ConnectionReuse
 from runners.gateway.rejecting_nodes import RejectingNodes
+from runners.protocol.json_text import decode_json, encode_exactly
 from runners.protocol.model_names import models_of
 from runners.recording.attempt import AttemptRecorder
 from schemas.fleet import Heartbeat
@@ -108,6 +109,7 @@ class Upstream:
         self._auth_headers = bearer_header(inference_api_key)
         self._rejecting = RejectingNodes(bool(inference_api_key))
         self._open: Counter[str] = Counter()
+        self.connections = ConnectionReuse()
         self._known_models: set[str] = set()
 
     def known_models(self) -> set[str]:
@@ -136,23 +138,24 @@ class Upstream:
             if (preferred := self._preferred(context)) is not None:
                 headers["X-Lightningbus-Preferred-Version"] = str(preferred)
             path, body = request(node)
-            payload = json.dumps(body).encode()
+            payload = encode_exactly(body)
             self._open[node.id] += 1
             span_attributes = {attributes.NODE: node.id, attributes.REQUEST_MODEL: context.model}
             try:
                 with tracing.start_span(
                     f"chat {context.model}", span_attributes, attempt.traceparent, "client"
                 ) as span:
-                    async with self._session.post(
+                    response = await self._session.post(
                         node.address + path,
                         data=payload,
                         headers=headers | tracing.format_headers(span),
                         allow_redirects=False,
-                    ) as response:
+                    )
+                    with self.connections.releasing(response) as mark_complete:
                         if response.status == 200:
                             attempt.last_nodes[context.model] = node.id
                             self._rejecting.remove(node)
-                            yield node, events_of(response.content)
+                            yield node, events_of(response.content, mark_complete)
                             problem = f"{node.id} broke off its answer"
                         elif response.status == 401:  # between us and the node; the agent has nothing to do with it
                             problem = self._rejecting.add(node)
@@ -226,10 +229,11 @@ def waiting(context: CallContext, problem: str) -> Iterator[None]:
         context.recorder.num_calls_waiting -= 1
 
 
-async def events_of(content: Content) -> AsyncIterator[Any]:
-    """JSON of each server-sent event until ``[DONE]``; raises `aiohttp.ClientPayloadError` if that never comes.
+async def events_of(content: Content, on_done: Callable[[], None] = lambda: None) -> AsyncIterator[Any]:
+    """JSON of each server-sent event until ``[DONE]``, at which ``on_done`` is called.
 
-    ValueError for what is no JSON. An event's data is one line, as all of OpenAI's are.
+    Raises `aiohttp.ClientPayloadError` if that never comes, and ValueError for what is no JSON. An event's data is one
+    line, as all of OpenAI's are.
     """
     rest = b""
     async for data in content.iter_any():
@@ -239,8 +243,9 @@ async def events_of(content: Content) -> AsyncIterator[Any]:
                 continue
             text = line[5:].strip()
             if text == b"[DONE]":
+                on_done()
                 return
-            yield json.loads(text)
+            yield decode_json(text)
         if len(rest) > MAX_EVENT_BYTES:
             raise aiohttp.ClientPayloadError("an event is too large")
     raise aiohttp.ClientPayloadError("the stream ended early")

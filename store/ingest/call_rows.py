@@ -14,7 +14,13 @@ from store.ingest.row import Row, to_json
 MAX_VERSION = 2**32 - 1
 PREVIEW_CHARS = 200
 """Characters of a request or response in a list."""
-CONTENT = re.compile(r'"(?:content|prompt|text)": ?("[^"\\]*(?:\\.[^"\\]*)*")')
+CONTENT_START = re.compile(r'"(?:content|prompt|text)": ?"')
+"""Up to the first character of a text, in JSON."""
+CONTENT_WINDOW = 8 * PREVIEW_CHARS
+"""Characters in which the text of a message begins."""
+_PAIR = r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+PREVIEW = re.compile(rf'(?:[^"\\]|{_PAIR}|\\u[0-9a-fA-F]{{4}}|\\[^u]){{0,{PREVIEW_CHARS}}}')
+"""The first characters of a text in JSON, none of them cut in two."""
 
 
 def model_call_row(call: ModelCall, span: Span) -> Row:
@@ -73,8 +79,14 @@ def _pack_token_versions(call: ModelCall) -> bytes:
 
 def _last_message_preview(text: str) -> str:
     """The beginning of the last message in a JSON text; of any other text, its beginning."""
-    tail = text[text.rfind('"content"') :] if '"content"' in text else text
-    if match := CONTENT.search(tail[: 8 * PREVIEW_CHARS] + '"'):
+    at = max(text.rfind('"content"'), 0)
+    if start := CONTENT_START.search(text, at, at + CONTENT_WINDOW):
+        begin = start.end()
+        end = text.find('"', begin, begin + PREVIEW_CHARS)
+        preview = text[begin : end if end >= 0 else begin + PREVIEW_CHARS]
+        if "\\" not in preview and preview.isprintable():  # most are: nothing is escaped
+            return preview
+        escaped = PREVIEW.match(text, begin)
         with contextlib.suppress(msgspec.DecodeError):
-            return msgspec.json.decode(match[1], type=str)[:PREVIEW_CHARS]
+            return msgspec.json.decode(f'"{escaped[0] if escaped else ""}"', type=str)
     return text[:PREVIEW_CHARS]

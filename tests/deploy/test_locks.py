@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from lightningbus.run import machine_checks
 from tests.commands import ROOT
 
 REQUIREMENTS = ROOT / "requirements"
@@ -16,7 +17,16 @@ PINNED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[\w,-]+\])?==([A-Za-z0-9.
 HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 OF_THE_MACHINE = {"vllm", "torch", "torchaudio", "torchvision", "triton", "setuptools", "apache-tvm-ffi"}
 """vLLM for CPU and for GPU, and what each of the two pins by itself."""
-PACKAGES = {"cpu": 100, "gpu": 100, "runner": 20, "store": 30, "tools": 20, "docs": 20}
+PACKAGES = {
+    "cpu": 100,
+    "gpu": 100,
+    "learner-gpu": 100,
+    "inference-gpu": 100,
+    "runner": 20,
+    "store": 30,
+    "tools": 20,
+    "docs": 20,
+}
 """The locks, each with fewer packages than it has."""
 
 
@@ -66,15 +76,51 @@ def test_what_two_locks_hold_is_the_same(other: str) -> None:
     assert shared and {package for package in shared if cpu[package] != others[package]} == set()
 
 
+def test_the_lock_of_a_learner_is_that_of_a_machine_with_a_gpu_without_the_engine() -> None:
+    """It is resolved with torch: so the other lock, which leaves torch out, has what this torch pins too."""
+    whole, learner = pins("gpu"), pins("learner-gpu")
+    assert learner.keys() - whole.keys() == {"torch"} and "vllm" not in learner and "triton" in learner
+    assert {package for package in learner.keys() & whole.keys() if learner[package] != whole[package]} == set()
+    assert f"torch=={learner['torch'][0]}" in (ROOT / "Makefile").read_text()
+
+
+def test_the_lock_of_a_node_has_an_engine_and_no_trainer() -> None:
+    node = pins("inference-gpu")
+    assert {"vllm", "torch", "nats-py", "safetensors", "obstore"} <= node.keys() and "verl" not in node
+
+
+def test_the_page_of_versions_is_what_the_locks_install_and_what_ran_with_them() -> None:
+    versions = script("requirements/versions.py")
+    page = (ROOT / "docs" / "versions.md").read_text()
+    table = page.split("<!-- versions: begin -->\n")[1].split("\n<!-- versions: end -->")[0]
+    assert table == versions.render(), "python requirements/versions.py prints it"
+    assert {f"`{name}.lock`" for name in {*PACKAGES} - {"tools", "docs"}} == set(re.findall(r"`[a-z-]+\.lock`", table))
+    assert "make test-all" in (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    for package, (_, tested) in machine_checks.PACKAGES.items():
+        if package in versions.PACKAGES:
+            assert versions.read_versions("cpu")[package] == tested
+
+
+def test_a_run_on_a_gpu_counts_for_the_versions_that_it_had() -> None:
+    describe = script("requirements/versions.py").describe_tests
+    run = {"machine": {"gpu": "a GPU", "versions": {"vllm": "0.31.0", "torch": "2.13.0+cu130"}}}
+    assert describe("gpu", {"vllm": "0.31.0", "torch": "2.13.0"}, run) == "`make gpu` on a GPU"
+    assert describe("gpu", {"vllm": "0.33.0", "torch": "2.13.0"}, run) == "resolved, not run"
+    assert describe("gpu", {"vllm": "0.31.0"}, None) == describe("learner-gpu", {}, run) == "resolved, not run"
+
+
 def test_no_lock_is_installed_without_its_hashes() -> None:
-    """By `make`, by the images, by the pages; torch alone, which no lock has, comes from the index of its machine."""
-    texts = [(ROOT / path).read_text() for path in ("Makefile", "deploy/Dockerfile", "docs/deployment.md")]
+    """By `make`, by the images, by the pages; torch alone comes from the index of its machine where a lock lacks it."""
+    texts = [
+        (ROOT / path).read_text()
+        for path in ("Makefile", "deploy/Dockerfile", "docs/deployment.md", "docs/versions.md")
+    ]
     commands = [
         part for text in texts for part in re.split(r"\n|&&", text) if re.search(r"pip install.*(-r|--req)", part)
     ]
     assert len(commands) >= 6
     assert [command for command in commands if "--require-hashes" not in command] == []
-    assert not any("torch" in pins(name) for name in PACKAGES)
+    assert {name for name in PACKAGES if "torch" in pins(name)} == {"learner-gpu", "inference-gpu"}
 
 
 def test_an_audit_that_looked_up_nothing_does_not_pass() -> None:

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from learner.engine import cpu_platform
 from learner.engine.engine_checks import check_engine
+from learner.engine.engines import make_engine
 from learner.training.trainer import Trainer
+from lightningbus.run.memory_check import BYTES, training_shape
 from tests.learner.conftest import settings_for
 from tests.learner.test_trainer import batch_of, close, conversations, gradient_of, masters, sampled_by
 
@@ -21,6 +24,8 @@ from tests.learner.test_trainer import batch_of, close, conversations, gradient_
         ({"offload_policy": True, "param_offload": True}, "leave param_offload and optimizer_offload off"),
         ({"fsdp_size": 0}, "fsdp_size must be -1 or at least 1"),
         ({"zero_stage": 3}, "zero_stage"),
+        ({"strategy": "megatron"}, "'megatron' cannot be used: .* with fsdp2 alone"),
+        ({"strategy": "fsdp"}, "'fsdp' cannot be used: .* with fsdp2 alone"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(model_path: Path, engine: Any, sentence: str) -> None:
@@ -31,11 +36,13 @@ def test_settings_that_contradict_each_other_are_refused(model_path: Path, engin
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"engine": {"strategy": "megatron"}}, "verl has no engine 'megatron' here, it has .*fsdp2"),
-        ({"engine": {"strategy": "fsdp"}}, "'fsdp' cannot be used: checkpoints and versions are made by fsdp2"),
         ({"engine": {"optimizer_offload": True}}, "engine.optimizer_offload needs a GPU"),
         ({"engine": {"attn_implementation": "flash_attention_2"}}, "flash_attention_2 needs a GPU"),
-        ({"engine": {"ulysses_sequence_parallel_size": 2}}, "needs a GPU and flash-attention"),
+        ({"engine": {"ulysses_sequence_parallel_size": 2}}, r"\(2\) must divide the number of ranks \(1\)"),
+        (
+            {"engine": {"ulysses_sequence_parallel_size": 2, "attn_implementation": "eager"}},
+            "needs sdpa or flash-attention, not eager",
+        ),
         ({"actor": {"optim": {"optimizer": "Adamm"}}}, "torch.optim has no 'Adamm'"),
         (
             {"critic": {"optim": {"optimizer_impl": "no_such_package.optim"}}},
@@ -56,6 +63,27 @@ def test_copies_of_a_model_divide_the_ranks(start: Callable[..., Trainer], model
     check_engine(settings, "cpu", 4)
     with pytest.raises(ValueError, match=r"fsdp_size \(2\) must divide the number of ranks \(3\)"):
         check_engine(settings, "cpu", 3)
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"num_attention_heads": 3}, r"must divide the model's attention heads \(3\)"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "needs flash-attention for this model"),
+        ({"sliding_window": 128}, "needs flash-attention for this model"),
+        ({"sliding_window": 128, "use_sliding_window": False, "num_attention_heads": 4}, None),
+    ],
+)
+def test_ranks_share_the_sequences_of_models_with_full_attention_and_enough_heads(
+    tmp_path: Path, config: Any, sentence: str | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    settings = settings_for(tmp_path, engine={"ulysses_sequence_parallel_size": 2})
+    if sentence is None:
+        check_engine(settings, "cpu", 4)
+        return
+    with pytest.raises(ValueError, match=sentence):
+        check_engine(settings, "cpu", 4)
 
 
 @pytest.mark.parametrize("part", [{"layer_types": ["linear_attention", "full_attention"]}, {"mamba_d_state": 16}])
@@ -79,6 +107,31 @@ def test_ways_to_save_memory_leave_the_gradient_as_it_is(start: Callable[..., Tr
     batch = batch_of(plain, sampled_by(plain, conversations(), shift=0.5))
     (expected,), (actual,) = gradient_of(plain, batch)[1], gradient_of(other, batch)[1]
     close(actual, expected)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_what_is_unset_is_the_same_for_the_plan_and_for_the_engine(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch, on_gpu: bool
+) -> None:
+    """On a GPU bf16 with checkpointing, else neither; what is set is kept."""
+    cpu_platform.select_platform()
+    from verl.workers.engine import EngineRegistry
+
+    seen: dict[str, Any] = {}
+
+    def look(**named: Any) -> Any:
+        seen.update(named)
+        raise InterruptedError
+
+    monkeypatch.setattr(EngineRegistry, "new", look)
+    for engine in ({}, {"enable_gradient_checkpointing": not on_gpu, "mixed_precision": {"param_dtype": "fp16"}}):
+        settings = settings_for(model_path, engine=engine)
+        with pytest.raises(InterruptedError):
+            make_engine(settings, "cuda" if on_gpu else "cpu", settings.actor.optim)
+        plan = training_shape(settings, 1, on_gpu)
+        assert plan.checkpointing == seen["model_config"].enable_gradient_checkpointing == (on_gpu != bool(engine))
+        dtype = seen["engine_config"].mixed_precision["param_dtype"]
+        assert dtype == ("fp16" if engine else "bf16" if on_gpu else "fp32") and plan.compute_bytes == BYTES[dtype]
 
 
 def test_bf16_computes_close_to_fp32(start: Callable[..., Trainer]) -> None:

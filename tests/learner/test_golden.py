@@ -12,6 +12,8 @@ from learner.batching.batch import Batch, BatchBuilder
 from learner.engine import cpu_platform
 from learner.settings.learner import LearnerSettings
 from learner.training.correction import apply_rollout_correction
+from learner.training.distributed import ProcessGroup
+from learner.training.effective_sample import EffectiveSample, effective_sample_size
 from learner.training.loss import policy_loss
 from learner.training.tensors import ForwardConfig, Segments, TokenInputs
 from learner.training.token_weights import loss_weights
@@ -65,7 +67,9 @@ def test_weights_loss_and_gradient() -> None:
         now, [row.logprobs for row in batch.sequences], Segments(batch.sequences), SETTINGS
     )
     moved = math.exp(0.4)
-    assert correction.metrics["ess"] == pytest.approx((5 + moved) ** 2 / (6 * (5 + moved**2)), rel=1e-6)
+    expected_ess = pytest.approx((5 + moved) ** 2 / (6 * (5 + moved**2)), rel=1e-6)
+    sampled, trained = [row.logprobs for row in batch.sequences], [row.trained for row in batch.sequences]
+    assert effective_sample_size(now, sampled, trained) == expected_ess
     data = TokenInputs(
         batch.sequences,
         {
@@ -82,7 +86,9 @@ def test_weights_loss_and_gradient() -> None:
     # The engine says each token's log-probability at the place before it.
     text = torch.cat([torch.from_numpy(np.roll(part, -1)) for part in now]).requires_grad_()
     output = torch.nested.nested_tensor_from_jagged(text, data["input_ids"].offsets())
-    loss, metrics = policy_loss(SETTINGS, {"log_probs": output}, data)
+    sample = EffectiveSample(ProcessGroup("cpu"))
+    loss, metrics = policy_loss(SETTINGS, {"log_probs": output}, data, effective_sample=sample)
+    assert sample.share == expected_ess
     assert loss.item() == pytest.approx(0.1 * (-4 * A - 1.28 * A) + 0.5 * A, rel=1e-5)
     assert loss.item() == pytest.approx(-0.019799, rel=1e-4)
     assert metrics["actor/pg_clipfrac"] == pytest.approx(1 / 6)

@@ -173,7 +173,7 @@ def test_the_entropy_of_chunks_and_its_gradient_are_those_of_the_whole(start: St
     """verl chunks 2048 tokens at a time."""
     from verl.utils import torch_functional
 
-    start()  # which lets verl's engine compute it in chunks
+    start(actor={"entropy_coeff": 0.1})  # which lets verl's engine compute it in chunks
     logits = torch.randn(3, 1100, 7, requires_grad=True)
     weights = torch.rand(3, 1100)
     entropy = torch_functional.entropy_from_logits(logits)
@@ -243,8 +243,13 @@ def test_accumulated_gradients_and_a_step_move_the_weights_as_adamw_does(start: 
 @pytest.mark.integration
 @pytest.mark.parametrize(
     "engine",
-    [{}, {"use_remove_padding": False}, {"fsdp_size": 1, "enable_gradient_checkpointing": True}],
-    ids=["packed", "padded", "a copy each"],
+    [
+        {},
+        {"use_remove_padding": False},
+        {"fsdp_size": 1, "enable_gradient_checkpointing": True},
+        {"ulysses_sequence_parallel_size": 2},
+    ],
+    ids=["packed", "padded", "a copy each", "sharing sequences"],
 )
 def test_two_ranks_make_the_update_of_one(model_path: Path, tmp_path: Path, engine: dict[str, Any]) -> None:
     """torchrun over gloo: the gradients of policy and critic are those of a single process, but for rounding."""

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from nats.aio.msg import Msg
 
 from bus.client import Bus
 from common.backoff import RetryPolicy
+from inference.settings import InferenceSettings
+from learner.settings.learner import LearnerSettings
 from lightningbus.run.process_liveness import ProcessLiveness
 from lightningbus.run.role_process import EX_TEMPFAIL, UserError
 from lightningbus.run.run_directory import Endpoints, RunDirectory
@@ -67,6 +70,29 @@ async def test_a_child_that_cannot_start_is_given_up_with_its_last_words(
     async with asyncio.timeout(60):
         with pytest.raises(UserError, match=r"runner-0 ended with 2: .*has no attribute 'nothing'.*log: "):
             await supervisor.wait_for_failure()
+    await supervisor.stop_all()
+
+
+async def test_a_role_runs_in_the_interpreter_that_its_settings_name(bus: Bus, nats_url: str, tmp_path: Path) -> None:
+    """As any other child: its last words are known."""
+    interpreter, mark = tmp_path / "python", tmp_path / "arguments"
+    interpreter.write_text(f'#!/bin/sh\necho "$@" > {mark}\nexec {sys.executable} "$@"\n')
+    interpreter.chmod(0o700)
+    supervisor = Supervisor(RunDirectory(tmp_path / "run").create(), nats_url)
+    settings = InferenceSettings(model_path=tmp_path, python_executable=interpreter)
+    await supervisor.start(ChildSpec("inference-0", "inference", settings))
+    async with asyncio.timeout(60):
+        with pytest.raises(UserError, match=r"inference-0 ended with 2: model_path: .* holds no model"):
+            await supervisor.wait_for_failure()
+    await supervisor.stop_all()
+    assert mark.read_text().startswith("-P -m lightningbus inference --settings ")
+
+
+async def test_an_interpreter_that_is_not_there_is_one_sentence(bus: Bus, nats_url: str, tmp_path: Path) -> None:
+    supervisor = Supervisor(RunDirectory(tmp_path / "run").create(), nats_url)
+    settings = LearnerSettings(model_path=tmp_path, python_executable=tmp_path / "python")
+    with pytest.raises(UserError, match=r"learner: python_executable: .*/python cannot be started: No such file"):
+        await supervisor.start(ChildSpec("learner", "learner", settings))
     await supervisor.stop_all()
 
 

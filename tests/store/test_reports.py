@@ -166,6 +166,13 @@ def test_the_past_is_as_it_was(store: StoreProcess, events: dict[str, list[Any]]
     assert max(row["version"] for row in ask(store, "reward_by_version", until=until)) == 2
 
 
+def test_a_metric_that_a_step_did_not_measure_is_no_zero(store: StoreProcess, events: dict[str, list[Any]]) -> None:
+    steps = [event for event in events["small"] if isinstance(event, TrainingStep)]
+    expected = {step.step: step.metrics.get("rollout_corr/k3_kl") for step in steps}
+    assert None in expected.values() and any(expected.values())
+    assert {row["step"]: row["k3_kl"] for row in ask(store, "drift")} == expected
+
+
 def test_two_runs_and_two_versions_are_compared(store: StoreProcess, events: dict[str, list[Any]]) -> None:
     rows = {row["figure"]: row for row in ask(store, "compare", run="", a="small", b="other")}
     for side, run in (("a", "small"), ("b", "other")):

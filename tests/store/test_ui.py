@@ -102,6 +102,8 @@ async def test_steps_time_throughput_and_versions_served(ask: Ask, ends: list[Sp
         (name, step) for name in ("actor/ppo_kl", "off_policy/ess") for step in range(1, 7)
     ]
     assert [row["value"] for row in steps[6:]] == pytest.approx([1 - step / 1000 for step in range(1, 7)])
+    measured = await ask("run/metrics", run_id=RUN, names="rollout_corr/k3_kl")
+    assert [row["step"] for row in measured] == [1, 4], "the steps that measured it"
     (settings,) = await ask("run/settings", run_id=RUN)
     assert (settings["step"], json.loads(settings["settings"])["max_steps"]) == (6, 6)
     parts = {row["part"]: row["mean_seconds"] for row in await ask("run/time", run_id=RUN)}

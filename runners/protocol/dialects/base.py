@@ -1,8 +1,8 @@
 """What a dialect is, and OpenAI's own, which the engine speaks as it is."""
 
-import json
 from typing import Any, Protocol
 
+from runners.protocol.json_text import encode_json
 from runners.protocol.request import ChatRequest
 
 
@@ -72,8 +72,8 @@ def error(kind: str, message: str, status: int = 500) -> dict[str, Any]:
 
 def sse_event(data: dict[str, Any], event: str = "") -> bytes:
     """A server-sent event."""
-    name = f"event: {event}\n" if event else ""
-    return f"{name}data: {json.dumps(data)}\n\n".encode()
+    name = b"event: %b\n" % event.encode() if event else b""
+    return b"%bdata: %b\n\n" % (name, encode_json(data))
 
 
 def text_of(content: Any) -> str:

@@ -1,0 +1,188 @@
+"""A step of the learner on one device: tokens a second, and its peak of memory beside the plan of the dry run."""
+
+import gc
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gpu.context import Context
+from benchmarks.gpu.sizes import Scale, Size
+from benchmarks.results import Result
+from learner.batching.batch import Batch
+from learner.batching.sequences import CONTEXT, TrainSequence
+from learner.settings.learner import LearnerSettings
+from lightningbus.run.memory_check import GIB, training_shape
+
+LORA_RANK = 32
+NEEDS_GPU = "needs a GPU"
+WITH_PASS, UPDATE_ALONE = "behind a pass for log-probabilities", "update alone"
+Peers = tuple[float | None, float | None]
+"""verl's tokens a second and GiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A way to train."""
+
+    title: str
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of ``engine`` that differ from the learner's defaults."""
+    lora_rank: int = 0
+    needs_gpu: bool = False
+    needs_flash: bool = False
+
+
+CASES = {
+    "defaults": Case("the learner's defaults"),
+    "sdpa": Case("attention by torch, row by row", {"attn_implementation": "sdpa"}),
+    "flash": Case("flash-attention", {"attn_implementation": "flash_attention_2"}, needs_gpu=True, needs_flash=True),
+    "kept": Case("without activation checkpointing", {"enable_gradient_checkpointing": False}),
+    "padded": Case("padded rows", {"use_remove_padding": False}),
+    "offloaded": Case("offload_policy", {"offload_policy": True}, needs_gpu=True),
+    "lora": Case(f"LoRA of rank {LORA_RANK}", lora_rank=LORA_RANK),
+}
+
+
+def measure(context: Context, size: Size, case: str) -> None:
+    """Speed and memory of one of `CASES`; where this machine cannot do it, the figure is None and says so."""
+    import torch
+
+    from learner.engine.engine_checks import has_flash_attention
+    from learner.training.trainer import Trainer
+
+    way, scale = CASES[case], context.scale
+    title, on_gpu = f"{context.title(size)}, {way.title}", torch.cuda.is_available()
+    if (way.needs_gpu and not on_gpu) or (way.needs_flash and not has_flash_attention()):
+        why = NEEDS_GPU if not on_gpu else "flash-attn is not installed"
+        context.report(Result(title, None, "tokens/s", note=why))
+        return
+    settings = make_settings(context, size, way)
+    trainer = Trainer(settings)
+    sequences = make_sequences(scale, vocabulary=context.scale.shapes[size].fields["vocab_size"])
+    sampled = trainer.log_probs(sequences)
+    rows = [replace(row, logprobs=logprobs) for row, logprobs in zip(sequences, sampled, strict=True)]
+    batch = make_batch(rows)
+
+    def step() -> str:
+        metrics = trainer.step(batch)
+        if not math.isfinite(metrics["actor/grad_norm"]):
+            raise ValueError(f"the gradient's norm is {metrics['actor/grad_norm']}")
+        return WITH_PASS if "rollout_corr/kl" in metrics else UPDATE_ALONE
+
+    kinds = () if way.lora_rank else (WITH_PASS, UPDATE_ALONE)  # verl alone trains all weights
+    peers = {kind: read_peers(context, size, place) for place, kind in enumerate(kinds)}
+    report_step(context, title, step, count_tokens(rows), plan_bytes(context, size, settings), peers)
+
+
+def read_peers(context: Context, size: Size, place: int) -> Peers:
+    """What the step with verl alone reported, if it ran: of its first measurement, or of its second."""
+    rate, memory = (context.read_value(f"verl-{size}", 2 * place + part) for part in (0, 1))
+    return rate, memory
+
+
+def make_settings(context: Context, size: Size, way: Case) -> LearnerSettings:
+    """The learner's settings of a case."""
+    scale = context.scale
+    fields: dict[str, Any] = {
+        "model_path": context.model(size),
+        "seq_len": scale.row_tokens,
+        "cpu_threads": scale.cpu_threads,
+        "actor": {"ppo_max_token_len_per_gpu": scale.max_tokens, "optim": {"lr": 1e-6}},
+        "engine": dict(way.engine),
+        "lora": {"lora_rank": way.lora_rank},
+    }
+    return LearnerSettings.model_validate(fields)
+
+
+def make_sequences(scale: Scale, vocabulary: int) -> list[TrainSequence]:
+    """Rows of half to all of the longest length, the second half of each sampled. Pure."""
+    rng = np.random.default_rng(0)
+    sequences = []
+    for number in range(scale.num_rows):
+        length = int(rng.integers(scale.row_tokens // 2, scale.row_tokens + 1)) if number else scale.row_tokens
+        calls = np.where(np.arange(length) < length // 2, CONTEXT, 0)
+        ids = rng.integers(10, vocabulary, length)
+        versions = np.where(calls == CONTEXT, CONTEXT, 0)
+        sequences.append(TrainSequence(f"r{number}", 1.0, ids, calls, np.zeros(length, np.float32), versions))
+    return sequences
+
+
+def make_batch(rows: Sequence[TrainSequence]) -> Batch:
+    """Half of the rollouts better than the mean, half worse: no row is without a gradient. Pure."""
+    advantages = {(row.rollout_id, 0): 1.0 if number % 2 else -1.0 for number, row in enumerate(rows)}
+    return Batch(list(rows), advantages, num_tokens={row.rollout_id: row.num_tokens for row in rows})
+
+
+def count_tokens(rows: Sequence[TrainSequence]) -> int:
+    """Of all rows, prompts included. Pure."""
+    return sum(len(row.token_ids) for row in rows)
+
+
+def plan_bytes(context: Context, size: Size, settings: LearnerSettings) -> int:
+    """The peak that ``--dry-run`` says of these settings on one device."""
+    import torch
+    from transformers import AutoConfig
+
+    from learner.engine.memory_plan import plan_memory
+    from learner.engine.model_shape import read_shape
+
+    shape = read_shape(AutoConfig.from_pretrained(context.model(size)), settings.lora.target_modules)
+    return plan_memory(shape, training_shape(settings, 1, torch.cuda.is_available())).peak
+
+
+def report_step(
+    context: Context,
+    title: str,
+    step: Callable[[], str],
+    num_tokens: int,
+    planned: int | None = None,
+    peers: Mapping[str, Peers] | None = None,
+) -> None:
+    """Time the second of two steps, and report it with the peak of memory.
+
+    ``step`` returns of which kind it was, if it has several; ``planned`` is in bytes; ``peers`` are by kind.
+    """
+    step()  # allocates the optimiser's state, and compiles
+    _reset_peak()
+    started = time.monotonic()
+    kind = step()
+    seconds = time.monotonic() - started
+    rate, memory = (peers or {}).get(kind, (None, None))
+    note = f"{num_tokens:,} tokens in {seconds:.2f} s" + (f", {kind}" if kind else "")
+    context.report(Result(title, num_tokens / seconds, "tokens/s", peer=rate, note=note))
+    peak, allocated = _peak_bytes()
+    plan = None if planned is None else planned / GIB
+    if peak is None:
+        note = NEEDS_GPU if plan is None else f"{NEEDS_GPU}; planned here: {plan:.3g} GiB"
+        context.report(Result(f"{title}: memory", None, "GiB", note=note))
+        return
+    note = f"of torch's tensors {allocated / GIB:.1f}" + ("" if plan is None else "; beside it: the dry run's plan")
+    context.report(Result(f"{title}: memory", peak / GIB, "GiB", plan, memory, note=note))
+
+
+def _reset_peak() -> None:
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _peak_bytes() -> tuple[int | None, int]:
+    """The most that this process took of the GPU, with CUDA's own part, and the most of torch's tensors.
+
+    torch knows the peak of what it reserved. What is in use beyond that now, CUDA and libraries took, and keep.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        return None, 0
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    others = total - free - torch.cuda.memory_reserved()
+    return torch.cuda.max_memory_reserved() + others, torch.cuda.max_memory_allocated()

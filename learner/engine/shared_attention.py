@@ -1,0 +1,52 @@
+"""Attention where ranks share sequences (Ulysses, arXiv:2309.14509), by torch's own kernels.
+
+Each rank has some tokens of all heads. Ranks exchange these for all tokens of some heads, attend row by row, and
+exchange back. verl does so for flash-attention alone, by a patch of it.
+"""
+
+from typing import Any
+
+SHARED_SDPA = "shared_sdpa"
+
+
+def register_shared_attention() -> str:
+    """Make the attention known to transformers; returns the name that models ask for it by."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(SHARED_SDPA, attend_across_ranks)
+    AttentionMaskInterface.register(SHARED_SDPA, make_no_mask)
+    return SHARED_SDPA
+
+
+def make_no_mask(*_: Any, **__: Any) -> None:
+    """Rows are told apart by their positions: transformers would see a rank's tokens alone."""
+
+
+def attend_across_ranks(
+    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, *, position_ids: Any, **named: Any
+) -> Any:
+    """Full causal attention of this rank's tokens, ``[1, tokens, heads, size]``.
+
+    From ``[1, heads, tokens, size]`` each. ``position_ids``, ``int64[1, tokens]``, begin at 0 in each row. Every rank
+    that shares the sequences must ask, with as many tokens. Of heads there are a multiple of those ranks.
+    """
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+    from verl.utils.ulysses import all_gather_tensor, gather_heads_scatter_seq, gather_seq_scatter_heads
+
+    groups = query.shape[1] // key.shape[1]  # heads of keys may be fewer than ranks
+    parts = (query, key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1))
+    lengths = measure_rows(all_gather_tensor(position_ids.flatten()))
+    rows = zip(*(torch.split(gather_seq_scatter_heads(part, 2, 1), lengths, dim=2) for part in parts), strict=True)
+    dropout, scale = named.get("dropout", 0.0), named.get("scaling")
+    attended = [
+        scaled_dot_product_attention(queries, keys, values, is_causal=True, dropout_p=dropout, scale=scale)
+        for queries, keys, values in rows
+    ]
+    return gather_heads_scatter_seq(torch.cat(attended, dim=2).transpose(1, 2), 2, 1).contiguous(), None
+
+
+def measure_rows(positions: Any) -> list[int]:
+    """The lengths of packed rows, from ``int64[tokens]``."""
+    starts = positions.eq(0).nonzero().flatten().tolist()
+    return [end - start for start, end in zip(starts, [*starts[1:], len(positions)], strict=True)]

@@ -1,0 +1,18 @@
+"""Which sequences each optimiser step of a training step is made on. Pure."""
+
+from learner.batching.batch import Batch
+
+
+def split_mini_batches(batch: Batch, size: int | None) -> list[list[int]]:
+    """Indices of the sequences of each optimiser step: whole groups, as verl's ``ppo_mini_batch_size`` counts.
+
+    None: all groups in one.
+    """
+    task_ids = {disposition.rollout_id: disposition.task_id for disposition in batch.dispositions}
+    groups = [task_ids.get(sequence.rollout_id, sequence.rollout_id) for sequence in batch.sequences]
+    size = size or len(groups)
+    number = {group: number // size for number, group in enumerate(dict.fromkeys(groups))}
+    mini_batches: dict[int, list[int]] = {}
+    for index, group in enumerate(groups):
+        mini_batches.setdefault(number[group], []).append(index)
+    return list(mini_batches.values())

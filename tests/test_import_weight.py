@@ -1,0 +1,52 @@
+"""What roles import: a runner, the store and a node need no torch, a learner no vLLM."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.commands import ROOT, python
+
+pytestmark = pytest.mark.integration
+
+HEAVY = ("torch", "vllm", "verl", "transformers", "ray")
+LIST_IMPORTED = "import sys, {module}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+LEARNER_WITHOUT_VLLM = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+sys.modules["vllm"] = None  # whoever imports it gets an ImportError
+from learner.training.trainer import Trainer
+from tests.learner.conftest import settings_for, tiny_model
+from tests.learner.test_trainer import batch_of, conversations
+trainer = Trainer(settings_for(tiny_model(Path(sys.argv[1]))))
+print(trainer.step(batch_of(trainer, conversations()))["actor/grad_norm"])
+"""
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "runners.runner",
+        "runners.gateway.server",
+        "store.service",
+        "store.ui.server",
+        "inference.node",
+        "bus.embedded.nats_server",
+        "lightningbus.run.stack",
+        "lightningbus.cli.app",
+    ],
+)
+def test_a_role_without_a_model_imports_no_package_for_models(module: str, tmp_path: Path) -> None:
+    imported = set(python("-c", LIST_IMPORTED.format(module=module), cwd=tmp_path).split())
+    assert module.partition(".")[0] in imported and not imported & set(HEAVY)
+
+
+@pytest.mark.parametrize("module", ["learner.learner", "auditor.auditor", "lightningbus.run.train_job"])
+def test_a_role_with_a_model_imports_no_engine(module: str, tmp_path: Path) -> None:
+    imported = set(python("-c", LIST_IMPORTED.format(module=module), cwd=tmp_path).split())
+    assert module.partition(".")[0] in imported and not imported & {"vllm", "ray"}
+
+
+def test_a_learner_trains_where_vllm_cannot_be_imported(tmp_path: Path) -> None:
+    output = python("-c", LEARNER_WITHOUT_VLLM.format(root=str(ROOT)), tmp_path / "model", cwd=tmp_path)
+    assert float(output.split()[-1]) > 0
