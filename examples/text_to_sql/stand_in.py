@@ -93,12 +93,12 @@ def hotels(count: int, rng: random.Random) -> dict[str, Table]:
     rng.shuffle(people)
     size = len(people) // (2 * count)
     numbers = {"age": range(18, 90), "room": range(100, 400)}
-    made = {}
+    by_name = {}
     for number in range(count):
         guests, workers = (tuple(people[half * size :][:size]) for half in (2 * number, 2 * number + 1))
         guest = Table("guest", "name", guests, {}, numbers, size)
-        made[f"hotel_{number}"] = Table("worker", "name", workers, {}, numbers, size, parent=guest)
-    return made
+        by_name[f"hotel_{number}"] = Table("worker", "name", workers, {}, numbers, size, parent=guest)
+    return by_name
 
 
 def lookups(table: Table) -> Iterator[tuple[str, str]]:
