@@ -13,7 +13,7 @@ from benchmarks.__main__ import rewrite
 from benchmarks.asynchrony.__main__ import find_hopeless_seeds, tables
 from benchmarks.asynchrony.job import key_of, read, seconds_to
 from benchmarks.credit import __main__ as credit
-from benchmarks.credit.job import EXAMPLES, JOBS, METHODS, job_fields, row_of, steps_to, target_of
+from benchmarks.credit.job import EVERY, EXAMPLES, JOBS, METHODS, job_fields, row_of, steps_to, target_of
 from benchmarks.learner import __main__ as learner
 from benchmarks.policies import __main__ as policies
 from benchmarks.policies import job as policy_jobs
@@ -108,7 +108,7 @@ def test_a_job_of_the_credit_benchmark_is_a_training_job(
     settings = validate_settings(RunSettings, job_fields(job, method, 3, tmp_path), "job")
     parsed = parse_job(settings, "job")
     assert (parsed.learner.credit.method, parsed.learner.seed, settings.name) == (method, 3, f"{job}-{method}-3")
-    assert parsed.eval.every == 3 and parsed.learner.max_steps >= 10 * parsed.eval.every
+    assert parsed.eval.every == EVERY and parsed.learner.max_steps >= 8 * EVERY
 
 
 def test_the_target_is_near_the_best_of_identical_and_the_table_names_the_runs_that_never_reach_it() -> None:
