@@ -77,8 +77,8 @@ class _StampedEvents:
         self._has_ended = False
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, data: bytes) -> None:
-        """Stamped events."""
+    def add_events(self, data: bytes) -> None:
+        """Whole events, stamped."""
         self._events.append(data)
         self._wake()
 
@@ -92,9 +92,8 @@ class _StampedEvents:
         if not self._events and not self._has_ended:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
-            timer = loop.call_later(
-                KEEPALIVE_SECONDS, self._wake
-            )  # a timeout for each event would cost three times as much
+            # A timeout for each event would cost three times as much.
+            timer = loop.call_later(KEEPALIVE_SECONDS, self._wake)
             try:
                 await self._waiter
             finally:
@@ -116,6 +115,6 @@ async def _read(upstream: aiohttp.ClientResponse, stamp: StampEvent, events: _St
         async for data in upstream.content.iter_any():
             *complete, remainder = (remainder + data).split(EVENT_END)
             if complete:
-                events.put(b"".join([stamp(event) + EVENT_END for event in complete]))
+                events.add_events(b"".join([stamp(event) + EVENT_END for event in complete]))
     finally:
         events.end()
