@@ -16,7 +16,7 @@ from bus.consumer_upkeep import ConsumerUpkeep
 from bus.errors import BusError, CredentialsError
 from bus.fleet.heartbeats import Fleet, HeartbeatPublisher, publish_heartbeats
 from bus.object_store import ObjectStore
-from bus.publish_batch import OutgoingMessage, publish_batch
+from bus.publish_batch import OutgoingMessage, encode_event, publish_batch
 from bus.publisher import Publisher
 from bus.pull_consumer import EXPIRES_SECONDS, PullConsumer
 from bus.security.credentials import Credentials
@@ -24,9 +24,8 @@ from bus.security.signing import EXPECTED_LAST_HEADER, Signing
 from bus.stream_sizes import StreamSizes
 from bus.streams import Backlog, ConsumerSpec, StreamState, provision_options
 from common.aio import cancel_and_wait
-from schemas import subjects
 from schemas.base import Event
-from schemas.codec import decode, encode, schema_of
+from schemas.codec import decode
 from schemas.signers import SIGNED_EVENTS
 
 log = logging.getLogger(__name__)
@@ -204,12 +203,9 @@ class Bus:
         signed. Raises `StreamFullError`, `FencedError`,
         `DuplicateMessageError`, `PublishTimeoutError`, `BusError`, or `schemas.codec.EncodeError`.
         """
-        headers = {subjects.SCHEMA_HEADER: schema_of(event), subjects.MSG_ID_HEADER: msg_id}
-        if traceparent is not None:
-            headers[subjects.TRACE_HEADER] = traceparent
+        _, payload, headers = encode_event(subject, event, msg_id, traceparent)
         if expect_last is not None:
             headers[EXPECTED_LAST_HEADER] = str(expect_last)
-        payload = encode(event)
         if isinstance(event, SIGNED_EVENTS):
             headers |= self.signing.headers(subject, event, payload, expect_last or 0)
         return await self.publish_bytes(subject, payload, headers, timeout, unique)

@@ -16,6 +16,9 @@ from bus.errors import BusError, PublishTimeoutError
 from bus.publisher import ATTEMPT_SECONDS, PublishAck, Publisher, Reply, parse_reply, pipeline_full
 from common.aio import cancel_and_wait
 from common.observability import metrics
+from schemas import subjects
+from schemas.base import Event
+from schemas.codec import encode, schema_of
 
 SENT_TOGETHER = 32
 """Messages whose sending has one time limit."""
@@ -27,6 +30,14 @@ class OutgoingMessage(NamedTuple):
     subject: str
     payload: bytes
     headers: dict[str, str]
+
+
+def encode_event(subject: str, event: Event, msg_id: str, traceparent: str | None = None) -> OutgoingMessage:
+    """The message of an event; raises `schemas.codec.EncodeError`."""
+    headers = {subjects.SCHEMA_HEADER: schema_of(event), subjects.MSG_ID_HEADER: msg_id}
+    if traceparent is not None:
+        headers[subjects.TRACE_HEADER] = traceparent
+    return OutgoingMessage(subject, encode(event), headers)
 
 
 class _SentMessage(NamedTuple):

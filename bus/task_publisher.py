@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from bus.client import PUBLISH_SECONDS, Bus
 from bus.errors import DuplicateMessageError
-from bus.publish_batch import OutgoingMessage
+from bus.publish_batch import OutgoingMessage, encode_event
 from schemas import ids, subjects
-from schemas.codec import EncodeError, encode, schema_of
+from schemas.codec import EncodeError, encode
 from schemas.semconv import attributes
 from schemas.spans import Span
 from schemas.tasks import Task, TaskBatchRecord, TaskRecord
@@ -65,13 +65,9 @@ class TaskPublisher:
 
 def _encode_task(task: Task, nonce: str) -> OutgoingMessage | EncodeError:
     rollout_id = ids.rollout_id(task.id, task.sample_index)
-    headers = {
-        subjects.SCHEMA_HEADER: schema_of(task),
-        subjects.MSG_ID_HEADER: ids.task_msg_id(rollout_id) + nonce,
-        subjects.TRACE_HEADER: ids.task_traceparent(rollout_id),
-    }
+    msg_id, traceparent = ids.task_msg_id(rollout_id) + nonce, ids.task_traceparent(rollout_id)
     try:
-        return OutgoingMessage(subjects.task(task.mode, task.agent), encode(task), headers)
+        return encode_event(subjects.task(task.mode, task.agent), task, msg_id, traceparent)
     except EncodeError as error:
         return error
 
