@@ -109,7 +109,7 @@ class HeldOut:
     def is_complete(self, versions: Mapping[str, int]) -> bool:
         """Whether these versions, one of each model, have been evaluated in every way, with whatever prompts."""
         labels = {label for label, weights, _ in self._ended if weights == _key(versions)}
-        return labels.issuperset(SAMPLINGS)
+        return labels.issuperset(self._settings.sampling)
 
     async def run(self, versions: Mapping[str, int]) -> None:
         """Evaluate versions that nodes serve until then, with the prompts in use.
@@ -118,7 +118,7 @@ class HeldOut:
         """
         prompts = await read_prompt_versions(self._stack.bus, self._settings.agent)
         policies = PolicyVersions(versions, self._main, self._role_models, self._reward, prompts)
-        for label in SAMPLINGS:
+        for label in self._settings.sampling:
             key = label, _key(versions), _key(prompts)
             if key in self._ended:
                 continue

@@ -1,7 +1,7 @@
 """A whole run in one YAML file: what `lightningbus up -c run.yaml` reads."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -61,6 +61,9 @@ class EvalSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     tasks: TaskSourceSetting = Field(description="tasks, as `learner.tasks` names them")
+    sampling: list[Literal["greedy", "sampled"]] = Field(
+        ["greedy", "sampled"], min_length=1, description="how the problems are answered"
+    )
     samples: int = Field(2, ge=1, description="sampled answers to each")
     every: int | None = Field(
         None,

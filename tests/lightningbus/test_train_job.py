@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from inference.settings import InferenceSettings
 from learner.settings.learner import LearnerSettings
 from lightningbus.cli.app import app
 from lightningbus.run.evaluation import Evaluation
-from lightningbus.run.held_out import choose_due_versions
+from lightningbus.run.held_out import HeldOut, choose_due_versions
 from lightningbus.run.optimize_settings import OptimizeSettings
 from lightningbus.run.preflight import TrainJob, parse_job
 from lightningbus.run.prompt_rounds import PromptRound, is_round_due, put_round
@@ -68,6 +69,18 @@ def test_the_first_version_at_or_after_each_multiple_is_due(
     published: list[int], evaluated: list[int], due: list[int]
 ) -> None:
     assert choose_due_versions(published, evaluated, every=4) == due
+
+
+@pytest.mark.parametrize(("sampling", "is_complete"), [(["sampled"], True), (["greedy", "sampled"], False)])
+def test_a_version_is_complete_once_it_was_evaluated_in_the_ways_that_are_set(
+    sampling: list[str], is_complete: bool
+) -> None:
+    settings = EvalSettings.model_validate({"tasks": "heldout.jsonl", "sampling": sampling})
+    ended = evaluation("sampled", 3, 0.5).model_copy(update={"versions": {"policy": 3}})
+    pins: Any = SimpleNamespace(main="policy")
+    nothing: Any = None
+    held_out = HeldOut(nothing, nothing, "run", settings, pins, {}, [], [ended], nothing)
+    assert held_out.is_complete({"policy": 3}) == is_complete and not held_out.is_complete({"policy": 4})
 
 
 def test_a_learner_keeps_every_version_that_may_be_evaluated(tmp_path: Path) -> None:
