@@ -129,10 +129,10 @@ def test_the_target_is_near_the_best_of_identical_and_the_table_names_the_runs_t
     assert lines[3] == "| math_tools | air | 1 | 0.92 | never | – | 0.20 | 0.50 |"
 
 
-def test_a_run_is_kept_with_the_greedy_curve_of_its_versions() -> None:
+def test_a_run_is_kept_with_the_curve_of_its_versions() -> None:
     evaluations = [
         {"label": label, "version": version, "accuracy": accuracy}
-        for label, version, accuracy in (("greedy", 3, 0.5), ("sampled", 3, 0.4), ("greedy", 0, 0.1))
+        for label, version, accuracy in (("sampled", 3, 0.5), ("greedy", 3, 0.4), ("sampled", 0, 0.1))
     ]
     figures = {"evaluations": evaluations, "steps": 3, "rollouts": 9, "share_trained": 1.0, "mean_staleness": 0.5}
     row = row_of("math_tools", "air", 1, {**figures, "seconds": 2.0, "rollouts_lost": 0})

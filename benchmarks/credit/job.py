@@ -25,7 +25,7 @@ EVERY = 2
 TARGET_SHARE = 0.9
 
 Curve = list[tuple[int, float]]
-"""Version and greedy held-out reward of each evaluation."""
+"""Version and held-out reward of each evaluation, answers being sampled: greedy ones are right after a few steps."""
 
 
 def job_fields(job: str, method: str, seed: int, work: Path, max_steps: int = STEPS) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def job_fields(job: str, method: str, seed: int, work: Path, max_steps: int = ST
         "max_steps": max_steps,
         "groups_per_step": GROUPS_PER_STEP,
     }
-    fields["eval"] |= {"every": EVERY, "samples": 1}
+    fields["eval"] |= {"every": EVERY, "samples": 1, "sampling": ["sampled"]}
     if job == "text_to_sql":
         for runner in fields["runners"]:
             runner |= {
@@ -75,8 +75,8 @@ def train(job: str, method: str, seed: int, work: Path, max_steps: int = STEPS) 
 
 def row_of(job: str, method: str, seed: int, figures: dict[str, Any]) -> dict[str, Any]:
     """What is kept of a run: its curve, and the figures of `results.json` that compare methods. Pure."""
-    greedy = [each for each in figures["evaluations"] if each["label"] == "greedy"]
-    curve = sorted((each["version"], round(each["accuracy"], 4)) for each in greedy)
+    sampled = [each for each in figures["evaluations"] if each["label"] == "sampled"]
+    curve = sorted((each["version"], round(each["accuracy"], 4)) for each in sampled)
     return {
         "job": job,
         "method": method,
