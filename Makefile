@@ -53,7 +53,7 @@ clean:
 	rm -rf $(VENV) $(TOOLS) $(DOCS) site runs
 
 chaos: $(READY) ## kill, stop, cut and fill everything, and count what was lost; SEED=n repeats a run
-	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
+	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(KILLS),--kills $(KILLS)) $(if $(ROLLOUTS),--rollouts $(ROLLOUTS))
 
 hosts: $(READY) ## a run on hosts of network namespaces, each cut off in turn, three times over; wants root
 	for time in 1 2 3; do HOSTS=full $(BIN)/python -m pytest tests/hosts -m "slow or not slow" || exit 1; done
@@ -61,7 +61,7 @@ hosts: $(READY) ## a run on hosts of network namespaces, each cut off in turn, t
 bench: $(READY) ## how fast the store, the bus and the gateways are, half an hour; PEER=, PEER_V1=: pythons of agentlightning 0.3 and 1.0
 	$(BIN)/python -m benchmarks $(if $(PEER),--peer $(PEER)) $(if $(PEER_V1),--peer-v1 $(PEER_V1)) $(if $(ONLY),--only $(ONLY))
 
-bench-ui: $(READY) ## how long the pages of a run of a million spans take
+bench-ui: $(READY) ## how long pages and reports take, of a million and of ten million spans
 	$(BIN)/python -m benchmarks.ui
 
 bench-async: $(READY) ## synchronous against asynchronous training, to a target accuracy; goes on where it was stopped

@@ -46,6 +46,11 @@ def main() -> None:
     print(report.table(), flush=True)
     whole = args.only == list(SCENARIOS)
     command = f"make chaos SEED={args.seed}" + ("" if whole else f' ONLY="{" ".join(args.only)}"')
+    command += "".join(
+        f" {name.upper()}={value}"
+        for name, value in (("kills", args.kills), ("rollouts", args.rollouts))
+        if value != parser.get_default(name)
+    )
     # Scenarios that were not run keep what was measured last.
     known = json.loads(args.out.read_text()) if args.out.exists() else {}
     by_name = {name: item for name, item in {**known, **report.as_dict(command)}.items() if name in SCENARIOS}
