@@ -308,7 +308,7 @@ def make_model(path: Path, seed: int) -> None:
     import subprocess
 
     quiet = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    command = [sys.executable, str(EXAMPLE / "model.py"), "--out", str(path), "--seed", str(seed), "--steps", "450"]
+    command = [sys.executable, str(EXAMPLE / "model.py"), "--out", str(path), "--seed", str(seed)]
     subprocess.run(command, check=True, env=quiet, stderr=subprocess.DEVNULL)
 
 

@@ -105,21 +105,37 @@ def batch(
 
 
 def warm_start(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, steps: int, size: int, seed: int) -> float:
-    """Supervised steps on flawed demonstrations; returns the last loss in nats per token."""
+    """Supervised steps on flawed demonstrations; returns the last loss in nats per token.
+
+    Matrices are updated by Muon (https://kellerjordan.github.io/posts/muon/), the rest by AdamW: AdamW alone takes four
+    times as long to the same model.
+    """
     rng = random.Random(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=steps, pct_start=0.1)
+    is_matrix = {name: p.ndim == 2 and "embed" not in name for name, p in model.named_parameters()}
+    matrices, others = (
+        [p for name, p in model.named_parameters() if is_matrix[name] is kind] for kind in (True, False)
+    )
+    optimizers = [
+        torch.optim.Muon(matrices, lr=2e-2, weight_decay=0.01),
+        torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01),
+    ]
+    schedules = [
+        torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, max_lr=optimizer.defaults["lr"], total_steps=steps, pct_start=0.1, cycle_momentum=False
+        )
+        for optimizer in optimizers
+    ]
     loss, started = torch.zeros(()), time.monotonic()
     model.train()
     for step in range(1, steps + 1):
         ids, labels = batch(tokenizer, rng, size, GUESSES[3 * step > 2 * steps])
         loss = model(input_ids=ids, labels=labels).loss
-        optimizer.zero_grad()
+        model.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        if step % 100 == 0 or step == steps:
+        for each in (*optimizers, *schedules):
+            each.step()
+        if step % 50 == 0 or step == steps:
             seconds = time.monotonic() - started
             print(
                 f"warm start: step {step}/{steps}, loss {loss.item():.3f}, {seconds:.0f} s", file=sys.stderr, flush=True
@@ -131,8 +147,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=450)
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=180)
+    parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -48,8 +48,8 @@ class DemoConfig:
     steps: int = 36
     train: int = 512
     heldout: int = 100
-    warm_steps: int = 450
-    groups_per_step: int = 16
+    warm_steps: int = 180
+    groups_per_step: int = 8
     samples: int = 8
     lr: float = 4e-4
     seed: int = 0
