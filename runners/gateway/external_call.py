@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -77,12 +78,12 @@ class ExternalCallHandler:
         path = "/chat/completions" if call.chat else "/completions"
         payload = call.to_external_request(sampling, self._endpoints.model(name))
         async with aclosing(self._endpoints.attempt_call(context, path, payload)) as tries:
-            async for response in tries:
+            async for response, mark_complete in tries:
                 try:
                     if stream is not None:
                         stream.restart()
                     async with asyncio.timeout_at(context.deadline):
-                        answer = await _read_answer(response, StreamAccumulator(call, sampling), stream)
+                        answer = await _read_answer(response, mark_complete, StreamAccumulator(call, sampling), stream)
                     choices = external_choices(call, sampling, answer, self._endpoints.host(name))
                     with malformed_engine_output():
                         return dialect.answer(answer) if stream is None else {}, choices
@@ -94,7 +95,10 @@ class ExternalCallHandler:
 
 
 async def _read_answer(
-    response: aiohttp.ClientResponse, completion: StreamAccumulator, stream: SseResponse | None
+    response: aiohttp.ClientResponse,
+    mark_complete: Callable[[], None],
+    completion: StreamAccumulator,
+    stream: SseResponse | None,
 ) -> Any:
     """The whole answer; a stream is passed on meanwhile. Raises ValueError for a broken one."""
     if stream is None:
@@ -102,7 +106,7 @@ async def _read_answer(
     has_visible = False
     with malformed_engine_output():
         try:
-            async for chunk in events_of(response.content):
+            async for chunk in events_of(response.content, mark_complete):
                 visible = completion.to_agent_chunk(completion.feed(chunk))
                 has_visible = has_visible or is_visible(chunk)
                 if visible is not None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,6 +13,7 @@ from bus.errors import CredentialsError
 from bus.security.secrets import bearer_header
 from common.backoff import Backoff, RetryPolicy
 from common.observability import metrics, tracing
+from runners.gateway.connection_reuse import ConnectionReuse
 from runners.gateway.upstream import CONNECT_SECONDS, CallContext, EngineRejected, NoNodeAvailable, waiting
 from runners.settings import EndpointSettings
 from schemas.semconv import attributes
@@ -34,6 +35,7 @@ class ExternalEndpoints:
         self._keys = {name: _read_key(name, endpoint, environment) for name, endpoint in endpoints.items()}
         self._refusing: dict[str, str] = {}
         self._session: aiohttp.ClientSession
+        self.connections = ConnectionReuse()
 
     async def __aenter__(self) -> "ExternalEndpoints":
         """Connect when asked."""
@@ -64,8 +66,10 @@ class ExternalEndpoints:
 
     async def attempt_call(
         self, context: CallContext, path: str, body: dict[str, Any]
-    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+    ) -> AsyncGenerator[tuple[aiohttp.ClientResponse, Callable[[], None]]]:
         """Tries, one after the other: a response of status 200; the caller stops at one it can use.
+
+        What comes with it is called once the last event of a stream has come, see `ConnectionReuse.releasing`.
 
         Raises `EngineRejected` for what is wrong with the request, and `NoNodeAvailable` where the endpoint refuses the
         key, or does not answer until the deadline.
@@ -76,10 +80,11 @@ class ExternalEndpoints:
             retry_after = 0.0
             with tracing.start_span(f"chat {name}", fields, context.recorder.traceparent, "client") as span:
                 try:
-                    async with await self._post(context, path, body) as response:
+                    response = await self._post(context, path, body)
+                    with self.connections.releasing(response) as mark_complete:
                         if response.status == 200:
                             self._refusing.pop(name, None)
-                            yield response
+                            yield response, mark_complete
                             problem = f"endpoint {name!r} broke off its answer"
                         elif response.status in REFUSED_STATUS:
                             raise NoNodeAvailable(self._add_refusal(name, response.status))

@@ -12,6 +12,7 @@ import openai
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from runners.gateway.connection_reuse import ConnectionReuse
 from runners.gateway.external_endpoints import ExternalEndpoints
 from runners.gateway.server import Gateway
 from runners.gateway.slot import Slot
@@ -46,6 +47,11 @@ class ScriptedEndpoint:
         self.faults: list[str] = []
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
+        self.may_end = asyncio.Event()
+        """Until it is set, no stream comes to its end after the last event."""
+        self.may_end.set()
+        self.peers: set[Any] = set()
+        """Client ends of the connections that requests came by."""
         self.newline, self.done = "\n", True
         self.url = ""
         self.close: Callable[[], Awaitable[None]]
@@ -53,6 +59,7 @@ class ScriptedEndpoint:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.requests.append(body := await request.json())
         self.headers.append(dict(request.headers))
+        self.peers.add(request.transport and request.transport.get_extra_info("peername"))
         if request.headers.get("Authorization") != f"Bearer {KEY}":
             authorization = request.headers.get("Authorization", "")
             return web.json_response({"error": {"message": f"Incorrect API key: {authorization}"}}, status=401)
@@ -92,6 +99,7 @@ class ScriptedEndpoint:
         await response.write(f"data: {json.dumps({**HEAD, 'choices': [], 'usage': USAGE})}{end}".encode())
         if self.done:
             await response.write(f"data: [DONE]{end}".encode())
+        await self.may_end.wait()
         return response
 
 
@@ -111,8 +119,16 @@ class NoNodes:
 class Office:
     """Clients of a gateway whose task may call the endpoint as ``judge`` and as the role ``checker``."""
 
-    def __init__(self, slot: Slot, recorder: AttemptRecorder, endpoint: ScriptedEndpoint, gateway: Gateway) -> None:
+    def __init__(
+        self,
+        slot: Slot,
+        recorder: AttemptRecorder,
+        endpoint: ScriptedEndpoint,
+        gateway: Gateway,
+        connections: ConnectionReuse,
+    ) -> None:
         self.slot, self.recorder, self.endpoint, self.gateway = slot, recorder, endpoint, gateway
+        self.connections = connections
         self.openai = openai.AsyncOpenAI(base_url=f"{slot.base_url}/v1", api_key=slot.key, max_retries=0)
         self.anthropic = anthropic.AsyncAnthropic(base_url=slot.base_url, api_key=slot.key, max_retries=0)
 
@@ -151,7 +167,7 @@ async def opened(seconds: float = sys.float_info.max, key: str = KEY, **changes:
             (slot,) = gateway.slots
             slot.environment()
             slot.begin(recorder, office_task, asyncio.get_running_loop().time() + seconds)
-            office = Office(slot, recorder, endpoint, gateway)
+            office = Office(slot, recorder, endpoint, gateway, endpoints.connections)
             try:
                 yield office
             finally:

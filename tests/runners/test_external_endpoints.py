@@ -1,5 +1,6 @@
 """An OpenAI-compatible endpoint outside the fleet answers a model: over real HTTP, by the vendors' own clients."""
 
+import asyncio
 import logging
 import re
 from typing import Any
@@ -72,6 +73,21 @@ async def test_a_stream_is_passed_on_chunk_by_chunk(newline: str, done: bool, wa
     assert [chunk.usage.total_tokens for chunk in chunks if chunk.usage] == ([14] if wants_usage else [])
     assert span.call is not None and '"arguments": "{\\"a\\": 1}"' in span.call.response
     assert span.attributes["gen_ai.usage.output_tokens"] == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_calls_one_after_the_other_use_one_connection(stream: bool) -> None:
+    async with opened() as office:
+        for _ in range(3):
+            office.endpoint.may_end.clear()
+            answer = await ask(office, stream=stream)
+            if stream:
+                assert [chunk async for chunk in answer]
+            office.endpoint.may_end.set()
+            async with asyncio.timeout(10):
+                while office.connections.reading:
+                    await asyncio.wait(office.connections.reading)
+        assert len(office.endpoint.peers) == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
