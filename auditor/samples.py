@@ -62,7 +62,9 @@ class AuditSample:
     sampling: Sampling
 
 
-def build_samples(batches: Sequence[SpanBatch], kv_cache_on_swap: Literal["keep", "recompute"]) -> list[AuditSample]:
+def build_samples(
+    batches: Sequence[SpanBatch], kv_cache_on_swap: Literal["auto", "keep", "recompute"]
+) -> list[AuditSample]:
     """What can be recomputed of an attempt; raises ValueError if its calls cannot be read."""
     calls = sorted((span.call for batch in batches for span in batch.spans if span.call), key=lambda call: call.index)
     return [
@@ -94,7 +96,7 @@ def _samples_of(batch: SpanBatch, call: ModelCall, kv_cache_on_swap: str) -> Ite
     num_tokens = len(call.response_ids) // 4
     if len(call.logprobs) != len(call.response_ids) or not call.prompt_ids:
         raise ValueError(f"call {call.index} has not one log-probability per token, or no prompt")
-    for span in call.weight_versions[: 1 if kv_cache_on_swap == "keep" else None]:
+    for span in call.weight_versions[: None if kv_cache_on_swap == "recompute" else 1]:
         if span.engine_id and span.start < span.end <= num_tokens:
             yield AuditSample(
                 run_id=batch.run_id,

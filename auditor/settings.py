@@ -42,7 +42,8 @@ class AuditorSettings(ModelRoleSettings):
     false_alarm_rate: float = Field(
         1e-9, gt=0, lt=1, description="false alarms per audited token of a sound engine, at most"
     )
-    kv_cache_on_swap: Literal["keep", "recompute"] = Field(
-        "recompute", description="as the nodes' setting; keep: only tokens before a swap can be recomputed"
+    kv_cache_on_swap: Literal["auto", "keep", "recompute"] = Field(
+        "auto",
+        description="as the nodes' setting; auto, keep: of an answer only tokens before a swap can be recomputed",
     )
     work_dir: Path = Field(Path("runs/auditor"), description="directory for fetched weights")

@@ -39,7 +39,8 @@ EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "calculator"
 RESULTS = Path(__file__).resolve().parent / "results" / "kv_cache.json"
 STREAMS, PROMPT, BEGUN = 32, 16, 12
 CONTEXT = 512
-SIZES = {"one step at 4e-4": 4e-4, "eight steps at 4e-4": 3.2e-3, "far off": 2e-2}
+POLICIES = ("auto", "keep", "recompute")
+SIZES = {"one step at 1e-6": 1e-6, "one step at 4e-4": 4e-4, "eight steps at 4e-4": 3.2e-3, "far off": 2e-2}
 """Standard deviation of what is added to every weight."""
 CPU_ENGINE: Mapping[str, Any] = {
     "dtype": "float32",
@@ -87,21 +88,32 @@ async def measure(
             for size, deviation in sizes.items():
                 weights.append(moved(weights[-1], deviation, seed=len(weights)))
                 version = len(weights) - 1
-                calls, node, pause = await swapped_amid(at, directory.path, node, weights[-1], version, answers)
+                change = relative_change(weights[-2], weights[-1])
+                calls, node, pause = await swapped_amid(at, directory.path, weights[-1], node, version, change, answers)
                 mismatches.append(await asyncio.to_thread(mismatch, model, weights, calls, version, device))
                 mismatches[-1] |= {
                     "policy": policy,
                     "update": size,
                     "deviation": deviation,
+                    "change": change,
                     "pause_ms": round(1e3 * pause, 1),
                 }
         return mismatches
 
 
 async def swapped_amid(
-    at: LocalStack, path: Path, node: Heartbeat, weights: dict[str, Any], version: int, answers: Answers = ANSWERS
+    at: LocalStack,
+    path: Path,
+    weights: dict[str, Any],
+    node: Heartbeat,
+    version: int,
+    change: float,
+    answers: Answers = ANSWERS,
 ) -> tuple[list[ModelCall], Heartbeat, float]:
-    """Streams that are under way while a version is published; what they were, and the longest gap in a stream."""
+    """Streams that are under way while a version is published; what they were, and the longest gap in a stream.
+
+    ``change``: as of the manifest.
+    """
     blob = await put(at, path, weights, version)
     begun = asyncio.Event()
     assert at.keys.inference_api_key is not None, "a run with a bus of its own has one"
@@ -111,7 +123,7 @@ async def swapped_amid(
             for number in range(answers.num_streams)
         ]
         await begun.wait()
-        after = await announce(at, blob, version)
+        after = await announce(at, blob, version, change)
         ended = await asyncio.gather(*requests)
     return [call for call, _ in ended], after, max(gap for _, gap in ended)
 
@@ -204,6 +216,14 @@ def moved(weights: dict[str, Any], deviation: float, seed: int) -> dict[str, Any
     return {name: tensor + deviation * torch.randn_like(tensor) for name, tensor in weights.items()}
 
 
+def relative_change(old: dict[str, Any], new: dict[str, Any]) -> float:
+    """The norm of the difference over the norm."""
+    import torch
+
+    difference = torch.cat([(new[name] - old[name]).flatten() for name in old])
+    return float(difference.norm() / torch.cat([tensor.flatten() for tensor in old.values()]).norm())
+
+
 async def put(at: LocalStack, path: Path, weights: dict[str, Any], version: int) -> Blob:
     """The bytes of a version onto the bus."""
     from safetensors.torch import save_file
@@ -214,12 +234,14 @@ async def put(at: LocalStack, path: Path, weights: dict[str, Any], version: int)
     )
 
 
-async def announce(at: LocalStack, blob: Blob, version: int) -> Heartbeat:
+async def announce(at: LocalStack, blob: Blob, version: int, change: float | None = None) -> Heartbeat:
     """A version; the node once it serves it."""
     manifest = WeightManifest(
         run_id="bench",
         model="policy",
         version=version,
+        parent=version - 1 if version else None,
+        change=change,
         blobs=(blob,),
         epoch=1,
         step=version,
@@ -237,13 +259,13 @@ async def announce(at: LocalStack, blob: Blob, version: int) -> Heartbeat:
 def table(results: list[dict[str, Any]]) -> str:
     """One line per update and policy."""
     lines = [
-        "| update | policy | k3 before the swap | k3 after | largest difference | longest gap, ms |",
-        "|---|---|---|---|---|---|",
+        "| update | share of the norm | policy | k3 before it | k3 after | largest difference | longest gap, ms |",
+        "|---|---|---|---|---|---|---|",
     ]
     for item in sorted(results, key=lambda item: (item["deviation"], item["policy"])):
         lines.append(
-            f"| {item['update']} | {item['policy']} | {item['k3_before']:.1e} | {item['k3_after']:.1e} "
-            f"| {item['largest_after']:.1e} | {item['pause_ms']:.0f} |"
+            f"| {item['update']} | {item['change']:.1e} | {item['policy']} | {item['k3_before']:.1e} "
+            f"| {item['k3_after']:.1e} | {item['largest_after']:.1e} | {item['pause_ms']:.0f} |"
         )
     return "\n".join(lines)
 
@@ -258,7 +280,7 @@ def main() -> None:
         subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
         config = json.loads((model / "config.json").read_text())  # long answers leave time for a swap amid them
         (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": CONTEXT}))
-    results = [item for policy in ("keep", "recompute") for item in asyncio.run(measure(policy, model, work))]
+    results = [item for policy in POLICIES for item in asyncio.run(measure(policy, model, work))]
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     print(table(results))
 

@@ -24,6 +24,7 @@ from inference.lora.shared_base import SharedBase
 from inference.settings import InferenceSettings
 from inference.version_registry import LoadedVersions
 from inference.weights.canary import EngineCanary
+from inference.weights.kv_cache import KvCacheChoice
 from inference.weights.updater import WeightUpdater
 from schemas.weights.events import FROZEN_VERSION, ReleaseState, WeightManifest
 
@@ -45,6 +46,7 @@ class NodeModel:
         """See `inference.weights.target.WeightTarget`."""
         self.needs_swap_lock = lora is None
         """See `inference.weights.target.WeightTarget`. Loading adapters pauses no call, so it needs no lock."""
+        self._kv_cache = KvCacheChoice(settings.kv_cache_on_swap, settings.kv_cache_max_change)
         self._lora: LoraManager | None = None
         self._num_swaps = 0
         self._last_rendezvous = ""
@@ -84,18 +86,18 @@ class NodeModel:
         self._updater = WeightUpdater(self._bus, self.id, self.served.name, directory, self, bases)
         return [audits, self._updater.run(), *([self._lora.unload_loop()] if self._lora else [])]
 
-    async def load_files(self, files: Sequence[Path], version: int) -> float:
+    async def load_files(self, files: Sequence[Path], version: int, change: float | None = None) -> float:
         """See `inference.weights.target.WeightTarget`."""
         pause_seconds = await (
             self._lora.load_version(files, version, self._load_in_place)
             if self._lora
-            else self._load_in_place(files, version)
+            else self._load_in_place(files, version, change)
         )
         self._num_swaps += 1
         return pause_seconds
 
-    async def _load_in_place(self, files: Sequence[Path], version: int) -> float:
-        return await self._load({"paths": [str(path.resolve()) for path in files]}, version)
+    async def _load_in_place(self, files: Sequence[Path], version: int, change: float | None = None) -> float:
+        return await self._load({"paths": [str(path.resolve()) for path in files]}, version, change)
 
     async def join_broadcast(self, manifest: WeightManifest) -> float | None:
         """See `inference.weights.target.WeightTarget`; the engine is paused from when it waits for the others."""
@@ -110,15 +112,16 @@ class NodeModel:
             log.warning("version %d is fetched as files instead: %s", manifest.version, error)
             return None
         rendezvous_seconds = time.monotonic() - started_at
-        load_seconds = await self._load({"content": manifest.fingerprint, "size": plan.size}, manifest.version)
+        update_info = {"content": manifest.fingerprint, "size": plan.size}
+        load_seconds = await self._load(update_info, manifest.version, manifest.change)
         self._num_swaps += 1
         return rendezvous_seconds + load_seconds
 
-    async def _load(self, update_info: dict[str, Any], version: int) -> float:
+    async def _load(self, update_info: dict[str, Any], version: int, change: float | None) -> float:
         """Load weights; requests in flight are paused, keep their tokens, and continue with the new weights."""
         started_at = time.monotonic()
         # clear_cache: the KV cache of requests in flight is recomputed when they resume (vLLM 0.31).
-        clear_cache = "true" if self._settings.kv_cache_on_swap == "recompute" else "false"
+        clear_cache = "false" if self._kv_cache.keep(change) else "true"
         await self._engine.post(f"/pause?mode=keep&clear_cache={clear_cache}")
         try:
             await self._engine.post("/start_weight_update")

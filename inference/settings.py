@@ -66,10 +66,15 @@ class InferenceSettings(ModelRoleSettings):
     max_num_seqs: int = Field(64, gt=0, description="vLLM's --max-num-seqs: requests decoded together")
     cpu_threads: int | None = Field(None, gt=0, description="CPU threads of the engine; default: vLLM's own choice")
     kv_cache_gib: float = Field(1.0, gt=0, description="memory for the KV cache where there is no GPU, in GiB")
-    kv_cache_on_swap: Literal["keep", "recompute"] = Field(
-        "recompute",
-        description="what requests in flight have in the KV cache after a swap: what the old weights computed, or the "
-        "same tokens computed again, at the cost of a prefill",
+    kv_cache_on_swap: Literal["auto", "keep", "recompute"] = Field(
+        "auto",
+        description="what requests in flight have in the KV cache after a swap: what the old weights computed (keep), "
+        "or the same tokens computed again, at the cost of a prefill (recompute); auto: keep if weights moved little",
+    )
+    kv_cache_max_change: float = Field(
+        0.01,
+        ge=0,
+        description="how far weights may move, as a share of their norm, before `auto` has the KV cache computed again",
     )
     lora: AdapterSettings | None = Field(
         None,

@@ -57,6 +57,11 @@ def follows_active(update: PendingUpdate, active: PendingUpdate | None) -> bool:
     return not update.is_canary and manifest.broadcast is not None and manifest.parent == version
 
 
+def known_change(update: PendingUpdate, active: PendingUpdate | None) -> float | None:
+    """How far the update's weights are from the active ones; None: unknown."""
+    return update.manifest.change if active is not None and update.manifest.parent == active.version else None
+
+
 def interrupts_calls(update: PendingUpdate, active: PendingUpdate | None) -> bool:
     """Whether calls pause while it is loaded: always, except for adapters on the base that is loaded already."""
     base = () if active is None else active.manifest.blobs[:-1]

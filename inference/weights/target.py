@@ -21,8 +21,10 @@ class WeightTarget(Protocol):
         """Whether every swap needs the lock, also one that pauses no call."""
         ...
 
-    async def load_files(self, files: Sequence[Path], version: int) -> float:
+    async def load_files(self, files: Sequence[Path], version: int, change: float | None = None) -> float:
         """Load verified files as a version: all weights, or a base and its adapters.
+
+        ``change``: how far the version is from the one that is loaded, see `WeightManifest.change`; None: unknown.
 
         Returns the seconds generation was paused. Raises `inference.engine.vllm_server.EngineError`, or `OSError` or
         `ValueError` if the previous version goes on serving.

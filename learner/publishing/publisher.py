@@ -27,6 +27,7 @@ from learner.publishing.delta_chain import (
     parse_version,
     versions_to_delete,
 )
+from learner.publishing.weight_change import estimate_change
 from learner.settings.learner import LearnerSettings
 from schemas import ids, subjects
 from schemas.codec import encode
@@ -34,6 +35,7 @@ from schemas.fleet import Heartbeat
 from schemas.weights.delta import fingerprint
 from schemas.weights.events import Blob, CanarySpec, DeltaLink, WeightManifest
 from schemas.weights.release_policy import latest_verdict, versions_to_retain
+from schemas.weights.safetensors_header import InvalidSafetensors
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +78,8 @@ class WeightPublisher:
         self._base: tuple[Blob, ...] = ()
         self._base_path: Path | None = None
         self._file = settings.checkpoint_dir / PUBLISHED
+        self._file_is_last = False
+        """Whether the file is that of ``last``: this process has written it."""
         self._lock = asyncio.Lock()
         self.last: WeightManifest | None = None
 
@@ -186,12 +190,14 @@ class WeightPublisher:
         blob = await self._transport.put(BUCKET, name, delta or path)
         content = "" if self._base else await asyncio.to_thread(fingerprint, path)
         parent = self.last.version if self.last is not None and self.last.version < version else None
+        change = None if parent is None or self._base else await self._estimate_change(path)
         plan = await self._broadcaster.plan(path, version, epoch, parent) if self._broadcaster else None
         manifest = WeightManifest(
             run_id=self._settings.run,
             model=model,
             version=version,
             parent=parent,
+            change=change,
             kind="lora" if self._base else "delta" if delta else "full",
             transport=weights.transport,
             location=weights.location,
@@ -207,6 +213,7 @@ class WeightPublisher:
         await self._replace_last(manifest)
         self.last = manifest
         await asyncio.to_thread(link_or_copy, path, self._file)
+        self._file_is_last = True
         if self._broadcaster:
             self._broadcaster.start(manifest)
         if not self._base:
@@ -217,6 +224,16 @@ class WeightPublisher:
             await self._expire(blob.name)
         except (BusError, NatsError) as error:  # the version is out; the next one has more to remove
             log.warning("old versions are not removed: %s", str(error) or type(error).__name__)
+
+    async def _estimate_change(self, path: Path) -> float | None:
+        """How far a file is from the newest version; None where that is not known, as after a restart."""
+        if not self._file_is_last:
+            return None
+        try:
+            return await asyncio.to_thread(estimate_change, self._file, path)
+        except (OSError, InvalidSafetensors) as error:
+            log.warning("how far the next version is from the last one is not known: %s", error)
+            return None
 
     async def _replace_last(self, manifest: WeightManifest) -> None:
         """Publish by compare-and-set, also over invalid entries; raises `FencedError` for another learner's version.

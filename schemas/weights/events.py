@@ -107,6 +107,8 @@ class WeightManifest(Event, frozen=True, kw_only=True):
     model: SubjectToken
     version: NonNegativeInt
     parent: NonNegativeInt | None = None
+    change: Annotated[float, Meta(ge=0)] | None = None
+    """How far the weights are from those of ``parent``: the norm of the difference over their norm; None: unknown."""
     kind: Literal["full", "delta", "lora"] = "full"
     transport: TransportName = "bus"
     location: str = ""

@@ -175,7 +175,7 @@ class Rolling(Engine):
 
     away, most, swaps = 0, 0, 0
 
-    async def load_files(self, files: Any, version: int) -> float:
+    async def load_files(self, files: Any, version: int, change: float | None = None) -> float:
         kind, serving = type(self), bool(self.loaded)
         kind.away += serving
         kind.most = max(kind.most, kind.away)
@@ -183,7 +183,7 @@ class Rolling(Engine):
         for _ in range(20):  # the others have every chance to begin, too
             await asyncio.sleep(0.001)
         kind.away -= serving
-        return await super().load_files(files, version)
+        return await super().load_files(files, version, change)
 
 
 async def test_nodes_of_different_models_swap_at_once(bus: Bus) -> None:

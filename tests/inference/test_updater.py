@@ -27,16 +27,18 @@ class Engine:
         self.canary = canary
         self.heeded: list[ReleaseState] = []
         self.loaded: list[tuple[int, bytes]] = []
+        self.changes: list[float | None] = []
         self.changed = asyncio.Event()
         self.gate = asyncio.Event()
         """Closed: it does not come to an end with the next one."""
         self.gate.set()
         self.refuses: dict[int, Exception] = {}
 
-    async def load_files(self, files: Sequence[Path], version: int) -> float:
+    async def load_files(self, files: Sequence[Path], version: int, change: float | None = None) -> float:
         await self.gate.wait()
         if version in self.refuses:
             raise self.refuses[version]
+        self.changes.append(change)
         self.loaded.append((version, b"+".join(path.read_bytes() for path in files)))
         return 0.0
 
@@ -87,6 +89,16 @@ async def test_a_late_joiner_takes_the_newest_version_and_then_every_new_one(bus
             await engine.holds(version)
     assert [version for version, _ in engine.loaded] == list(range(2, 10))
     assert all(content == b"weights of version %d" % version * 1000 for version, content in engine.loaded)
+
+
+async def test_the_engine_is_told_how_far_a_version_is_from_the_loaded_one(bus: Bus, tmp_path: Path) -> None:
+    await publish(bus, tmp_path, 0)
+    async with following(bus, tmp_path) as (_, engine):
+        await engine.holds(0)
+        for version, parent in ((1, 0), (2, 1), (4, 3)):
+            await publish(bus, tmp_path, version, parent=parent, change=version / 100)
+            await engine.holds(version)
+    assert engine.changes == [None, 0.01, 0.02, None], "version 4 is 0.04 from version 3, which was not loaded"
 
 
 async def test_adapters_come_with_the_base_they_are_added_to_which_is_fetched_once(bus: Bus, tmp_path: Path) -> None:

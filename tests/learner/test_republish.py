@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from pathlib import Path
+from struct import pack
 
 import pytest
 from nats.js.api import RawStreamMsg
@@ -37,6 +38,23 @@ def settings(tmp_path: Path) -> LearnerSettings:
 
 def write(path: Path, value: int) -> Path:
     return tensorfiles.write(path, {"a": ("F32", (4096,), bytes([value]) * 16384)})
+
+
+async def test_a_version_says_how_far_it_is_from_the_one_before(
+    bus: Bus, tmp_path: Path, settings: LearnerSettings
+) -> None:
+    publisher = WeightPublisher(bus, settings)
+    changes = []
+    for version, value in enumerate((1.0, 1.5, 1.5)):
+        path = tensorfiles.write(tmp_path / str(version), {"a": ("F32", (4,), 4 * pack("<f", value))})
+        await publisher.publish(path, version=version, epoch=1, step=version)
+        assert publisher.last is not None
+        changes.append(publisher.last.change)
+    assert changes == [None, 0.5, 0.0]
+    successor = WeightPublisher(bus, settings)
+    await successor.refresh()
+    await successor.publish(path, version=3, epoch=2, step=3)
+    assert successor.last is not None and successor.last.change is None, "this process has not written version 2"
 
 
 @pytest.mark.parametrize("loss", ["bus", "blob"])

@@ -33,14 +33,16 @@ def install() -> None:
         write(swapped, directory, max_rank)
         written.append(adapters)
 
-    async def load_while_serving(self: NodeModel, files: Sequence[Path], version: int) -> float:
+    async def load_while_serving(
+        self: NodeModel, files: Sequence[Path], version: int, change: float | None = None
+    ) -> float:
         if acts("requests answered during an update") and len(files) == 1:
             half = files[0].with_name(f"{files[0].stem}{HALF}")
             half.unlink(missing_ok=True)
             half.hardlink_to(files[0])
-            await load(self, [half], version)
+            await load(self, [half], version, None)
             await asyncio.sleep(UPDATE_SECONDS)
-        return await load(self, files, version)
+        return await load(self, files, version, change)
 
     served.stamp_event, lora.write_directory = stamp_older, write_other
     NodeModel._load_in_place = load_while_serving  # type: ignore[method-assign]
