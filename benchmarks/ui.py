@@ -1,7 +1,7 @@
-"""How fast the pages of ``lightningbus ui`` answer over a store of a million spans: ``python -m benchmarks.ui``.
+"""How fast pages and reports answer over a million and over ten million spans: ``make bench-ui``.
 
-The store is filled by SQL, one long run of 100,000 rollouts and half of its attempts delivered twice; then every
-question a page asks is asked over HTTP, first after ClickHouse's caches were dropped, then again and again.
+A store is filled by SQL: one long run, half of its attempts delivered twice. Every question of a page is asked over
+HTTP, and every report as `lightningbus report` asks it: after ClickHouse's caches were dropped, then again and again.
 """
 
 import argparse
@@ -11,6 +11,8 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -21,13 +23,21 @@ from clickhouse_connect.driver.client import Client
 from store.clickhouse import migrations
 from store.clickhouse.client import DATABASE, connect, connect_readonly
 from store.clickhouse.query_limits import UI
+from store.reports import REPORTS, Report
 from store.service import serve_embedded
 from store.ui.client import Reader
 from store.ui.server import UiServer, serve
 
 RESULTS = Path(__file__).parent / "results" / "ui.json"
-CEILING_MS = 300.0
-ROLLOUTS = 100_000
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "ui.md"
+BEGIN, END = "<!-- benchmarks.ui: begin -->", "<!-- benchmarks.ui: end -->"
+CEILINGS_MS = {100_000: 300.0, 1_000_000: 1000.0}
+"""By rollouts of the run."""
+REPORT_ROWS = 1000
+REPORT_ARGUMENTS = {
+    "token_credit": {"rollout_id": "t5000@long.3"},
+    "compare": {"a": "long", "b": "long", "version_a": "100", "version_b": "1000"},
+}
 CALLS = 3
 TOOLS = 4
 SPANS = 3 + CALLS + TOOLS
@@ -41,7 +51,7 @@ WORDS = (
     "check every digit once more before you answer because a wrong digit costs reward"
 )
 COLD = 5
-WARM = 30
+WARM = 15
 
 # Of rollout n; every figure is a hash of n, so that the store is the same each time.
 ROLLOUT = f"""
@@ -140,6 +150,7 @@ FILL = {
             started_at + toIntervalMillisecond(4000) AS ended_at,
             map('staleness/mean', 0.8, 'staleness/max', 2,
                 'off_policy/ess', 0.97 - 0.1 * (cityHash64(number) % 100) / 100,
+                'response_length/clip_ratio', 0.02,
                 'rollout_corr/k3_kl', 1e-4 * (1 + cityHash64(number) % 5), 'actor/ppo_kl', 1e-4,
                 'actor/pg_clipfrac', 0.01, 'actor/grad_norm', 0.5, 'actor/entropy', 1.2) AS metrics,
             '' AS batch_sha256, '{{}}' AS settings
@@ -150,7 +161,8 @@ FILL = {
             attempt, execution_id, outcome, if(outcome = 'ok', 1., NULL) AS reward, 0.3 AS advantage,
             outcome = 'ok' AS trained,
             '' AS exclusion_reason, {CALLS * TOKENS} AS tokens, 1 AS max_staleness, 0 AS batch_index,
-            [0.3, 0.3, -0.2] AS call_advantages
+            [0.3, 0.3, -0.2] AS call_advantages, ['writer', 'checker', 'writer'] AS call_roles,
+            [{TOKENS}, {TOKENS}, {TOKENS}] AS call_tokens, map(version, {CALLS * TOKENS}) AS version_tokens
         FROM (SELECT number AS n, {ROLLOUT} FROM numbers({{rollouts:UInt64}})) WHERE mode = 'train'
     """,
     "raw_weight_versions": f"""
@@ -207,32 +219,57 @@ CASES = {
 DROP = ("SYSTEM DROP MARK CACHE", "SYSTEM DROP UNCOMPRESSED CACHE", "SYSTEM DROP QUERY CONDITION CACHE")
 
 
-async def measured(client: Client, request: Client) -> list[dict[str, Any]]:
-    """Milliseconds of each question a page asks, by ``asked``: cold (ClickHouse's own caches dropped) and warm."""
+Ask = Callable[[], Awaitable[None]]
+
+
+async def measure(client: Client, pages: Client, reports: Client, rollouts: int) -> list[dict[str, Any]]:
+    """Milliseconds of each question, cold (ClickHouse's own caches dropped) and warm; ``pages`` has their limits."""
     rows = []
-    pages = UiServer(Reader(request), "127.0.0.1", lambda: "no bus")
-    async with serve(pages, "127.0.0.1", 0) as site, aiohttp.ClientSession(site) as session:
-        for case, (path, request) in CASES.items():
-            address = f"/api/{path}?{urlencode({'run_id': 'long', **request})}"
+    server = UiServer(Reader(pages), "127.0.0.1", lambda: "no bus")
+    async with serve(server, "127.0.0.1", 0) as site, aiohttp.ClientSession(site) as session:
+        for case, ask in {**page_questions(session), **report_questions(reports)}.items():
             cold = []
             for _ in range(COLD):
                 for statement in DROP:
                     await asyncio.to_thread(client.command, statement)
-                cold.append(await took(session, address))
-            warm = [await took(session, address) for _ in range(WARM)]
+                cold.append(await took(ask))
+            warm = [await took(ask) for _ in range(WARM)]
             for state, times in (("cold", cold), ("warm", warm)):
-                rows.append(row(f"{case}, {state} p50", statistics.median(times)))
-                rows.append(row(f"{case}, {state} p95", percentile(times, 0.95)))
+                rows.append(row(f"{case}, {state} p50", statistics.median(times), rollouts))
+                rows.append(row(f"{case}, {state} p95", percentile(times, 0.95), rollouts))
             print(f"{case}: {rows[-2]['value']} ms, {rows[-1]['value']} ms", file=sys.stderr, flush=True)
     return rows
 
 
-async def took(session: aiohttp.ClientSession, address: str) -> float:
+def page_questions(session: aiohttp.ClientSession) -> dict[str, Ask]:
+    """Every question of `CASES`, over HTTP."""
+
+    async def ask(address: str) -> None:
+        async with session.get(address) as response:
+            body = await response.read()
+            assert response.status == 200, body
+
+    return {
+        case: partial(ask, f"/api/{path}?{urlencode({'run_id': 'long', **request})}")
+        for case, (path, request) in CASES.items()
+    }
+
+
+def report_questions(client: Client) -> dict[str, Ask]:
+    """Every report about the run."""
+
+    async def ask(report: Report) -> None:
+        sql = report.query(DATABASE, REPORT_ROWS)
+        values = report.values(REPORT_ARGUMENTS.get(report.name, {}), "long")
+        await asyncio.to_thread(client.query, sql, values)
+
+    return {f"report {name}": partial(ask, report) for name, report in REPORTS.items()}
+
+
+async def took(ask: Ask) -> float:
     """Milliseconds to the last byte of an answer."""
     began = time.perf_counter()
-    async with session.get(address) as response:
-        body = await response.read()
-        assert response.status == 200, body
+    await ask()
     return 1000 * (time.perf_counter() - began)
 
 
@@ -241,48 +278,61 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[max(0, -int(-share * len(values) // 1) - 1)]
 
 
-def row(case: str, value: float) -> dict[str, Any]:
+def row(case: str, value: float, rollouts: int) -> dict[str, Any]:
     """A figure as the other results have it; nobody else's page is measured."""
-    ratio = round(value / CEILING_MS, 3)
-    figures = {"value": round(value, 1), "unit": "ms", "ceiling": CEILING_MS, "ratio_to_ceiling": ratio}
-    return {"case": case, **figures, "peer": None, "ratio_to_peer": None}
+    ceiling = CEILINGS_MS.get(rollouts)
+    ratio = None if ceiling is None else round(value / ceiling, 3)
+    figures = {"value": round(value, 1), "unit": "ms", "ceiling": ceiling, "ratio_to_ceiling": ratio}
+    return {"case": case, "rollouts": rollouts, **figures, "peer": None, "ratio_to_peer": None}
 
 
 def printed(rows: list[dict[str, Any]]) -> str:
-    """The table of a README: a line per question."""
-    by_case: dict[str, dict[str, float]] = {}
+    """The table of a README: a line per question, the figures of each size side by side."""
+    sizes = sorted({item["rollouts"] for item in rows})
+    by_case: dict[str, dict[tuple[int, str], float]] = {}
     for item in rows:
         case, _, figure = item["case"].rpartition(", ")
-        by_case.setdefault(case, {})[figure] = item["value"]
+        by_case.setdefault(case, {})[item["rollouts"], figure] = item["value"]
     names = ("cold p50", "cold p95", "warm p50", "warm p95")
-    lines = [f"| question | {' | '.join(f'{name}, ms' for name in names)} |", "|---|" + "---|" * len(names)]
+    heads = [f"{rollouts * SPANS // 1_000_000}M spans: {name}" for rollouts in sizes for name in names]
+    lines = [f"| question, ms | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
     lines += [
-        f"| {case} | {' | '.join(f'{milliseconds[name]:.0f}' for name in names)} |"
-        for case, milliseconds in by_case.items()
+        f"| {case} | {' | '.join(f'{figures[size, name]:.0f}' for size in sizes for name in names)} |"
+        for case, figures in by_case.items()
     ]
     return "\n".join(lines)
+
+
+async def measure_size(path: Path, rollouts: int) -> list[dict[str, Any]]:
+    """Fill the store at ``path`` unless it is filled, and measure."""
+    is_filled = path.is_dir() and any(path.iterdir())
+    async with serve_embedded(path) as (_, url):
+        if not is_filled:
+            bare = await asyncio.to_thread(connect, url, None)
+            await asyncio.to_thread(migrations.migrate, bare, DATABASE)
+        client = await asyncio.to_thread(connect, url)
+        await asyncio.to_thread(migrations.create_views, client, DATABASE)
+        if not is_filled:
+            await asyncio.to_thread(fill, client, rollouts)
+        pages = await asyncio.to_thread(connect_readonly, url, limits=UI)
+        return await measure(client, pages, await asyncio.to_thread(connect_readonly, url), rollouts)
 
 
 async def main() -> None:
     """Fill, ask, print and keep."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ui", description=__doc__)
-    parser.add_argument("--rollouts", type=int, default=ROLLOUTS, help=f"of {SPANS} spans each")
-    parser.add_argument("--path", type=Path, help="a store to fill, or one that was, to be used again")
+    parser.add_argument("--rollouts", type=int, nargs="+", default=list(CEILINGS_MS), help=f"of {SPANS} spans each")
+    parser.add_argument("--path", type=Path, help="where stores are kept, to be used again")
     args = parser.parse_args()
+    rows = []
     with tempfile.TemporaryDirectory(prefix="lightningbus-ui-") as temporary:
-        path = args.path or Path(temporary)
-        filled = path.is_dir() and any(path.iterdir())
-        async with serve_embedded(path) as (_, url):
-            if not filled:
-                bare = await asyncio.to_thread(connect, url, None)
-                await asyncio.to_thread(migrations.migrate, bare, DATABASE)
-            client = await asyncio.to_thread(connect, url)
-            if not filled:
-                await asyncio.to_thread(migrations.create_views, client, DATABASE)
-                await asyncio.to_thread(fill, client, args.rollouts)
-            rows = await measured(client, await asyncio.to_thread(connect_readonly, url, limits=UI))
+        for rollouts in args.rollouts:
+            rows += await measure_size((args.path or Path(temporary)) / str(rollouts), rollouts)
     print(printed(rows))
-    RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
+    if args.rollouts == list(CEILINGS_MS):
+        RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
+        before, _, rest = PAGE.read_text().partition(f"{BEGIN}\n")
+        PAGE.write_text(f"{before}{BEGIN}\n{printed(rows)}\n{END}{rest.partition(END)[2]}")
 
 
 if __name__ == "__main__":

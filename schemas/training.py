@@ -29,6 +29,12 @@ class RolloutDisposition(Event, frozen=True, kw_only=True):
     """Position in the batch; -1: not in it."""
     call_advantages: tuple[float, ...] = ()
     """Advantage of each of its calls."""
+    call_roles: tuple[str, ...] = ()
+    """Role of each of its calls."""
+    call_tokens: tuple[NonNegativeInt, ...] = ()
+    """Tokens trained of each of its calls; 0 for calls of other models."""
+    version_tokens: tuple[tuple[NonNegativeInt, NonNegativeInt], ...] = ()
+    """Each weight version that sampled trained tokens, and how many."""
 
 
 class TrainingStep(Event, frozen=True, kw_only=True):

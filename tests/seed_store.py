@@ -161,6 +161,8 @@ def _use_of(model: str, last: SpanBatch, step: int, chance: random.Random) -> Ro
     return replace(
         use, reward=reward, advantage=sign * use.advantage, tokens=10 * sum(own_calls) if use.trained else 0,
         call_advantages=tuple(sign * use.advantage * is_own for is_own in own_calls),
+        call_tokens=tuple(10 * is_own for is_own in own_calls) if use.trained else (),
+        version_tokens=_version_tokens(last, model, sum(own_calls)) if use.trained else (),
     )  # fmt: skip
 
 
@@ -325,7 +327,17 @@ def _use(last: SpanBatch, step: int, chance: random.Random) -> RolloutDispositio
         max_staleness=min(step - 1, 1),
         batch_index=0,
         call_advantages=(advantage,) * calls,
+        call_roles=tuple("writer" if call % 2 == 0 else "checker" for call in range(calls)),
+        call_tokens=(10 if reward is not None else 0,) * calls,
+        version_tokens=_version_tokens(last, "policy", calls) if reward is not None else (),
     )
+
+
+def _version_tokens(last: SpanBatch, model: str, calls: int) -> tuple[tuple[int, int], ...]:
+    """Ten tokens a call, the first half of the version before; see `_part`."""
+    assert last.end is not None
+    version = last.end.usage.newest_versions.get(model, 0)
+    return ((version - 1, 5 * calls), (version, 5 * calls)) if version else ((0, 10 * calls),)
 
 
 def _audit(run: str, use: RolloutDisposition, version: int, audited_ns: int) -> RolloutAudit:

@@ -220,6 +220,9 @@ class BatchBuilder:
         excluded_calls: dict[int, str],
     ) -> None:
         counters["calls"] += len(calls)
+        counters["calls/clipped"] += sum(
+            call.finish_reason == "length" for call in rollout.calls if call.model == self._settings.model
+        )
         if num_others := len(rollout.calls) - len(calls):
             counters[f"excluded/{OTHER_MODEL}"] += num_others
         counters["tokens/sampled"] += sum(call.num_tokens for call in calls)
@@ -250,7 +253,8 @@ def _metrics(batch: Batch, version: int, counters: "Counter[str]") -> dict[str, 
         "rollouts/trained": float(sum(disposition.trained for disposition in batch.dispositions)),
         "sequences": float(len(batch.sequences)),
         "tokens": float(len(staleness)),
-        "response_length/mean": counters["tokens/sampled"] / counters["calls"] if counters["calls"] else 0.0,
+        "response_length/mean": counters["tokens/sampled"] / max(counters["calls"], 1),
+        "response_length/clip_ratio": counters["calls/clipped"] / max(counters["calls"], 1),
         TRUNCATED_SHARE: counters["tokens/truncated"]
         / max(counters["tokens/sampled"] - counters["tokens/excluded"], 1),
         "coverage": len(staleness) / trainable if trainable else 1.0,

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from learner.batching.sequences import TrainSequence
+from learner.batching.transitions import Ids
 from learner.rollouts.assembler import Rollout, training_reward
 from learner.settings.learner import LearnerSettings
 from schemas import ids
@@ -45,6 +46,9 @@ def disposition_of(
     ``positions`` are those of the model's own calls: its advantage is their mean, without the calls of other models.
     """
     own_advantages = [call_advantages[position] for position in positions]
+    trained = [] if reason else sequences
+    tokens_by_call = _count_values(sequence.call_index[sequence.trained] for sequence in trained)
+    tokens_by_version = _count_values(sequence.weight_versions[sequence.trained] for sequence in trained)
     return RolloutDisposition(
         rollout_id=rollout.id,
         task_id=rollout.task_id,
@@ -55,11 +59,20 @@ def disposition_of(
         advantage=float(np.mean(own_advantages)) if own_advantages else 0.0,
         trained=not reason,
         exclusion_reason=reason,
-        tokens=0 if reason else sum(sequence.num_tokens for sequence in sequences),
+        tokens=sum(tokens_by_call.values()),
         max_staleness=max_staleness,
         batch_index=batch_index,
         call_advantages=tuple(call_advantages),
+        call_roles=tuple(call.role for call in rollout.calls),
+        call_tokens=tuple(tokens_by_call.get(call.index, 0) for call in rollout.calls),
+        version_tokens=tuple(tokens_by_version.items()),
     )
+
+
+def _count_values(arrays: Iterable[Ids]) -> dict[int, int]:
+    """How often each value occurs in ``int64[N]`` arrays, in the order of the values."""
+    values, counts = np.unique(np.concatenate([np.zeros(0, np.int64), *arrays]), return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
 def excluded(rollouts: Iterable[Rollout], reason: str, settings: LearnerSettings) -> list[RolloutDisposition]:

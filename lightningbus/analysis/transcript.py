@@ -20,7 +20,8 @@ ROLLOUT = """
 SELECT run_id, rollout_id, execution_id, attempt, mode, evaluation, outcome, reward, error, num_calls, response_tokens,
     min_weight_version, max_weight_version,
     date_diff('microsecond', started_at, ended_at) / 1e6 AS seconds
-FROM rollouts WHERE {run_id:String} IN ('', run_id) AND rollout_id = {rollout_id:String} ORDER BY started_at
+FROM rollouts WHERE ({run_id:String} = '' OR run_id = {run_id:String}) AND rollout_id = {rollout_id:String}
+ORDER BY started_at
 """
 CALLS = """
 SELECT c.call AS call, c.role AS role, c.node AS node, c.finish_reason AS finish_reason, p.request AS request,

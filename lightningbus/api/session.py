@@ -38,8 +38,8 @@ ROLLOUTS_SQL = """
 SELECT run_id, rollout_id, mode, evaluation, outcome, reward, num_calls, response_tokens, min_weight_version,
     max_weight_version, date_diff('microsecond', started_at, ended_at) / 1e6 AS seconds, ended_at, error
 FROM rollouts
-WHERE {run_id:String} IN ('', run_id) AND {mode:String} IN ('', mode) AND {outcome:String} IN ('', outcome)
-    AND {evaluation:String} IN ('', evaluation)
+WHERE ({run_id:String} = '' OR run_id = {run_id:String})
+    AND {mode:String} IN ('', mode) AND {outcome:String} IN ('', outcome) AND {evaluation:String} IN ('', evaluation)
 ORDER BY ended_at DESC LIMIT {limit:UInt32}
 """
 NEWEST_RUN_SQL = "SELECT run_id FROM runs GROUP BY run_id ORDER BY max(last_ended_at) DESC LIMIT 1"

@@ -102,7 +102,7 @@ def _read_sections(client: Client, database: str, run: str) -> Iterator[Section]
     for report in sorted(REPORTS.values(), key=_rank):
         if any(parameter.default is None for parameter in report.parameters):
             continue
-        answer = client.query(report.query(database), parameters=report.values({}, run, None))
+        answer = client.query(report.query(database), parameters=report.values({}, run))
         table = (list(answer.column_names), [tuple(row) for row in answer.result_rows])
         if table[1]:
             yield Section(report.title, report.about, table, _draw(report, table))

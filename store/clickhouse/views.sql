@@ -60,9 +60,9 @@ CREATE OR REPLACE VIEW {database}.alerts{on_cluster} AS SELECT * FROM {database}
 CREATE OR REPLACE VIEW {database}.dead_letters{on_cluster} AS SELECT * FROM {database}.raw_dead_letters FINAL;
 
 -- One row per rollout: the attempt that schemas/trajectory/attempt_selection.py selects, as the learner does.
--- resolution: final (a result), abandoned (the rollout was given up), retried.
+-- resolution: final (a result) or abandoned (the rollout was given up).
 CREATE OR REPLACE VIEW {database}.rollouts{on_cluster} AS
-SELECT * FROM {database}.attempts WHERE resolution != 'retried' ORDER BY resolution, stream_sequence LIMIT 1 BY run_id, rollout_id;
+SELECT * EXCEPT retention_days FROM {database}.raw_rollouts FINAL;
 
 -- Without the steps that a learner undid by going back to its checkpoint: those from the first step of a later epoch on.
 CREATE OR REPLACE VIEW {database}.training_steps{on_cluster} AS
@@ -125,7 +125,7 @@ FROM
             AS verdict
     FROM (SELECT run_id, rollout_id, execution_id, model, engine_ids, engine_versions FROM {database}.model_calls WHERE mode = 'train')
     ARRAY JOIN engine_ids AS engine_id, engine_versions AS version
-    WHERE verdict.1 != ''
+    WHERE notEmpty(verdicts) AND verdict.1 != ''
     ORDER BY verdict.5 LIMIT 1 BY run_id, model, rollout_id, execution_id
 ) AS c
 LEFT JOIN

@@ -47,6 +47,7 @@ def load_column_types(client: Client, database: str) -> ColumnTypes:
     """The column types of the database now."""
     sql = (
         "SELECT table, name, type FROM system.columns WHERE database = {database:String} AND startsWith(table, 'raw_')"
+        " AND default_kind != 'MATERIALIZED'"
     )
     types: dict[str, dict[str, str]] = defaultdict(dict)
     parameters: dict[str, Any] = {"database": database}

@@ -42,6 +42,9 @@ def training_step_rows(step: TrainingStep, metadata: EventMetadata) -> Iterator[
                 "max_staleness": use.max_staleness,
                 "batch_index": use.batch_index,
                 "call_advantages": list(use.call_advantages),
+                "call_roles": use.call_roles,
+                "call_tokens": use.call_tokens,
+                "version_tokens": dict(use.version_tokens),
             },
         )
     for span in step.spans:

@@ -24,6 +24,12 @@ MAX_FAILURE_CHARS = 200
 POISON_CODES = frozenset({6, 27, 38, 41, 53, 69, 70, 72, 117, 131, 321, 469})
 """ClickHouse's errors about a value: parsing, conversion, range, size, a constraint."""
 
+INSERT_SETTINGS = {
+    "optimize_on_insert": "0",
+    "async_insert": "0",
+    # After a crash amid an insert a table may have its rows and the one that ClickHouse fills from it may not.
+    "deduplicate_blocks_in_dependent_materialized_views": "1",
+}
 Insert = Callable[[str, str, Any, dict[str, str]], int]
 """Insert an Arrow table: database, table, columns, ClickHouse's settings; returns the number of rows that ClickHouse
 reports as written. Raises ClickHouse's errors; blocks."""
@@ -94,7 +100,7 @@ class Writer:
             # Duplicate rows within one insert are merged later, with all others. The reply comes after the write. A
             # partial insert is repeated under a new token: ClickHouse would skip it under the first one.
             token = f"{table}:{columns.token}" + (f":{num_short}" if num_short else "")
-            settings = {"insert_deduplication_token": token, "optimize_on_insert": "0", "async_insert": "0"}
+            settings = {"insert_deduplication_token": token, **INSERT_SETTINGS}
             written = self._insert_columns(self._database, table, arrow_table, settings)
             if written < arrow_table.num_rows:
                 raise RowsMissingError(f"ClickHouse wrote {written} of {arrow_table.num_rows} rows into {table}")

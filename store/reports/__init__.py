@@ -21,28 +21,32 @@ PARAMETER = re.compile(r"(\w+)\s+(\w+)\s*(=\s*(.*))?")
 
 # As the views of the same names, of one run (empty: all) and as of a moment. SELECTs after the first see those before.
 SNAPSHOT_CTES = """
-    tasks AS (SELECT * FROM {database}.tasks WHERE {of_run} AND enqueued_at <= {until:DateTime64(9)}),
-    attempts AS (SELECT * FROM {database}.attempts WHERE {of_run} AND stored_at <= {until:DateTime64(9)}),
-    rollouts AS (SELECT * FROM attempts WHERE resolution != 'retried'
-    ORDER BY resolution, stream_sequence LIMIT 1 BY run_id, rollout_id),
-    model_calls AS (SELECT * FROM {database}.model_calls WHERE {of_run} AND ended_at <= {until:DateTime64(9)}),
+    tasks AS (SELECT * FROM {database}.tasks WHERE {of_run} AND enqueued_at <= {until}),
+    attempts AS (SELECT * FROM {database}.attempts WHERE {of_run} AND stored_at <= {until}),
+    rollouts AS ({rollouts}),
+    model_calls AS (SELECT * FROM {database}.model_calls WHERE {of_run} AND ended_at <= {until}),
     completions AS (SELECT * FROM {database}.completions WHERE {of_run}),
     tokens AS (SELECT * FROM {database}.tokens WHERE {of_run}),
     training_steps AS (
-        SELECT * FROM {database}.raw_training_steps FINAL WHERE {of_run} AND ended_at <= {until:DateTime64(9)}
+        SELECT * FROM {database}.raw_training_steps FINAL WHERE {of_run} AND ended_at <= {until}
         ORDER BY epoch DESC LIMIT 1 BY run_id, model, step),
     training_rollouts AS (
         SELECT * FROM {database}.raw_training_rollouts FINAL WHERE {of_run}
         AND (run_id, model, step, epoch) IN (SELECT run_id, model, step, epoch FROM training_steps)),
     weight_versions AS (SELECT * FROM {database}.weight_versions WHERE {of_run}
-    AND created_at <= {until:DateTime64(9)}),
-    weight_activations AS (SELECT * FROM {database}.weight_activations WHERE activated_at <= {until:DateTime64(9)}),
-    rollout_audits AS (SELECT * FROM {database}.rollout_audits WHERE {of_run} AND audited_at <= {until:DateTime64(9)}),
+    AND created_at <= {until}),
+    weight_activations AS (SELECT * FROM {database}.weight_activations WHERE activated_at <= {until}),
+    rollout_audits AS (SELECT * FROM {database}.rollout_audits WHERE {of_run} AND audited_at <= {until}),
     quarantined_rollouts AS (SELECT * FROM {database}.quarantined_rollouts WHERE {of_run}),
     counted_rewards AS ({counted_rewards})
 """.replace("{counted_rewards}", COUNTED_REWARDS)
-RUN_CONDITION = "{run_id:String} IN ('', run_id)"
+RUN_CONDITION = "({run_id:String} = '' OR run_id = {run_id:String})"
+"""In this form ClickHouse reads only the run's part of a table."""
 FAR_FUTURE = "2200-01-01 00:00:00"
+ROLLOUTS = "SELECT * FROM {database}.rollouts WHERE {of_run}"
+PAST_ROLLOUTS = """SELECT * FROM attempts WHERE resolution != 'retried'
+    ORDER BY resolution, stream_sequence LIMIT 1 BY run_id, rollout_id"""
+"""Selected from the attempts that were stored at the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,28 +105,29 @@ class Report:
         """Whether its rows have the column ``model``."""
         return BY_MODEL.search(self.body) is not None
 
-    def query(self, database: str, limit: int = 0, of_model: bool = False) -> str:
-        """The question of one run and as of a moment: parameters ``run_id``, ``until`` and its own.
+    def query(self, database: str, limit: int = 0, of_model: bool = False, until: datetime | None = None) -> str:
+        """The question of one run: parameters ``run_id`` and its own.
 
         ``limit`` is the number of rows at most; 0: all. With ``of_model`` the parameter ``model`` chooses the rows.
+        With ``until`` the answer is as it was at that moment, in UTC.
         """
         last = f"\nLIMIT {limit}" if limit else ""
         if of_model:
-            return f"SELECT * FROM ({self.query(database)}) WHERE model = {{model:String}}{last}"
-        ctes = SNAPSHOT_CTES.replace("{database}", database).replace("{of_run}", RUN_CONDITION).strip()
+            return f"SELECT * FROM ({self.query(database, until=until)}) WHERE model = {{model:String}}{last}"
+        moment = until.strftime("%Y-%m-%d %H:%M:%S.%f") if until else FAR_FUTURE
+        ctes = SNAPSHOT_CTES.replace("{rollouts}", PAST_ROLLOUTS if until else ROLLOUTS).strip()
+        ctes = ctes.replace("{until}", f"toDateTime64('{moment}', 9, 'UTC')")
+        ctes = ctes.replace("{database}", database).replace("{of_run}", RUN_CONDITION)
         if match := re.match(r"WITH\s", self.body):
             return f"WITH {ctes},\n{self.body[match.end() :]}{last}"
         return f"WITH {ctes}\n{self.body}{last}"
 
-    def values(self, arguments: Mapping[str, str], run: str, until: datetime | None) -> dict[str, Any]:
+    def values(self, arguments: Mapping[str, str], run: str) -> dict[str, Any]:
         """All parameters of `query`; raises ValueError with a sentence for one that is missing, unknown or wrong."""
         known = {parameter.name: parameter for parameter in self.parameters}
         if unknown := sorted(arguments.keys() - known.keys()):
             raise ValueError(f"report {self.name} takes {', '.join(known) or 'no parameters'}, not {unknown[0]}")
-        values: dict[str, Any] = {
-            "run_id": run,
-            "until": until.strftime("%Y-%m-%d %H:%M:%S.%f") if until else FAR_FUTURE,
-        }
+        values: dict[str, Any] = {"run_id": run}
         for parameter in self.parameters:
             text = arguments.get(parameter.name, parameter.default)
             if text is None:

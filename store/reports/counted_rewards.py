@@ -36,10 +36,14 @@ SELECT * FROM
         {COUNTED_REWARD} AS counted_reward
     FROM
     (
+        SELECT run_id, mode, evaluation, task_id, rollout_id, outcome, reward, rewards, model, version
+        FROM rollouts ARRAY JOIN mapKeys(newest_versions) AS model, mapValues(newest_versions) AS version
+        WHERE mode = 'train'
+        UNION ALL
         SELECT o.run_id AS run_id, o.mode AS mode, o.evaluation AS evaluation, o.task_id AS task_id,
             o.rollout_id AS rollout_id, o.outcome AS outcome, o.reward AS reward, o.rewards AS rewards,
             answered.1 AS model, answered.2 AS version
-        FROM rollouts AS o
+        FROM (SELECT * FROM rollouts WHERE mode = 'eval') AS o
         LEFT ANY JOIN (SELECT run_id, rollout_id, weight_versions FROM tasks WHERE mode = 'eval') AS t
             ON o.run_id = t.run_id AND o.rollout_id = t.rollout_id
         ARRAY JOIN CAST(mapUpdate(o.newest_versions, t.weight_versions), 'Array(Tuple(String, UInt32))') AS answered

@@ -16,7 +16,7 @@ SORTS = {
     "best": "reward DESC NULLS LAST",
     "worst": "reward NULLS LAST",
 }
-OF_ATTEMPTS = "(rollout_id, execution_id) IN (SELECT rollout_id, execution_id FROM"
+OF_ATTEMPTS = "execution_id IN (SELECT execution_id FROM"
 FILTERS = {
     "mode": "mode = {mode:String}",
     "evaluation": "evaluation = {evaluation:String}",
@@ -27,7 +27,7 @@ FILTERS = {
     "version_from": f"{MODEL_VERSION} >= {{version_from:UInt32}}",
     "version_to": f"if({{model:String}} = '', min_weight_version, {MODEL_VERSION}) <= {{version_to:UInt32}}",
     "role": f"{OF_ATTEMPTS} raw_model_calls WHERE run_id = {{run_id:String}} AND role = {{role:String}})",
-    "tool": f"(rollout_id, execution_id) IN ({TOOL_ATTEMPTS})",
+    "tool": f"execution_id IN ({TOOL_ATTEMPTS})",
     "step": "rollout_id IN (SELECT rollout_id FROM raw_training_rollouts "
     "WHERE run_id = {run_id:String} AND step = {step:UInt32} AND trained AND {model:String} IN ('', model))",
 }

@@ -14,11 +14,9 @@ MAX_SPANS = 2000
 ROLLOUTS_CTE = """
 WITH rollouts_of AS
 (
-    SELECT * FROM raw_attempts WHERE run_id = {run_id:String} AND resolution != 'retried'
-    ORDER BY rollout_id, resolution, stream_sequence LIMIT 1 BY rollout_id
+    SELECT * FROM rollouts WHERE run_id = {run_id:String}
 )
 """
-"""The view rollouts, of one run, in the order its table has already."""
 
 CHANGE_TOKEN = """
 SELECT count() AS attempts, max(stream_sequence) AS last,
@@ -75,11 +73,7 @@ FROM rollouts_of GROUP BY mode, evaluation ORDER BY mode DESC, evaluation
 """
 
 REWARDS = f"""
-WITH rollouts AS
-(
-    SELECT * FROM raw_attempts WHERE run_id = {{run_id:String}} AND resolution != 'retried'
-    ORDER BY rollout_id, resolution, stream_sequence LIMIT 1 BY rollout_id
-),
+WITH rollouts AS (SELECT * FROM raw_rollouts FINAL WHERE run_id = {{run_id:String}}),
 tasks AS (SELECT * FROM raw_tasks WHERE run_id = {{run_id:String}}),
 training_steps AS (SELECT * FROM raw_training_steps WHERE run_id = {{run_id:String}}),
 counted_rewards AS ({COUNTED_REWARDS}),

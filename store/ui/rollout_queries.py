@@ -42,10 +42,9 @@ UNNAMED_TOOL = "NOT startsWith(name, 'execute_tool ') AND NOT startsWith(scope, 
 """Spans whose tool, if they call one, is in their attributes. These take long to read, so no others are read."""
 
 TOOL_ATTEMPTS = f"""
-SELECT DISTINCT rollout_id, execution_id FROM raw_spans
-WHERE run_id = {{run_id:String}} AND name = concat('execute_tool ', {{tool:String}})
-UNION DISTINCT
-SELECT DISTINCT rollout_id, execution_id FROM raw_spans PREWHERE run_id = {{run_id:String}} AND {UNNAMED_TOOL}
+SELECT execution_id FROM raw_spans WHERE run_id = {{run_id:String}} AND name = concat('execute_tool ', {{tool:String}})
+UNION ALL
+SELECT execution_id FROM raw_spans PREWHERE run_id = {{run_id:String}} AND {UNNAMED_TOOL}
 WHERE {TOOL} = {{tool:String}}
 """
 """The attempts in which a tool was called."""

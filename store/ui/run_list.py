@@ -46,11 +46,7 @@ ORDER BY run_id, mode DESC, evaluation
 """Training, and each evaluation, of every run; the reward is that of the model that agents call by name."""
 
 EVALUATION_RESULTS = f"""
-WITH rollouts AS
-(
-    SELECT * FROM raw_attempts WHERE mode = 'eval' AND resolution != 'retried'
-    ORDER BY run_id, rollout_id, resolution, stream_sequence LIMIT 1 BY run_id, rollout_id
-),
+WITH rollouts AS (SELECT * FROM raw_rollouts FINAL WHERE mode = 'eval'),
 tasks AS (SELECT * FROM raw_tasks WHERE mode = 'eval'),
 training_steps AS (SELECT run_id, model, step, epoch, settings FROM raw_training_steps),
 counted_rewards AS ({COUNTED_REWARDS})

@@ -48,7 +48,7 @@ def test_quarantined_rollouts_are_those_a_verdict_applies_to(tmp_path: Path) -> 
         assert wrongly and {row[0] for row in rows if row[1]} == wrongly, "the learner of this run knew no verdict"
         rows_of_check = store.sql.query("SELECT rollout_id FROM check_quarantined_training").result_rows
         assert {row[0] for row in rows_of_check} == wrongly
-        report = store.sql.query(REPORTS["audit"].query("lightningbus"), REPORTS["audit"].values({}, "small", None))
+        report = store.sql.query(REPORTS["audit"].query("lightningbus"), REPORTS["audit"].values({}, "small"))
         newest = list(report.named_results())[-1]
         assert newest["verdict"] == "it differs" and newest["quarantined"] == len(sampled)
         assert newest["trained_before"] == sum(row[2] for row in rows) and newest["first_step"] == 4

@@ -125,9 +125,7 @@ async def test_report_page_and_python_api_count_rewards_as_the_learner_does(
     counted = {key: figures(by_task) for key, by_task in expected(events[run], failed).items()}
     assert len(counted) == 5
     report = REPORTS["reward_by_version"]
-    rows = await asyncio.to_thread(
-        store.sql.query, report.query("lightningbus"), parameters=report.values({}, run, None)
-    )
+    rows = await asyncio.to_thread(store.sql.query, report.query("lightningbus"), parameters=report.values({}, run))
     reader = Reader(await asyncio.to_thread(connect_readonly, store.url, limits=UI))
     async with (
         serve(UiServer(reader, "127.0.0.1", lambda: "no bus here"), "127.0.0.1", 0) as url,

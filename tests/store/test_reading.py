@@ -256,7 +256,7 @@ def test_every_report_is_a_question(anybody: Client) -> None:
     fields = {"a": "x", "b": "y", "rollout_id": "r"}
     for report in REPORTS.values():
         local = {parameter.name: fields[parameter.name] for parameter in report.parameters if parameter.default is None}
-        anybody.query(report.query("lightningbus"), parameters=report.values(local, "", None))
+        anybody.query(report.query("lightningbus"), parameters=report.values(local, ""))
 
 
 def test_the_users_of_a_server_are_statements_clickhouse_understands(store: StoreProcess) -> None:

@@ -47,7 +47,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, events: dict[str, list[Any]]
 def ask(store: StoreProcess, name: str, run: str = "small", until: datetime | None = None, **fields: str) -> list[Any]:
     """A report's rows as dictionaries."""
     report = REPORTS[name]
-    rows = store.sql.query(report.query("lightningbus"), parameters=report.values(fields, run, until))
+    rows = store.sql.query(report.query("lightningbus", until=until), parameters=report.values(fields, run))
     return list(rows.named_results())
 
 
@@ -260,9 +260,9 @@ def test_a_rollout_can_be_read(store: StoreProcess) -> None:
 
 def test_reports_name_their_parameters() -> None:
     with pytest.raises(ValueError, match="report reward_by_version takes no parameters, not x"):
-        REPORTS["reward_by_version"].values({"x": "1"}, "", None)
+        REPORTS["reward_by_version"].values({"x": "1"}, "")
     with pytest.raises(ValueError, match="solved: 'a' is not a number"):
-        REPORTS["pass_at_k"].values({"solved": "a"}, "", None)
+        REPORTS["pass_at_k"].values({"solved": "a"}, "")
 
 
 def test_audits_have_a_command_of_their_own(store: StoreProcess) -> None:

@@ -53,7 +53,7 @@ def steps_of(events: Sequence[Any], model: str) -> list[TrainingStep]:
 def ask(store: StoreProcess, name: str, **fields: str) -> dict[str, list[dict[str, Any]]]:
     """A report's rows by model."""
     report = REPORTS[name]
-    rows = store.sql.query(report.query("lightningbus"), parameters=report.values(fields, RUN, None)).named_results()
+    rows = store.sql.query(report.query("lightningbus"), parameters=report.values(fields, RUN)).named_results()
     by_model: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         by_model[row["model"]].append(row)
@@ -123,7 +123,7 @@ def test_a_token_has_the_advantage_that_its_own_model_was_trained_with(store: St
 def test_two_versions_of_a_chosen_model_are_compared(store: StoreProcess, ends: list[SpanBatch]) -> None:
     report = REPORTS["compare"]
     fields = {"a": RUN, "b": RUN, "version_a": "0", "version_b": "2", "model": CHECKER}
-    rows = store.sql.query(report.query("lightningbus"), parameters=report.values(fields, "", None)).named_results()
+    rows = store.sql.query(report.query("lightningbus"), parameters=report.values(fields, "")).named_results()
     (rollouts,) = (row for row in rows if row["figure"] == "rollouts")
     of_version = [batch.end.usage.newest_versions.get(CHECKER) for batch in ends if batch.end is not None]
     assert (rollouts["a"], rollouts["b"]) == (of_version.count(0), of_version.count(2))
@@ -213,7 +213,7 @@ async def test_a_run_without_a_model_has_a_page(store: StoreProcess) -> None:
 def test_reports_say_whether_they_are_by_model(store: StoreProcess) -> None:
     for report in REPORTS.values():
         fields = {"a": RUN, "b": RUN} if report.name == "compare" else {}
-        values = report.values(fields, "", None)
+        values = report.values(fields, "")
         columns = store.sql.query(report.query("lightningbus", 1), parameters=values).column_names
         assert not columns or report.is_by_model == ("model" in columns), report.name
         if report.is_by_model:

@@ -54,7 +54,7 @@ def audit(
     def answer(client: Any) -> ResultTable:
         if run_id:
             check_run(client, run_id)
-        return run_query(client, definition.query(database), **definition.values({}, run_id, None))
+        return run_query(client, definition.query(database), **definition.values({}, run_id))
 
     result = with_sql_client(sql, database, answer, run)
     print_result(result, as_json, as_csv, definition.title, none="nothing audited yet")

@@ -27,7 +27,8 @@ from store.reports import ResultTable
 MAX_ROWS = 1000
 NEXT = """
 SELECT min(created_at) FROM weight_versions
-WHERE {run_id:String} IN ('', run_id) AND {model:String} IN ('', model) AND version = {version:UInt32}
+WHERE ({run_id:String} = '' OR run_id = {run_id:String})
+    AND {model:String} IN ('', model) AND version = {version:UInt32}
 HAVING count() > 0
 """
 MODELS = "SELECT DISTINCT model FROM weight_versions WHERE run_id = {run_id:String} ORDER BY model"
@@ -93,11 +94,11 @@ def report(
             check_run(client, run_id)
         until = _moment(client, as_of, run_id, model) if as_of is not None else None
         try:
-            values = definition.values(arguments, run_id, until)
+            values = definition.values(arguments, run_id)
         except ValueError as error:
             raise UserError(str(error)) from error
         values |= {"model": model} if of_model else {}
-        return run_query(client, definition.query(database, most, of_model), **values)
+        return run_query(client, definition.query(database, most, of_model, until), **values)
 
     result = with_sql_client(sql, database, answer, run)
     if plot is not None and definition.plot is not None:

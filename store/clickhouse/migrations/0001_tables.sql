@@ -66,6 +66,7 @@ CREATE TABLE IF NOT EXISTS {database}.raw_attempts{on_cluster}
     ended_at DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
     stored_at DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
     stream_sequence UInt64,
+    selection_rank UInt64 MATERIALIZED bitShiftLeft(toUInt64(3 - toInt8(resolution)), 62) - 1 - stream_sequence,
     retention_days UInt16,
     INDEX by_execution execution_id TYPE bloom_filter(0.01) GRANULARITY 1,
     INDEX by_trace trace_id TYPE bloom_filter(0.01) GRANULARITY 1
@@ -73,6 +74,15 @@ CREATE TABLE IF NOT EXISTS {database}.raw_attempts{on_cluster}
 ENGINE = {replicated}ReplacingMergeTree PARTITION BY toYYYYMM(started_at) ORDER BY (run_id, rollout_id, attempt, execution_id)
 TTL toDateTime(started_at) + toIntervalDay(retention_days) DELETE WHERE retention_days > 0
 SETTINGS non_replicated_deduplication_window = 1000;
+
+-- One attempt per rollout, kept as attempts are written: the one that schemas/trajectory/attempt_selection.py selects, which
+-- is the first final one in stream order, or the first abandoned one while there is no final one. It has the highest rank.
+CREATE TABLE IF NOT EXISTS {database}.raw_rollouts{on_cluster} AS {database}.raw_attempts
+ENGINE = {replicated}ReplacingMergeTree(selection_rank) ORDER BY (run_id, rollout_id)
+TTL toDateTime(started_at) + toIntervalDay(retention_days) DELETE WHERE retention_days > 0;
+
+CREATE MATERIALIZED VIEW IF NOT EXISTS {database}.raw_rollouts_mv{on_cluster} TO {database}.raw_rollouts AS
+SELECT * FROM {database}.raw_attempts WHERE resolution != 'retried';
 
 CREATE TABLE IF NOT EXISTS {database}.raw_spans{on_cluster}
 (
@@ -315,7 +325,10 @@ CREATE TABLE IF NOT EXISTS {database}.raw_training_rollouts{on_cluster}
     tokens UInt32,
     max_staleness UInt32,
     batch_index Int32,
-    call_advantages Array(Float64)
+    call_advantages Array(Float64),
+    call_roles Array(LowCardinality(String)),
+    call_tokens Array(UInt32),
+    version_tokens Map(UInt32, UInt32)
 )
 ENGINE = {replicated}ReplacingMergeTree ORDER BY (run_id, model, step, epoch, rollout_id, execution_id)
 SETTINGS non_replicated_deduplication_window = 1000;
