@@ -14,6 +14,7 @@ def weight_version_row(version: WeightManifest) -> Row:
         "version": version.version,
         "epoch": version.epoch,
         "parent": version.parent,
+        "change": version.change,
         "kind": version.kind,
         "transport": version.transport,
         "step": version.step,

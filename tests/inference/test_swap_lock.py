@@ -204,9 +204,8 @@ async def test_nodes_of_different_models_swap_at_once(bus: Bus) -> None:
 async def test_nodes_roll_one_after_the_other_and_who_joins_catches_up(bus: Bus, tmp_path: Path) -> None:
     engines: dict[str, Engine] = {f"n{number}": Rolling() for number in range(3)}
     Rolling.most = Rolling.swaps = 0
-    await publish(bus, tmp_path, 0)
     async with nodes(bus, tmp_path, engines):
-        for version in range(1, 5):
+        for version in range(5):  # each node loads each version: one that skips the first has a swap less
             await publish(bus, tmp_path, version)
             for engine in engines.values():
                 await engine.holds(version)

@@ -187,6 +187,7 @@ CREATE TABLE IF NOT EXISTS {database}.raw_weight_versions{on_cluster}
     version UInt32,
     epoch UInt32,
     parent Nullable(UInt32),
+    change Nullable(Float64),
     kind LowCardinality(String),
     transport LowCardinality(String),
     step UInt32,
