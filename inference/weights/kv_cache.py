@@ -1,5 +1,6 @@
 """Whether requests in flight keep their KV cache across a swap. Pure."""
 
+import math
 from typing import Literal
 
 KvCachePolicy = Literal["auto", "keep", "recompute"]
@@ -8,8 +9,8 @@ KvCachePolicy = Literal["auto", "keep", "recompute"]
 class KvCacheChoice:
     """Decides at each swap: ``auto`` keeps the cache while the weights have moved little since it was computed.
 
-    What has been kept was computed by weights that are at most the sum of all changes away from the new ones. Beyond
-    ``max_change`` it is computed again.
+    The changes of all swaps since the last recomputation are added up. If the sum exceeds ``max_change``, the cache is
+    recomputed.
     """
 
     def __init__(self, policy: KvCachePolicy, max_change: float) -> None:
@@ -20,7 +21,7 @@ class KvCacheChoice:
         """Whether to keep the cache in a swap that changes the weights by ``change``, relatively; None: unknown."""
         if self._policy != "auto":
             return self._policy == "keep"
-        self._kept_change = self._max_change + 1 if change is None else self._kept_change + change
+        self._kept_change += math.inf if change is None else change
         if self._kept_change <= self._max_change:
             return True
         self._kept_change = 0.0

@@ -78,8 +78,8 @@ class WeightPublisher:
         self._base: tuple[Blob, ...] = ()
         self._base_path: Path | None = None
         self._file = settings.checkpoint_dir / PUBLISHED
-        self._file_is_last = False
-        """Whether the file is that of ``last``: this process has written it."""
+        self._has_last_file = False
+        """Whether ``_file`` is the file of ``last``, because this process wrote it."""
         self._lock = asyncio.Lock()
         self.last: WeightManifest | None = None
 
@@ -213,7 +213,7 @@ class WeightPublisher:
         await self._replace_last(manifest)
         self.last = manifest
         await asyncio.to_thread(link_or_copy, path, self._file)
-        self._file_is_last = True
+        self._has_last_file = True
         if self._broadcaster:
             self._broadcaster.start(manifest)
         if not self._base:
@@ -227,7 +227,7 @@ class WeightPublisher:
 
     async def _estimate_change(self, path: Path) -> float | None:
         """How far a file is from the newest version; None where that is not known, as after a restart."""
-        if not self._file_is_last:
+        if not self._has_last_file:
             return None
         try:
             return await asyncio.to_thread(estimate_change, self._file, path)

@@ -27,7 +27,7 @@ POISON_CODES = frozenset({6, 27, 38, 41, 53, 69, 70, 72, 117, 131, 321, 469})
 INSERT_SETTINGS = {
     "optimize_on_insert": "0",
     "async_insert": "0",
-    # After a crash amid an insert a table may have its rows and the one that ClickHouse fills from it may not.
+    # A crash can leave the rows in a table but not in the materialized view on it: a retry must write to the view too.
     "deduplicate_blocks_in_dependent_materialized_views": "1",
 }
 Insert = Callable[[str, str, Any, dict[str, str]], int]
