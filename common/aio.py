@@ -1,10 +1,14 @@
-"""Tasks that run side by side: cancelled for certain, and raced."""
+"""Tasks that run side by side: cancelled for certain, and raced; blocking calls that may never return."""
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Any, TypeVar
+import contextlib
+import contextvars
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, ParamSpec, TypeVar
 
 T = TypeVar("T")
+P = ParamSpec("P")
 RETRY_SECONDS = 1.0
 
 
@@ -56,3 +60,32 @@ async def run_unless(
     if task.cancelled():
         raise Interrupted
     return task.result()
+
+
+async def run_in_daemon_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of a blocking call, like `asyncio.to_thread`; but neither the event loop's end nor the process's waits
+    for a call that was cancelled. For requests to a server that may never answer. Raises what the call raises.
+    """
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(value: T | None, error: BaseException | None) -> None:
+        if result.done():
+            return
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(value)  # type: ignore[arg-type]
+
+    def work() -> None:
+        value, failure = None, None
+        try:
+            value = context.run(function, *args, **kwargs)
+        except BaseException as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for it
+            loop.call_soon_threadsafe(settle, value, failure)
+
+    threading.Thread(target=work, daemon=True, name=getattr(function, "__name__", None)).start()
+    return await result

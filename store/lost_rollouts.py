@@ -1,6 +1,5 @@
 """Counts rollouts that the broker has settled and ClickHouse does not have."""
 
-import asyncio
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -8,6 +7,7 @@ from clickhouse_connect.driver.client import Client
 
 from bus.client import Bus
 from bus.streams import STORE_DLQ, STORE_EVAL, STORE_TRAIN
+from common.aio import run_in_daemon_thread
 from schemas import subjects
 from store.clickhouse.client import query_row
 
@@ -69,6 +69,6 @@ class LostRolloutCounter:
         """
         settled = await read_settled(self._bus)
         unwritten = await count_unwritten(self._bus)
-        finished = await asyncio.to_thread(count_finished, self._client, settled.since_ns)
+        finished = await run_in_daemon_thread(count_finished, self._client, settled.since_ns)
         now = max(0, settled.count - unwritten - finished)
         self.missing, self._previous = min(now, self._previous), now

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from clickhouse_connect.driver.client import Client
-from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from bus.client import Bus
 from bus.directory_lock import lock_directory
 from bus.fleet.heartbeats import default_instance_id
 from bus.security.secrets import new_key, read_key, write_secret
 from bus.streams import STORE_CONSUMERS
-from common import disk_space
-from common.aio import cancel_and_wait
+from common.aio import Interrupted, cancel_and_wait, run_in_daemon_thread, run_unless
 from common.flat_settings import without_secrets
 from common.observability import metrics
 from store.clickhouse import migrations
-from store.clickhouse.client import StoreUnavailable, connect, query_row
+from store.clickhouse import probe as probing
+from store.clickhouse.client import StoreUnavailable, connect
+from store.clickhouse.probe import ClickHouseProbe
 from store.embedded.engine import DirectoryLock, EmbeddedClickHouse
 from store.embedded.http_interface import HttpInterface
 from store.embedded.readonly_guard import KEY_FILE, WRITER
@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 
 WRITER_KEY_NAME = "key of the writer"
 RETRY_SECONDS = 2.0
-PING_INTERVAL_SECONDS = 2.0
 COUNT_INTERVAL_SECONDS = 10.0
 COMPARE_INTERVAL_SECONDS = 60.0
 
@@ -101,7 +100,9 @@ async def _connect_with_retry(url: str, stop: asyncio.Event) -> Client | None:
     """A client as soon as ClickHouse answers; None if ``stop`` is set first."""
     while not stop.is_set():
         try:
-            return await asyncio.to_thread(connect, url, None)
+            return await run_unless(stop.wait(), run_in_daemon_thread(connect, url, None))
+        except Interrupted:
+            break
         except StoreUnavailable as error:
             log.warning("%s; trying again", error)
             with contextlib.suppress(TimeoutError):
@@ -125,20 +126,8 @@ async def _ingest(
     column_types = await asyncio.to_thread(load_column_types, client, settings.database)
     writer = Writer(bus, insert or insert_over_http(client), settings.database, column_types)
     ingester = Ingester(bus, writer, settings)
-    unreachable, lost_rollouts, disk_problem = asyncio.Event(), LostRolloutCounter(bus, client), ""
-
-    async def ping_loop() -> None:
-        """Check that ClickHouse answers and has disk space, also while there is nothing to insert."""
-        nonlocal disk_problem
-        while True:
-            is_alive = await asyncio.to_thread(client.ping, PING_INTERVAL_SECONDS)
-            unreachable.clear() if is_alive else unreachable.set()
-            try:
-                free = await asyncio.to_thread(_free_bytes, settings, client)
-                disk_problem = disk_space.record_free("store", free, settings.disk_free_mib)
-            except (OSError, ClickHouseError) as error:
-                log.debug("cannot read the free disk space: %s", error)
-            await asyncio.sleep(PING_INTERVAL_SECONDS)
+    probe = ClickHouseProbe(await asyncio.to_thread(connect, url, settings.database, probing.TIMEOUT_SECONDS), settings)
+    lost_rollouts = LostRolloutCounter(bus, client)
 
     async def count_loop() -> None:
         """Count tasks that the broker has settled and ClickHouse does not have."""
@@ -158,7 +147,7 @@ async def _ingest(
         while True:
             await asyncio.sleep(COMPARE_INTERVAL_SECONDS)
             try:
-                stall_detector.training_bias = await asyncio.to_thread(find_bias, client)
+                stall_detector.training_bias = await run_in_daemon_thread(find_bias, client)
             except Exception as error:
                 log.warning("cannot compare what is trained with what was dispatched: %s", error)
 
@@ -169,11 +158,11 @@ async def _ingest(
             "backlog": ingester.pending,
             "database": settings.database,
         }
-        problem = writer.problem or ("it does not answer" if unreachable.is_set() else "")
+        problem = writer.problem or ("" if probe.is_answering else "it does not answer")
         if problem:
             status["problem"] = problem
-        if disk_problem:
-            status["disk"] = disk_problem
+        if probe.disk_problem:
+            status["disk"] = probe.disk_problem
         if lost_rollouts.missing:
             status["missing"] = lost_rollouts.missing
         if stall_detector.alert:
@@ -190,16 +179,9 @@ async def _ingest(
         stall_detector = StallDetector(bus, fleet, ingester, writer, settings)
         async with bus.heartbeat("store", name, describe):
             retention = RolloutRetention(bus)
-            loops = (stall_detector.run(), ping_loop(), count_loop(), compare_loop(), retention.run())
+            loops = (stall_detector.run(), probe.run(), count_loop(), compare_loop(), retention.run())
             background = [asyncio.create_task(loop) for loop in loops]
             try:
                 await ingester.run(stop)
             finally:
                 await cancel_and_wait(*background)
-
-
-def _free_bytes(settings: StoreSettings, client: Client) -> int:
-    """Free bytes on ClickHouse's disk; raises OSError or ClickHouse's errors."""
-    if settings.url is None:
-        return disk_space.free_bytes(settings.data_dir)
-    return int(query_row(client, "SELECT min(free_space) FROM system.disks")[0])

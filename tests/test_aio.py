@@ -1,10 +1,12 @@
 """Tasks that run side by side: the first to end decides, and nothing is left running."""
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
-from common.aio import Interrupted, first_completed, run_unless
+from common.aio import Interrupted, first_completed, run_in_daemon_thread, run_unless
 
 
 async def work(seconds: float, left: list[str]) -> str:
@@ -68,3 +70,28 @@ async def test_work_that_cleans_up_for_long_is_cancelled_once_if_that_is_asked_f
     with pytest.raises(Interrupted):
         await run_unless(asyncio.sleep(0), clean_up_slowly(), retry_after=0.01)
     assert left == ["cancelled"]
+
+
+async def test_a_call_in_a_daemon_thread_gives_its_result_or_raises_its_error() -> None:
+    assert await run_in_daemon_thread(divmod, 7, 2) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        await run_in_daemon_thread(divmod, 7, 0)
+
+
+@pytest.mark.integration
+def test_a_call_that_never_returns_holds_neither_the_loop_nor_the_process() -> None:
+    program = """
+import asyncio, threading
+from common.aio import run_in_daemon_thread
+
+async def main():
+    try:
+        async with asyncio.timeout(0.1):
+            await run_in_daemon_thread(threading.Event().wait)
+    except TimeoutError:
+        print("cancelled")
+
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "cancelled\n", "")

@@ -11,6 +11,7 @@ from common.flat_settings import without_secrets
 from store.clickhouse.query_limits import INTERACTIVE, QueryLimits, settings_for
 
 DATABASE = "lightningbus"
+TIMEOUT_SECONDS = 300
 
 
 class StoreUnreachable(Exception):
@@ -21,10 +22,11 @@ class StoreUnavailable(StoreUnreachable):
     """Nothing answers at this address: ClickHouse may be back later."""
 
 
-def connect(url: str, database: str | None = DATABASE) -> Client:
+def connect(url: str, database: str | None = DATABASE, timeout_seconds: int = TIMEOUT_SECONDS) -> Client:
     """A client on one database (None: the server's default); raises `StoreUnreachable`.
 
-    Without a session, so several threads may share it; without compression on the same machine.
+    A query raises OperationalError where no byte of an answer arrives for ``timeout_seconds``. Without a session, so
+    several threads may share it; without compression on the same machine.
     """
     local = urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost")
     try:
@@ -33,6 +35,7 @@ def connect(url: str, database: str | None = DATABASE) -> Client:
             database=database or "__default__",
             autogenerate_session_id=False,
             connect_timeout=5,
+            send_receive_timeout=timeout_seconds,
             compress=not local,
         )
     except (OperationalError, OSError) as error:

@@ -36,6 +36,8 @@ PIPELINE_DEPTH = 3
 """Batches: one inserted, one built, one filled."""
 SIZE_DECAY = 0.02
 """Weight of a smaller message in the moving estimate of the message size."""
+LAST_WRITE_SECONDS = 10.0
+"""How long a store that was asked to stop waits for ClickHouse."""
 GC_THRESHOLD = (200_000, 20, 50)
 
 
@@ -52,7 +54,7 @@ class Ingester:
         self._pending = dict.fromkeys(STORE_CONSUMERS, 0)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Ingest until ``stop`` is set; a batch that is filled by then is still written."""
+        """Ingest until ``stop`` is set; a batch that is filled by then is still written, if ClickHouse answers."""
         # Rows hold no reference cycles: with the default thresholds the garbage collector took a third of the time.
         gc.set_threshold(*GC_THRESHOLD)
         self._has_capacity.set()
@@ -81,11 +83,11 @@ class Ingester:
                     break
                 columns = self._writer.start_building(batch)
                 await asyncio.wait({columns})
-                if write_task is not None:
-                    await write_task
+                if write_task is not None and not await _is_written(write_task, finished):
+                    return
                 write_task = asyncio.create_task(self._write(batch, columns, self._batch_started_ns, time.time_ns()))
             if write_task is not None:
-                await write_task
+                await _is_written(write_task, finished)
         finally:
             if write_task is not None:
                 await cancel_and_wait(write_task)
@@ -174,6 +176,17 @@ class Ingester:
     def waiting_rows(self) -> int:
         """Rows of the batch that is being filled."""
         return self._queued_rows
+
+
+async def _is_written(write_task: "asyncio.Task[None]", finished: "asyncio.Future[Any]") -> bool:
+    """Wait for a write; once the work is finished, not longer than `LAST_WRITE_SECONDS`. Raises what it raised."""
+    await asyncio.wait({write_task, finished}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({write_task}, timeout=LAST_WRITE_SECONDS)
+    if not write_task.done():
+        log.warning("ClickHouse does not answer: what was collected stays on the bus")
+        return False
+    write_task.result()
+    return True
 
 
 def in_flight_for(message_bytes: float, batch_bytes: int) -> int:

@@ -11,6 +11,7 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import DatabaseError, DataError
 
 from bus.client import Bus
+from common.aio import run_in_daemon_thread
 from common.backoff import Backoff, RetryPolicy
 from common.observability import metrics, tracing
 from store.ingest.batch import ColumnTypes, DecodedMessage, InsertBatch, build_insert_batch
@@ -76,7 +77,7 @@ class Writer:
         while True:
             try:
                 with metrics.insert_duration.time(), tracing.start_as_current_span("insert"):
-                    await asyncio.to_thread(self._insert, built, num_short)
+                    await run_in_daemon_thread(self._insert, built, num_short)
                 break
             except Exception as error:
                 if is_poison(error):

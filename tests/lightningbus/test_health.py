@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 from bus.client import Bus
 from bus.embedded.nats_server import NatsServer
 from bus.fleet.readiness import not_ready_reason
+from bus.streams import STORE_TRAIN
 from bus.task_publisher import TaskPublisher
 from common import disk_space
 from common.observability import logs, metric_registry
@@ -31,6 +32,8 @@ from schemas import subjects
 from schemas.fleet import Heartbeat
 from schemas.tasks import Task
 from schemas.weights.events import WeightManifest
+from tests.clickhouse_proxy import ClickHouseProxy
+from tests.factories import batches
 from tests.learner.conftest import tiny_model
 from tests.pausing import paused
 from tests.runners.conftest import AGENTS, ended
@@ -229,6 +232,24 @@ async def test_a_store_whose_clickhouse_is_silent_is_not_ready(bus: Bus, start: 
         assert expected == "store is waiting: ClickHouse takes nothing: it does not answer"
         await store.becomes(200)
         assert await store.stopped() == 0
+
+
+async def test_a_clickhouse_that_answers_pings_alone_makes_the_store_not_ready_and_holds_no_stop(
+    bus: Bus, start: Start, tmp_path: Path
+) -> None:
+    with prepared(tmp_path / "clickhouse") as clickhouse:
+        async with ClickHouseProxy(clickhouse.url) as proxy:
+            store = await start("store", url=proxy.url)
+            await store.becomes(200)
+            proxy.is_silent = True
+            assert await store.becomes(503) == "store is waiting: ClickHouse takes nothing: it does not answer"
+            batch = batches("a", 0)[0]
+            await bus.publish(subjects.rollout(batch.mode), batch, msg_id="a")
+            async with asyncio.timeout(30):
+                await proxy.has_insert.wait()
+            assert await store.stopped() == 0
+    backlog = await bus.backlog(STORE_TRAIN)
+    assert backlog.num_ack_pending + backlog.num_pending == 1
 
 
 async def test_a_node_asked_to_stop_answers_what_it_has_begun(bus: Bus, start: Start, tmp_path: Path) -> None:
