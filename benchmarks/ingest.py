@@ -62,9 +62,18 @@ def _span(number: int, place: int, size: int) -> Span:
     text = os.urandom(size // 2).hex()
     fields = {f"attribute.{n}": text[n * size // 10 : (n + 1) * size // 10] for n in range(10)} if size else {}
     id = f"{number * PER_ATTEMPT + place:016x}"
-    times = {"start_ns": START_NS + number * 1_000_000, "end_ns": START_NS + number * 1_000_000 + 1000}
+    start_ns = START_NS + number * 1_000_000
     call = None if size else _call(place)
-    return Span(trace_id=id * 2, span_id=id, name="work", scope="bench", attributes=fields, call=call, **times)
+    return Span(
+        trace_id=id * 2,
+        span_id=id,
+        name="work",
+        scope="bench",
+        attributes=fields,
+        call=call,
+        start_ns=start_ns,
+        end_ns=start_ns + 1000,
+    )
 
 
 def _call(place: int) -> ModelCall:

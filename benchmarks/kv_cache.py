@@ -178,7 +178,8 @@ def mismatch(
     from transformers import AutoModelForCausalLM
 
     dtype = torch.float32 if device == "cpu" else "auto"
-    policy = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).to(device)
+    policy: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
+    policy = policy.to(device)
     rows, _ = build_sequences("r", build_transitions(calls), SequenceConfig(mode="transition"))
     parts: dict[int, list[np.ndarray[Any, Any]]] = {version - 1: [], version: []}
     for number, actual in parts.items():

@@ -64,7 +64,7 @@ async def burst(system: System, run: str) -> float:
 
 async def loaded(system: System, run: str, rate: float) -> None:
     """A steady stream of so many tasks per second."""
-    sent, started, sending = 0, time.monotonic(), set[asyncio.Task[None]]()
+    sent, started, sending = 0, time.monotonic(), set[asyncio.Task[int]]()
     while (passed := time.monotonic() - started) < SECONDS:
         due = int(passed * rate) - sent
         if due > 0:

@@ -20,7 +20,7 @@ BEGIN, END = "<!-- plans: begin -->\n", "\n<!-- plans: end -->"
 GPU_GIB, ROW, TFLOPS = 80, 8192, 400.0
 """Of one GPU; tokens of the longest sequence; what training is assumed to reach."""
 STEP_TOKENS = 128 * ROW
-QWEN3 = {"vocab_size": 151936, "head_dim": 128, "max_position_embeddings": 40960}
+QWEN3: dict[str, Any] = {"vocab_size": 151936, "head_dim": 128, "max_position_embeddings": 40960}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -58,6 +59,33 @@ async def measure_ours(processes: int) -> Outcome:
         started = time.monotonic()
         await drive(system, Workload("beside", "batch_partial", NUM_OURS, BATCH, processes, SPAN_ROUNDS, 0.0, BATCH))
         return {"rollouts": NUM_OURS, "lost": 0, "seconds": time.monotonic() - started}
+
+
+def measure_agents(processes: int) -> Outcome:
+    """Agents alone, whose spans go to a server that keeps nothing: no system that they report to can exceed it."""
+    share = NUM_OURS // processes
+    command = [sys.executable, "-m", "benchmarks.workloads.otel_agent", str(share), str(SPAN_ROUNDS)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.workloads.sink"], stdout=subprocess.PIPE, text=True
+    ) as sink:
+        assert sink.stdout is not None
+        env = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": sink.stdout.readline().strip()}
+        pipe = subprocess.PIPE
+        agents = [subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True) for _ in range(processes)]
+        for agent in agents:
+            assert agent.stdout is not None
+            agent.stdout.readline()
+        started = time.monotonic()
+        for agent in agents:
+            assert agent.stdin is not None
+            agent.stdin.write("go\n")
+            agent.stdin.flush()
+        statuses = [agent.wait() for agent in agents]
+        seconds = time.monotonic() - started
+        sink.terminate()
+    if any(statuses):
+        raise RuntimeError(f"agents ended with {statuses}")
+    return {"rollouts": share * processes, "lost": 0, "seconds": seconds}
 
 
 async def kill_ours() -> Outcome:

@@ -25,7 +25,7 @@ ENDED = "SELECT uniqExact(rollout_id) FROM raw_attempts WHERE run_id = {run_id:S
 
 async def more_runners() -> list[Result]:
     """Rollouts per second by the number of runner processes, agents that emit spans and do not sleep."""
-    results = []
+    results: list[Result] = []
     for count in RUNNERS:
         async with running("runners") as system:
             await system.runners([runner(number, AGENT, LOAD.agents // count) for number in range(count)])

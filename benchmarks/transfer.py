@@ -28,8 +28,10 @@ SIZES = {"0.5M": 500_000, "5M": 5_000_000, "50M": 50_000_000, "0.5B": 494_000_00
 PIECE = 2048 * 2048
 STEP = 0.8e-6
 """Largest change of a weight in fp32, as Adam's at a learning rate of about 1e-6: 1.8 % of N(0, 0.02) become others."""
+NUM_ROUNDS = 3
+"""A figure is the best of so many: the disk still writes what was made before the first."""
 SEVERAL = 100_000_000
-"""Parameters up to which each figure is the best of three."""
+"""Parameters up to which transports, too, have more than one round."""
 PEER_SECONDS, PEER_RATE = 30.0, 5e6
 """nats-py's Object Store is given up after so long, and a second more for so many bytes."""
 
@@ -110,10 +112,12 @@ async def transports(place: Path) -> AsyncIterator[tuple[Bus, dict[str, Transpor
             )
 
 
-async def best(work: Callable[[], Awaitable[object]], times: int) -> float:
-    """The shortest of some times, in seconds."""
+async def best(work: Callable[[], Awaitable[object]], times: int, made: Path | None = None) -> float:
+    """The shortest of some times, in seconds; each makes a new file ``made``, as each version has one of its own."""
     seconds = []
     for _ in range(times):
+        if made is not None:
+            made.unlink(missing_ok=True)
         started = time.monotonic()
         await work()
         seconds.append(time.monotonic() - started)
@@ -135,9 +139,10 @@ async def measure(name: str, place: Path) -> list[Result]:
     async def applied() -> None:
         await asyncio.to_thread(apply_deltas, first, [delta], out)
 
-    making, applying = await best(encode, times), await best(applied, times)
+    making, applying = await best(encode, NUM_ROUNDS, delta), await best(applied, NUM_ROUNDS, out)
     assert await asyncio.to_thread(filecmp.cmp, out, second, False), "what was put together is what was published"
-    copying = await best(lambda: asyncio.to_thread(shutil.copyfile, second, place / "copy"), times)
+    copy = place / "copy"
+    copying = await best(lambda: asyncio.to_thread(shutil.copyfile, second, copy), NUM_ROUNDS, copy)
     results = [
         Result(f"{name} parameters, whole: size", size / 1e6, "MB"),
         Result(

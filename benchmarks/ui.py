@@ -21,7 +21,7 @@ import aiohttp
 from clickhouse_connect.driver.client import Client
 
 from store.clickhouse import migrations
-from store.clickhouse.client import DATABASE, connect, connect_readonly
+from store.clickhouse.client import DATABASE, connect, connect_readonly, query_row
 from store.clickhouse.query_limits import UI
 from store.reports import REPORTS, Report
 from store.service import serve_embedded
@@ -189,7 +189,7 @@ def fill(client: Client, rollouts: int) -> None:
         client.command(into, parameters={"rollouts": rollouts})
         if table == "raw_attempts":
             client.command(into, parameters={"rollouts": rollouts // 2})
-        count = client.query(f"SELECT count() FROM {table}").first_row[0]
+        (count,) = query_row(client, f"SELECT count() FROM {table}")
         print(f"{table}: {count:,} rows, {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
 
 

@@ -9,11 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import kv_cache, transfer
-from benchmarks.kv_cache import ANSWERS, CPU_ENGINE, EXAMPLE, Answers, moved, swapped_amid
+from benchmarks.kv_cache import ANSWERS, CPU_ENGINE, EXAMPLE, Answers, relative_change, swapped_amid
 from benchmarks.results import Result, machine, table, write
 from bus.client import Bus
 from inference.settings import InferenceSettings
@@ -24,6 +25,7 @@ from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings
 from lightningbus.run.stack import LocalStack, start_stack
 from lightningbus.run.supervisor import ChildSpec
+from schemas.fleet import Heartbeat
 
 SERVED = {"0.6M": {}, "26M": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6}}
 """What is changed in the calculator model's configuration."""
@@ -124,9 +126,10 @@ async def measure(
                     weights["broadcast"] = {"backend": backend}
                 keep(*await served(at, name, steps, weights, directory.path / "learner"))
             node = await at.wait_for_member(lambda beat: beat.role == "inference", "node", 60)
+            before = steps.weights
             _, last = steps.next()
-            after = in_bf16(moved(steps.weights, 1e-4, 99))
-            _, _, pause = await swapped_amid(at, directory.path, node, after, last, answers)
+            change = relative_change(before, steps.weights)
+            _, _, pause = await swapped_amid(at, directory.path, in_bf16(steps.weights), node, last, change, answers)
             keep(Result(f"{name}: longest gap in {answers.num_streams} streams", 1e3 * pause, "ms"))
     return results
 
@@ -152,9 +155,7 @@ async def served(at: LocalStack, name: str, steps: Steps, weights: dict[str, Any
                 path, version = steps.next()
                 started = time.monotonic()
                 await publisher.publish(path, version=version, epoch=1, step=version)
-                await at.wait_for_member(
-                    lambda beat, version=version: beat.version == version, f"version {version}", 300
-                )  # type: ignore[misc]
+                await at.wait_for_member(partial(_is_at, version), f"version {version}", 300)
                 assert publisher.last is not None
                 kind = publisher.last.kind
                 took[kind].append(time.monotonic() - started)
@@ -177,6 +178,10 @@ async def served(at: LocalStack, name: str, steps: Steps, weights: dict[str, Any
         )
         for kind in took
     ]
+
+
+def _is_at(version: int, beat: Heartbeat) -> bool:
+    return beat.version == version
 
 
 def main(place: Path, sizes: list[str] | None = None, models: list[str] | None = None) -> list[Result]:

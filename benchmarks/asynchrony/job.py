@@ -118,7 +118,14 @@ class Bench:
         )
         watching.cancel()
         final = await evaluate(
-            self._at.bus, self._sql, name, self._held_out, label="final", version=last, samples=2, sampling=GREEDY
+            self._at.bus,
+            self._sql,
+            name,
+            self._held_out,
+            label="final",
+            versions={"policy": last},
+            samples=2,
+            sampling=GREEDY,
         )
         while (await asyncio.to_thread(query_row, self._sql, "SELECT count() FROM check_unfinished_rollouts"))[0]:
             await self._at.fleet.wait_for_change()
@@ -280,7 +287,7 @@ def _measured(client: Client, run: str) -> dict[str, Any]:
         start, end = max(start, until), min(end, last)
         if end > start:
             covered, until = covered + end - start, end
-    shares = client.query(SHARES, parameters=which).first_item
+    shares = client.query(SHARES, parameters=which).first_item or {}
     (ks_p_value,) = client.query(KS_P_VALUE, parameters=which).result_rows[0]
     quick, slow = client.query(ACCURACY, parameters=which).result_rows[0]
     return {

@@ -32,7 +32,7 @@ class Child:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self._process.args} ended with {self._process.wait()}: its error is above")
+            raise RuntimeError(f"{self._process.args!r} ended with {self._process.wait()}: its error is above")
         measured: dict[str, float] = json.loads(line)
         return measured
 

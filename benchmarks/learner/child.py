@@ -10,6 +10,7 @@ import resource
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,7 +29,8 @@ def main() -> None:
     out, sys.stdout = sys.stdout, sys.stderr  # verl prints
     torch.set_num_threads(options.threads)
     rows = pickle.loads((options.place / ROWS_FILE).read_bytes())
-    contender = CONTENDERS[options.contender](options.place, SIZES[options.size], rows)
+    make: Any = CONTENDERS[options.contender]
+    contender = make(options.place, SIZES[options.size], rows)
     print("{}", file=out, flush=True)
     for _ in sys.stdin:
         started, worked = time.perf_counter(), time.process_time()

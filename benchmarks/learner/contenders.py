@@ -64,8 +64,9 @@ class BareVerl:
         from learner.training.distributed import ProcessGroup
 
         ProcessGroup("cpu")
-        model = {} if has_defaults else {"enable_gradient_checkpointing": False}
-        engine = {} if has_defaults else {"use_torch_compile": False, "use_no_sync_for_gradient_accumulation": False}
+        model: dict[str, Any] = {} if has_defaults else {"enable_gradient_checkpointing": False}
+        quick = {"use_torch_compile": False, "use_no_sync_for_gradient_accumulation": False}
+        engine: dict[str, Any] = {} if has_defaults else quick
         self._engine: Any = EngineRegistry.new(
             model_type="language_model",
             backend="fsdp2",

@@ -41,7 +41,10 @@ def summarize(figures: Mapping[str, Any], rollouts_per_step: int) -> Row:
 
 def rollouts_to(curve: list[tuple[int, float]], target: float) -> int | None:
     """When an evaluation first was at the target; None: never. Pure."""
-    return next((rollouts for rollouts, reward in sorted(map(tuple, curve)) if reward >= target), None)
+    return next(
+        (rollouts for rollouts, reward in sorted((rollouts, reward) for rollouts, reward in curve) if reward >= target),
+        None,
+    )
 
 
 def key_of(row: Row) -> tuple[str, str, int]:

@@ -168,7 +168,8 @@ def main() -> None:
         for field in fields(kind):
             parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
     options = parser.parse_args()
-    load, plant = (kind(**{item.name: getattr(options, item.name) for item in fields(kind)}) for kind in (Load, Plant))
+    load = Load(**{item.name: getattr(options, item.name) for item in fields(Load)})
+    plant = Plant(**{item.name: getattr(options, item.name) for item in fields(Plant)})
     if not options.simulate:
         started = time.monotonic()
         uvloop.run(measured())

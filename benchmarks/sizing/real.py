@@ -53,8 +53,8 @@ async def crowd(count: int, nodes: int, tasks: int) -> Crowd:
         for number in range(PROCESSES):
             each = [str(number * (count // PROCESSES)), str(count // PROCESSES)]
             command = [sys.executable, "-m", "benchmarks.sizing.crowd", server.url, *each]
-            pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
-            processes.append(await asyncio.create_subprocess_exec(*command, **pipes))
+            pipe = asyncio.subprocess.PIPE
+            processes.append(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe))
         for process in processes:
             assert process.stdout is not None and await process.stdout.readline() == b"ready\n"
         others = [asyncio.create_task(_node(bus, f"node-{number}")) for number in range(nodes)]

@@ -1,11 +1,15 @@
 """The agent of the store workloads with OpenTelemetry's SDK in its process, as the peer's agents have it.
 
 One rollout at a time in a process. Its spans leave together when the rollout ends: the runner flushes the provider.
+
+``python -m benchmarks.workloads.otel_agent N ROUNDS`` runs N rollouts one after the other, without any system around
+them, once it has said "ready" and was given a line.
 """
 
 import asyncio
 import os
 import random
+import sys
 from typing import Any
 
 from opentelemetry import trace
@@ -53,3 +57,17 @@ def emit_reward(value: float) -> None:
     """A span with a reward, as Agent Lightning's ``emit_reward`` makes it."""
     with TRACER.start_as_current_span("agentlightning.annotation") as span:
         span.set_attributes({"agentlightning.reward.0.name": "primary", "agentlightning.reward.0.value": value})
+
+
+async def work_alone(num_rollouts: int, rounds: int) -> None:
+    """Rollouts one after the other; their spans go to wherever OpenTelemetry's variables say."""
+    for number in range(num_rollouts):
+        await work({"id": f"alone-{number}", "rounds": rounds, "sleep": 0.0})
+        PROVIDER.force_flush()
+
+
+if __name__ == "__main__":
+    asyncio.run(work_alone(1, 1))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    asyncio.run(work_alone(int(sys.argv[1]), int(sys.argv[2])))
