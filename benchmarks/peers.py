@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve().parent / "workloads"
 AGENT = "benchmarks.workloads.otel_agent:work"
 PROCESSES = (4, 8, 16)
 NUM_ROUNDS = 2
-OURS, V0, V1, V1_LOCAL = "lightningbus", "0.3.0", "1.0.2", "1.0.2 local"
+OURS, V0, V1, AGENTS = "lightningbus", "0.3.0", "1.0.2", "agents alone"
 SPAN_ROUNDS = 3
 """Of a rollout, at most: 3 spans for each round, a reward in half of them, and 2 spans at the end."""
 NUM_OURS, NUM_WARM_UP, NUM_KILLED = 2000, 200, 1000
@@ -71,7 +71,10 @@ def measure_agents(processes: int) -> Outcome:
         assert sink.stdout is not None
         env = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": sink.stdout.readline().strip()}
         pipe = subprocess.PIPE
-        agents = [subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True) for _ in range(processes)]
+        agents = [
+            subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+            for _ in range(processes)
+        ]
         for agent in agents:
             assert agent.stdout is not None
             agent.stdout.readline()
@@ -157,10 +160,11 @@ def describe(outcomes: dict[int, list[Outcome]]) -> str:
     return f"{rates[0]:.0f} to {rates[-1]:.0f} with {processes} processes, {lost} of {ended:,} lost"
 
 
-def compare(case: str, ours: dict[int, list[Outcome]], theirs: dict[int, list[Outcome]]) -> Result:
-    """Rollouts per second of ours beside a peer's."""
-    value, other = (fastest(outcomes)[1] for outcomes in (ours, theirs))
-    return Result(case, value, "rollouts/s", peer=other, note=f"here {describe(ours)}; there {describe(theirs)}")
+def compare(outcomes: dict[str, dict[int, list[Outcome]]], peer: str, about: str = "") -> Result:
+    """Rollouts per second of ours beside a peer's; the ceiling is what agents alone do."""
+    value, ceiling, other = (fastest(outcomes[name])[1] for name in (OURS, AGENTS, peer))
+    note = f"here {describe(outcomes[OURS])}; there {describe(outcomes[peer])}; ceiling: agents alone"
+    return Result(f"beside {peer}{about}", value, "rollouts/s", ceiling, peer=other, note=note)
 
 
 def percent_lost(outcome: Outcome) -> float:
@@ -175,6 +179,7 @@ def measure(v0: Path, v1: Path) -> list[Result]:
             V0: lambda processes: run_peer(v0, "peer.py", "--runners", processes),
             OURS: lambda processes: asyncio.run(measure_ours(processes)),
             V1: lambda processes: run_peer(v1, "peer_v1.py", "--runners", processes),
+            AGENTS: measure_agents,
         }
     )
     local = [run_peer(v1, "peer_v1.py", "--agents", "local", "--runners", 4, "--total", 64) for _ in range(NUM_ROUNDS)]
@@ -183,8 +188,8 @@ def measure(v0: Path, v1: Path) -> list[Result]:
     lost_v0, lost_v1 = percent_lost(run_peer(v0, "peer.py", *kill)), percent_lost(run_peer(v1, "peer_v1.py", *kill))
     case = "rollouts lost when the servers are killed by kill -9"
     return [
-        compare(f"beside {V0}", outcomes[OURS], outcomes[V0]),
-        compare(f"beside {V1}, its server alone", outcomes[OURS], outcomes[V1]),
+        compare(outcomes, V0),
+        compare(outcomes, V1, ", its server alone"),
         Result(
             f"{V1} with its local controller",
             None,

@@ -169,12 +169,12 @@ def test_the_page_of_the_store_shows_what_was_measured_last() -> None:
 def test_a_peer_is_compared_by_each_systems_best_run_and_what_is_lost_is_named() -> None:
     ours = {4: [{"rollouts": 200, "lost": 0, "seconds": 2.0}], 8: [{"rollouts": 200, "lost": 0, "seconds": 1.0}]}
     theirs = {4: [{"rollouts": 100, "lost": 20, "seconds": 1.0}, {"rollouts": 100, "lost": 0, "seconds": 2.0}]}
-    result = peers.compare("beside", ours, theirs)
-    assert (result.value, result.peer) == (200.0, 80.0)
-    assert (
-        result.note
-        == "here 200 to 200 with 8 processes, 0 of 400 lost; there 50 to 80 with 4 processes, 20 of 200 lost"
-    )
+    alone = {4: [{"rollouts": 1000, "lost": 0, "seconds": 1.0}]}
+    result = peers.compare({peers.OURS: ours, peers.V0: theirs, peers.AGENTS: alone}, peers.V0)
+    assert (result.value, result.peer, result.ceiling) == (200.0, 80.0, 1000.0)
+    here = "here 200 to 200 with 8 processes, 0 of 400 lost"
+    there = "there 50 to 80 with 4 processes, 20 of 200 lost"
+    assert result.note == f"{here}; {there}; ceiling: agents alone"
     assert peers.percent_lost({"rollouts": 200, "readable_after_kill": 50}) == 75.0
 
 
