@@ -112,12 +112,12 @@ async def transports(place: Path) -> AsyncIterator[tuple[Bus, dict[str, Transpor
             )
 
 
-async def best(work: Callable[[], Awaitable[object]], times: int, made: Path | None = None) -> float:
-    """The shortest of some times, in seconds; each makes a new file ``made``, as each version has one of its own."""
+async def best(work: Callable[[], Awaitable[object]], times: int, output: Path | None = None) -> float:
+    """The shortest of some times, in seconds; each makes a new file ``output``, as each version has one of its own."""
     seconds = []
     for _ in range(times):
-        if made is not None:
-            made.unlink(missing_ok=True)
+        if output is not None:
+            output.unlink(missing_ok=True)
         started = time.monotonic()
         await work()
         seconds.append(time.monotonic() - started)

@@ -27,8 +27,9 @@ class DecodedMessage:
 
 @dataclass(frozen=True, slots=True)
 class InsertBatch:
-    """The Arrow tables of a batch, and a token that is the same for the same messages."""
+    """The rows of a batch by table, also as Arrow tables, and a token that is the same for the same messages."""
 
+    rows: Mapping[str, Sequence[Row]]
     tables: dict[str, pa.Table]
     token: str
 
@@ -40,7 +41,7 @@ def build_insert_batch(batch: Sequence[DecodedMessage], types: ColumnTypes) -> I
         for table, row in message.rows:
             rows[table].append(row)
     tables = {table: arrow.rows_to_arrow(table_rows, types[table]) for table, table_rows in rows.items()}
-    return InsertBatch(tables, deduplication_token(message.delivery for message in batch))
+    return InsertBatch(rows, tables, deduplication_token(message.delivery for message in batch))
 
 
 def load_column_types(client: Client, database: str) -> ColumnTypes:

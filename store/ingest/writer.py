@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +15,7 @@ from common.aio import run_in_daemon_thread
 from common.backoff import Backoff, RetryPolicy
 from common.observability import metrics, tracing
 from store.ingest.batch import ColumnTypes, DecodedMessage, InsertBatch, build_insert_batch
+from store.ingest.row import Row
 from store.ingest.settling import acknowledge, dead_letter, extend
 
 log = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class Writer:
             await asyncio.sleep(delay)
             await extend(deliveries)
         self.problem = ""
-        self._record_success(batch)
+        self._record_success(built.rows, sum(len(delivery.data) for delivery in deliveries))
         with tracing.start_as_current_span("ack"):
             await acknowledge(deliveries)
 
@@ -114,21 +115,19 @@ class Writer:
         for half in (batch[:middle], batch[middle:]):
             await self.write(half, self.start_building(half))
 
-    def _record_success(self, batch: Sequence[DecodedMessage]) -> None:
-        tables = Counter(table for message in batch for table, _ in message.rows)
-        now, rows = time.monotonic(), tables.total()
-        self.rows += rows
-        for table, count in tables.items():
-            metrics.store_rows_inserted.labels(table.removeprefix("raw_")).inc(count)
-        metrics.store_bytes.inc(sum(len(message.delivery.data) for message in batch))
-        self._written.append((now, rows))
-        if "raw_attempts" in tables:
+    def _record_success(self, rows: Mapping[str, Sequence[Row]], num_bytes: int) -> None:
+        now, num_rows = time.monotonic(), sum(map(len, rows.values()))
+        self.rows += num_rows
+        for table, table_rows in rows.items():
+            metrics.store_rows_inserted.labels(table.removeprefix("raw_")).inc(len(table_rows))
+        metrics.store_bytes.inc(num_bytes)
+        self._written.append((now, num_rows))
+        if attempts := rows.get("raw_attempts", ()):
             self.last_rollout_at = now
-        self._count_failures(row for message in batch for table, row in message.rows if table == "raw_attempts")
-        for message in batch:
-            self.last_step_at |= {row["model"]: now for table, row in message.rows if table == "raw_training_steps"}
+            self._count_failures(attempts)
+        self.last_step_at |= {row["model"]: now for row in rows.get("raw_training_steps", ())}
 
-    def _count_failures(self, attempts: Iterable[Mapping[str, Any]]) -> None:
+    def _count_failures(self, attempts: Iterable[Row]) -> None:
         for attempt in attempts:
             if attempt["mode"] != "train":
                 continue

@@ -1,7 +1,7 @@
 -- title: Whether slow and hard tasks are trained at their share
 -- about: By model: rollouts dispatched for training against those it was trained on, by tenth of their duration, by label, and by task (the twenty with the lowest share). dispatched_share and trained_share are of the run's rollouts; a task that was dispatched again because its group came to nothing counts once. ks_p_value: Kolmogorov-Smirnov test of the durations dispatched against those trained, near 0 where they differ.
 -- plot: bar x=value y=dispatched_share,trained_share series=run_id,model,kind
--- Rollouts are joined by a 128-bit hash: by strings it takes twice as long.
+-- Rollouts are joined by a 64-bit hash, three times as fast as strings: among ten million, two are mixed up once in 300,000 reports.
 SELECT
     run_id, model, item.1 AS kind, item.2 AS value, avgIf(row.5, row.4) AS mean_seconds,
     countIf(NOT row.3) AS dispatched, countIf(row.6) AS trained, trained / dispatched AS share,
@@ -13,7 +13,7 @@ FROM
     SELECT
         run_id, model, ks_p_value, row,
         arrayJoin(arrayConcat(
-            [('task', row.1), ('duration', if(row.4, leftPad(toString(1 + arrayCount(limit -> row.5 > limit, tenths)), 2, '0'), 'not ended'))],
+            [('task', row.1), ('duration', if(row.4, ['01', '02', '03', '04', '05', '06', '07', '08', '09', '10'][1 + arrayCount(limit -> row.5 > limit, tenths)], 'not ended'))],
             arrayMap((label, text) -> (concat('label ', label), text), mapKeys(row.2), mapValues(row.2)))) AS item
     FROM
     (
@@ -28,13 +28,13 @@ FROM
                 t.run_id AS run_id, m.model AS model, t.labels AS labels, splitByChar('@', t.task_id)[1] AS name,
                 match(t.task_id, '-p[0-9]+r[0-9]+$') AS is_replacement, r.rollout_id != '' AS has_ended,
                 date_diff('microsecond', r.started_at, r.ended_at) / 1e6 AS seconds,
-                sipHash128(t.run_id, t.rollout_id, m.model)
-                    IN (SELECT sipHash128(run_id, rollout_id, model) FROM training_rollouts WHERE trained) AS is_trained,
+                cityHash64(t.run_id, t.rollout_id, m.model)
+                    IN (SELECT cityHash64(run_id, rollout_id, model) FROM training_rollouts WHERE trained) AS is_trained,
                 arrayConcat(if(is_replacement, [], [0]), if(is_trained, [1], [])) AS samples
             FROM tasks AS t
             LEFT JOIN (SELECT DISTINCT run_id, model FROM training_rollouts) AS m ON t.run_id = m.run_id
-            LEFT ANY JOIN (SELECT sipHash128(run_id, rollout_id) AS id, rollout_id, started_at, ended_at FROM rollouts) AS r
-                ON sipHash128(t.run_id, t.rollout_id) = r.id
+            LEFT ANY JOIN (SELECT cityHash64(run_id, rollout_id) AS id, rollout_id, started_at, ended_at FROM rollouts) AS r
+                ON cityHash64(t.run_id, t.rollout_id) = r.id
             WHERE t.mode = 'train'
         )
         GROUP BY run_id, model
