@@ -8,6 +8,7 @@ of processes, in turn with the others, several rounds. Its figure is its best ru
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ import psutil
 from clickhouse_connect.driver.exceptions import Error as ClickHouseError
 
 from benchmarks.results import Result, machine, table, write
-from benchmarks.system import POLL_SECONDS, System, runner, running
+from benchmarks.system import POLL_SECONDS, System, runner, running, usage
 from benchmarks.workloads.__main__ import CHECKED, ENDED, RUNNERS, Workload, drive, make_tasks
 from lightningbus.run.publishing import publish_all
 
@@ -56,9 +57,11 @@ async def measure_ours(processes: int) -> Outcome:
     """On a system of its own; raises TimeoutError if a rollout or a span is missing."""
     async with running("peers") as system:
         await start_agents(system, processes)
-        started = time.monotonic()
+        before, started = usage(), time.monotonic()
         await drive(system, Workload("beside", "batch_partial", NUM_OURS, BATCH, processes, SPAN_ROUNDS, 0.0, BATCH))
-        return {"rollouts": NUM_OURS, "lost": 0, "seconds": time.monotonic() - started}
+        seconds, after = time.monotonic() - started, usage()
+        spent = {role: 1e3 * (after[role][0] - before.get(role, (0.0, 0.0))[0]) / NUM_OURS for role in after}
+        return {"rollouts": NUM_OURS, "lost": 0, "seconds": seconds, "cpu_ms": spent}
 
 
 def measure_agents(processes: int) -> Outcome:
@@ -167,6 +170,14 @@ def compare(outcomes: dict[str, dict[int, list[Outcome]]], peer: str, about: str
     return Result(f"beside {peer}{about}", value, "rollouts/s", ceiling, peer=other, note=note)
 
 
+def cpu_per_rollout(outcomes: dict[int, list[Outcome]]) -> Result:
+    """Milliseconds of CPU that a rollout took in our best run, by role."""
+    best = max(itertools.chain(*outcomes.values()), key=rate)
+    by_role = sorted(best["cpu_ms"].items(), key=lambda item: -item[1])
+    note = ", ".join(f"{role} {spent:.1f}" for role, spent in by_role if spent >= 0.05)
+    return Result("CPU of a rollout, ours", sum(best["cpu_ms"].values()), "ms", note=note)
+
+
 def percent_lost(outcome: Outcome) -> float:
     """Of the rollouts of a run whose servers were killed."""
     return 100.0 * (1 - outcome["readable_after_kill"] / outcome["rollouts"])
@@ -190,6 +201,7 @@ def measure(v0: Path, v1: Path) -> list[Result]:
     return [
         compare(outcomes, V0),
         compare(outcomes, V1, ", its server alone"),
+        cpu_per_rollout(outcomes[OURS]),
         Result(
             f"{V1} with its local controller",
             None,

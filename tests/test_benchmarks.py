@@ -176,6 +176,10 @@ def test_a_peer_is_compared_by_each_systems_best_run_and_what_is_lost_is_named()
     there = "there 50 to 80 with 4 processes, 20 of 200 lost"
     assert result.note == f"{here}; {there}; ceiling: agents alone"
     assert peers.percent_lost({"rollouts": 200, "readable_after_kill": 50}) == 75.0
+    for runs, spent in ((ours[4], 9.0), (ours[8], 4.0)):
+        runs[0]["cpu_ms"] = {"agents": 1.0, "store": spent, "other": 0.01}
+    cpu = peers.cpu_per_rollout(ours)
+    assert (cpu.value, cpu.note) == (pytest.approx(5.01), "store 4.0, agents 1.0")
 
 
 def test_the_target_is_reached_when_two_evaluations_are_there_on_average() -> None:
