@@ -1,5 +1,6 @@
 """Publishes tasks with the record and the PRODUCER span that each of them owes the store."""
 
+import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -40,18 +41,13 @@ class TaskPublisher:
         replies = iter(await self._bus.publish_batch(messages, timeout, unique=True))
         results = [next(replies) if isinstance(message, OutgoingMessage) else message for message in encoded]
         ended_ns = time.time_ns()
-        records, num_new = [], 0
-        for task, result in zip(tasks, results, strict=True):
-            if isinstance(result, int | DuplicateMessageError):
-                num_new += isinstance(result, int)
-                span = build_producer_span(task, subjects.task(task.mode, task.agent), started_ns, ended_ns)
-                rollout_id = ids.rollout_id(task.id, task.sample_index)
-                records.append(TaskRecord(task=task, rollout_id=rollout_id, span=span))
+        is_there = [isinstance(result, int | DuplicateMessageError) for result in results]
+        records = [build_record(task, started_ns, ended_ns) for task in itertools.compress(tasks, is_there)]
         await self.record_tasks(records, timeout, nonce)
         for result in results:
             if not isinstance(result, int | DuplicateMessageError):
                 raise result
-        return num_new
+        return sum(isinstance(result, int) for result in results)
 
     async def record_tasks(
         self, records: Sequence[TaskRecord], timeout: float = PUBLISH_SECONDS, nonce: str = ""
@@ -61,6 +57,12 @@ class TaskPublisher:
             msg_id = ids.tasks_msg_id(record.rollout_id for record in chunk) + nonce
             event = TaskBatchRecord(tasks=tuple(chunk))
             await self._bus.publish(subjects.TASK_PUBLISHED, event, msg_id=msg_id, timeout=timeout)
+
+
+def build_record(task: Task, started_ns: int, ended_ns: int) -> TaskRecord:
+    """The record of a task that was published between two times."""
+    span = build_producer_span(task, subjects.task(task.mode, task.agent), started_ns, ended_ns)
+    return TaskRecord(task=task, rollout_id=ids.rollout_id(task.id, task.sample_index), span=span)
 
 
 def _encode_task(task: Task, nonce: str) -> OutgoingMessage | EncodeError:

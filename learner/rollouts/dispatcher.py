@@ -15,7 +15,7 @@ from nats.errors import Error as NatsError
 from bus.client import Bus
 from bus.errors import BusError
 from bus.task_file import TaskInput
-from bus.task_publisher import TaskPublisher
+from bus.task_publisher import TaskPublisher, build_record
 from learner.rollouts.dispatch_mark import RunDispatch
 from learner.rollouts.group_tasks import GroupTasks
 from learner.rollouts.groups import RolloutGroup
@@ -257,7 +257,8 @@ class Dispatcher:
     async def _publish_next(self) -> None:
         """Publish the oldest replacement, else the next task of the pass.
 
-        After a return to an older checkpoint a replay may have closed its group already: then it needs no tasks.
+        After a return to an older checkpoint a replay may have closed its group already: then it needs no tasks. It
+        needs their record, if the learner ended before that was on the bus.
         """
         group = self._outstanding.find_unpublished()
         if group is None:
@@ -269,6 +270,9 @@ class Dispatcher:
         task = tasks[0].id
         if task in self._closed:
             self._groups.pop(task, None)
+            if group.number >= self._run.num_groups:
+                now = time.time_ns()
+                await self._publisher.record_tasks([build_record(each, now, now) for each in tasks], timeout=math.inf)
         else:
             group.served_version = self._served
             self._groups[task] = group  # before: what is lost on its way is outstanding too

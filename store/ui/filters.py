@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from store.ui.queries import MODEL_VERSION, ROLLOUTS_CTE
+from store.ui.queries import MODEL_VERSION
 from store.ui.rollout_queries import TOOL_ATTEMPTS
 
 PAGE_SIZE = 50
@@ -39,10 +39,9 @@ NUMBERS: dict[str, type[float]] = {
     "reward_from": float, "reward_to": float, "version_from": int, "version_to": int, "step": int,
 }  # fmt: skip
 
-MATCHING_ROLLOUTS = f"""
-{ROLLOUTS_CTE}
+MATCHING_ROLLOUTS = """
 SELECT rollout_id, execution_id, count() OVER () AS count, date_diff('microsecond', started_at, ended_at) AS seconds
-FROM rollouts_of WHERE {{conditions}} ORDER BY {{sort}}, rollout_id LIMIT {{limit:UInt32}} OFFSET {{offset:UInt32}}
+FROM rollouts WHERE {conditions} ORDER BY {sort}, rollout_id LIMIT {limit:UInt32} OFFSET {offset:UInt32}
 """
 ROLLOUTS = """
 SELECT rollout_id, execution_id, task_id, mode, evaluation, agent, attempt, outcome, reward,
@@ -66,7 +65,7 @@ def build_query(params: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
     Raises ValueError with a sentence for an invalid filter.
     """
     values: dict[str, Any] = {}
-    conditions = ["true"]
+    conditions = ["run_id = {run_id:String}"]
     for name, condition in FILTERS.items():
         if text := params.get(name, "").strip():
             values[name] = _number(name, text) if name in NUMBERS else text

@@ -11,13 +11,6 @@ from store.reports.counted_rewards import COUNTED_REWARDS
 MAX_POINTS = 300
 MAX_SPANS = 2000
 
-ROLLOUTS_CTE = """
-WITH rollouts_of AS
-(
-    SELECT * FROM rollouts WHERE run_id = {run_id:String}
-)
-"""
-
 CHANGE_TOKEN = """
 SELECT count() AS attempts, max(stream_sequence) AS last,
     (SELECT count() FROM raw_training_steps WHERE run_id = {run_id:String}) AS steps,
@@ -65,11 +58,10 @@ MODEL_VERSION = """if({model:String} = '', max_weight_version,
 """The newest version of the model in a rollout; without a model, of the one that agents call by name."""
 
 SUMMARY = f"""
-{ROLLOUTS_CTE}
 SELECT mode, evaluation, count() AS rollouts, countIf(outcome = 'ok') AS ended_well, countIf(attempt > 1) AS retried,
     sumMap(map(outcome, toUInt64(1))) AS outcomes, max({MODEL_VERSION}) AS version,
     toUnixTimestamp64Milli(min(started_at)) AS first_ms, toUnixTimestamp64Milli(max(ended_at)) AS last_ms
-FROM rollouts_of GROUP BY mode, evaluation ORDER BY mode DESC, evaluation
+FROM rollouts WHERE run_id = {{run_id:String}} GROUP BY mode, evaluation ORDER BY mode DESC, evaluation
 """
 
 REWARDS = f"""
@@ -94,8 +86,7 @@ GROUP BY model, mode, evaluation, version ORDER BY model, mode DESC, evaluation,
 """
 """The report `reward_by_version` of one run, in few points."""
 
-TIME = f"""
-{ROLLOUTS_CTE}
+TIME = """
 SELECT mode, evaluation, rollouts, one.1 AS part, one.2 AS mean_seconds, one.3 AS p95_seconds
 FROM
 (
@@ -109,7 +100,7 @@ FROM
             model_seconds AS model, tool_seconds AS tool,
             greatest(0., date_diff('microsecond', started_at, ended_at) / 1e6 - model_seconds - tool_seconds) AS agent,
             greatest(0., date_diff('microsecond', ended_at, stored_at) / 1e6) AS publish
-        FROM rollouts_of WHERE enqueued_at > toDateTime64(0, 9)
+        FROM rollouts WHERE run_id = {run_id:String} AND enqueued_at > toDateTime64(0, 9)
     )
     GROUP BY mode, evaluation
 )
@@ -117,7 +108,6 @@ ARRAY JOIN parts AS one
 """
 
 TRAINED = f"""
-{ROLLOUTS_CTE}
 SELECT 1 + arrayCount(limit -> seconds > limit, limits) AS tenth, count() AS ended,
     countIf(rollout_id IN (
         SELECT rollout_id FROM raw_training_rollouts WHERE run_id = {{run_id:String}} AND trained AND {OF_MODEL}
@@ -129,9 +119,9 @@ FROM
         (
             SELECT quantiles(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)(
                 date_diff('microsecond', started_at, ended_at) / 1e6)
-            FROM rollouts_of WHERE mode = 'train'
+            FROM rollouts WHERE run_id = {{run_id:String}} AND mode = 'train'
         ) AS limits
-    FROM rollouts_of WHERE mode = 'train'
+    FROM rollouts WHERE run_id = {{run_id:String}} AND mode = 'train'
 )
 GROUP BY tenth ORDER BY tenth
 """

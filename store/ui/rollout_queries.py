@@ -1,36 +1,35 @@
 """The questions of a rollout's page and of the list's filters. Names and exactness are as in `store.ui.queries`."""
 
-from store.ui.queries import ROLLOUTS_CTE
-
-GROUP = f"""
-{ROLLOUTS_CTE}
+GROUP = """
 SELECT r.rollout_id AS rollout_id, r.sample_index AS sample_index, r.outcome AS outcome, r.reward AS reward,
     r.min_weight_version AS min_weight_version, r.max_weight_version AS max_weight_version,
     r.response_tokens AS response_tokens, date_diff('microsecond', r.started_at, r.ended_at) / 1e6 AS seconds,
     t.advantages AS advantages
-FROM rollouts_of AS r
+FROM rollouts AS r
 LEFT JOIN
 (
     SELECT rollout_id, mapFromArrays(groupArray(model), groupArray(advantage)) AS advantages
     FROM
     (
         SELECT rollout_id, model, advantage FROM raw_training_rollouts
-        WHERE run_id = {{run_id:String}} AND startsWith(rollout_id, {{task_id:String}}) AND trained
+        WHERE run_id = {run_id:String} AND startsWith(rollout_id, {task_id:String}) AND trained
         ORDER BY epoch DESC LIMIT 1 BY rollout_id, model
     )
     GROUP BY rollout_id
 ) AS t ON t.rollout_id = r.rollout_id
-WHERE startsWith(r.rollout_id, {{task_id:String}}) AND r.task_id = {{task_id:String}}
+WHERE r.run_id = {run_id:String} AND startsWith(r.rollout_id, {task_id:String}) AND r.task_id = {task_id:String}
 ORDER BY sample_index, rollout_id LIMIT 1000
 """
 """The rollouts of one task, with advantages by model; a rollout's id begins with its task's, so few rows are read."""
 
-NEIGHBOURS = f"""
-{ROLLOUTS_CTE},
-(SELECT (ended_at, rollout_id) FROM rollouts_of WHERE rollout_id = {{rollout_id:String}}) AS here
+NEIGHBOURS = """
+WITH
+(
+    SELECT (ended_at, rollout_id) FROM rollouts WHERE run_id = {run_id:String} AND rollout_id = {rollout_id:String}
+) AS here
 SELECT argMaxIf(rollout_id, (ended_at, rollout_id), (ended_at, rollout_id) < here) AS previous,
     argMinIf(rollout_id, (ended_at, rollout_id), (ended_at, rollout_id) > here) AS next
-FROM rollouts_of WHERE mode = {{mode:String}} AND evaluation = {{evaluation:String}}
+FROM rollouts WHERE run_id = {run_id:String} AND mode = {mode:String} AND evaluation = {evaluation:String}
 """
 """The rollouts that ended just before and after one, in training or in the same evaluation; empty: there is none."""
 

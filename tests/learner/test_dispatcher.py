@@ -15,7 +15,7 @@ from nats.js.errors import NotFoundError
 from pydantic import ValidationError
 
 from bus.client import Bus
-from bus.streams import runner_consumer
+from bus.streams import STORE_EVENTS, runner_consumer
 from bus.task_file import TaskInput
 from common.aio import cancel_and_wait
 from learner.errors import LearnerError
@@ -27,7 +27,7 @@ from learner.rollouts.task_queue import TaskQueue
 from learner.settings.learner import LearnerSettings
 from schemas import subjects
 from schemas.codec import decode
-from schemas.tasks import Task
+from schemas.tasks import Task, TaskBatchRecord
 from schemas.training import DispatchMark
 from tests.factories import rollout
 
@@ -123,6 +123,22 @@ async def test_a_group_that_a_replay_has_closed_is_not_dispatched(bus: Bus) -> N
         dispatched = [task.id for task in await tasks_of(bus, 4)]
     assert dispatched[:4:2] == [names[0], names[3]]
     assert closed.isdisjoint(dispatcher.outstanding_tasks), "nobody would train them, so they would never leave"
+
+
+async def test_a_group_that_a_replay_has_closed_has_its_record(bus: Bus) -> None:
+    """The learner ended between a group's tasks and their record, and its rollouts have ended since."""
+    await bus.ensure_consumer(runner_consumer("default", "train"))
+    probe = Dispatcher(bus, problems(8), settings(), 0)
+    await probe.restore([DispatchedGroup(number=0)])
+    (name,) = probe.outstanding_tasks
+    dispatcher = Dispatcher(bus, problems(8), settings(), 0, closed={name})
+    dispatcher.advance(0, 0)
+    recorded: set[str] = set()
+    async with dispatching(dispatcher), asyncio.timeout(30), bus.pull(STORE_EVENTS, slots=8) as puller:
+        while name not in recorded:
+            event = (await anext(puller)).event()
+            if isinstance(event, TaskBatchRecord):
+                recorded |= {record.task.id for record in event.tasks}
 
 
 async def test_what_the_bus_lost_is_dispatched_again_and_what_has_ended_is_not(bus: Bus) -> None:
