@@ -25,7 +25,7 @@ from clickhouse_connect.driver.exceptions import Error as ClickHouseError
 
 from benchmarks.results import Result, machine, table, write
 from benchmarks.system import POLL_SECONDS, System, runner, running, usage
-from benchmarks.workloads.__main__ import CHECKED, ENDED, RUNNERS, Workload, drive, make_tasks
+from benchmarks.workloads.__main__ import CHECKED, RUNNERS, Workload, drive, make_tasks
 from lightningbus.run.publishing import publish_all
 
 HERE = Path(__file__).resolve().parent / "workloads"
@@ -102,7 +102,7 @@ async def kill_ours() -> Outcome:
         await publish_all(
             system.at.bus, make_tasks(load, "killed", range(NUM_KILLED)), timeout=120, on_done=lambda: None
         )
-        await system.until(ENDED, NUM_KILLED // 2, runs=["killed"])
+        await system.until_settled(NUM_KILLED // 2)
         for process in psutil.Process().children(recursive=True):
             if any(mark in " ".join(process.cmdline()) for mark in SERVERS):
                 os.kill(process.pid, signal.SIGKILL)

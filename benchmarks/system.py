@@ -12,12 +12,14 @@ import psutil
 from clickhouse_connect.driver.client import Client
 
 from bus.embedded.nats_server import free_port
+from bus.streams import runner_consumer
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings
 from lightningbus.run.stack import LocalStack, start_stack
 from lightningbus.run.supervisor import ChildSpec
 from runners.settings import RunnerSettings
 from store.clickhouse.client import connect, query_row
+from store.lost_rollouts import count_unwritten
 from store.settings import StoreSettings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,6 +45,25 @@ class System:
                 if int(await self.fetch_value(statement, **parameters)) >= least:
                     return
                 await asyncio.sleep(POLL_SECONDS)
+
+    async def count_unsettled(self, mode: str = "eval") -> int:
+        """Tasks that runners have not settled yet."""
+        backlog = await self.at.bus.backlog(runner_consumer("default", mode))
+        return backlog.num_pending + backlog.num_ack_pending
+
+    async def until_settled(self, most: int = 0) -> None:
+        """Wait until runners have at most so many tasks to settle.
+
+        The broker is asked, not the store: a query every few milliseconds would be part of what is measured.
+        """
+        while await self.count_unsettled() > most:
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def until_stored(self) -> None:
+        """Wait until runners have settled all tasks and the store has written their ends."""
+        await self.until_settled()
+        while await count_unwritten(self.at.bus):
+            await asyncio.sleep(POLL_SECONDS)
 
     async def runners(self, settings: Sequence[RunnerSettings]) -> None:
         """Start runners and wait until they take tasks."""

@@ -11,7 +11,6 @@ from benchmarks.gateway.engine import DELAY_SECONDS
 from benchmarks.latency import percentiles
 from benchmarks.results import Result, machine, table, write
 from benchmarks.system import System, runner, running, usage
-from bus.streams import runner_consumer
 from bus.task_publisher import TaskPublisher
 from common.subprocesses import spawn, terminate
 from lightningbus.run.publishing import publish_all
@@ -23,7 +22,6 @@ CASES = [(1, 1, False), (1, 1, True), (32, 1, False), (32, 1, True), (256, 1, Fa
 CALLS = {1: 16, 32: 8, 256: 3}
 """Of each rollout, by how many there are at once."""
 TURNS, TURN_TOKENS = 100, 640
-SETTLED_POLL_SECONDS = 0.25
 RESULTS = "SELECT result FROM rollouts WHERE run_id = {run_id:String} AND outcome = 'ok'"
 ENDED = "SELECT count() FROM raw_attempts WHERE run_id = {run_id:String}"
 
@@ -39,8 +37,7 @@ async def added(system: System, direct: str, at_once: int, thousands: int, strea
         for n in range(at_once)
     ]
     await publish_all(system.at.bus, tasks, 60, lambda: None)
-    await _wait_until_settled(system)
-    await system.until(ENDED, at_once, run_id=run)
+    await system.until_stored()
     rows = (await asyncio.to_thread(system.sql.query, RESULTS, {"run_id": run})).result_rows
     results = [json.loads(row[0]) for row in rows]
     through, past = ([value for item in results for value in item[name]] for name in ("through", "past"))
@@ -49,16 +46,6 @@ async def added(system: System, direct: str, at_once: int, thousands: int, strea
         Result(f"{kind}: added, {name}", value - floor, "ms", note=f"directly {floor:.0f} ms")
         for (name, value), floor in zip(percentiles(through).items(), percentiles(past).values(), strict=True)
     ]
-
-
-async def _wait_until_settled(system: System) -> None:
-    """Until runners have settled all tasks. The store is not asked meanwhile: it would take the cores of the calls."""
-    consumer = runner_consumer("default", "eval")
-    while True:
-        backlog = await system.at.bus.backlog(consumer)
-        if not backlog.num_pending + backlog.num_ack_pending:
-            return
-        await asyncio.sleep(SETTLED_POLL_SECONDS)
 
 
 async def memory(system: System) -> Result:

@@ -1,6 +1,7 @@
 """``python -m benchmarks.workloads``: rollouts per second of the store workloads.
 
-From the first publish until every span of every rollout has been read back from ClickHouse and checked.
+From the first publish until every span of every rollout has been read back from ClickHouse and checked. Meanwhile the
+broker says how far it is.
 """
 
 import argparse
@@ -15,9 +16,6 @@ from schemas.tasks import Task
 
 AGENT = "benchmarks.workloads.agent:work"
 RUNNERS = 2
-ENDED = (
-    "SELECT uniqExact(rollout_id) FROM raw_attempts WHERE run_id IN {runs:Array(String)} AND resolution != 'retried'"
-)
 CHECKED = """
 SELECT count() FROM rollouts AS r INNER JOIN
 (
@@ -94,19 +92,18 @@ async def drive(system: System, load: Workload) -> None:
     while published < load.total:
         size = min(load.batch, load.total - published)
         if load.mode == "single" and runs:
-            size = min(size, load.batch - published + await system.fetch_value(ENDED, runs=runs))
+            size = min(size, load.batch - await system.count_unsettled())
         runs.append(f"{load.name.replace(' ', '-')}-{published}")
         tasks = make_tasks(load, runs[-1], range(published, published + size))
         await publish_all(system.at.bus, tasks, timeout=120, on_done=lambda: None)
         published += size
         if load.mode == "batch":
-            await system.until(ENDED, size, runs=runs[-1:])
+            await system.until_stored()
             await system.until(CHECKED, size, runs=runs[-1:])
-        elif load.mode == "batch_partial":
-            await system.until(ENDED, published - load.remaining, runs=runs)
         else:
-            await system.until(ENDED, published - load.batch + load.batch // 16, runs=runs)
-    await system.until(ENDED, load.total, runs=runs)
+            most = load.remaining if load.mode == "batch_partial" else load.batch - load.batch // 16
+            await system.until_settled(most)
+    await system.until_stored()
     await system.until(CHECKED, load.total, runs=runs)
 
 
