@@ -99,7 +99,7 @@ async def ready_made(
 ) -> tuple[float, float]:
     """Spans per second of inserting columns that are already there, as the ingester does, and CPU seconds per million.
 
-    It is the ceiling: both cores insert, and nothing else.
+    It is the ceiling: ClickHouse inserts on one core, and nothing else runs.
     """
     types = await asyncio.to_thread(load_column_types, client, settings.database)
     lots: list[tuple[str, object]] = []
@@ -168,7 +168,7 @@ async def measure(place: Path) -> list[Result]:
     ):
         await bus.provision()
         client, settings = await asyncio.to_thread(_create_database, url), StoreSettings()
-        # They start when ClickHouse likes, so one of both would pay for the other's.
+        # Merges start at unpredictable times, so they are stopped for both.
         await asyncio.to_thread(client.command, "SYSTEM STOP MERGES")
         for name, (count, size) in SIZES.items():
             rates = []

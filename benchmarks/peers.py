@@ -39,6 +39,7 @@ NUM_OURS, NUM_WARM_UP, NUM_KILLED = 2000, 200, 1000
 BATCH = 1000
 KILLED_PROCESSES = 8
 RECOVERY_SECONDS = 120.0
+ENDED = "SELECT uniqExact(rollout_id) FROM raw_attempts WHERE run_id = 'killed' AND resolution != 'retried'"
 SERVERS = ("nats-server", " store ")
 """In the command lines of the processes that are killed on our side."""
 
@@ -68,30 +69,38 @@ def measure_agents(processes: int) -> Outcome:
     """Agents alone, whose spans go to a server that keeps nothing: no system that they report to can exceed it."""
     share = NUM_OURS // processes
     command = [sys.executable, "-m", "benchmarks.workloads.otel_agent", str(share), str(SPAN_ROUNDS)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.workloads.sink"], stdout=subprocess.PIPE, text=True
-    ) as sink:
-        assert sink.stdout is not None
-        env = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": sink.stdout.readline().strip()}
-        pipe = subprocess.PIPE
-        agents = [
-            subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
-            for _ in range(processes)
-        ]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    started: list[subprocess.Popen[str]] = []
+    try:
+        started.append(subprocess.Popen([sys.executable, "-m", "benchmarks.workloads.sink"], **pipes))
+        env = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": _read_line(started[0])}
+        # OpenTelemetry warns of each attribute beyond its limit.
+        started += [subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL, **pipes) for _ in range(processes)]
+        agents = started[1:]
         for agent in agents:
-            assert agent.stdout is not None
-            agent.stdout.readline()
-        started = time.monotonic()
+            _read_line(agent)
+        began = time.monotonic()
         for agent in agents:
             assert agent.stdin is not None
             agent.stdin.write("go\n")
             agent.stdin.flush()
         statuses = [agent.wait() for agent in agents]
-        seconds = time.monotonic() - started
-        sink.terminate()
+        seconds = time.monotonic() - began
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
     if any(statuses):
         raise RuntimeError(f"agents ended with {statuses}")
     return {"rollouts": share * processes, "lost": 0, "seconds": seconds}
+
+
+def _read_line(process: "subprocess.Popen[str]") -> str:
+    """Raises RuntimeError if it ends without one."""
+    assert process.stdout is not None
+    if line := process.stdout.readline().strip():
+        return line
+    raise RuntimeError(f"{process.args!r} ended with {process.wait()}")
 
 
 async def kill_ours() -> Outcome:
@@ -102,7 +111,7 @@ async def kill_ours() -> Outcome:
         await publish_all(
             system.at.bus, make_tasks(load, "killed", range(NUM_KILLED)), timeout=120, on_done=lambda: None
         )
-        await system.until_settled(NUM_KILLED // 2)
+        await system.until(ENDED, NUM_KILLED // 2)
         for process in psutil.Process().children(recursive=True):
             if any(mark in " ".join(process.cmdline()) for mark in SERVERS):
                 os.kill(process.pid, signal.SIGKILL)
@@ -166,7 +175,7 @@ def describe(outcomes: dict[int, list[Outcome]]) -> str:
 def compare(outcomes: dict[str, dict[int, list[Outcome]]], peer: str, about: str = "") -> Result:
     """Rollouts per second of ours beside a peer's; the ceiling is what agents alone do."""
     value, ceiling, other = (fastest(outcomes[name])[1] for name in (OURS, AGENTS, peer))
-    note = f"here {describe(outcomes[OURS])}; there {describe(outcomes[peer])}; ceiling: agents alone"
+    note = f"here {describe(outcomes[OURS])}; there {describe(outcomes[peer])}; ceiling: our agents alone"
     return Result(f"beside {peer}{about}", value, "rollouts/s", ceiling, peer=other, note=note)
 
 

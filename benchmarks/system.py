@@ -46,24 +46,26 @@ class System:
                     return
                 await asyncio.sleep(POLL_SECONDS)
 
-    async def count_unsettled(self, mode: str = "eval") -> int:
-        """Tasks that runners have not settled yet."""
-        backlog = await self.at.bus.backlog(runner_consumer("default", mode))
+    async def count_unsettled(self) -> int:
+        """Evaluation tasks that runners have not settled yet."""
+        backlog = await self.at.bus.backlog(runner_consumer("default", "eval"))
         return backlog.num_pending + backlog.num_ack_pending
 
-    async def until_settled(self, most: int = 0) -> None:
-        """Wait until runners have at most so many tasks to settle.
+    async def until_settled(self, most: int = 0, seconds: float = 300.0) -> None:
+        """Wait until runners have at most so many tasks to settle; raises TimeoutError.
 
-        The broker is asked, not the store: a query every few milliseconds would be part of what is measured.
+        The broker is asked, not the store: queries would be part of what is measured.
         """
-        while await self.count_unsettled() > most:
-            await asyncio.sleep(POLL_SECONDS)
+        async with asyncio.timeout(seconds):
+            while await self.count_unsettled() > most:
+                await asyncio.sleep(POLL_SECONDS)
 
-    async def until_stored(self) -> None:
-        """Wait until runners have settled all tasks and the store has written their ends."""
-        await self.until_settled()
-        while await count_unwritten(self.at.bus):
-            await asyncio.sleep(POLL_SECONDS)
+    async def until_stored(self, seconds: float = 300.0) -> None:
+        """Wait until runners have settled all tasks and the store has written their ends; raises TimeoutError."""
+        await self.until_settled(seconds=seconds)
+        async with asyncio.timeout(seconds):
+            while await count_unwritten(self.at.bus):
+                await asyncio.sleep(POLL_SECONDS)
 
     async def runners(self, settings: Sequence[RunnerSettings]) -> None:
         """Start runners and wait until they take tasks."""

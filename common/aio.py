@@ -5,6 +5,7 @@ import contextlib
 import contextvars
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 T = TypeVar("T")
@@ -68,24 +69,25 @@ async def run_in_daemon_thread(function: Callable[P, T], *args: P.args, **kwargs
     """
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()
-    context = contextvars.copy_context()
+    call = partial(contextvars.copy_context().run, function, *args, **kwargs)
+    threading.Thread(target=_settle, args=(loop, result, call), daemon=True).start()
+    try:
+        return await result
+    finally:
+        del result  # it has the error, whose traceback has this frame
 
-    def settle(value: T | None, error: BaseException | None) -> None:
-        if result.done():
-            return
-        if error is not None:
-            result.set_exception(error)
-        else:
-            result.set_result(value)  # type: ignore[arg-type]
 
-    def work() -> None:
-        value, failure = None, None
+def _settle(loop: asyncio.AbstractEventLoop, result: "asyncio.Future[T]", call: Callable[[], T]) -> None:
+    """Give a future the result of a call, in the future's event loop."""
+
+    def set_unless_done(set_result: Callable[[Any], None], value: Any) -> None:
+        if not result.done():
+            set_result(value)
+
+    with contextlib.suppress(RuntimeError):  # of a loop that is closed: nobody waits for the result
         try:
-            value = context.run(function, *args, **kwargs)
+            value = call()
         except BaseException as error:
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for it
-            loop.call_soon_threadsafe(settle, value, failure)
-
-    threading.Thread(target=work, daemon=True, name=getattr(function, "__name__", None)).start()
-    return await result
+            loop.call_soon_threadsafe(set_unless_done, result.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(set_unless_done, result.set_result, value)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from clickhouse_connect.driver.client import Client
 
@@ -25,7 +25,7 @@ from store.clickhouse.probe import ClickHouseProbe
 from store.embedded.engine import DirectoryLock, EmbeddedClickHouse
 from store.embedded.http_interface import HttpInterface
 from store.embedded.readonly_guard import KEY_FILE, WRITER
-from store.ingest.batch import load_column_types
+from store.ingest.batch import ColumnTypes, load_column_types
 from store.ingest.ingester import Ingester
 from store.ingest.writer import Insert, Writer, insert_over_http
 from store.lost_rollouts import LostRolloutCounter
@@ -96,11 +96,29 @@ def writer_url(path: Path, url: str) -> str:
     return url.replace("://", f"://{WRITER}:{read_key(path / KEY_FILE, WRITER_KEY_NAME)}@", 1)
 
 
-async def _connect_with_retry(url: str, stop: asyncio.Event) -> Client | None:
-    """A client as soon as ClickHouse answers; None if ``stop`` is set first."""
+class Database(NamedTuple):
+    """A database with all tables and views."""
+
+    client: Client
+    probe: ClickHouseProbe
+    column_types: ColumnTypes
+
+
+def _open_database(url: str, settings: StoreSettings) -> Database:
+    """Migrate and connect; blocks. Raises `StoreUnreachable`, `migrations.MigrationError`."""
+    for name in migrations.migrate(connect(url, None), settings.database, None, settings.cluster):
+        log.info("migration %s applied", name)
+    client = connect(url, settings.database)
+    migrations.create_views(client, settings.database, settings.cluster)
+    probe = ClickHouseProbe(connect(url, settings.database, probing.TIMEOUT_SECONDS), settings)
+    return Database(client, probe, load_column_types(client, settings.database))
+
+
+async def _open_with_retry(url: str, settings: StoreSettings, stop: asyncio.Event) -> Database | None:
+    """The database as soon as ClickHouse answers; None if ``stop`` is set first."""
     while not stop.is_set():
         try:
-            return await run_unless(stop.wait(), run_in_daemon_thread(connect, url, None))
+            return await run_unless(stop.wait(), run_in_daemon_thread(_open_database, url, settings))
         except Interrupted:
             break
         except StoreUnavailable as error:
@@ -116,17 +134,12 @@ async def _ingest(
 ) -> None:
     for consumer in STORE_CONSUMERS:
         await bus.ensure_consumer(consumer)
-    bare = await _connect_with_retry(url, stop)
-    if bare is None:
+    database = await _open_with_retry(url, settings, stop)
+    if database is None:
         return
-    for name in await asyncio.to_thread(migrations.migrate, bare, settings.database, None, settings.cluster):
-        log.info("migration %s applied", name)
-    client = await asyncio.to_thread(connect, url, settings.database)
-    await asyncio.to_thread(migrations.create_views, client, settings.database, settings.cluster)
-    column_types = await asyncio.to_thread(load_column_types, client, settings.database)
+    client, probe, column_types = database
     writer = Writer(bus, insert or insert_over_http(client), settings.database, column_types)
     ingester = Ingester(bus, writer, settings)
-    probe = ClickHouseProbe(await asyncio.to_thread(connect, url, settings.database, probing.TIMEOUT_SECONDS), settings)
     lost_rollouts = LostRolloutCounter(bus, client)
 
     async def count_loop() -> None:

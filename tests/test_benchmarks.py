@@ -174,7 +174,7 @@ def test_a_peer_is_compared_by_each_systems_best_run_and_what_is_lost_is_named()
     assert (result.value, result.peer, result.ceiling) == (200.0, 80.0, 1000.0)
     here = "here 200 to 200 with 8 processes, 0 of 400 lost"
     there = "there 50 to 80 with 4 processes, 20 of 200 lost"
-    assert result.note == f"{here}; {there}; ceiling: agents alone"
+    assert result.note == f"{here}; {there}; ceiling: our agents alone"
     assert peers.percent_lost({"rollouts": 200, "readable_after_kill": 50}) == 75.0
     for runs, spent in ((ours[4], 9.0), (ours[8], 4.0)):
         runs[0]["cpu_ms"] = {"agents": 1.0, "store": spent, "other": 0.01}

@@ -1,7 +1,7 @@
 """``python -m benchmarks.workloads``: rollouts per second of the store workloads.
 
-From the first publish until every span of every rollout has been read back from ClickHouse and checked. Meanwhile the
-broker says how far it is.
+From the first publish until every span of every rollout has been read back from ClickHouse and checked. Until then
+progress is read from the broker.
 """
 
 import argparse

@@ -268,15 +268,17 @@ class Dispatcher:
             group = DispatchedGroup(number=self.num_dispatched)
         tasks, nonce = await self._group_tasks.make(group), self._nonce
         task = tasks[0].id
+        is_recorded = not group.replacement and not nonce and group.number < self._run.num_groups  # before a restart
         if task in self._closed:
-            self._groups.pop(task, None)
-            if group.number >= self._run.num_groups:
+            if not is_recorded:
                 now = time.time_ns()
-                await self._publisher.record_tasks([build_record(each, now, now) for each in tasks], timeout=math.inf)
+                records = [build_record(each, now, now) for each in tasks]
+                await self._publisher.record_tasks(records, timeout=math.inf, nonce=nonce)
+            self._groups.pop(task, None)
         else:
             group.served_version = self._served
             self._groups[task] = group  # before: what is lost on its way is outstanding too
-            if group.replacement or nonce or group.number >= self._run.num_groups:  # else it was, before a restart
+            if not is_recorded:
                 await self._publisher.publish_tasks(tasks, timeout=math.inf, nonce=nonce)
             group.is_published = True
             if nonce != self._nonce:  # the bus lost messages meanwhile, maybe these

@@ -35,12 +35,16 @@ class ClickHouseProbe:
                 free = await run_in_daemon_thread(self._read_free_bytes)
                 self.disk_problem = disk_space.record_free("store", free, self._settings.disk_free_mib)
                 self.is_answering = True
-            except (OSError, ClickHouseError) as error:  # a user without the right to read it has an answer, too
+            except (OSError, ClickHouseError) as error:  # that the user has no right to read it is an answer too
                 self.is_answering = not is_unreachable(error)
                 log.debug("cannot read the free disk space: %s", error)
             await asyncio.sleep(INTERVAL_SECONDS)
 
     def _read_free_bytes(self) -> int:
-        """Of ClickHouse's disk, or of the embedded engine's directory, which may have a quota; blocks."""
-        (free,) = query_row(self._client, "SELECT min(free_space) FROM system.disks")
-        return int(free) if self._settings.url else disk_space.free_bytes(self._settings.data_dir)
+        """Of ClickHouse's disk, or of the embedded engine's directory; blocks.
+
+        The embedded engine is asked nothing: it is in this process, and a query would wait for those of readers.
+        """
+        if self._settings.url is None:
+            return disk_space.free_bytes(self._settings.data_dir)
+        return int(query_row(self._client, "SELECT min(free_space) FROM system.disks")[0])

@@ -73,7 +73,8 @@ class EmbeddedClickHouse:
         except BusError as error:
             raise EngineBusy(str(error)) from error
         self._path = str(path.resolve())
-        self._closing = threading.Lock()
+        self._sessions = threading.Condition()
+        self._num_sessions, self._is_closed = 0, False
         try:
             self._keepalive_connection = chdb.connect(self._path)  # the engine lives while any connection does
         except RuntimeError as error:
@@ -85,8 +86,10 @@ class EmbeddedClickHouse:
         self._table_functions = frozenset(bytes(names.bytes()).decode().split())
 
     def close(self) -> None:
-        """Stop the engine; what was inserted is on disk."""
-        with self._closing:
+        """Stop the engine once its statements have ended; what was inserted is on disk. Blocks."""
+        with self._sessions:
+            self._is_closed = True
+            self._sessions.wait_for(lambda: not self._num_sessions)
             self._keepalive_connection.close()
             self._exit_stack.close()
 
@@ -129,6 +132,20 @@ class EmbeddedClickHouse:
 
     @contextmanager
     def _session(self, statement: Statement) -> Iterator[Any]:
+        with self._sessions:
+            if self._is_closed:
+                raise EngineError("Code: 439. DB::Exception: the engine is closed. (CANNOT_SCHEDULE_TASK)")
+            self._num_sessions += 1
+        try:
+            with self._connection(statement) as connection:
+                yield connection
+        finally:
+            with self._sessions:
+                self._num_sessions -= 1
+                self._sessions.notify_all()
+
+    @contextmanager
+    def _connection(self, statement: Statement) -> Iterator[Any]:
         connection = chdb.connect(self._path)
         try:
             try:

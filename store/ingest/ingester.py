@@ -183,7 +183,7 @@ async def _is_written(write_task: "asyncio.Task[None]", finished: "asyncio.Futur
     await asyncio.wait({write_task, finished}, return_when=asyncio.FIRST_COMPLETED)
     await asyncio.wait({write_task}, timeout=LAST_WRITE_SECONDS)
     if not write_task.done():
-        log.warning("ClickHouse does not answer: what was collected stays on the bus")
+        log.warning("ClickHouse did not take the last batch within %.0f s: it stays on the bus", LAST_WRITE_SECONDS)
         return False
     write_task.result()
     return True

@@ -125,13 +125,16 @@ async def test_a_group_that_a_replay_has_closed_is_not_dispatched(bus: Bus) -> N
     assert closed.isdisjoint(dispatcher.outstanding_tasks), "nobody would train them, so they would never leave"
 
 
-async def test_a_group_that_a_replay_has_closed_has_its_record(bus: Bus) -> None:
+@pytest.mark.parametrize("replacement", [0, 1])
+async def test_a_group_that_a_replay_has_closed_has_its_record(bus: Bus, replacement: int) -> None:
     """The learner ended between a group's tasks and their record, and its rollouts have ended since."""
     await bus.ensure_consumer(runner_consumer("default", "train"))
+    group = DispatchedGroup(number=0, replacement=replacement)
     probe = Dispatcher(bus, problems(8), settings(), 0)
-    await probe.restore([DispatchedGroup(number=0)])
+    await probe.restore([group])
     (name,) = probe.outstanding_tasks
-    dispatcher = Dispatcher(bus, problems(8), settings(), 0, closed={name})
+    dispatcher = Dispatcher(bus, problems(8), settings(), replacement, closed={name})
+    await dispatcher.restore([group] if replacement else [])
     dispatcher.advance(0, 0)
     recorded: set[str] = set()
     async with dispatching(dispatcher), asyncio.timeout(30), bus.pull(STORE_EVENTS, slots=8) as puller:
