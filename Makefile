@@ -10,7 +10,7 @@ DOCS := .docs
 DOCS_READY := $(DOCS)/.ready
 COMPILE := UV_CUSTOM_COMPILE_COMMAND='make lock' $(TOOLS)/bin/uv pip compile --quiet --generate-hashes --no-annotate --python-version 3.11 --python-platform x86_64-unknown-linux-gnu
 
-.PHONY: setup demo test test-all test-unit test-slow chaos hosts bench bench-ui bench-async bench-learner bench-credit bench-policies bench-kv bench-prompts bench-weights bench-sizing gpu fuzz serving-faults check format clean lock sbom audit pin-images docs
+.PHONY: setup demo test test-all test-unit test-slow chaos hosts bench bench-compare bench-ui bench-async bench-learner bench-credit bench-policies bench-kv bench-prompts bench-weights bench-sizing gpu fuzz serving-faults check format clean lock sbom audit pin-images docs
 
 $(READY): $(LOCK) pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -60,6 +60,9 @@ hosts: $(READY) ## a run on hosts of network namespaces, each cut off in turn, t
 
 bench: $(READY) ## how fast the store, the bus and the gateways are, half an hour; PEER=, PEER_V1=: pythons of agentlightning 0.3 and 1.0
 	$(BIN)/python -m benchmarks $(if $(PEER),--peer $(PEER)) $(if $(PEER_V1),--peer-v1 $(PEER_V1)) $(if $(ONLY),--only $(ONLY))
+
+bench-compare: $(READY) ## the last figures beside those of a commit, by ratios within a run; COMMIT=HEAD~1, ONLY="ingest gateway"
+	$(BIN)/python -m benchmarks.before_after $(if $(COMMIT),--commit $(COMMIT)) $(ONLY)
 
 bench-ui: $(READY) ## how long pages and reports take, of a million and of ten million spans
 	$(BIN)/python -m benchmarks.ui

@@ -5,7 +5,7 @@ import re
 import time
 from pathlib import Path
 
-from benchmarks import call_storage, dispatch, ingest, latency, peers, publish, scale, startup, weights
+from benchmarks import before_after, call_storage, dispatch, ingest, latency, peers, publish, scale, startup, weights
 from benchmarks.gateway import __main__ as gateway
 from benchmarks.results import machine, read, table
 from benchmarks.workloads import __main__ as workloads
@@ -71,6 +71,7 @@ def main() -> None:
         print(f"[{time.monotonic() - started:.0f} s] {name}", flush=True)
         runs[name]()
         PAGE.write_text(rewrite(PAGE.read_text(), machine()))
+    print(before_after.compare(wanted))
     print(f"all of it in {time.monotonic() - started:.0f} s; the table is in {PAGE}")
 
 

@@ -64,11 +64,12 @@ def table(results: Iterable[dict[str, object]]) -> str:
             result["ratio_to_peer"],
         ]
         note = f" ({result['note']})" if result.get("note") else ""
-        lines.append(f"| {result['case']}{note} | " + " | ".join(map(_cell, columns)) + " |")
+        lines.append(f"| {result['case']}{note} | " + " | ".join(map(format_cell, columns)) + " |")
     return "\n".join(lines)
 
 
-def _cell(value: object) -> str:
+def format_cell(value: object) -> str:
+    """A figure in three digits; nothing for None."""
     if value is None:
         return ""
     if isinstance(value, float):

@@ -20,6 +20,7 @@ from urllib.parse import urlencode
 import aiohttp
 from clickhouse_connect.driver.client import Client
 
+from benchmarks import before_after
 from store.clickhouse import migrations
 from store.clickhouse.client import DATABASE, connect, connect_readonly, query_row
 from store.clickhouse.query_limits import UI
@@ -333,6 +334,7 @@ async def main() -> None:
         RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
         before, _, rest = PAGE.read_text().partition(f"{BEGIN}\n")
         PAGE.write_text(f"{before}{BEGIN}\n{printed(rows)}\n{END}{rest.partition(END)[2]}")
+        print(before_after.compare(["ui"]))
 
 
 if __name__ == "__main__":

@@ -211,9 +211,11 @@ def _some(fields: str | None) -> list[str] | None:
 
 
 if __name__ == "__main__":
+    from benchmarks import before_after
     from benchmarks.__main__ import PAGE, rewrite
 
     print(machine())
     request = options()
     main(request.work.resolve(), _some(request.sizes), _some(request.models))
     PAGE.write_text(rewrite(PAGE.read_text()))
+    print(before_after.compare(["weights"]))

@@ -3,12 +3,13 @@
 import ast
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import kv_cache, peers
+from benchmarks import before_after, kv_cache, peers
 from benchmarks.__main__ import rewrite
 from benchmarks.asynchrony.__main__ import find_hopeless_seeds, tables
 from benchmarks.asynchrony.job import key_of, read, seconds_to
@@ -180,6 +181,29 @@ def test_a_peer_is_compared_by_each_systems_best_run_and_what_is_lost_is_named()
         runs[0]["cpu_ms"] = {"agents": 1.0, "store": spent, "other": 0.01}
     cpu = peers.cpu_per_rollout(ours)
     assert (cpu.value, cpu.note) == (pytest.approx(5.01), "store 4.0, agents 1.0")
+
+
+def test_figures_of_two_runs_are_compared_by_their_ratios_where_both_have_them() -> None:
+    def row(case: str, value: float, **more: Any) -> dict[str, Any]:
+        return {"case": case, "value": value, "unit": "s", "ratio_to_peer": None, "ratio_to_ceiling": None, **more}
+
+    before = [row("a", 4.0, ratio_to_peer=2.0), row("b", 4.0, ratio_to_ceiling=0.5), row("c", 4.0), row("gone", 1.0)]
+    after = [row("c", 1.0), row("a", 9.0, ratio_to_peer=3.0), row("b", 2.0), row("new", 1.0)]
+    changes = [*before_after.find_changes(before, after)]
+    assert changes == [("c", "s", 4.0, 1.0), ("a", "times the peer", 2.0, 3.0), ("b", "s", 4.0, 2.0)]
+    assert before_after.render(changes[1:2]).splitlines()[-1] == "| a | times the peer | 2 | 3 | 1.5 |"
+
+
+@pytest.mark.integration
+def test_figures_are_compared_with_those_of_a_commit(tmp_path: Path) -> None:
+    file = tmp_path / "speed.json"
+    for value in (2, 3):
+        file.write_text(json.dumps([{"case": "a", "value": value}]))
+        for command in (["init", "-q"], ["add", "speed.json"], ["commit", "-qm", "x"]):
+            identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+            subprocess.run(["git", *identity, *command], cwd=tmp_path, check=True)
+    assert [row["value"] for row in before_after.read_at("HEAD~1", file)] == [2]
+    assert before_after.read_at("HEAD", tmp_path / "other.json") == []
 
 
 def test_the_target_is_reached_when_two_evaluations_are_there_on_average() -> None:
