@@ -51,6 +51,7 @@ WORDS = (
     "the sum of two numbers is what you get when they are put together so carry one and write it down again then "
     "check every digit once more before you answer because a wrong digit costs reward"
 )
+MERGES_SECONDS = 300.0
 COLD = 5
 WARM = 15
 
@@ -304,6 +305,13 @@ def printed(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+async def wait_for_merges(client: Client) -> None:
+    """Until ClickHouse has merged what was filled: merges would take a core of the first questions."""
+    async with asyncio.timeout(MERGES_SECONDS):
+        while (await asyncio.to_thread(query_row, client, "SELECT count() FROM system.merges"))[0]:
+            await asyncio.sleep(0.5)
+
+
 async def measure_size(path: Path, rollouts: int) -> list[dict[str, Any]]:
     """Fill the store at ``path`` unless it is filled, and measure."""
     is_filled = path.is_dir() and any(path.iterdir())
@@ -315,6 +323,7 @@ async def measure_size(path: Path, rollouts: int) -> list[dict[str, Any]]:
         await asyncio.to_thread(migrations.create_views, client, DATABASE)
         if not is_filled:
             await asyncio.to_thread(fill, client, rollouts)
+            await wait_for_merges(client)
         pages = await asyncio.to_thread(connect_readonly, url, limits=UI)
         return await measure(client, pages, await asyncio.to_thread(connect_readonly, url), rollouts)
 
