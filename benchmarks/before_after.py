@@ -7,13 +7,13 @@ compared, which were measured within one run; a figure without either is shown a
 import argparse
 import json
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.results import RESULTS, format_cell
 
-Row = Mapping[str, Any]
+Row = dict[str, Any]
 COMPARED = {"ratio_to_peer": "times the peer", "ratio_to_ceiling": "of the ceiling", "value": ""}
 """What is compared of a row: the first that both runs have. In words, empty: the figure itself."""
 HEAD = ["| case | what | before | after | after / before |", "|---|---|---|---|---|"]

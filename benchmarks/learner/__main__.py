@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.before_after import read_at
 from benchmarks.learner.contenders import CONTENDERS
 from benchmarks.learner.workload import ROWS_FILE, SIZES, count_tokens, draw_rows, make_model, score_rows
 from benchmarks.results import RESULTS, machine
@@ -125,6 +126,8 @@ def main() -> None:
     print(machine())
     rows = measure(options.size, options.rounds, options.threads)
     print(table(rows))
+    if before := read_at("HEAD", RESULTS / "learner.json"):
+        print(f"as of the last commit:\n{table(before)}")
     if options.size == "standard":
         (RESULTS / "learner.json").write_text(json.dumps(rows, indent=1) + "\n")
         PAGE.write_text(fill(PAGE.read_text(), rows))
