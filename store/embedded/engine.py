@@ -134,7 +134,7 @@ class EmbeddedClickHouse:
     def _session(self, statement: Statement) -> Iterator[Any]:
         with self._sessions:
             if self._is_closed:
-                raise EngineError("Code: 439. DB::Exception: the engine is closed. (CANNOT_SCHEDULE_TASK)")
+                raise RuntimeError("the engine is closed")
             self._num_sessions += 1
         try:
             with self._connection(statement) as connection:
