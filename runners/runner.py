@@ -130,8 +130,9 @@ class Runner:
     def _rate_limits(self) -> None:
         """Request as many tasks of each mode as can start."""
         metrics.slots_in_use.set(self._slots.busy)
+        in_flight = {mode: puller.in_flight for mode, puller in self._pullers.items()}
         for mode, puller in self._pullers.items():
-            puller.resize(puller.in_flight + self._slots.num_free(mode))
+            puller.resize(self._slots.num_to_hold(mode, in_flight))
 
     def _stop(self) -> None:
         for puller in self._pullers.values():

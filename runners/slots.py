@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -36,6 +36,7 @@ class Slots:
         self._count = 0
         self._publishing: Counter[Mode] = Counter()
         self._waiting: Counter[Mode] = Counter()
+        self._known: Counter[Mode] = Counter()  # rollouts that wait for a slot, run, or are published
         self._on_change = changed
         self._changed = asyncio.Event()
         self._stopping = False
@@ -55,6 +56,15 @@ class Slots:
         """How many more tasks of a mode can start."""
         return max(0, self._num_available(mode) - self._waiting[mode])
 
+    def num_to_hold(self, mode: Mode, in_flight: Mapping[Mode, int]) -> int:
+        """How many tasks of a mode a runner may hold that holds so many of each mode.
+
+        Some may have arrived and not asked for a slot yet. Each of them takes one, or a runner would hold tasks that
+        wait while another runner is idle.
+        """
+        num_arrived = sum(max(0, num - self._known[other]) for other, num in in_flight.items())
+        return in_flight[mode] + max(0, self.num_free(mode) - num_arrived)
+
     def stop(self) -> None:
         """Lease no more slots; whoever waits gets `SlotsClosed`."""
         self._stopping = True
@@ -63,6 +73,15 @@ class Slots:
     @asynccontextmanager
     async def lease(self, mode: Mode) -> AsyncIterator[SlotLease]:
         """A slot while the block runs, or until it is released; waits for one. Raises `SlotsClosed` after `stop`."""
+        self._known[mode] += 1
+        try:
+            async with self._lease(mode) as lease:
+                yield lease
+        finally:
+            self._known[mode] -= 1
+
+    @asynccontextmanager
+    async def _lease(self, mode: Mode) -> AsyncIterator[SlotLease]:
         slot = await self._acquire(mode)
         publishing: list[Mode] = []
 

@@ -232,3 +232,17 @@ async def test_a_free_slot_is_an_evaluations_before_it_is_trainings() -> None:
             await asyncio.sleep(0)
         second.set()
     assert order == ["train1", "train2", "eval", "train3"]
+
+
+async def test_tasks_that_have_arrived_and_asked_for_no_slot_yet_count_as_held() -> None:
+    """Else a runner would hold tasks that wait, while another runner is idle."""
+    slots = Slots(lambda: None)
+    slots.open([Slot(number) for number in range(10)])
+    assert slots.num_to_hold("train", {"train": 0, "eval": 0}) == 10
+    assert slots.num_to_hold("train", {"train": 4, "eval": 0}) == 10, "four have arrived"
+    assert slots.num_to_hold("train", {"train": 4, "eval": 3}) == 7
+    async with slots.lease("train"), slots.lease("train"):
+        assert slots.num_to_hold("train", {"train": 2, "eval": 0}) == 10
+        assert slots.num_to_hold("train", {"train": 4, "eval": 0}) == 10
+        assert slots.num_to_hold("eval", {"train": 2, "eval": 0}) == 8
+    assert slots.num_to_hold("train", {"train": 12, "eval": 0}) == 12, "what has arrived stays"
