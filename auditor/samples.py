@@ -3,11 +3,12 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from common.role_settings import KvCachePolicy
 from schemas.spans import ModelCall, SpanBatch
 from schemas.trajectory.prefix_encoding import expand_calls
 
@@ -62,9 +63,7 @@ class AuditSample:
     sampling: Sampling
 
 
-def build_samples(
-    batches: Sequence[SpanBatch], kv_cache_on_swap: Literal["auto", "keep", "recompute"]
-) -> list[AuditSample]:
+def build_samples(batches: Sequence[SpanBatch], kv_cache_on_swap: KvCachePolicy) -> list[AuditSample]:
     """What can be recomputed of an attempt; raises ValueError if its calls cannot be read."""
     calls = sorted((span.call for batch in batches for span in batch.spans if span.call), key=lambda call: call.index)
     return [
@@ -92,7 +91,7 @@ def is_recomputable(call: ModelCall) -> bool:
     return not sampling.is_greedy or sampling == Sampling(temperature=sampling.temperature)
 
 
-def _samples_of(batch: SpanBatch, call: ModelCall, kv_cache_on_swap: str) -> Iterator[AuditSample]:
+def _samples_of(batch: SpanBatch, call: ModelCall, kv_cache_on_swap: KvCachePolicy) -> Iterator[AuditSample]:
     num_tokens = len(call.response_ids) // 4
     if len(call.logprobs) != len(call.response_ids) or not call.prompt_ids:
         raise ValueError(f"call {call.index} has not one log-probability per token, or no prompt")

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from common.role_settings import ModelRoleSettings
+from common.role_settings import KvCachePolicy, ModelRoleSettings
 
 
 class AuditorSettings(ModelRoleSettings):
@@ -42,7 +42,7 @@ class AuditorSettings(ModelRoleSettings):
     false_alarm_rate: float = Field(
         1e-9, gt=0, lt=1, description="false alarms per audited token of a sound engine, at most"
     )
-    kv_cache_on_swap: Literal["auto", "keep", "recompute"] = Field(
+    kv_cache_on_swap: KvCachePolicy = Field(
         "auto",
         description="as the nodes' setting; auto, keep: of an answer only tokens before a swap can be recomputed",
     )

@@ -1,7 +1,7 @@
 """What the settings of all roles have in common."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -19,6 +19,10 @@ class RoleSettings(BaseModel):
         description="where /healthz, /readyz and /metrics are answered, as 9464 (on loopback) or 0.0.0.0:9464; 0 "
         "takes a free port, which the log names; default: nowhere",
     )
+
+
+KvCachePolicy = Literal["auto", "keep", "recompute"]
+"""What a node does with the KV cache of requests in flight when it swaps weights."""
 
 
 class ModelRoleSettings(RoleSettings):

@@ -1,11 +1,11 @@
 """Settings of an inference node."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from common.role_settings import ModelRoleSettings
+from common.role_settings import KvCachePolicy, ModelRoleSettings
 from schemas.base import MAX_POLICIES
 
 MAX_REQUESTS = 4096
@@ -66,7 +66,7 @@ class InferenceSettings(ModelRoleSettings):
     max_num_seqs: int = Field(64, gt=0, description="vLLM's --max-num-seqs: requests decoded together")
     cpu_threads: int | None = Field(None, gt=0, description="CPU threads of the engine; default: vLLM's own choice")
     kv_cache_gib: float = Field(1.0, gt=0, description="memory for the KV cache where there is no GPU, in GiB")
-    kv_cache_on_swap: Literal["auto", "keep", "recompute"] = Field(
+    kv_cache_on_swap: KvCachePolicy = Field(
         "auto",
         description="what requests in flight have in the KV cache after a swap: what the old weights computed (keep), "
         "or the same tokens computed again, at the cost of a prefill (recompute); auto: keep if weights moved little",

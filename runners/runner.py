@@ -132,7 +132,7 @@ class Runner:
         metrics.slots_in_use.set(self._slots.busy)
         in_flight = {mode: puller.in_flight for mode, puller in self._pullers.items()}
         for mode, puller in self._pullers.items():
-            puller.resize(self._slots.num_to_hold(mode, in_flight))
+            puller.resize(self._slots.max_in_flight(mode, in_flight))
 
     def _stop(self) -> None:
         for puller in self._pullers.values():

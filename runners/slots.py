@@ -36,7 +36,7 @@ class Slots:
         self._count = 0
         self._publishing: Counter[Mode] = Counter()
         self._waiting: Counter[Mode] = Counter()
-        self._known: Counter[Mode] = Counter()  # rollouts that wait for a slot, run, or are published
+        self._num_rollouts: Counter[Mode] = Counter()  # that wait for a slot, run, or are published
         self._on_change = changed
         self._changed = asyncio.Event()
         self._stopping = False
@@ -56,14 +56,14 @@ class Slots:
         """How many more tasks of a mode can start."""
         return max(0, self._num_available(mode) - self._waiting[mode])
 
-    def num_to_hold(self, mode: Mode, in_flight: Mapping[Mode, int]) -> int:
-        """How many tasks of a mode a runner may hold that holds so many of each mode.
+    def max_in_flight(self, mode: Mode, in_flight: Mapping[Mode, int]) -> int:
+        """How many tasks of a mode may be in flight to a runner that now has so many of each mode ``in_flight``.
 
-        Some may have arrived and not asked for a slot yet. Each of them takes one, or a runner would hold tasks that
-        wait while another runner is idle.
+        Some may have arrived and not asked for a slot yet. A slot is kept for each of them: else tasks would wait here
+        while another runner is idle.
         """
-        num_arrived = sum(max(0, num - self._known[other]) for other, num in in_flight.items())
-        return in_flight[mode] + max(0, self.num_free(mode) - num_arrived)
+        num_without_slot = sum(max(0, num - self._num_rollouts[other]) for other, num in in_flight.items())
+        return in_flight[mode] + max(0, self.num_free(mode) - num_without_slot)
 
     def stop(self) -> None:
         """Lease no more slots; whoever waits gets `SlotsClosed`."""
@@ -73,12 +73,12 @@ class Slots:
     @asynccontextmanager
     async def lease(self, mode: Mode) -> AsyncIterator[SlotLease]:
         """A slot while the block runs, or until it is released; waits for one. Raises `SlotsClosed` after `stop`."""
-        self._known[mode] += 1
+        self._num_rollouts[mode] += 1
         try:
             async with self._lease(mode) as lease:
                 yield lease
         finally:
-            self._known[mode] -= 1
+            self._num_rollouts[mode] -= 1
 
     @asynccontextmanager
     async def _lease(self, mode: Mode) -> AsyncIterator[SlotLease]:

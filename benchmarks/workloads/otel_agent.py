@@ -3,7 +3,7 @@
 One rollout at a time in a process. Its spans leave together when the rollout ends: the runner flushes the provider.
 
 ``python -m benchmarks.workloads.otel_agent N ROUNDS`` runs N rollouts one after the other, without any system around
-them, once it has said "ready" and was given a line.
+them. It prints "ready" and begins when it has read a line.
 """
 
 import asyncio

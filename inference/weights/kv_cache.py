@@ -1,9 +1,8 @@
 """Whether requests in flight keep their KV cache across a swap. Pure."""
 
 import math
-from typing import Literal
 
-KvCachePolicy = Literal["auto", "keep", "recompute"]
+from common.role_settings import KvCachePolicy
 
 
 class KvCacheChoice:

@@ -57,7 +57,7 @@ def follows_active(update: PendingUpdate, active: PendingUpdate | None) -> bool:
     return not update.is_canary and manifest.broadcast is not None and manifest.parent == version
 
 
-def known_change(update: PendingUpdate, active: PendingUpdate | None) -> float | None:
+def find_change(update: PendingUpdate, active: PendingUpdate | None) -> float | None:
     """How far the update's weights are from the active ones; None: unknown."""
     return update.manifest.change if active is not None and update.manifest.parent == active.version else None
 

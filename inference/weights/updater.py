@@ -28,10 +28,10 @@ from inference.weights.canary import Canary, CanaryResult
 from inference.weights.plan import (
     CanaryBackoff,
     PendingUpdate,
+    find_change,
     follows_active,
     interrupts_calls,
     is_still_progress,
-    known_change,
     plan_update,
 )
 from inference.weights.swap_lock import SwapLock
@@ -224,7 +224,7 @@ class WeightUpdater:
 
     async def _load(self, update: PendingUpdate) -> float:
         with tracing.start_as_current_span("swap"):
-            return await self._target.load_files(update.files, update.version, known_change(update, self._active))
+            return await self._target.load_files(update.files, update.version, find_change(update, self._active))
 
     async def _activate(self, update: PendingUpdate, pause_seconds: float) -> None:
         self._active, self.problem, self.needs_full_weights = update, "", False

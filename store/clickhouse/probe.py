@@ -35,7 +35,7 @@ class ClickHouseProbe:
                 free = await run_in_daemon_thread(self._read_free_bytes)
                 self.disk_problem = disk_space.record_free("store", free, self._settings.disk_free_mib)
                 self.is_answering = True
-            except (OSError, ClickHouseError) as error:  # that the user has no right to read it is an answer too
+            except (OSError, ClickHouseError) as error:  # an access error is an answer too
                 self.is_answering = not is_unreachable(error)
                 log.debug("cannot read the free disk space: %s", error)
             await asyncio.sleep(INTERVAL_SECONDS)

@@ -83,11 +83,11 @@ class Ingester:
                     break
                 columns = self._writer.start_building(batch)
                 await asyncio.wait({columns})
-                if write_task is not None and not await _is_written(write_task, finished):
+                if write_task is not None and not await _wait_until_written(write_task, finished):
                     return
                 write_task = asyncio.create_task(self._write(batch, columns, self._batch_started_ns, time.time_ns()))
             if write_task is not None:
-                await _is_written(write_task, finished)
+                await _wait_until_written(write_task, finished)
         finally:
             if write_task is not None:
                 await cancel_and_wait(write_task)
@@ -178,8 +178,8 @@ class Ingester:
         return self._queued_rows
 
 
-async def _is_written(write_task: "asyncio.Task[None]", finished: "asyncio.Future[Any]") -> bool:
-    """Wait for a write; once the work is finished, not longer than `LAST_WRITE_SECONDS`. Raises what it raised."""
+async def _wait_until_written(write_task: "asyncio.Task[None]", finished: "asyncio.Future[Any]") -> bool:
+    """Whether a write has ended; after ``finished`` it has `LAST_WRITE_SECONDS` more. Raises the write's error."""
     await asyncio.wait({write_task, finished}, return_when=asyncio.FIRST_COMPLETED)
     await asyncio.wait({write_task}, timeout=LAST_WRITE_SECONDS)
     if not write_task.done():

@@ -3,7 +3,7 @@
 import pytest
 
 from inference.weights.kv_cache import KvCacheChoice
-from inference.weights.plan import PendingUpdate, known_change
+from inference.weights.plan import PendingUpdate, find_change
 from schemas.weights.events import WeightManifest
 
 
@@ -33,7 +33,7 @@ def test_a_fixed_policy_asks_for_no_change(change: float | None) -> None:
 
 
 def test_a_change_is_known_only_from_the_version_that_is_loaded() -> None:
-    assert known_change(update(3, parent=2), update(2, parent=1)) == 0.001
-    assert known_change(update(4, parent=3), update(2, parent=1)) is None, "version 3 was skipped"
-    assert known_change(update(2, parent=1), update(3, parent=2)) is None, "back to an older version"
-    assert known_change(update(0, parent=None), None) is None
+    assert find_change(update(3, parent=2), update(2, parent=1)) == 0.001
+    assert find_change(update(4, parent=3), update(2, parent=1)) is None, "version 3 was skipped"
+    assert find_change(update(2, parent=1), update(3, parent=2)) is None, "back to an older version"
+    assert find_change(update(0, parent=None), None) is None

@@ -238,11 +238,11 @@ async def test_tasks_that_have_arrived_and_asked_for_no_slot_yet_count_as_held()
     """Else a runner would hold tasks that wait, while another runner is idle."""
     slots = Slots(lambda: None)
     slots.open([Slot(number) for number in range(10)])
-    assert slots.num_to_hold("train", {"train": 0, "eval": 0}) == 10
-    assert slots.num_to_hold("train", {"train": 4, "eval": 0}) == 10, "four have arrived"
-    assert slots.num_to_hold("train", {"train": 4, "eval": 3}) == 7
+    assert slots.max_in_flight("train", {"train": 0, "eval": 0}) == 10
+    assert slots.max_in_flight("train", {"train": 4, "eval": 0}) == 10, "four have arrived"
+    assert slots.max_in_flight("train", {"train": 4, "eval": 3}) == 7
     async with slots.lease("train"), slots.lease("train"):
-        assert slots.num_to_hold("train", {"train": 2, "eval": 0}) == 10
-        assert slots.num_to_hold("train", {"train": 4, "eval": 0}) == 10
-        assert slots.num_to_hold("eval", {"train": 2, "eval": 0}) == 8
-    assert slots.num_to_hold("train", {"train": 12, "eval": 0}) == 12, "what has arrived stays"
+        assert slots.max_in_flight("train", {"train": 2, "eval": 0}) == 10
+        assert slots.max_in_flight("train", {"train": 4, "eval": 0}) == 10
+        assert slots.max_in_flight("eval", {"train": 2, "eval": 0}) == 8
+    assert slots.max_in_flight("train", {"train": 12, "eval": 0}) == 12, "what has arrived stays"
