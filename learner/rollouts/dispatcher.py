@@ -281,8 +281,6 @@ class Dispatcher:
             if not is_recorded:
                 await self._publisher.publish_tasks(tasks, timeout=math.inf, nonce=nonce)
             group.is_published = True
-            if nonce != self._nonce:  # the bus lost messages meanwhile, maybe these
-                self._lost.append((task, range(self._settings.group_size), self._nonce))
         self.num_dispatched = max(self.num_dispatched, group.number + 1)
         if not group.replacement and self.num_dispatched > self._run.num_groups:
             await self._run.advance(self.num_dispatched)

@@ -72,11 +72,11 @@ class OutstandingGroups:
     def missing_samples(
         self, group_size: int, ended: Mapping[str, Container[int]], closed: Container[str]
     ) -> dict[str, Collection[int]]:
-        """By task: the samples that are on the bus and have not ended; ``ended`` are those that have."""
+        """By task: the samples on the bus, or on their way there, that have not ended; ``ended`` are those that have."""
         missing = {
             task: [sample for sample in range(group_size) if sample not in ended.get(task, ())]
             for task, group in self.by_task.items()
-            if group.is_published and task not in closed
+            if group.served_version is not None and task not in closed
         }
         return {task: samples for task, samples in missing.items() if samples}
 

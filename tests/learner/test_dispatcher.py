@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from bus.client import Bus
 from bus.streams import STORE_EVENTS, runner_consumer
 from bus.task_file import TaskInput
+from bus.task_publisher import TaskPublisher
 from common.aio import cancel_and_wait
 from learner.errors import LearnerError
 from learner.rollouts.dispatcher import MAX_REPLACEMENTS, Dispatcher
@@ -159,6 +160,31 @@ async def test_what_the_bus_lost_is_dispatched_again_and_what_has_ended_is_not(b
         assert [(task.id, task.sample_index) for task in again] == [(slow, 1), (three, 0), (three, 1)]
         assert again == [task for task in first if (task.id, task.sample_index) in {(slow, 1), (three, 0), (three, 1)}]
         assert [group.number for group in dispatcher.outstanding()] == [0, 1, 2]
+
+
+async def test_tasks_on_their_way_when_the_bus_loses_messages_are_dispatched_again_too(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bus may have lost them before it said that it has them."""
+    await bus.ensure_consumer(runner_consumer("default", "train"))
+    dispatcher = Dispatcher(bus, problems(2), settings(groups_per_step=1, max_staleness=0))
+    publish_tasks, has_published, may_return = TaskPublisher.publish_tasks, asyncio.Event(), asyncio.Event()
+
+    async def publish_slowly(self: TaskPublisher, *args: Any, **kwargs: Any) -> int:
+        num_new = await publish_tasks(self, *args, **kwargs)
+        has_published.set()
+        await may_return.wait()
+        return num_new
+
+    monkeypatch.setattr(TaskPublisher, "publish_tasks", publish_slowly)
+    async with dispatching(dispatcher):
+        first = await tasks_of(bus, 2)
+        await has_published.wait()
+        assert dispatcher.dispatch_again({}, "gap") == 2
+        may_return.set()
+        assert await tasks_of(bus, 2) == first
+        await eventually(lambda: not dispatcher.is_behind)
+        assert len(dispatcher.outstanding_tasks) == 1
 
 
 async def test_tasks_are_dispatched_as_runners_take_them_and_no_sooner(
