@@ -1,9 +1,7 @@
-"""A lease on a task: when to renew it, whether it is still ours, and the timer that keeps it so."""
+"""A lease on a task: when to renew it, whether it is still ours, and what keeps it so."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from bus.message import Message
@@ -34,25 +32,43 @@ class Lease:
         return now - self.renewed < self.ack_wait
 
 
-@asynccontextmanager
-async def keep_renewed(delivery: Message, ack_wait: float = 30.0) -> AsyncIterator[Lease]:
-    """Keep a delivery ours while the block runs, by a task of its own, three times per ``ack_wait``."""
-    now = asyncio.get_running_loop().time
-    lease = Lease(ack_wait, now())
+class LeaseRenewer:
+    """Keeps a delivery ours while the block runs, by renewals three times per ``ack_wait``; gives its `Lease`.
 
-    async def renew() -> None:
-        while True:
-            await asyncio.sleep(lease.seconds_until_renewal(now()) or ack_wait / 3)
-            sent = now()
-            try:
-                await delivery.in_progress(sync=True)
-            except Exception as error:  # whatever it was: without another try the lease runs out
-                log.warning("lease of %s not renewed: %s", delivery.subject, str(error) or type(error).__name__)
-            else:
-                lease.renew(sent, now())
+    There is a timer, not a task, until the first renewal is due: most rollouts end sooner.
+    """
 
-    renewing = asyncio.create_task(renew())
-    try:
-        yield lease
-    finally:
-        await cancel_and_wait(renewing)
+    __slots__ = ("_delivery", "_lease", "_renewing", "_timer")
+
+    def __init__(self, delivery: Message, ack_wait: float = 30.0) -> None:
+        self._delivery = delivery
+        self._lease = Lease(ack_wait, asyncio.get_running_loop().time())
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Lease:
+        self._start_timer()
+        return self._lease
+
+    async def __aexit__(self, *exception: object) -> None:
+        if self._renewing is not None:
+            await cancel_and_wait(self._renewing)
+        self._timer.cancel()  # last: a renewal whose cancellation was forgotten starts it again
+
+    def _start_timer(self) -> None:
+        loop, lease = asyncio.get_running_loop(), self._lease
+        seconds = lease.seconds_until_renewal(loop.time()) or lease.ack_wait / 3
+        self._timer = loop.call_later(seconds, self._start_renewal)
+
+    def _start_renewal(self) -> None:
+        self._renewing = asyncio.create_task(self._renew())
+
+    async def _renew(self) -> None:
+        now = asyncio.get_running_loop().time
+        sent = now()
+        try:
+            await self._delivery.in_progress(sync=True)
+        except Exception as error:  # whatever it was: without another try the lease runs out
+            log.warning("lease of %s not renewed: %s", self._delivery.subject, str(error) or type(error).__name__)
+        else:
+            self._lease.renew(sent, now())
+        self._start_timer()

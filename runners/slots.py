@@ -36,7 +36,7 @@ class Slots:
         self._count = 0
         self._publishing: Counter[Mode] = Counter()
         self._waiting: Counter[Mode] = Counter()
-        self._num_rollouts: Counter[Mode] = Counter()  # that wait for a slot, run, or are published
+        self._started: Counter[Mode] = Counter()  # rollouts that run or are published
         self._on_change = changed
         self._changed = asyncio.Event()
         self._stopping = False
@@ -62,7 +62,9 @@ class Slots:
         Some may have arrived and not asked for a slot yet. A slot is kept for each of them: else tasks would wait here
         while another runner is idle.
         """
-        num_without_slot = sum(max(0, num - self._num_rollouts[other]) for other, num in in_flight.items())
+        num_without_slot = sum(
+            max(0, num - self._waiting[other] - self._started[other]) for other, num in in_flight.items()
+        )
         return in_flight[mode] + max(0, self.num_free(mode) - num_without_slot)
 
     def stop(self) -> None:
@@ -73,15 +75,6 @@ class Slots:
     @asynccontextmanager
     async def lease(self, mode: Mode) -> AsyncIterator[SlotLease]:
         """A slot while the block runs, or until it is released; waits for one. Raises `SlotsClosed` after `stop`."""
-        self._num_rollouts[mode] += 1
-        try:
-            async with self._lease(mode) as lease:
-                yield lease
-        finally:
-            self._num_rollouts[mode] -= 1
-
-    @asynccontextmanager
-    async def _lease(self, mode: Mode) -> AsyncIterator[SlotLease]:
         slot = await self._acquire(mode)
         publishing: list[Mode] = []
 
@@ -94,6 +87,7 @@ class Slots:
         try:
             yield SlotLease(slot, release)
         finally:
+            self._started[mode] -= 1
             if publishing:
                 self._publishing[publishing[0]] -= 1
                 self._notify()
@@ -109,6 +103,7 @@ class Slots:
                 await self._changed.wait()
             if self._stopping:
                 raise SlotsClosed
+            self._started[mode] += 1
             return self._free.popleft()
         finally:
             self._waiting[mode] -= 1

@@ -13,7 +13,7 @@ from bus.client import Bus
 from bus.dead_letters import DeadLetterQueue
 from bus.dlq_limit import DlqLimit
 from bus.errors import BusError, DlqLimitExceededError
-from bus.lease import Lease, keep_renewed
+from bus.lease import Lease, LeaseRenewer
 from bus.message import Message
 from bus.task_publisher import TaskPublisher, build_foreign_record
 from common.observability import metrics, tracing
@@ -82,7 +82,7 @@ class TaskHandler:
         rollout = delivery.headers.get(subjects.MSG_ID_HEADER, delivery.subject)
         try:
             # Leased first: it may wait for a slot.
-            async with keep_renewed(delivery, self._ack_wait) as lease, self._slots.lease(mode) as slot_lease:
+            async with LeaseRenewer(delivery, self._ack_wait) as lease, self._slots.lease(mode) as slot_lease:
                 await self._process(slot_lease, delivery, lease)
         except SlotsClosed:
             await self._nak(delivery, 0.0)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from benchmarks.sizing.measure import rollout
 from bus.client import Bus
-from bus.lease import keep_renewed
+from bus.lease import LeaseRenewer
 from bus.message import Message
 from bus.pull_consumer import PullConsumer
 from bus.streams import runner_consumer
@@ -35,7 +35,7 @@ async def work(bus: Bus, puller: PullConsumer) -> int:
     async def handle(delivery: Message) -> None:
         nonlocal done
         task = delivery.decode_as(Task)
-        async with keep_renewed(delivery):
+        async with LeaseRenewer(delivery):
             await asyncio.sleep(AGENT_SECONDS)
             batch = replace(SAID, rollout_id=f"{task.id}.0", task_id=task.id, execution_id=task.id)
             msg_id = ids.batch_msg_id(batch.execution_id, batch.sequence)

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 from opentelemetry.context import Context
@@ -32,6 +32,8 @@ AGENT_PREFIXES = ("OTEL_INSTRUMENTATION_", "OTEL_PYTHON_", "OTEL_SEMCONV_")
 Kind = Literal["internal", "server", "client", "consumer"]
 Attributes = Mapping[str, str | int | float | bool]
 """Attributes of a span."""
+NO_SPAN: AbstractContextManager[Span] = nullcontext(INVALID_SPAN)
+"""The span of every block while none is exported."""
 
 
 TRACE_CONTEXT = TraceContextTextMapPropagator()
@@ -70,14 +72,15 @@ def shutdown() -> None:
         last.join(FLUSH_SECONDS)
 
 
-@contextmanager
 def start_span(
     name: str, attributes: Attributes | None = None, parent: str = "", kind: Kind = "internal", started_ns: int = 0
-) -> Iterator[Span]:
+) -> AbstractContextManager[Span]:
     """A span of the block, as a child of the current span or of a W3C traceparent."""
-    if _provider is None:
-        yield INVALID_SPAN
-        return
+    return NO_SPAN if _provider is None else _start_span(name, attributes, parent, kind, started_ns)
+
+
+@contextmanager
+def _start_span(name: str, attributes: Attributes | None, parent: str, kind: Kind, started_ns: int) -> Iterator[Span]:
     span = _tracer.start_span(name, _context(parent), SpanKind[kind.upper()], attributes, start_time=started_ns or None)
     try:
         yield span
@@ -90,16 +93,19 @@ def start_span(
         span.end()
 
 
-@contextmanager
 def start_as_current_span(
     name: str, attributes: Attributes | None = None, parent: str = "", kind: Kind = "internal", started_ns: int = 0
-) -> Iterator[Span]:
+) -> AbstractContextManager[Span]:
     """`start_span`, as the current span of the block: inner spans are its children. Not for generators."""
-    if _provider is None:
-        yield INVALID_SPAN
-        return
+    return NO_SPAN if _provider is None else _start_as_current_span(name, attributes, parent, kind, started_ns)
+
+
+@contextmanager
+def _start_as_current_span(
+    name: str, attributes: Attributes | None, parent: str, kind: Kind, started_ns: int
+) -> Iterator[Span]:
     with (
-        start_span(name, attributes, parent, kind, started_ns) as span,
+        _start_span(name, attributes, parent, kind, started_ns) as span,
         use_span(span, record_exception=False, set_status_on_exception=False),
     ):
         yield span

@@ -72,7 +72,7 @@ class OutstandingGroups:
     def missing_samples(
         self, group_size: int, ended: Mapping[str, Container[int]], closed: Container[str]
     ) -> dict[str, Collection[int]]:
-        """By task: the samples on the bus, or on their way there, that have not ended; ``ended`` are those that have."""
+        """By task: the samples on the bus or on their way there, less those that have ``ended``."""
         missing = {
             task: [sample for sample in range(group_size) if sample not in ended.get(task, ())]
             for task, group in self.by_task.items()

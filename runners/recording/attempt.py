@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -43,7 +42,7 @@ class AttemptRecorder:
     published_ns: int = 0
     """When the bus had the task."""
     started_ns: int = field(default_factory=time.time_ns)
-    outbox: deque[SpanBatch] = field(default_factory=deque)
+    outbox: list[SpanBatch] = field(default_factory=list)
     """Batches the bus does not have yet, in order."""
     sending: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by whoever sends them."""

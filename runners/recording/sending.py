@@ -22,4 +22,4 @@ async def send(bus: Bus, recorder: AttemptRecorder, seconds: float = math.inf) -
                 traceparent=ids.traceparent(recorder.trace_id, recorder.root_id),
                 timeout=seconds,
             )
-            recorder.outbox.popleft()
+            recorder.outbox.pop(0)

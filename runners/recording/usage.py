@@ -12,7 +12,7 @@ Interval = tuple[int, int]
 """Start and end in nanoseconds."""
 
 
-@dataclass
+@dataclass(slots=True)
 class UsageMeter:
     """Counts spans as they end; ``task_model`` is the model of the task."""
 

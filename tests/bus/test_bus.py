@@ -24,7 +24,7 @@ from bus.errors import (
     classify,
 )
 from bus.fleet.heartbeats import Fleet
-from bus.lease import keep_renewed
+from bus.lease import LeaseRenewer
 from bus.object_store import CHUNK_BYTES
 from bus.provisioning import ensure_stream
 from bus.streams import STORE_EVENTS, learner_consumer, runner_consumer
@@ -183,7 +183,7 @@ async def test_a_lease_outlives_ack_wait(bus: Bus) -> None:
     await TaskPublisher(bus).publish_task(task(1))
     async with bus.pull(consumer, slots=2) as puller:
         delivery = await asyncio.wait_for(anext(puller), 5)
-        async with keep_renewed(delivery, ack_wait=3.0):
+        async with LeaseRenewer(delivery, ack_wait=3.0):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(anext(puller), 5)
         assert (await asyncio.wait_for(anext(puller), 10)).num_delivered == 2

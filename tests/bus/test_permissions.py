@@ -21,7 +21,7 @@ from bus.client import Bus
 from bus.dead_letters import DeadLetterQueue
 from bus.embedded.nats_server import nats_server
 from bus.errors import BusError, CredentialsError
-from bus.lease import keep_renewed
+from bus.lease import LeaseRenewer
 from bus.message import Message
 from bus.prompts import PromptRegistry
 from bus.security.credentials import Credentials
@@ -184,7 +184,7 @@ async def test_each_role_does_its_work_and_is_denied_nothing(
         assert (await store.js.stream_info(subjects.TASKS)).state.messages == 2
         async with runner.pull(tasks, slots=2) as puller, asyncio.timeout(20):
             good, bad = await anext(puller), await anext(puller)
-            async with keep_renewed(good, ack_wait=1.0) as lease:
+            async with LeaseRenewer(good, ack_wait=1.0) as lease:
                 renewed = lease.renewed
                 while lease.renewed == renewed:
                     await asyncio.sleep(0.05)

@@ -62,7 +62,7 @@ class Bed:
             while attempt.outbox:
                 if self.error is not None:
                     raise self.error
-                self.sent.append(attempt.outbox.popleft())
+                self.sent.append(attempt.outbox.pop(0))
 
     async def post(self, signal: str, body: bytes, kind: str = PROTOBUF, **headers: str) -> tuple[int, Any, bytes]:
         url = f"{self.slot.base_url}/otlp/v1/{signal}"
