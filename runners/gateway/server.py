@@ -67,6 +67,8 @@ log = logging.getLogger(__name__)
 
 WAITING_STATUS = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_TIMEOUT_SECONDS)
 RETRY_AFTER_SECONDS = 1
+MAX_INLINE_BYTES = 8192
+"""Of telemetry that is parsed in the event loop: giving it to a thread and waiting for the answer would take longer."""
 SLOT_KEY = web.RequestKey("slot", Slot)
 """Of a request: the slot whose key it has."""
 
@@ -240,9 +242,12 @@ class Gateway:
         attempt = running.recorder
         try:
             body = await read_limited_body(request)  # aiohttp has undone Content-Encoding
-            async with slot.decoding:
-                read = partial(otlp.parse_request, signal, body, kind, attempt.rollout, attempt.root_id)
-                spans = await asyncio.get_running_loop().run_in_executor(self._decoder, read)
+            parse = partial(otlp.parse_request, signal, body, kind, attempt.rollout, attempt.root_id)
+            if len(body) <= MAX_INLINE_BYTES:
+                spans = parse()
+            else:
+                async with slot.decoding:
+                    spans = await asyncio.get_running_loop().run_in_executor(self._decoder, parse)
         except web.HTTPRequestEntityTooLarge:
             return otlp.error_response(413, kind, too_large(request))
         except web.HTTPBadRequest as error:

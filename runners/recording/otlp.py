@@ -37,7 +37,7 @@ UNREADABLE = (
 def parse_request(signal: str, body: bytes, content_type: str, rollout: str, root_span_id: str) -> list[Span]:
     """The spans of one export request, as spans of a rollout; raises `InvalidOtlp`. Of metrics nothing is kept.
 
-    ``signal`` is one of `SIGNALS`. Takes up to seconds for a hostile body: not for the event loop's thread.
+    ``signal`` is one of `SIGNALS`. Takes up to seconds for a large hostile body: not for the event loop's thread.
     """
     trace = ids.trace_id(rollout)
     if signal == "traces":

@@ -27,7 +27,7 @@ class Delivery:
 
 async def test_a_renewal_that_forgets_its_cancellation_is_the_last_one() -> None:
     delivery = Delivery()
-    renewer = LeaseRenewer(cast(Message, delivery), ack_wait=0.03)
+    renewer = LeaseRenewer(cast("Message", delivery), ack_wait=0.03)
     async with asyncio.timeout(10), renewer:
         await delivery.is_renewing.wait()
     assert renewer._timer.cancelled()
@@ -46,7 +46,7 @@ async def test_a_lease_is_renewed_until_the_block_ends(error: Exception | None) 
             if error is not None:
                 raise error
 
-    renewer = LeaseRenewer(cast(Any, Answering()), ack_wait=0.03)
+    renewer = LeaseRenewer(cast("Any", Answering()), ack_wait=0.03)
     async with asyncio.timeout(10), renewer as lease:
         first = lease.renewed
         await was_renewed_twice.wait()

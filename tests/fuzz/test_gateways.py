@@ -21,8 +21,6 @@ from runners.gateway.server import Gateway
 from runners.recording.attempt import AttemptRecorder
 from tests.runners.conftest import ScriptedEngine, task
 
-pytestmark = pytest.mark.e2e
-
 OPENAPI = Path(__file__).parents[2] / "docs" / "openapi"
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "5"))
 """Of each operation; `make fuzz` asks for more."""
@@ -107,6 +105,7 @@ async def test_its_routes_are_those_of_its_document(bus: Bus, name: str) -> None
     assert {(method, path.removeprefix("/slot/{k}")) for method, path in served} == documented
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("name", GATEWAYS)
 async def test_whatever_is_asked_it_answers_as_documented(bus: Bus, name: str, tmp_path: Path) -> None:
     async with GATEWAYS[name](bus) as (address, key, _):

@@ -23,7 +23,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from bus.client import Bus
 from bus.errors import BusError, StreamFullError
 from bus.task_publisher import TaskPublisher
-from runners.gateway.server import Gateway
+from runners.gateway.server import MAX_INLINE_BYTES, Gateway
 from runners.gateway.slot import Slot
 from runners.recording import otlp
 from runners.recording.attempt import AttemptRecorder
@@ -83,12 +83,16 @@ async def bed(bus: Bus) -> AsyncIterator[Bed]:
             yield built
 
 
-async def test_spans_are_on_the_bus_when_they_are_answered(bus: Bus) -> None:
+@pytest.mark.parametrize("count", [3, 300])
+async def test_spans_are_on_the_bus_when_they_are_answered(bus: Bus, count: int) -> None:
+    """Of requests that are parsed in the event loop, and in a thread."""
+    request = traces(count).SerializeToString()
+    assert (len(request) > MAX_INLINE_BYTES) is (count == 300)
     async with bed(bus) as built:
-        status, _, body = await built.post("traces", traces(3).SerializeToString())
+        status, _, body = await built.post("traces", request)
         assert status == 200 and not ExportTraceServiceResponse.FromString(body).HasField("partial_success")
         (batch,) = built.sent
-        assert [span.name for span in batch.spans] == ["tool"] * 3 and batch.sequence == 0 and batch.end is None
+        assert [span.name for span in batch.spans] == ["tool"] * count and batch.sequence == 0 and batch.end is None
 
 
 async def test_the_header_in_the_environment_means_the_same_read_as_it_is_and_unescaped(bus: Bus) -> None:
