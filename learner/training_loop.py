@@ -116,6 +116,7 @@ class TrainingLoop:
             seconds_left = self.consumer.expire()
             self.consumer.groups.drop(self.dispatcher.take_surplus())
             await self.dispatcher.replace_dropped(self.excluded.collect())
+            self.consumer.groups.drop(self.dispatcher.find_replacements_of_others(self.consumer.groups.ready))
             groups = self.consumer.groups.pop_ready(self.settings.groups_per_step, self._choose_groups)
             metrics.groups_ready.set(len(self.consumer.groups.ready))
             if groups:

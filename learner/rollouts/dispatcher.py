@@ -154,6 +154,14 @@ class Dispatcher:
         """Tasks that are left to other learners since the last call, oldest first."""
         return self._outstanding.take_surplus()
 
+    def find_replacements_of_others(self, ready: Iterable[RolloutGroup]) -> list[str]:
+        """Tasks of ready groups that replace a group of another learner; this one's own group did not come to nothing.
+
+        They are not admitted here: by the time that they are ready, their tokens may be beyond the bound.
+        """
+        tasks = (group.task_id for group in ready)
+        return [task for task in tasks if task not in self._groups and self._group_tasks.is_replacement(task)]
+
     def order_by_deadline(self, ready: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         """Ready groups in the order in which they are to be trained."""
         if not self._is_bounded:

@@ -1,5 +1,6 @@
 """The tasks of a group: the same for every learner of a run, before and after a restart."""
 
+import re
 from collections.abc import Sequence
 
 from bus.task_file import TaskInput
@@ -15,11 +16,16 @@ class GroupTasks:
     def __init__(self, problems: Sequence[TaskInput], settings: LearnerSettings) -> None:
         self._problems, self._settings = problems, settings
         self._task_order = TaskOrder(len(problems), settings.seed)
+        self._replacement = re.compile(rf".*@{re.escape(settings.run)}-p\d+r\d+", re.DOTALL)
 
     async def make(self, group: DispatchedGroup) -> list[Task]:
         """The tasks of a group, in the order of their samples."""
         pass_number, index = await self._task_order.seek(group.number)
         return tasks_of_group(self._problems[index], pass_number, self._settings, group.replacement)
+
+    def is_replacement(self, task: str) -> bool:
+        """Whether a task is the replacement of a group that came to nothing, by its id as `task_id` makes it."""
+        return bool(self._problems) and self._replacement.fullmatch(task) is not None
 
 
 def task_id(problem: TaskInput, pass_number: int, replacement: int, settings: LearnerSettings) -> str:

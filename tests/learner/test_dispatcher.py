@@ -21,7 +21,7 @@ from bus.task_publisher import TaskPublisher
 from common.aio import cancel_and_wait
 from learner.errors import LearnerError
 from learner.rollouts.dispatcher import MAX_REPLACEMENTS, Dispatcher
-from learner.rollouts.groups import GroupBuffer
+from learner.rollouts.groups import GroupBuffer, RolloutGroup
 from learner.rollouts.pacing import DispatchedGroup
 from learner.rollouts.task_order import TaskOrder
 from learner.rollouts.task_queue import TaskQueue
@@ -379,6 +379,27 @@ async def test_what_is_being_trained_is_left_to_nobody_and_counts_until_its_step
             assert checker.take_surplus() == first[2:] and {*checker.outstanding_tasks} == {*first[:2], *new}
             checker.advance(1, 1, first[:2])
             assert len(checker.outstanding_tasks) == 2, "as many as the step from version 1 can train"
+
+
+async def test_a_learner_leaves_the_replacements_of_another_learners_groups_to_it(bus: Bus) -> None:
+    """They count for no bound here. A task that somebody else publishes into the run is trained."""
+    await bus.ensure_consumer(runner_consumer("default", "train"))
+    writer = Dispatcher(bus, problems(9), several("writer"))
+    checker = Dispatcher(bus, problems(9), several("checker"))
+    await writer.restore([])
+    await checker.restore([])
+    writer.advance(0, 0)
+    checker.advance(0, 0)
+    async with dispatching(checker):
+        first = (await tasks_of(bus, 8))[0].id
+        await checker.replace_dropped([first])
+        again = (await tasks_of(bus, 2))[0].id
+        async with dispatching(writer):
+            await eventually(lambda: first in writer.outstanding_tasks)
+    ready = [RolloutGroup(task, 2, 0.0) for task in (first, again, "somebodys-task")]
+    assert again == f"{first}r1"
+    assert writer.find_replacements_of_others(ready) == [again]
+    assert checker.find_replacements_of_others(ready) == []
 
 
 async def test_learners_that_dispatch_other_tasks_in_one_run_are_refused(bus: Bus) -> None:
