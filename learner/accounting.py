@@ -1,10 +1,11 @@
 """What became of the rollouts that are not trained on, kept until a training step tells it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from learner.batching.rollout_dispositions import SURPLUS, excluded, not_finished
-from learner.rollouts.assembler import Rollout
+from learner.batching.rollout_dispositions import SURPLUS, describe_missing_reward, excluded, not_finished
+from learner.rollouts.assembler import Rollout, training_reward
 from learner.rollouts.consumer import RolloutConsumer
+from learner.rollouts.rejection_streak import RejectionStreak
 from learner.settings.learner import LearnerSettings
 from schemas.training import RolloutDisposition
 
@@ -15,13 +16,16 @@ class ExcludedRollouts:
     def __init__(self, consumer: RolloutConsumer, settings: LearnerSettings) -> None:
         self._consumer, self._settings = consumer, settings
         self._dispositions: list[RolloutDisposition] = []
+        self.streak = RejectionStreak((settings.max_staleness + 1) * settings.groups_per_step)
 
     def collect(self) -> list[str]:
         """Note the groups and attempts that came to nothing since; returns the tasks of those groups."""
         groups = self._consumer.groups
         dropped = [group.task_id for group in groups.rejected]
+        if groups.ready:
+            self.streak.note_ready()
         for group in groups.rejected:
-            self._exclude(group.rollouts, "group of fewer than two")
+            self._reject(group.rollouts)
         self._exclude(groups.late_attempts, "late")
         self._dispositions += not_finished(groups.missing_samples)
         self._exclude(groups.surplus_attempts, SURPLUS)
@@ -34,14 +38,30 @@ class ExcludedRollouts:
         self._exclude(list(self._consumer.groups.pending_rollouts()), "training was over")
 
     def add(self, uses: Iterable[RolloutDisposition], rollouts: Iterable[Rollout]) -> None:
-        """Note a batch that gave nothing to train on."""
+        """Note rollouts that are not trained on."""
         self._dispositions += uses
         self._consumer.mark_consumed(rollouts)
+
+    def add_batch(self, uses: Sequence[RolloutDisposition], rollouts: Iterable[Rollout], num_groups: int) -> None:
+        """Note a batch that gave nothing to train on."""
+        self.add(uses, rollouts)
+        self.streak.add(num_groups, (use.exclusion_reason for use in uses), is_batch=True)
 
     def drain(self) -> list[RolloutDisposition]:
         """All that has been noted; from now on it is the taker's to tell."""
         taken, self._dispositions = self._dispositions, []
         return taken
+
+    def _reject(self, rollouts: list[Rollout]) -> None:
+        """Note a group with too few rewards: a rollout without one says so."""
+        failed = self._settings.failed_rollouts
+        has_reward = {rollout.id for rollout in rollouts if training_reward(rollout, failed) is not None}
+        before = len(self._dispositions)
+        self._exclude(
+            [rollout for rollout in rollouts if rollout.id not in has_reward], describe_missing_reward(self._settings)
+        )
+        self._exclude([rollout for rollout in rollouts if rollout.id in has_reward], "group of fewer than two")
+        self.streak.add(1, [disposition.exclusion_reason for disposition in self._dispositions[before:]])
 
     def _exclude(self, rollouts: list[Rollout], reason: str) -> None:
         self.add(excluded(rollouts, reason, self._settings), rollouts)

@@ -216,6 +216,8 @@ class Learner:
             if loop.last_metrics:
                 status["reward"] = loop.last_metrics["reward/mean"]
                 status["staleness"] = loop.last_metrics["staleness/mean"]
+            if problem := loop.excluded.streak.problem:
+                status["alert"] = f"learner of {settings.model}: {problem}"
             if loop.blocked_on:
                 status["waits for"] = loop.blocked_on
             if loop.phase == "waiting" and not self._is_leaving:

@@ -70,6 +70,7 @@ class TrainingLoop:
     last_metrics: dict[str, float] = field(default_factory=dict)
     _waits_since: float | None = None
     _warned: set[str] = field(default_factory=set)
+    _is_slow: bool = False
 
     async def run(self) -> None:
         """Train until `max_steps`, then publish what became of the rollouts that came too late."""
@@ -116,6 +117,7 @@ class TrainingLoop:
             seconds_left = self.consumer.expire()
             self.consumer.groups.drop(self.dispatcher.take_surplus())
             await self.dispatcher.replace_dropped(self.excluded.collect())
+            self._slow_down()
             self.consumer.groups.drop(self.dispatcher.find_replacements_of_others(self.consumer.groups.ready))
             groups = self.consumer.groups.pop_ready(self.settings.groups_per_step, self._choose_groups)
             metrics.groups_ready.set(len(self.consumer.groups.ready))
@@ -129,6 +131,14 @@ class TrainingLoop:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min((wait for wait in waits if wait is not None), default=None)):
                     await self.consumer.attempt_ended.wait()
+
+    def _slow_down(self) -> None:
+        """Dispatch groups one by one while they give nothing: without end, they cost what rollouts cost."""
+        streak = self.excluded.streak
+        if bool(streak.problem) is not self._is_slow:
+            log.log(logging.ERROR if streak.problem else logging.INFO, streak.problem or "groups can be trained again")
+        self._is_slow = bool(streak.problem)
+        self.dispatcher.limit_rate(streak.pause)
 
     def _choose_groups(self, ready: Sequence[RolloutGroup]) -> Sequence[RolloutGroup]:
         """The groups to train next, first those to take first; none while an older one is waited for."""
@@ -219,7 +229,7 @@ class TrainingLoop:
     async def _drop_batch(self, batch: Batch, groups: list[RolloutGroup], rollouts: dict[str, Rollout]) -> None:
         reasons = {disposition.exclusion_reason for disposition in batch.dispositions}
         log.warning("%d groups gave nothing to train on: %s", len(groups), reasons)
-        self.excluded.add(batch.dispositions, rollouts.values())
+        self.excluded.add_batch(batch.dispositions, rollouts.values(), len(groups))
         if reasons == {STALE}:
             await self._wait_for_fresh_node()  # else the same old weights would sample as many more, without end
         await self.dispatcher.replace_dropped([group.task_id for group in groups])
@@ -249,6 +259,7 @@ class TrainingLoop:
         with tracing.start_as_current_span("publish"):
             await self.committer.commit(state, is_written)
         self.state, self.last_event = state, event
+        self.excluded.streak.end()
         _update_metrics(event)
         if is_written:
             await self.consumer.acknowledge(state.stream_position)

@@ -71,7 +71,7 @@ def group(task: str, *members: Rollout) -> RolloutGroup:
 def batches(
     task: str,
     sample: int,
-    reward: float = 1.0,
+    reward: float | None = 1.0,
     *,
     attempt: int = 1,
     parts: int = 2,

@@ -20,7 +20,7 @@ from learner.batching.batch_warnings import (
 from learner.batching.credit import Episode, resolve_credit_fn
 from learner.batching.overlong import OVERLONG, find_penalty, is_cut
 from learner.batching.prefix_tree import Detokenize, find_parents, find_prefix_breaks
-from learner.batching.rollout_dispositions import STALE, disposition_of, failure_reason
+from learner.batching.rollout_dispositions import STALE, describe_missing_reward, disposition_of, failure_reason
 from learner.batching.sequences import SequenceConfig, TrainSequence, build_sequences
 from learner.batching.staleness import mask_stale_tokens, max_staleness_of, token_staleness
 from learner.batching.transitions import Transition, build_transitions
@@ -198,7 +198,7 @@ class BatchBuilder:
         staleness: int,
     ) -> str:
         if reward is None:
-            return failure_reason(rollout, self._settings) or "no reward"
+            return failure_reason(rollout, self._settings) or describe_missing_reward(self._settings)
         if calls is None:
             return "no sequence: malformed"
         if staleness > self._settings.max_staleness and self._settings.staleness.on_exceed != "keep":

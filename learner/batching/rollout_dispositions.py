@@ -21,6 +21,8 @@ STALE = "stale"
 """Why a rollout is excluded whose tokens are of versions too old."""
 SURPLUS = "surplus"
 """Why one is excluded that another learner of the run dispatched, beyond what this one can train within the bound."""
+NO_REWARD = "no reward"
+"""Why one is excluded that has no reward, or not the one that trains the model; that one's name follows."""
 QUARANTINED = "quarantined"
 """Why one is excluded that the auditor's verdicts apply to; the engine or version follows."""
 
@@ -29,6 +31,11 @@ def failure_reason(rollout: Rollout, settings: LearnerSettings) -> str:
     """Why a rollout that failed has no reward to train on; empty if it has one, or should have."""
     failed = rollout.outcome != "ok" and (rollout.outcome in INFRA_OUTCOMES or settings.failed_rollouts == "mask")
     return rollout.outcome if failed else ""
+
+
+def describe_missing_reward(settings: LearnerSettings) -> str:
+    """Why a rollout is excluded that ended well, without the reward that the model is trained on."""
+    return f"{NO_REWARD} {settings.reward!r}" if settings.reward else NO_REWARD
 
 
 def disposition_of(

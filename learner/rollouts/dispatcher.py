@@ -72,6 +72,8 @@ class Dispatcher:
         self._nonce = ""  # of the last loss: the broker may still know ids of tasks that nobody has any more
         self._wake = asyncio.Event()
         self._step = self._version = 0
+        self._pause = self._dispatched_at = 0.0
+        self._restored_version = 0  # the newest under which a restored group went out
         self.num_dispatched = num_dispatched
         """Groups of the run that this learner knows to be dispatched, without replacements: the next one's number."""
         self.num_by_others = 0
@@ -85,6 +87,7 @@ class Dispatcher:
         """
         for group in groups:
             version = group.served_version if group.is_published else None
+            self._restored_version = max(self._restored_version, version or 0)
             self._groups[(await self._group_tasks.make(group))[0].id] = replace(group, served_version=version)
         self.num_by_others = num_by_others
         if self._problems:
@@ -149,6 +152,12 @@ class Dispatcher:
             del self._groups[task]
             self._groups[name] = again
         self._wake.set()
+
+    def limit_rate(self, pause: float) -> None:
+        """Dispatch one group at a time, ``pause`` seconds after the one before; 0: as many as are admitted."""
+        if pause != self._pause:
+            self._pause = pause
+            self._wake.set()
 
     def take_surplus(self) -> list[str]:
         """Tasks that are left to other learners since the last call, oldest first."""
@@ -220,12 +229,14 @@ class Dispatcher:
                 await self._look_at_run()
             elif self._lost:
                 await self._publish_lost()
-            elif self._outstanding.num_started >= self._num_admitted():
+            elif self._outstanding.num_started >= (1 if self._pause else self._num_admitted()):
                 await self._wake.wait()
+            elif (seconds := self._dispatched_at + self._pause - time.monotonic()) > 0:
+                await self._wait_for_wake(seconds)
             elif await self._has_room():
                 await self._publish_next()
             else:
-                await self._wait_for_room()
+                await self._wait_for_wake(QUEUE_POLL_SECONDS)
 
     def _num_admitted(self, served: int | None = None) -> int:
         """Groups that may be dispatched and not trained yet; of a version that was ``served``, or an older one."""
@@ -255,12 +266,10 @@ class Dispatcher:
         room = await self._queue.has_room(self._settings.group_size)
         return self._outstanding.num_started < self._settings.groups_per_step if room is None else room
 
-    async def _wait_for_room(self) -> None:
-        try:
-            async with asyncio.timeout(QUEUE_POLL_SECONDS):
+    async def _wait_for_wake(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
                 await self._wake.wait()
-        except TimeoutError:
-            return
 
     async def _publish_next(self) -> None:
         """Publish the oldest replacement, else the next task of the pass.
@@ -274,6 +283,7 @@ class Dispatcher:
             if self._outstanding.num_started >= self._num_admitted():
                 return
             group = DispatchedGroup(number=self.num_dispatched)
+        self._dispatched_at = time.monotonic()
         tasks, nonce = await self._group_tasks.make(group), self._nonce
         task = tasks[0].id
         is_recorded = not group.replacement and not nonce and group.number < self._run.num_groups  # before a restart
@@ -284,7 +294,8 @@ class Dispatcher:
                 await self._publisher.record_tasks(records, timeout=math.inf, nonce=nonce)
             self._groups.pop(task, None)
         else:
-            group.served_version = self._served
+            # One that went out before a restart did so under a version that the checkpoint's last one bounds.
+            group.served_version = min(self._served, self._restored_version) if is_recorded else self._served
             self._groups[task] = group  # before: what is lost on its way is outstanding too
             if not is_recorded:
                 await self._publisher.publish_tasks(tasks, timeout=math.inf, nonce=nonce)

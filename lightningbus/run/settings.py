@@ -91,7 +91,9 @@ class RunSettings(BaseModel):
         [], description="several learners, each of another model; not with `learner`"
     )
     role_models: dict[str, str] = Field(
-        {}, description="models that answer for roles of the agent, as {checker: small}; the first model for the others"
+        {},
+        description="models that answer for roles of the agent, as {checker: small}; other roles are answered by the "
+        "model that the agent names before the colon",
     )
     auditor: AuditorSettings | None = None
     runners: list[RunnerSettings] = []

@@ -402,6 +402,26 @@ async def test_a_learner_leaves_the_replacements_of_another_learners_groups_to_i
     assert checker.find_replacements_of_others(ready) == []
 
 
+async def test_a_group_that_went_out_before_a_restart_counts_by_the_version_served_then(bus: Bus) -> None:
+    """The checkpoint does not know it, and a newer version is served now."""
+    await bus.ensure_consumer(runner_consumer("default", "train"))
+    limits = settings(groups_per_step=1, max_staleness=1)
+    before = Dispatcher(bus, problems(9), limits)
+    await before.restore([])
+    before.advance(0, 0)
+    async with dispatching(before):
+        await tasks_of(bus, 4)
+        await until_marked(bus, 2)
+    after = Dispatcher(bus, problems(9), limits, 1)
+    await after.restore([DispatchedGroup(number=0, served_version=0, is_published=True)])
+    after.advance(1, 1)
+    async with dispatching(after):
+        await eventually(
+            lambda: len(after.outstanding()) == 2 and all(group.is_published for group in after.outstanding())
+        )
+    assert [group.served_version for group in after.outstanding()] == [0, 0]
+
+
 async def test_learners_that_dispatch_other_tasks_in_one_run_are_refused(bus: Bus) -> None:
     await bus.ensure_consumer(runner_consumer("default", "train"))
     writer = Dispatcher(bus, problems(9), several("writer"))
