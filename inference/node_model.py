@@ -26,7 +26,7 @@ from inference.version_registry import LoadedVersions
 from inference.weights.canary import EngineCanary
 from inference.weights.kv_cache import KvCacheChoice
 from inference.weights.updater import WeightUpdater
-from schemas.weights.events import FROZEN_VERSION, ReleaseState, WeightManifest
+from schemas.weights.events import FROZEN_VERSION, KvCacheOutcome, ReleaseState, WeightManifest
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,9 @@ class NodeModel:
         """See `inference.weights.target.WeightTarget`."""
         self.needs_swap_lock = lora is None
         """See `inference.weights.target.WeightTarget`. Loading adapters pauses no call, so it needs no lock."""
-        self._kv_cache = KvCacheChoice(settings.kv_cache_on_swap, settings.kv_cache_max_change)
+        self.kv_cache: KvCacheOutcome = ""
+        """See `inference.weights.target.WeightTarget`."""
+        self._kv_cache_choice = KvCacheChoice(settings.kv_cache_on_swap, settings.kv_cache_max_change)
         self._lora: LoraManager | None = None
         self._num_swaps = 0
         self._last_rendezvous = ""
@@ -88,6 +90,7 @@ class NodeModel:
 
     async def load_files(self, files: Sequence[Path], version: int, change: float | None = None) -> float:
         """See `inference.weights.target.WeightTarget`."""
+        self.kv_cache = ""  # adapters beside those that are served change no cache
         pause_seconds = await (
             self._lora.load_version(files, version, self._load_in_place)
             if self._lora
@@ -121,7 +124,8 @@ class NodeModel:
         """Load weights; requests in flight are paused, keep their tokens, and continue with the new weights."""
         started_at = time.monotonic()
         # clear_cache: the KV cache of requests in flight is recomputed when they resume (vLLM 0.31).
-        clear_cache = "false" if self._kv_cache.keep(change) else "true"
+        self.kv_cache = self._kv_cache_choice.record_swap(change)
+        clear_cache = "true" if self.kv_cache == "recomputed" else "false"
         await self._engine.post(f"/pause?mode=keep&clear_cache={clear_cache}")
         try:
             await self._engine.post("/start_weight_update")

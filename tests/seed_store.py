@@ -92,6 +92,7 @@ def run(
             version=step,
             fetch_seconds=0.02,
             pause_seconds=0.05,
+            kv_cache="kept" if step % 4 else "recomputed",
             activated_at_ns=begun + 16 * SECOND_NS,
         )
 
@@ -147,7 +148,7 @@ def run_of_two(name: str, *, steps: int = 6, groups: int = 4, samples: int = 4, 
             yield _version(name, number, begun + 15 * SECOND_NS, model)
             yield WeightsActivated(
                 node=f"node-{model}", model=model, version=number, fetch_seconds=0.02, pause_seconds=0.05,
-                activated_at_ns=begun + 16 * SECOND_NS,
+                kv_cache="kept", activated_at_ns=begun + 16 * SECOND_NS,
             )  # fmt: skip
 
 

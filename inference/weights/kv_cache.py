@@ -3,6 +3,7 @@
 import math
 
 from common.role_settings import KvCachePolicy
+from schemas.weights.events import KvCacheOutcome
 
 
 class KvCacheChoice:
@@ -16,12 +17,12 @@ class KvCacheChoice:
         self._policy, self._max_change = policy, max_change
         self._kept_change = 0.0
 
-    def keep(self, change: float | None) -> bool:
-        """Whether to keep the cache in a swap that changes the weights by ``change``, relatively; None: unknown."""
+    def record_swap(self, change: float | None) -> KvCacheOutcome:
+        """What to do in a swap that changes the weights by ``change``, relatively; None: unknown."""
         if self._policy != "auto":
-            return self._policy == "keep"
+            return "kept" if self._policy == "keep" else "recomputed"
         self._kept_change += math.inf if change is None else change
         if self._kept_change <= self._max_change:
-            return True
+            return "kept"
         self._kept_change = 0.0
-        return False
+        return "recomputed"

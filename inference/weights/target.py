@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from inference.weights.canary import Canary
-from schemas.weights.events import ReleaseState, WeightManifest
+from schemas.weights.events import KvCacheOutcome, ReleaseState, WeightManifest
 
 
 class WeightTarget(Protocol):
@@ -19,6 +19,11 @@ class WeightTarget(Protocol):
     @property
     def needs_swap_lock(self) -> bool:
         """Whether every swap needs the lock, also one that pauses no call."""
+        ...
+
+    @property
+    def kv_cache(self) -> KvCacheOutcome:
+        """What the last swap did to the KV cache of calls in flight; empty: nothing."""
         ...
 
     async def load_files(self, files: Sequence[Path], version: int, change: float | None = None) -> float:

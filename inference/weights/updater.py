@@ -293,6 +293,7 @@ class WeightUpdater:
             fetch_seconds=update.fetch_seconds,
             verify_seconds=update.verify_seconds,
             pause_seconds=pause_seconds,
+            kv_cache=self._target.kv_cache,
             activated_at_ns=time.time_ns(),
         )
         msg_id = f"applied:{self._node_id}:{activated.version}:{activated.activated_at_ns}"

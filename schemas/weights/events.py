@@ -10,6 +10,7 @@ Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 Fingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
 TransportName = Literal["bus", "file", "s3"]
 Backend = Literal["nccl", "gloo"]
+KvCacheOutcome = Literal["", "kept", "recomputed"]
 FROZEN_VERSION = 0
 """Of the weights in the model directory of a frozen node, which follows no versions."""
 
@@ -180,4 +181,6 @@ class WeightsActivated(Event, frozen=True, kw_only=True):
     """In addition: hashing, restoring the file from deltas, and checking it against the manifest."""
     pause_seconds: float
     """How long generation was paused."""
+    kv_cache: KvCacheOutcome = ""
+    """What became of the KV cache of calls in flight; empty: the swap did not touch it."""
     activated_at_ns: NonNegativeInt

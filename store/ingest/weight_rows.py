@@ -32,6 +32,7 @@ def weight_activation_row(event: WeightsActivated) -> Row:
         "fetch_seconds": event.fetch_seconds,
         "verify_seconds": event.verify_seconds,
         "pause_seconds": event.pause_seconds,
+        "kv_cache": event.kv_cache,
         "activated_at": event.activated_at_ns,
     }
 

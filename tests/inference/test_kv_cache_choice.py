@@ -17,19 +17,20 @@ def update(version: int, parent: int | None, change: float | None = 0.001) -> Pe
 
 def test_auto_keeps_the_cache_until_the_changes_add_up() -> None:
     choice = KvCacheChoice("auto", 0.01)
-    assert [choice.keep(0.004) for _ in range(6)] == [True, True, False, True, True, False]
+    assert [choice.record_swap(0.004) for _ in range(6)] == ["kept", "kept", "recomputed"] * 2
 
 
 @pytest.mark.parametrize("change", [None, 0.02])
 def test_auto_recomputes_after_a_large_or_unknown_change(change: float | None) -> None:
     choice = KvCacheChoice("auto", 0.01)
-    assert choice.keep(0.009) and not choice.keep(change)
-    assert choice.keep(0.009), "what was computed again has not moved yet"
+    assert [choice.record_swap(0.009), choice.record_swap(change)] == ["kept", "recomputed"]
+    assert choice.record_swap(0.009) == "kept", "what was computed again has not moved yet"
 
 
 @pytest.mark.parametrize("change", [None, 0.0, 1.0])
 def test_a_fixed_policy_asks_for_no_change(change: float | None) -> None:
-    assert KvCacheChoice("keep", 0.01).keep(change) and not KvCacheChoice("recompute", 0.01).keep(change)
+    assert KvCacheChoice("keep", 0.01).record_swap(change) == "kept"
+    assert KvCacheChoice("recompute", 0.01).record_swap(change) == "recomputed"
 
 
 def test_a_change_is_known_only_from_the_version_that_is_loaded() -> None:

@@ -15,7 +15,7 @@ from inference.weights import updater as module
 from inference.weights.canary import Canary
 from inference.weights.updater import WeightUpdater
 from schemas import subjects
-from schemas.weights.events import Blob, ReleaseState, WeightManifest
+from schemas.weights.events import Blob, KvCacheOutcome, ReleaseState, WeightManifest, WeightsActivated
 
 
 class Engine:
@@ -33,6 +33,7 @@ class Engine:
         """Closed: it does not come to an end with the next one."""
         self.gate.set()
         self.refuses: dict[int, Exception] = {}
+        self.kv_cache: KvCacheOutcome = "kept"
 
     async def load_files(self, files: Sequence[Path], version: int, change: float | None = None) -> float:
         await self.gate.wait()
@@ -99,6 +100,14 @@ async def test_the_engine_is_told_how_far_a_version_is_from_the_loaded_one(bus: 
             await publish(bus, tmp_path, version, parent=parent, change=version / 100)
             await engine.holds(version)
     assert engine.changes == [None, 0.01, 0.02, None], "version 4 is 0.04 from version 3, which was not loaded"
+
+
+async def test_a_node_says_what_became_of_the_kv_cache(bus: Bus, tmp_path: Path) -> None:
+    await publish(bus, tmp_path, 0)
+    async with following(bus, tmp_path) as (_, engine), asyncio.timeout(30):
+        await engine.changed.wait()
+        last = await bus.get_last(subjects.WEIGHTS, subjects.activated("node"), WeightsActivated)
+    assert last is not None and last[0].kv_cache == "kept"
 
 
 async def test_adapters_come_with_the_base_they_are_added_to_which_is_fetched_once(bus: Bus, tmp_path: Path) -> None:

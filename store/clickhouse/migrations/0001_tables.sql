@@ -205,6 +205,7 @@ CREATE TABLE IF NOT EXISTS {database}.raw_weight_activations{on_cluster}
     fetch_seconds Float64,
     verify_seconds Float64,
     pause_seconds Float64,
+    kv_cache LowCardinality(String),
     activated_at DateTime64(9, 'UTC')
 )
 ENGINE = {replicated}ReplacingMergeTree ORDER BY (model, version, node, activated_at)
