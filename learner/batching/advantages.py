@@ -92,9 +92,9 @@ def make_estimator(settings: AlgorithmSettings) -> Estimator:
 
 
 def _make_own_estimator(path: str, settings: AlgorithmSettings) -> Estimator:
-    own = OwnFunction.load("algorithm.adv_estimator", path)
+    user_function = OwnFunction.load("algorithm.adv_estimator", path)
 
     def estimate(scores: Sequence[float], groups: Sequence[Hashable], num_tokens: Sequence[int] | None) -> list[float]:
-        return own.read_numbers(own(scores, groups, num_tokens, settings), len(scores), "scores")
+        return user_function.read_numbers(user_function(scores, groups, num_tokens, settings), len(scores), "scores")
 
     return Estimator(estimate, is_batchwide=True)

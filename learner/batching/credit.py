@@ -187,18 +187,21 @@ def resolve_credit_fn(name: str) -> Credit:
     return _make_own_credit(OwnFunction.load("credit.method", name))
 
 
-def _make_own_credit(own: OwnFunction) -> Credit:
+def _make_own_credit(user_function: OwnFunction) -> Credit:
     def share(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float | None]]:
-        credited = own.read_list(own(episodes, estimate, settings), len(episodes), "rollouts")
-        return [_read_calls(own, values, episode.num_calls) for values, episode in zip(credited, episodes, strict=True)]
+        credited = user_function.read_list(user_function(episodes, estimate, settings), len(episodes), "rollouts")
+        return [
+            _read_calls(user_function, values, episode.num_calls)
+            for values, episode in zip(credited, episodes, strict=True)
+        ]
 
     return share
 
 
-def _read_calls(own: OwnFunction, values: object, num_calls: int) -> list[float | None]:
-    items = own.read_list(values, num_calls, "calls of a rollout")
+def _read_calls(user_function: OwnFunction, values: object, num_calls: int) -> list[float | None]:
+    items = user_function.read_list(values, num_calls, "calls of a rollout")
     trained = [item for item in items if item is not None]
-    numbers = iter(own.read_numbers(trained, len(trained), "calls of a rollout"))
+    numbers = iter(user_function.read_numbers(trained, len(trained), "calls of a rollout"))
     return [None if item is None else next(numbers) for item in items]
 
 

@@ -1,4 +1,4 @@
-"""A user's own function: whatever is wrong with it is one sentence, which names the setting and the line. Pure."""
+"""A user's own function: whatever is wrong with it is one sentence, which names the setting and the line."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set

@@ -120,9 +120,9 @@ def _own_loss(settings: LearnerSettings, segments: _PackedSegments, log_probs: A
     """The sum of a user's own losses per token, each with its weight."""
     weights = segments.field(data, "weights") * segments.field(data, "importance")
     old, advantages = segments.field(data, "old_log_probs"), segments.field(data, "advantages")
-    own = OwnFunction.load(LOSS_SETTING, settings.actor.policy_loss)
+    user_function = OwnFunction.load(LOSS_SETTING, settings.actor.policy_loss)
     return compute_own_loss(
-        own, log_probs, old, advantages, segments.mask, weights * data["dp_size"], settings.actor
+        user_function, log_probs, old, advantages, segments.mask, weights * data["dp_size"], settings.actor
     ), {}
 
 

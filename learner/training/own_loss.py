@@ -9,7 +9,13 @@ LOSS_SETTING = "actor.policy_loss"
 
 
 def compute_own_loss(
-    own: OwnFunction, log_probs: Any, old: Any, advantages: Any, mask: Any, weights: Any, settings: ActorSettings
+    user_function: OwnFunction,
+    log_probs: Any,
+    old: Any,
+    advantages: Any,
+    mask: Any,
+    weights: Any,
+    settings: ActorSettings,
 ) -> Any:
     """The sum of the losses per token, each with its weight; all are ``[S, T]``.
 
@@ -20,31 +26,33 @@ def compute_own_loss(
 
     leaf = log_probs.detach().requires_grad_()
     with torch.enable_grad():
-        losses = own(leaf.clone(), old, advantages, mask, settings)
-        _check_shape(own, losses, log_probs)
-        with own.explain_errors():
+        losses = user_function(leaf.clone(), old, advantages, mask, settings)
+        _check_shape(user_function, losses, log_probs)
+        with user_function.explain_errors():
             loss = (torch.where(mask, losses, 0.0) * weights).sum()
             gradient = torch.autograd.grad(loss, leaf, allow_unused=True)[0] if losses.requires_grad else None
     if gradient is None:
-        raise own.refuse_result(
+        raise user_function.refuse_result(
             "returned a loss without a gradient: compute it from log_prob, not from a detached copy"
         )
     gradient = torch.where(mask, gradient, 0.0)
-    _check_finite(own, losses, gradient, mask, (log_probs, old, advantages))
+    _check_finite(user_function, losses, gradient, mask, (log_probs, old, advantages))
     return loss.detach() + ((log_probs - log_probs.detach()) * gradient).sum()
 
 
-def _check_shape(own: OwnFunction, losses: Any, log_probs: Any) -> None:
+def _check_shape(user_function: OwnFunction, losses: Any, log_probs: Any) -> None:
     import torch
 
     wanted = tuple(log_probs.shape)
     if not isinstance(losses, torch.Tensor):
-        raise own.refuse_result(f"returned {describe(losses)}, not a tensor of {wanted}: a loss per token")
+        raise user_function.refuse_result(f"returned {describe(losses)}, not a tensor of {wanted}: a loss per token")
     if losses.shape != log_probs.shape:
-        raise own.refuse_result(f"returned a tensor of {tuple(losses.shape)}, not of {wanted}: a loss per token")
+        raise user_function.refuse_result(
+            f"returned a tensor of {tuple(losses.shape)}, not of {wanted}: a loss per token"
+        )
 
 
-def _check_finite(own: OwnFunction, losses: Any, gradient: Any, mask: Any, inputs: tuple[Any, ...]) -> None:
+def _check_finite(user_function: OwnFunction, losses: Any, gradient: Any, mask: Any, inputs: tuple[Any, ...]) -> None:
     """One number is read of a loss that is fine; what comes of inputs that are not finite is not the function's."""
     import torch
 
@@ -55,6 +63,10 @@ def _check_finite(own: OwnFunction, losses: Any, gradient: Any, mask: Any, input
         return
     count, total = int(is_bad.sum()), int(mask.sum())
     if count == 0:
-        raise own.refuse_result("returned a loss whose gradient is not finite, as that of a root or logarithm of 0 is")
+        raise user_function.refuse_result(
+            "returned a loss whose gradient is not finite, as that of a root or logarithm of 0 is"
+        )
     kind = "NaN" if bool(torch.isnan(losses[is_bad]).any()) else "an infinite loss"
-    raise own.refuse_result(f"returned {kind} for {count} of {total} tokens: a loss is a finite number per token")
+    raise user_function.refuse_result(
+        f"returned {kind} for {count} of {total} tokens: a loss is a finite number per token"
+    )

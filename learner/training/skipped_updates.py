@@ -53,5 +53,5 @@ class SkippedSteps:
 
 def find_not_finite(updates: Sequence[Mapping[str, float]]) -> str:
     """The metrics that are not finite, each with its value."""
-    found = {name: value for update in updates for name, value in update.items() if not math.isfinite(value)}
-    return ", ".join(f"{name} {value:g}" for name, value in sorted(found.items()))
+    not_finite = {name: value for update in updates for name, value in update.items() if not math.isfinite(value)}
+    return ", ".join(f"{name} {value:g}" for name, value in sorted(not_finite.items()))

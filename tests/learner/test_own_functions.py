@@ -31,7 +31,7 @@ EPISODES = (Episode("a", 1.0, (0.0, 0.0), ("x", "y")), Episode("a", 0.0, (0.0,),
 
 
 @pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], str]:
+def import_path(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], str]:
     """The import path of a function."""
 
     def name(function: Any) -> str:
@@ -68,23 +68,25 @@ def calls_torch(*arguments: Any) -> Any:
     ],
 )
 def test_what_is_wrong_with_an_own_estimator_is_a_sentence(
-    own: Callable[[Any], str], function: Any, sentence: str
+    import_path: Callable[[Any], str], function: Any, sentence: str
 ) -> None:
-    estimate = make_estimator(AlgorithmSettings(adv_estimator=own(function)))
+    estimate = make_estimator(AlgorithmSettings(adv_estimator=import_path(function)))
     with pytest.raises(OwnFunctionError) as raised:
         estimate([1.0, 0.0], ["a", "a"], [1, 1])
     assert str(raised.value).startswith("algorithm.adv_estimator: mine:function ") and sentence in str(raised.value)
 
 
-def test_an_estimator_says_a_few_of_its_values_that_are_not_finite(own: Callable[[Any], str]) -> None:
-    estimate = make_estimator(AlgorithmSettings(adv_estimator=own(lambda scores, *_: [NAN] * len(scores))))
+def test_an_estimator_says_a_few_of_its_values_that_are_not_finite(import_path: Callable[[Any], str]) -> None:
+    estimate = make_estimator(AlgorithmSettings(adv_estimator=import_path(lambda scores, *_: [NAN] * len(scores))))
     with pytest.raises(OwnFunctionError, match=r"not finite, 500 of 500 for scores: nan, nan, nan, …$"):
         estimate([1.0] * 500, ["a"] * 500, [1] * 500)
 
 
-def test_an_estimator_may_give_an_array_or_a_tensor(own: Callable[[Any], str]) -> None:
+def test_an_estimator_may_give_an_array_or_a_tensor(import_path: Callable[[Any], str]) -> None:
     for convert in (np.array, torch.tensor, tuple):
-        estimate = make_estimator(AlgorithmSettings(adv_estimator=own(lambda scores, *_, to=convert: to(scores))))
+        estimate = make_estimator(
+            AlgorithmSettings(adv_estimator=import_path(lambda scores, *_, to=convert: to(scores)))
+        )
         assert estimate([1.0, 0.5], ["a", "a"], [1, 1]) == [1.0, 0.5]
 
 
@@ -100,8 +102,10 @@ def test_an_estimator_may_give_an_array_or_a_tensor(own: Callable[[Any], str]) -
         (lambda *_: [[None, NAN], [None]], "returned values that are not finite, 1 of 1 for calls of a rollout: nan"),
     ],
 )
-def test_what_is_wrong_with_own_credit_is_a_sentence(own: Callable[[Any], str], function: Any, sentence: str) -> None:
-    share = resolve_credit_fn(own(function))
+def test_what_is_wrong_with_own_credit_is_a_sentence(
+    import_path: Callable[[Any], str], function: Any, sentence: str
+) -> None:
+    share = resolve_credit_fn(import_path(function))
     with pytest.raises(OwnFunctionError) as raised:
         share(EPISODES, make_estimator(AlgorithmSettings()), CreditSettings())
     assert str(raised.value).startswith("credit.method: mine:function ") and sentence in str(raised.value)
@@ -175,8 +179,10 @@ def test_a_loss_of_log_probabilities_that_are_not_finite_is_not_the_functions_fa
     assert torch.isnan(loss_of(lambda log_prob, *_: -log_prob, log_probs=log_probs))
 
 
-def test_an_own_loss_that_is_nan_ends_the_step_before_anything_moves(start: Start, own: Callable[[Any], str]) -> None:
-    trainer = start(actor={"policy_loss": own(lambda log_prob, *_: log_prob * NAN)})
+def test_an_own_loss_that_is_nan_ends_the_step_before_anything_moves(
+    start: Start, import_path: Callable[[Any], str]
+) -> None:
+    trainer = start(actor={"policy_loss": import_path(lambda log_prob, *_: log_prob * NAN)})
     batch = batch_of(trainer, sampled_by(trainer, conversations(), shift=0.5))
     before = masters(trainer)
     with pytest.raises(OwnFunctionError, match=r"^actor.policy_loss: mine:function returned NaN for \d+ of \d+ tokens"):
