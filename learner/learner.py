@@ -23,7 +23,7 @@ from learner.batching.tokenizer import find_vocabulary_size, load_detokenizer
 from learner.checkpointing.checkpoint import TRAINER, Checkpoints, LearnerState
 from learner.checkpointing.resume import initial_state
 from learner.checkpointing.step_committer import StepCommitter
-from learner.errors import LearnerError
+from learner.errors import LearnerError, as_learner_error
 from learner.publishing.broadcaster import Broadcaster
 from learner.publishing.publisher import WeightPublisher, needs_full_weights
 from learner.rollouts.capacity import find_shortage
@@ -32,6 +32,7 @@ from learner.rollouts.dispatcher import Dispatcher
 from learner.rollouts.loss_recovery import LossRecovery
 from learner.rollouts.served_version import ServedVersion
 from learner.settings.learner import LearnerSettings
+from learner.settings.own_function import OwnFunctionError
 from learner.training.trainer import Trainer
 from learner.training_loop import TrainingLoop
 from schemas.codec import decode
@@ -53,13 +54,19 @@ async def run(bus: Bus, settings: LearnerSettings, stop: asyncio.Event) -> None:
 
 
 def run_worker(settings: LearnerSettings) -> None:
-    """Run another rank than 0, started by torchrun: it makes the trainer calls of rank 0 and nothing else."""
+    """Run another rank than 0, started by torchrun: it makes the trainer calls of rank 0 and nothing else.
+
+    Raises `LearnerError`.
+    """
     for number in (
         signal.SIGTERM,
         signal.SIGINT,
     ):  # sent to all ranks; rank 0 stops the workers
         signal.signal(number, signal.SIG_IGN)
-    Trainer(settings).run_worker()
+    try:
+        Trainer(settings).run_worker()
+    except OwnFunctionError as error:
+        raise as_learner_error(error) from error
 
 
 class Learner:
@@ -122,7 +129,7 @@ class Learner:
             )
             committer = StepCommitter(settings, trainer, self._publisher, self._checkpoints, self._in_thread)
         except ValueError as error:
-            raise LearnerError(str(error)) from error
+            raise as_learner_error(error) from error
         await committer.publish_base()
         dispatcher = Dispatcher(
             self._bus,

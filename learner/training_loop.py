@@ -24,7 +24,7 @@ from learner.batching.batch_warnings import find_warnings
 from learner.batching.rollout_dispositions import STALE, build_spans, find_tasks_to_replace, quarantine_reasons
 from learner.checkpointing.checkpoint import LearnerState
 from learner.checkpointing.step_committer import InThread, StepCommitter
-from learner.errors import LearnerError
+from learner.errors import as_learner_error
 from learner.publishing.publisher import NONCE_BYTES
 from learner.rollouts.assembler import Rollout
 from learner.rollouts.consumer import RolloutConsumer
@@ -32,7 +32,7 @@ from learner.rollouts.dispatcher import Dispatcher
 from learner.rollouts.groups import RolloutGroup, in_dispatch_order
 from learner.rollouts.loss_recovery import LossRecovery
 from learner.settings.learner import LearnerSettings
-from learner.training.loss import LossError
+from learner.settings.own_function import OwnFunctionError
 from learner.training.trainer import Trainer
 from schemas import ids, subjects
 from schemas.audit import AuditVerdict
@@ -177,8 +177,8 @@ class TrainingLoop:
         try:
             with tracing.start_as_current_span("batch"):
                 batch: Batch = await self.in_thread(self.builder.build, groups, self.state.version, quarantined)
-        except ValueError as error:  # raised by a credit function or an estimator of the user's own
-            raise LearnerError(str(error)) from error
+        except ValueError as error:  # raised by a credit function or an estimator
+            raise as_learner_error(error) from error
         self._log_warnings(batch)
         if not batch.sequences:
             await self._drop_batch(batch, groups, rollouts)
@@ -186,8 +186,8 @@ class TrainingLoop:
         with tracing.start_as_current_span("train"):
             try:
                 step_metrics = await self.in_thread(self.trainer.step, batch)
-            except LossError as error:
-                raise LearnerError(str(error)) from error
+            except OwnFunctionError as error:
+                raise as_learner_error(error) from error
         state = replace(
             self.state,
             step=self.state.step + 1,

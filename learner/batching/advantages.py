@@ -3,13 +3,13 @@
 import inspect
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from learner.engine import cpu_platform
 from learner.settings.algorithm import AlgorithmSettings
-from learner.settings.import_path import is_import_path, resolve_function
+from learner.settings.import_path import is_import_path
+from learner.settings.own_function import OwnFunction
 
 GAE = "gae"
 """The estimator that needs a critic: scores are its rewards, and `critic.Critic` turns them into advantages."""
@@ -92,12 +92,9 @@ def make_estimator(settings: AlgorithmSettings) -> Estimator:
 
 
 def _make_own_estimator(path: str, settings: AlgorithmSettings) -> Estimator:
-    function = resolve_function(path, "adv_estimator")
+    user_function = OwnFunction.load("algorithm.adv_estimator", path)
 
     def estimate(scores: Sequence[float], groups: Sequence[Hashable], num_tokens: Sequence[int] | None) -> list[float]:
-        values: Any = function(scores, groups, num_tokens, settings)
-        if len(values) != len(scores) or not np.isfinite(values).all():
-            raise ValueError(f"adv_estimator: {path!r} gave {values} for {len(scores)} scores")
-        return [float(value) for value in values]
+        return user_function.read_numbers(user_function(scores, groups, num_tokens, settings), len(scores), "scores")
 
     return Estimator(estimate, is_batchwide=True)

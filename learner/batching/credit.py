@@ -11,7 +11,8 @@ import numpy as np
 
 from learner.batching.advantages import Estimator
 from learner.settings.algorithm import CreditSettings
-from learner.settings.import_path import is_import_path, resolve_function
+from learner.settings.import_path import is_import_path
+from learner.settings.own_function import OwnFunction
 
 Estimate = Estimator
 """The advantage estimator of the run: scores, the group and the number of tokens of each in; the advantages out."""
@@ -183,7 +184,25 @@ def resolve_credit_fn(name: str) -> Credit:
         return CREDIT_FUNCTIONS[name]
     if not is_import_path(name):
         raise ValueError(f"credit: {name!r} is not known; known: {', '.join(CREDIT_FUNCTIONS)}, or module:function")
-    return resolve_function(name, "credit")
+    return _make_own_credit(OwnFunction.load("credit.method", name))
+
+
+def _make_own_credit(user_function: OwnFunction) -> Credit:
+    def share(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float | None]]:
+        credited = user_function.read_list(user_function(episodes, estimate, settings), len(episodes), "rollouts")
+        return [
+            _read_calls(user_function, values, episode.num_calls)
+            for values, episode in zip(credited, episodes, strict=True)
+        ]
+
+    return share
+
+
+def _read_calls(user_function: OwnFunction, values: object, num_calls: int) -> list[float | None]:
+    items = user_function.read_list(values, num_calls, "calls of a rollout")
+    trained = [item for item in items if item is not None]
+    numbers = iter(user_function.read_numbers(trained, len(trained), "calls of a rollout"))
+    return [None if item is None else next(numbers) for item in items]
 
 
 def _outcome(episodes: Sequence[Episode], estimate: Estimate) -> list[float]:

@@ -1,8 +1,12 @@
 """A user's own function, by ``module:function``."""
 
 import importlib
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from learner.settings.user_code import describe_error
 
 
 def is_import_path(name: str) -> bool:
@@ -11,12 +15,28 @@ def is_import_path(name: str) -> bool:
 
 
 def resolve_function(path: str, setting: str) -> Callable[..., Any]:
-    """The function at ``module:function``; raises ValueError with a sentence that names the setting."""
+    """The function at ``module:function``; raises ValueError with a sentence that names the setting.
+
+    The module may lie in the working directory.
+    """
+    add_working_directory()
     module, _, function = path.partition(":")
     try:
         function_at_path = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError) as error:
         raise ValueError(f"{setting}: {path!r} cannot be imported: {error}") from error
+    except Exception as error:  # the module's own code raised it
+        raise ValueError(f"{setting}: {path!r} cannot be imported: {describe_error(error)}") from error
     if not callable(function_at_path):
         raise ValueError(f"{setting}: {path!r} is not a function")
     return function_at_path  # type: ignore[no-any-return]
+
+
+def add_working_directory() -> None:
+    """Make the modules of the working directory importable.
+
+    It comes last: a directory of the user's may have the name of a package of ours.
+    """
+    directory = str(Path.cwd())
+    if not {"", directory} & set(sys.path):
+        sys.path.append(directory)

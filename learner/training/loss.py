@@ -12,19 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.batching.sequences import CONTEXT, TrainSequence
-from learner.settings.import_path import is_import_path, resolve_function
+from learner.settings.import_path import is_import_path
 from learner.settings.learner import LearnerSettings
+from learner.settings.own_function import OwnFunction
 from learner.training.effective_sample import EffectiveSample
+from learner.training.own_loss import LOSS_SETTING, compute_own_loss
 
 PRODUCTS_WITH_ADVANTAGE = {"vanilla", "gspo", "cispo", "gpg", "dppo_tv", "dppo_kl", "sapo", "geo_mean"}
 """Losses of a token that are its advantage times something: ``dro`` adds a penalty, ``clip_cov`` compares tokens."""
 
 ENTROPY_SUM, WEIGHT_SUM = "actor/entropy_sum", "actor/weight_sum"
 """Metrics of micro-batches: the entropy of their tokens by weight, and the weights."""
-
-
-class LossError(ValueError):
-    """What a loss of the user's own gave cannot be trained on; the text is a sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +118,12 @@ def _verl_loss(settings: LearnerSettings, segments: _PackedSegments, log_probs: 
 
 def _own_loss(settings: LearnerSettings, segments: _PackedSegments, log_probs: Any, data: Any) -> tuple[Any, Any]:
     """The sum of a user's own losses per token, each with its weight."""
-    import torch
-
-    path, mask = settings.actor.policy_loss, segments.mask
-    old, advantages = segments.field(data, "old_log_probs"), segments.field(data, "advantages")
-    losses = resolve_function(path, "policy_loss")(log_probs, old, advantages, mask, settings.actor)
-    if getattr(losses, "shape", None) != log_probs.shape:
-        raise LossError(f"policy_loss: {path!r} did not give a tensor of {tuple(log_probs.shape)}: a loss per token")
     weights = segments.field(data, "weights") * segments.field(data, "importance")
-    return (torch.where(mask, losses, 0.0) * weights).sum() * data["dp_size"], {}
+    old, advantages = segments.field(data, "old_log_probs"), segments.field(data, "advantages")
+    user_function = OwnFunction.load(LOSS_SETTING, settings.actor.policy_loss)
+    return compute_own_loss(
+        user_function, log_probs, old, advantages, segments.mask, weights * data["dp_size"], settings.actor
+    ), {}
 
 
 def value_loss(settings: LearnerSettings, model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, Any]:
@@ -201,7 +196,7 @@ def actor_config(settings: LearnerSettings, ranks: int = 1) -> Any:
     losses = sorted(set(POLICY_LOSS_REGISTRY) - {"bypass_mode"})  # that one is `rollout_correction.bypass_mode` here
     loss_config = PolicyLossConfig()
     if is_import_path(actor.policy_loss):
-        resolve_function(actor.policy_loss, "policy_loss")
+        OwnFunction.load(LOSS_SETTING, actor.policy_loss)
     elif actor.policy_loss not in losses:
         known = ", ".join(losses)
         raise ValueError(f"policy_loss: {actor.policy_loss!r} is not known; known: {known}, or module:function")

@@ -1,5 +1,6 @@
 """One step of training by verl: log-probabilities, correction, mini-batches, and the weights that come of it."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial, wraps
@@ -31,9 +32,11 @@ from learner.training.loss import (
     policy_loss,
 )
 from learner.training.mini_batches import split_mini_batches
+from learner.training.skipped_updates import MAX_SCALED_STEPS, MAX_STEPS, SkippedSteps, count_skipped
 from learner.training.tensors import Floats, ForwardConfig, Segments, TokenInputs, from_output
 from learner.training.token_weights import loss_weights
 
+log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -53,7 +56,8 @@ def _collective(method: "Callable[Concatenate[Trainer, P], T]") -> "Callable[Con
 class Trainer:
     """A model, its optimiser, and one step of training; calls block, so run them in a thread.
 
-    Raises ValueError with a sentence for a name of a loss or an estimator that is not known.
+    Raises ValueError with a sentence for a name of a loss or an estimator that is not known, `OwnFunctionError` for a
+    user's own loss that cannot be trained on.
     """
 
     def __init__(self, settings: LearnerSettings) -> None:
@@ -71,6 +75,8 @@ class Trainer:
             settings.actor.ppo_max_token_len_per_gpu, is_packed=settings.engine.use_remove_padding
         )
         self._train = replace(self._forward, entropy=True)
+        has_loss_scale = settings.engine.choose_precision(device == "cuda").param_dtype == "fp16"
+        self._skipped_steps = SkippedSteps(MAX_SCALED_STEPS if has_loss_scale else MAX_STEPS)
         self._engine = make_engine(settings, device, settings.actor.optim)
         self._weight_writer = WeightWriter(
             self._engine, served_dtype(settings.model_path, settings.weights.dtype), is_writer=self.group.rank == 0
@@ -169,9 +175,12 @@ class Trainer:
         return int(self._engine.lr_scheduler.last_epoch)
 
     def _update_all(self, batch: Batch, inputs: TokenInputs, ess: float | None) -> dict[str, float]:
-        """Every optimiser step of a training step; the mean of their metrics."""
+        """Every optimiser step of a training step; the mean of their metrics.
+
+        Raises `LearnerError` as `SkippedSteps.check`.
+        """
         actor = self._settings.actor
-        metrics: dict[str, list[float]] = {}
+        updates: list[dict[str, float]] = []
         for _ in range(actor.ppo_epochs):
             for indices in split_mini_batches(batch, actor.ppo_mini_batch_size):
                 rows = inputs.select(indices)
@@ -179,9 +188,13 @@ class Trainer:
                 if self._critic is None:  # whose values are learned from every row
                     places = find_rows_with_gradient(self._settings, rows.fields["advantages"])
                     rows, weights = rows.select(places), [weights[place] for place in places]
-                for name, value in self._update(rows, weights, ess).items():
-                    metrics.setdefault(name, []).append(value)
-        return divide_entropy({name: float(np.mean(values)) for name, values in metrics.items()})
+                updates.append(self._update(rows, weights, ess))
+        for warning in self._skipped_steps.check(updates):
+            if self.group.rank == 0:
+                log.warning("%s", warning)
+        names = dict.fromkeys(name for update in updates for name in update)
+        means = {name: float(np.mean([update[name] for update in updates if name in update])) for name in names}
+        return {**divide_entropy(means), **count_skipped(updates)}
 
     def _update(self, inputs: TokenInputs, weights: Sequence[float], ess: float | None) -> dict[str, float]:
         """One optimiser step on the sequences of a mini-batch, each with a weight; metrics over all ranks.

@@ -12,9 +12,11 @@ from learner.batching.prefix_tree import find_parents
 from learner.batching.tokenizer import find_vocabulary_size, load_detokenizer
 from learner.batching.transitions import build_transitions
 from learner.checkpointing.checkpoint import TRAINER, CheckpointError, Checkpoints
+from learner.errors import LearnerError
 from learner.publishing.weight_files import WEIGHTS, write_weights
 from learner.rollouts.assembler import Rollout
 from learner.settings.learner import LearnerSettings
+from learner.settings.own_function import OwnFunctionError
 from learner.training.trainer import Trainer
 from lightningbus.analysis.run_history import RecordedStep, RunHistory
 from lightningbus.run.role_process import UserError
@@ -48,9 +50,9 @@ def replay_step(
         raise UserError(
             f"{checkpoints} has no checkpoint of step {number - 1}: the setting keep_last_checkpoints keeps more"
         )
-    trainer = Trainer(step.settings)
+    trainer = _make_trainer(step.settings)
     trainer.load(before / TRAINER)
-    metrics = trainer.step(batch)
+    metrics = _train(trainer, batch)
     same = all(metrics[name] == step.metrics.get(name) for name in ("actor/loss", "actor/grad_norm"))
     return {**result, "loss": metrics["actor/loss"], "grad_norm": metrics["actor/grad_norm"], "same_loss": same}
 
@@ -68,14 +70,11 @@ def train_offline(
     history = RunHistory.open(client, run, model)
     recorded = history.steps(*steps)
     settings = validate_settings(LearnerSettings, {**recorded[0].settings.model_dump(), **changes}, "settings")
-    try:
-        trainer = Trainer(settings)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    trainer = _make_trainer(settings)
     done = []
     for step in recorded:
         batch = _batch(history, step, settings)
-        loss = trainer.step(batch)["actor/loss"] if batch.sequences else 0.0
+        loss = _train(trainer, batch)["actor/loss"] if batch.sequences else 0.0
         done.append((step.number, batch.metrics["reward/mean"], int(batch.metrics["tokens"]), loss))
         on_step()
     out.mkdir(parents=True, exist_ok=True)
@@ -125,7 +124,25 @@ def _batch(history: RunHistory, step: RecordedStep, settings: LearnerSettings) -
         maker = BatchBuilder(settings, load_detokenizer(settings.model_path), find_vocabulary_size(settings.model_path))
     except ValueError as error:
         raise UserError(str(error)) from error
-    return maker.build(history.groups(step), step.version - 1, history.quarantined(step))
+    groups, quarantined = history.groups(step), history.quarantined(step)
+    try:
+        return maker.build(groups, step.version - 1, quarantined)
+    except ValueError as error:  # raised by a credit function or an estimator, as in the learner
+        raise UserError(str(error)) from error
+
+
+def _make_trainer(settings: LearnerSettings) -> Trainer:
+    try:
+        return Trainer(settings)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _train(trainer: Trainer, batch: Batch) -> dict[str, float]:
+    try:
+        return trainer.step(batch)
+    except (OwnFunctionError, LearnerError) as error:
+        raise UserError(str(error)) from error
 
 
 def _iter_conversations(rollout: Rollout) -> Iterator[dict[str, Any]]:

@@ -206,7 +206,7 @@ def test_a_users_own_loss_is_found_by_its_import_path(
     metrics, (actual,) = gradient_of(trainer, batch)
     assert metrics["actor/loss"] == pytest.approx(expected_loss, rel=1e-4, abs=1e-6)
     close(actual, {name: part for name, part in expected.items() if name in actual})
-    with pytest.raises(ValueError, match=r"'mine:total' did not give a tensor of .*: a loss per token"):
+    with pytest.raises(ValueError, match=r"mine:total returned a tensor of \(\), not of .*: a loss per token"):
         start(actor={"policy_loss": "mine:total", "policy_loss_options": {"dual": 3.0}}).step(batch)
     with pytest.raises(ValueError, match="policy_loss: 'mine:no' cannot be imported"):
         start(actor={"policy_loss": "mine:no"})

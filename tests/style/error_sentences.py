@@ -10,9 +10,9 @@ PACKAGES = ("bus", "store", "inference", "learner", "runners", "auditor", "light
 ERRORS = frozenset({
     "AddressError", "AgentStartError", "AuditorError", "BusError", "CheckpointError", "CredentialsError",
     "DlqLimitExceededError", "EngineBusy", "EngineError", "LearnerError", "MigrationError", "StoreUnreachable",
-    "StreamFullError", "TaskFileError", "UserError", "exit_with",
+    "StreamFullError", "TaskFileError", "UserError", "exit_with", "refuse_result",
 })  # fmt: skip
-"""Classes whose message users read, and the function that ends a process with one."""
+"""Classes whose message users read, and the functions that end a process with one."""
 GAP = "…"
 
 

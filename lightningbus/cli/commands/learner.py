@@ -18,7 +18,7 @@ from lightningbus.cli.options import (
     require_extra,
 )
 from lightningbus.run.discovery import discover_bus
-from lightningbus.run.role_process import run_role
+from lightningbus.run.role_process import exit_with, run_role
 
 
 def learner(
@@ -60,7 +60,10 @@ def learner(
         print("\n".join(exit_on_user_error(lambda: list(check_memory(checked, (), target)))))
         return
     if distributed.is_worker_rank():
-        room.run_worker(checked)
+        try:
+            room.run_worker(checked)
+        except errors.LearnerError as error:
+            exit_with(error)
         return
     expected = (errors.LearnerError, checkpoint.CheckpointError, TaskFileError)
     at = exit_on_user_error(discover_bus, bus, "learner", model=checked.model)

@@ -59,7 +59,8 @@ def replay(
 
         changes = exit_on_user_error(load_fields, settings) if settings is not None else {}
         end = last or step
-        with Progress(console=console(), transient=True) as progress:
+        screen = console()
+        with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
             bar = progress.add_task("training", total=end - step + 1)
             done = with_sql_client_redirected(
                 sql,
