@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bus.stream_sizes import DEFAULT_MIB, MAX_ACK_PENDING, MIB
 from bus.streams import MAX_MESSAGES
@@ -16,7 +17,8 @@ from lightningbus.run.memory_check import Target, check_memory
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import EvalSettings, RunSettings, describe_problems
 from lightningbus.run.stack import child_specs
-from lightningbus.run.trial_rollout import TrialTask, try_agent
+from lightningbus.run.trial_rollout import TrialTask, WantedReward, try_agent
+from schemas.base import Mode
 from schemas.subjects import TRAIN_ROLLOUTS
 
 VERSIONS_AHEAD = 3
@@ -116,7 +118,7 @@ def run_checks(settings: RunSettings, job: TrainJob, target: Target) -> Iterator
     for learner in job.learners:
         yield from check_memory(learner, settings.inference, target)
     for runner in {runner.model_dump_json(): runner for runner in settings.runners}.values():
-        yield from asyncio.run(try_agent(runner, _first_task(job, runner.agent_name)))
+        yield from asyncio.run(try_agent(runner, describe_trial(settings, job, runner.agent_name)))
 
 
 def _check_sizes(settings: RunSettings, learner: LearnerSettings) -> str:
@@ -170,11 +172,31 @@ def _check_parsers(node: InferenceSettings) -> None:
             raise UserError(f"inference.{field}: vLLM has no {name!r}, but {', '.join(sorted(known))}")
 
 
-def _first_task(job: TrainJob, agent: str) -> TrialTask:
+def describe_trial(settings: RunSettings, job: TrainJob, agent: str) -> TrialTask:
     """The first task of a job for an agent: to train on, else of the evaluation."""
     learner, heldout = job.learner, job.eval
     assert learner.tasks is not None
-    if agent == learner.agent or agent != heldout.agent:
+    mode: Mode = "train" if agent == learner.agent or agent != heldout.agent else "eval"
+    if mode == "train":
+        tasks, wanted = learner.tasks, list(_list_wanted_rewards(settings, job))
         seconds, sampling_params = learner.rollout_timeout_seconds, learner.sampling_params
-        return TrialTask(load_tasks(learner.tasks)[0], "train", learner.model, seconds, sampling_params)
-    return TrialTask(load_tasks(heldout.tasks)[0], "eval", learner.model, heldout.deadline, {})
+    else:
+        tasks, wanted = heldout.tasks, []
+        seconds, sampling_params = heldout.deadline, dict[str, Any]()
+    return TrialTask(
+        load_tasks(tasks)[0],
+        mode,
+        learner.main_model,
+        seconds,
+        sampling_params,
+        role_models=learner.role_models,
+        served_models=[*settings.policies, *(model for node in settings.inference for model in node.models)],
+        wanted_rewards=wanted,
+    )
+
+
+def _list_wanted_rewards(settings: RunSettings, job: TrainJob) -> Iterator[WantedReward]:
+    for number, learner in enumerate(job.learners):
+        setting = f"learners.{number}.reward" if settings.learners else "learner.reward"
+        if learner.reward:
+            yield WantedReward(setting, learner.model, learner.reward)
