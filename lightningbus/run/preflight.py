@@ -3,17 +3,17 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from bus.stream_sizes import DEFAULT_MIB, MAX_ACK_PENDING, MIB
 from bus.streams import MAX_MESSAGES
 from bus.task_file import load_tasks
-from inference.settings import InferenceSettings
 from learner.rollouts.capacity import Capacity, find_shortage
 from learner.rollouts.dispatch_mark import SHARED_SETTINGS
 from learner.settings.learner import LearnerSettings
+from lightningbus.run.learner_checks import check_learner
 from lightningbus.run.memory_check import Target, check_memory
+from lightningbus.run.model_checks import check_model
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import EvalSettings, RunSettings, describe_problems
 from lightningbus.run.stack import child_specs
@@ -114,11 +114,20 @@ def run_checks(settings: RunSettings, job: TrainJob, target: Target) -> Iterator
         yield _check_sizes(settings, learner)
     trained = [learner.model_path for learner in job.learners]
     for path in dict.fromkeys([*trained, *(node.model_path for node in settings.inference)]):
-        yield f"{path}: {_check_model(path, [node for node in settings.inference if node.model_path == path])}"
+        nodes = [node for node in settings.inference if node.model_path == path]
+        yield from check_model(path, nodes, [learner for learner in job.learners if learner.model_path == path])
     for learner in job.learners:
+        yield from check_learner(learner, target)
         yield from check_memory(learner, settings.inference, target)
     for runner in {runner.model_dump_json(): runner for runner in settings.runners}.values():
         yield from asyncio.run(try_agent(runner, describe_trial(settings, job, runner.agent_name)))
+
+
+def check_alone(learner: LearnerSettings, target: Target) -> Iterator[str]:
+    """`run_checks` of a learner that is started by itself."""
+    yield from check_model(learner.model_path, (), [learner])
+    yield from check_learner(learner, target)
+    yield from check_memory(learner, (), target)
 
 
 def _check_sizes(settings: RunSettings, learner: LearnerSettings) -> str:
@@ -129,47 +138,6 @@ def _check_sizes(settings: RunSettings, learner: LearnerSettings) -> str:
     if short.step:
         raise UserError(short.step)
     return f"{TRAIN_ROLLOUTS}: {short.interval or f'{bound // MIB:,} MiB hold the steps between two checkpoints'}"
-
-
-def _check_model(path: Path, nodes: list[InferenceSettings]) -> str:
-    """What model a directory holds, made of nothing; and whether nodes can serve it."""
-    if not path.is_dir():
-        raise UserError(f"{path} is no model: there is no such directory")
-    if not (path / "config.json").exists():
-        raise UserError(f"{path} holds no model: it has no config.json")
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} holds no model with a tokenizer: {' '.join(str(error).split())[:200]}") from error
-    text = config.get_text_config()
-    for node in nodes:
-        if tokenizer.chat_template is None:
-            raise UserError(f"{path} has no chat template: agents could not chat with it")
-        if (node.max_model_len or 0) > text.max_position_embeddings:
-            raise UserError(f"max_model_len: {path} has a context of {text.max_position_embeddings} tokens")
-        _check_parsers(node)
-    parameters = f"{model.num_parameters() / 1e6:,.1f}M parameters"
-    return f"{config.model_type}, {text.num_hidden_layers} layers, {parameters}, {len(tokenizer)} tokens"
-
-
-def _check_parsers(node: InferenceSettings) -> None:
-    is_elsewhere = node.vllm_command is not None or node.python_executable is not None
-    if is_elsewhere or not (node.tool_parser or node.reasoning_parser):
-        return  # another interpreter's vLLM, or nothing to ask ours
-    from vllm.reasoning import ReasoningParserManager
-    from vllm.tool_parsers import ToolParserManager
-
-    tools, thoughts = ToolParserManager.list_registered(), ReasoningParserManager.list_registered()
-    for field, known in (("tool_parser", tools), ("reasoning_parser", thoughts)):
-        name = getattr(node, field)
-        if name is not None and name not in known:
-            raise UserError(f"inference.{field}: vLLM has no {name!r}, but {', '.join(sorted(known))}")
 
 
 def describe_trial(settings: RunSettings, job: TrainJob, agent: str) -> TrialTask:

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, PretrainedConfig, Qwen2Config
 from lightningbus.run.preflight import parse_job, run_checks
 from lightningbus.run.settings import RunSettings, validate_settings
 from tests.examples.endpoint import EXAMPLES, make_problems
-from tests.learner.conftest import tiny_tokenizer
+from tests.learner.conftest import tiny_tokenizer, without_tensors
 
 QWEN = Qwen2Config(
     hidden_size=1536,
@@ -62,12 +62,13 @@ def test_a_job_can_be_run(
 
 
 def brought(example: str, fields: dict[str, Any], config: PretrainedConfig, directory: Path) -> dict[str, Any]:
-    """The job with what its reader downloads or makes: a task, and a model's folder, here without weights."""
+    """The job with what its reader downloads or makes: a task, and a model's folder, here without tensors."""
     assert make_problems(example, directory / "problems", "--train", "50", "--heldout", "10").returncode == 0
     tasks, model = directory / "tasks.jsonl", directory / "model"
     tasks.write_text((directory / "problems" / "heldout.jsonl").read_text().splitlines(keepends=True)[0])
     tiny_tokenizer(model)
     config.save_pretrained(model)
+    without_tensors(model)
     fields["learner"] |= {"tasks": str(tasks), "model_path": str(model)}
     fields["eval"]["tasks"] = str(tasks)
     for node in fields["inference"]:

@@ -1,14 +1,24 @@
 """What a dry run looks at before it runs the agent: the trial task, the learner's names, the model's folder."""
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
+from transformers import Qwen2Config
 
-from lightningbus.run.preflight import TrainJob, describe_trial, parse_job
+from inference.settings import InferenceSettings
+from lightningbus.run.learner_checks import check_learner
+from lightningbus.run.memory_check import Target
+from lightningbus.run.model_checks import check_model, find_unknown_tokens
+from lightningbus.run.preflight import TrainJob, check_alone, describe_trial, parse_job
+from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import RunSettings, validate_settings
 from lightningbus.run.trial_rollout import WantedReward
+from tests.learner.conftest import settings_for, tiny_tokenizer, without_tensors
 
 pytestmark = pytest.mark.unit
 
@@ -47,3 +57,124 @@ def test_the_trial_task_is_published_as_the_learner_publishes_its_own(
     assert (trial.model, trial.role_models) == ("writer", {"writer": "writer", "checker": "checker"})
     assert set(trial.served_models) == {"writer", "checker", "judge"}
     assert trial.wanted_rewards == [WantedReward("learners.1.reward", "checker", "checker")]
+
+
+@pytest.fixture(scope="module")
+def whole_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that lacks nothing but the tensors."""
+    path = tmp_path_factory.mktemp("model")
+    tiny_tokenizer(path)
+    sizes: dict[str, Any] = {"hidden_size": 28, "num_attention_heads": 28, "num_key_value_heads": 28}
+    Qwen2Config(vocab_size=320, num_hidden_layers=1, intermediate_size=8, **sizes).save_pretrained(path)
+    without_tensors(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes", "sentence"),
+    [
+        (1, {"algorithm": {"adv_estimator": "nope"}}, "policy: adv_estimator: 'nope' is not known; known: gae, "),
+        (1, {"algorithm": {"adv_estimator": "absent:f"}}, "adv_estimator: 'absent:f' cannot be imported: No module"),
+        (1, {"actor": {"policy_loss": "nope"}}, "policy: policy_loss: 'nope' is not known; known: "),
+        (1, {"actor": {"policy_loss": "absent:f"}}, "policy_loss: 'absent:f' cannot be imported: No module"),
+        (1, {"credit": "nope"}, "policy: credit: 'nope' is not known; known: identical, "),
+        (1, {"lora": {"lora_rank": 8, "target_modules": ["nope"]}}, "policy: lora.target_modules: Target modules"),
+        (8, {"engine": {"ulysses_sequence_parallel_size": 8}}, "(8) must divide the model's attention heads (28)"),
+        (8, {"engine": {"ulysses_sequence_parallel_size": 3}}, "(3) must divide the number of ranks (8)"),
+        (8, {"engine": {"fsdp_size": 3}}, "engine.fsdp_size (3) must divide the number of ranks (8)"),
+        (1, {"actor": {"optim": {"optimizer": "Adamm"}}}, "actor.optim.optimizer: torch.optim has no 'Adamm'"),
+        (
+            1,
+            {"actor": {"optim": {"optimizer": "AdamW8bit"}}},
+            "has no 'AdamW8bit'; set optim.optimizer_impl to torchao",
+        ),
+    ],
+)
+def test_what_the_learner_would_refuse_is_refused(
+    whole_model: Path, ranks: int, changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        list(check_alone(settings_for(whole_model, **changes), Target(ranks)))
+    assert sentence in str(refused.value)
+
+
+def test_what_only_another_machine_can_know_is_left_to_it(whole_model: Path) -> None:
+    optim = {"optimizer": "AdamW8bit", "optimizer_impl": "absent.optim"}
+    flash = {"attn_implementation": "flash_attention_2", "param_offload": True}
+    elsewhere = settings_for(
+        whole_model, python_executable="python9", credit="absent:f", actor={"policy_loss": "absent:f", "optim": optim}
+    )
+    planned = settings_for(whole_model, engine=flash, actor={"optim": optim})
+    for learner, target in ((elsewhere, Target()), (planned, Target(gpu_memory_gib=80))):
+        (warning,) = check_learner(learner, target)
+        assert warning.startswith("warning: policy: actor.optim.optimizer_impl: absent is not installed here")
+
+
+def test_adapters_of_two_learners_are_looked_for_in_the_same_model(whole_model: Path) -> None:
+    learner = settings_for(whole_model, lora={"lora_rank": 8})
+    (line,) = check_model(whole_model, (), [learner, learner])
+    assert ": qwen2, 1 layers, " in line
+
+
+def remove_tokenizer(folder: Path) -> None:
+    for file in folder.glob("*token*"):
+        file.unlink()
+
+
+def remove_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def cut_weights(folder: Path) -> None:
+    save_file({}, folder / "model.safetensors", {"name": "long enough to be cut"})
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:20])
+
+
+def shrink_vocabulary(folder: Path) -> None:
+    change_config(folder, vocab_size=64)
+
+
+def make_classifier(folder: Path) -> None:
+    change_config(folder, architectures=["Qwen2ForSequenceClassification"])
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (remove_tokenizer, " holds no tokenizer: it has none of "),
+        (remove_weights, " holds no weights: it has no *.safetensors or *.bin"),
+        (cut_weights, "model.safetensors holds no weights, or only some of them: "),
+        (shrink_vocabulary, " tokens, and the model 64, without "),
+        (make_classifier, " holds no language model that writes text: its architecture is Qwen2ForSequenceC"),
+    ],
+)
+def test_a_folder_that_cannot_be_trained_is_refused(
+    whole_model: Path, tmp_path: Path, spoil: Callable[[Path], None], sentence: str
+) -> None:
+    folder = shutil.copytree(whole_model, tmp_path / "model")
+    spoil(folder)
+    with pytest.raises(UserError) as refused:
+        list(check_model(folder, (), [settings_for(folder)]))
+    assert sentence in str(refused.value)
+
+
+def test_a_node_gets_its_weights_from_the_bus_unless_it_is_frozen(whole_model: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(whole_model, tmp_path / "model")
+    remove_weights(folder)
+    (line,) = check_model(folder, [InferenceSettings(model_path=folder)], ())
+    assert "qwen2" in line
+    with pytest.raises(UserError, match="holds no weights"):
+        list(check_model(folder, [InferenceSettings(model_path=folder, frozen=True)], ()))
+
+
+def test_tokens_beyond_the_vocabulary_are_missing_where_they_are_used() -> None:
+    vocabulary = {"a": 0, "b": 1, "<image>": 2, "<end>": 3}
+    assert find_unknown_tokens(vocabulary, 4, set(), "") == []
+    assert find_unknown_tokens(vocabulary, 2, {"<image>", "<end>"}, "{{ text }}<end>") == ["<end>"]
+    assert find_unknown_tokens(vocabulary, 1, {"<image>", "<end>"}, "") == ["b"]
