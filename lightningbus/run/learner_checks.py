@@ -73,15 +73,14 @@ def resolve_names(learner: LearnerSettings) -> None:
 @contextmanager
 def _without_news_of_verl() -> Iterator[None]:
     """While it is imported it tells of each engine that is not installed."""
-    log = logging.getLogger("verl")
-    before = log.level
-    log.setLevel(logging.WARNING)
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.setLevel(before)
+        logging.disable(before)
 
 
 def _check_optimizers_elsewhere(learner: LearnerSettings) -> Iterator[str]:

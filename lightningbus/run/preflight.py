@@ -1,7 +1,7 @@
 """Whether a training job can run: everything is loaded but the weights, and the agent runs once."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +9,8 @@ from bus.stream_sizes import DEFAULT_MIB, MAX_ACK_PENDING, MIB
 from bus.streams import MAX_MESSAGES
 from bus.task_file import load_tasks
 from learner.rollouts.capacity import Capacity, find_shortage
-from learner.rollouts.dispatch_mark import SHARED_SETTINGS
 from learner.settings.learner import LearnerSettings
+from lightningbus.run.job_consistency import find_differences, find_inconsistencies, find_oddities
 from lightningbus.run.learner_checks import check_learner
 from lightningbus.run.memory_check import Target, check_memory
 from lightningbus.run.model_checks import check_model
@@ -54,54 +54,17 @@ def parse_job(settings: RunSettings, source: str) -> TrainJob:
         raise UserError(f"{source}: learner.tasks: a training job has tasks to train on")
     heldout = settings.eval
     assert heldout is not None
-    problems = [problem for learner in learners for problem in _find_inconsistencies(settings, learner, heldout)]
-    if problems := list(dict.fromkeys([*problems, *_find_differences(learners)])):
+    problems = [problem for learner in learners for problem in find_inconsistencies(settings, learner, heldout)]
+    if problems := list(dict.fromkeys([*problems, *find_differences(learners)])):
         raise UserError(describe_problems(source, problems))
     has_turns = heldout.every is not None or settings.optimizes_in_turns
     return TrainJob(tuple(_keep_versions_ahead(each) if has_turns else each for each in learners), heldout)
-
-
-def _find_differences(learners: Sequence[LearnerSettings]) -> Iterator[str]:
-    """What learners of one run must have in common and have not: they dispatch the same tasks."""
-    first, *others = learners
-    for other in others:
-        for name in sorted({*SHARED_SETTINGS, "tasks"}):
-            if getattr(other, name) != getattr(first, name):
-                yield f"learners: {name} of {other.model!r} differs from that of {first.model!r}: a run has one"
 
 
 def _keep_versions_ahead(learner: LearnerSettings) -> LearnerSettings:
     """The learner with as many versions kept as it can be ahead of one that is evaluated, or has its prompts tried."""
     num_kept = max(learner.keep_weight_versions, learner.max_staleness + VERSIONS_AHEAD)
     return learner.model_copy(update={"keep_weight_versions": num_kept})
-
-
-def _find_inconsistencies(settings: RunSettings, learner: LearnerSettings, heldout: EvalSettings) -> Iterator[str]:
-    agents = {runner.agent_name for runner in settings.runners}
-    named = [("learner.agent", learner.agent), ("eval.agent", heldout.agent)]
-    if settings.optimize is not None and settings.optimizes_in_turns:
-        named.append(("optimize.agent", settings.optimize.agent))
-        if settings.optimize.model != settings.main_model:
-            yield f"optimize.model: agents of this job call {settings.main_model!r}; leave it out, or name that one"
-    for field, agent in named:
-        if agent not in agents:
-            yield f"{field}: no runner here takes tasks of {agent!r}"
-    nodes = [node for node in settings.inference if learner.model in node.models]
-    if not nodes:
-        yield f"learner.model: no inference node here serves {learner.model!r}"
-    if any(node.frozen for node in nodes):
-        yield f"inference.frozen: a frozen node would ignore what the learner publishes of {learner.model!r}"
-    rank = learner.lora.lora_rank
-    if any(node.lora is not None and node.lora.rank < rank for node in nodes):
-        yield f"inference.lora.rank: the learner's adapters are of rank {rank}"
-    if heldout.every is not None and learner.staleness.admission == "unbounded":
-        yield "eval.every: it needs staleness.admission bounded, or versions expire unevaluated"
-    if settings.optimizes_in_turns and learner.staleness.admission == "unbounded":
-        yield "optimize.every: it needs staleness.admission bounded, or versions expire amid a round"
-    if learner.run != settings.name:
-        yield f"learner.run: a job's run has its name, {settings.name!r}; leave it out"
-    if not learner.max_steps:
-        yield "learner.max_steps: a training job trains for at least one"
 
 
 def run_checks(settings: RunSettings, job: TrainJob, target: Target) -> Iterator[str]:
@@ -112,6 +75,7 @@ def run_checks(settings: RunSettings, job: TrainJob, target: Target) -> Iterator
         yield f"{path}: {len(problems)} tasks"
     for learner in job.learners:
         yield _check_sizes(settings, learner)
+        yield from (f"warning: {oddity}" for oddity in find_oddities(settings, learner))
     trained = [learner.model_path for learner in job.learners]
     for path in dict.fromkeys([*trained, *(node.model_path for node in settings.inference)]):
         nodes = [node for node in settings.inference if node.model_path == path]

@@ -116,12 +116,12 @@ def describe(
         yield f"warning: {NO_REWARD}"
 
 
-def find_missing_rewards(given: Mapping[str, float], wanted: Sequence[WantedReward]) -> Iterator[str]:
+def find_missing_rewards(returned: Mapping[str, float], wanted: Sequence[WantedReward]) -> Iterator[str]:
     """A warning for each reward that a model is trained on and the agent did not give. Pure."""
-    names = f"it gave: {', '.join(sorted(given))}" if given else "it gave none by name"
+    names = f"it gave: {', '.join(sorted(returned))}" if returned else "it gave none by name"
     for reward in wanted:
-        if reward.name not in given:
-            near = suggest_name(reward.name, given)
+        if reward.name not in returned:
+            near = suggest_name(reward.name, returned)
             hint = near if near.startswith("did you mean") else names
             what = f"{reward.model!r} is trained on the reward {reward.name!r}, which the agent did not give"
             yield f"warning: {reward.setting}: {what}; {hint}"

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from transformers import Qwen2Config
 
 from inference.settings import InferenceSettings
+from lightningbus.run.job_consistency import find_oddities
 from lightningbus.run.learner_checks import check_learner
 from lightningbus.run.memory_check import Target
 from lightningbus.run.model_checks import check_model, find_unknown_tokens
@@ -18,9 +19,10 @@ from lightningbus.run.preflight import TrainJob, check_alone, describe_trial, pa
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import RunSettings, validate_settings
 from lightningbus.run.trial_rollout import WantedReward
+from runners.protocol.request import SAMPLING_FIELDS
 from tests.learner.conftest import settings_for, tiny_tokenizer, without_tensors
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.integration
 
 LEARNERS = [
     {"model_path": "m", "model": "writer", "tasks": "tasks.jsonl"},
@@ -57,6 +59,64 @@ def test_the_trial_task_is_published_as_the_learner_publishes_its_own(
     assert (trial.model, trial.role_models) == ("writer", {"writer": "writer", "checker": "checker"})
     assert set(trial.served_models) == {"writer", "checker", "judge"}
     assert trial.wanted_rewards == [WantedReward("learners.1.reward", "checker", "checker")]
+
+
+def single_run(node: dict[str, Any], learner: dict[str, Any]) -> RunSettings:
+    return run_of(
+        learners=[],
+        role_models={},
+        inference=[{"model_path": "m", **node}],
+        learner={"model_path": "m", "tasks": "tasks.jsonl", **learner},
+    )
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_answers_that_leave_no_room_for_a_prompt_are_refused(name: str) -> None:
+    settings = single_run({"max_model_len": 512}, {"sampling_params": {name: 512}})
+    with pytest.raises(UserError, match=f"sampling_params.{name}: 512 leaves no room for a prompt: .* is 512"):
+        job_of(settings)
+    job_of(single_run({"max_model_len": 512}, {"sampling_params": {name: 511}}))
+    job_of(single_run({}, {"sampling_params": {name: 4096}}))
+
+
+def test_a_node_of_several_adapters_refuses_a_learner_without() -> None:
+    nodes = {"lora": {"rank": 8, "models": ["policy", "other"]}}
+    with pytest.raises(UserError, match=r"inference.lora.models: 'policy' is trained in whole"):
+        job_of(single_run(nodes, {}))
+    job_of(single_run(nodes, {"lora": {"lora_rank": 8}}))
+
+
+@pytest.mark.parametrize(
+    ("node", "learner", "oddity"),
+    [
+        (
+            {},
+            {"sampling_params": {"temprature": 1.0}},
+            "learner.sampling_params.temprature: vLLM knows no such field; did you mean 'temperature'?",
+        ),
+        (
+            {"max_model_len": 512},
+            {"algorithm": {"overlong_buffer": {"max_response_length": 600, "len": 8}}},
+            "learner.algorithm.overlong_buffer.max_response_length: no answer has 600 tokens: max_model_len of a node "
+            "is 512",
+        ),
+        (
+            {"lora": {"rank": 8}},
+            {},
+            "inference.lora: 'policy' is trained in whole (lora.lora_rank: 0): there are no adapters to hold",
+        ),
+    ],
+)
+def test_what_has_no_effect_is_a_warning(node: dict[str, Any], learner: dict[str, Any], oddity: str) -> None:
+    settings = single_run(node, learner)
+    assert list(find_oddities(settings, job_of(settings).learner)) == [oddity]
+
+
+def test_the_fields_of_sampling_are_vllms() -> None:
+    protocol = pytest.importorskip("vllm.entrypoints.openai.chat_completion.protocol")
+    completion = pytest.importorskip("vllm.entrypoints.openai.completion.protocol")
+    known = {*protocol.ChatCompletionRequest.model_fields, *completion.CompletionRequest.model_fields}
+    assert {name for name in SAMPLING_FIELDS - known if not name.startswith("guided_")} == set()
 
 
 @pytest.fixture(scope="module")
