@@ -1,4 +1,4 @@
-"""What parts of a run file do not fit together, each in a sentence. Pure."""
+"""What parts of a run file do not fit together, each in a sentence."""
 
 from collections.abc import Iterator, Sequence
 

@@ -20,21 +20,13 @@ def check_model(path: Path, nodes: Sequence[InferenceSettings], learners: Sequen
 
     The nodes and learners are those that start from it. A node gets its weights from the bus, unless it is frozen.
     """
-    if not path.is_dir():
-        raise UserError(f"{path} is no model: there is no such directory")
-    if not (path / "config.json").exists():
-        raise UserError(f"{path} holds no model: it has no config.json")
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    config, model = make_empty_model(path)
+    from transformers import AutoTokenizer
 
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
         raise UserError(f"{path} holds no model with a tokenizer: {' '.join(str(error).split())[:200]}") from error
-    _check_architecture(path, config, model)
     _check_tokenizer(path, tokenizer, config.get_text_config().vocab_size)
     if learners or any(node.frozen for node in nodes):
         _check_weights(path)
@@ -44,6 +36,36 @@ def check_model(path: Path, nodes: Sequence[InferenceSettings], learners: Sequen
     yield f"{path}: {config.model_type}, {text.num_hidden_layers} layers, {parameters}, {len(tokenizer)} tokens"
     for learner in learners:
         check_adapters(learner, model)
+
+
+def check_configuration(path: Path, learner: LearnerSettings) -> Iterator[str]:
+    """`check_model` of a folder that lacks weights, to plan with its ``config.json`` alone."""
+    check_adapters(learner, make_empty_model(path)[1])
+    yield f"warning: {path} holds no weights: the plan is of its config.json alone"
+
+
+def find_weights(path: Path) -> list[Path]:
+    """The files of weights in a folder."""
+    return [file for pattern in WEIGHTS for file in sorted(path.glob(pattern))]
+
+
+def make_empty_model(path: Path) -> tuple[Any, Any]:
+    """A folder's configuration, and its causal language model on the meta device; raises `UserError`."""
+    if not path.is_dir():
+        raise UserError(f"{path} is no model: there is no such directory")
+    if not (path / "config.json").exists():
+        raise UserError(f"{path} holds no model: it has no config.json")
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} holds no model: {' '.join(str(error).split())[:200]}") from error
+    _check_architecture(path, config, model)
+    return config, model
 
 
 def find_unknown_tokens(vocabulary: dict[str, int], size: int, added: set[str], used: str) -> list[str]:
@@ -77,7 +99,7 @@ def _check_tokenizer(path: Path, tokenizer: Any, size: int) -> None:
 
 def _check_weights(path: Path) -> None:
     """Whether there are weights, in files that are whole."""
-    files = [file for pattern in WEIGHTS for file in sorted(path.glob(pattern))]
+    files = find_weights(path)
     if not files:
         raise UserError(f"{path} holds no weights: it has no {' or '.join(WEIGHTS)}")
     from safetensors import SafetensorError, safe_open

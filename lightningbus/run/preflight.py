@@ -13,7 +13,7 @@ from learner.settings.learner import LearnerSettings
 from lightningbus.run.job_consistency import find_differences, find_inconsistencies, find_oddities
 from lightningbus.run.learner_checks import check_learner
 from lightningbus.run.memory_check import Target, check_memory
-from lightningbus.run.model_checks import check_model
+from lightningbus.run.model_checks import check_configuration, check_model, find_weights
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import EvalSettings, RunSettings, describe_problems
 from lightningbus.run.stack import child_specs
@@ -88,8 +88,11 @@ def run_checks(settings: RunSettings, job: TrainJob, target: Target) -> Iterator
 
 
 def check_alone(learner: LearnerSettings, target: Target) -> Iterator[str]:
-    """`run_checks` of a learner that is started by itself."""
-    yield from check_model(learner.model_path, (), [learner])
+    """`run_checks` of a learner that is started by itself; for other machines a plan needs no weights here."""
+    if target.gpu_memory_gib is not None and not find_weights(learner.model_path):
+        yield from check_configuration(learner.model_path, learner)
+    else:
+        yield from check_model(learner.model_path, (), [learner])
     yield from check_learner(learner, target)
     yield from check_memory(learner, (), target)
 

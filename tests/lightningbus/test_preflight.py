@@ -170,6 +170,17 @@ def test_what_only_another_machine_can_know_is_left_to_it(whole_model: Path) -> 
         assert warning.startswith("warning: policy: actor.optim.optimizer_impl: absent is not installed here")
 
 
+def test_a_plan_for_other_machines_needs_no_weights(whole_model: Path, tmp_path: Path) -> None:
+    shutil.copy(whole_model / "config.json", tmp_path)
+    warning, *plan = check_alone(settings_for(tmp_path), Target(gpu_memory_gib=80, gpu_tflops=100))
+    assert warning == f"warning: {tmp_path} holds no weights: the plan is of its config.json alone"
+    assert any("fits in 80.0 GiB" in line for line in plan)
+    with pytest.raises(UserError, match=r"lora\.target_modules"):
+        list(check_alone(settings_for(tmp_path, lora={"lora_rank": 8, "target_modules": ["nope"]}), Target(1, 80)))
+    with pytest.raises(UserError, match="holds no"):
+        list(check_alone(settings_for(tmp_path), Target()))
+
+
 def test_adapters_of_two_learners_are_looked_for_in_the_same_model(whole_model: Path) -> None:
     learner = settings_for(whole_model, lora={"lora_rank": 8})
     (line,) = check_model(whole_model, (), [learner, learner])
