@@ -10,20 +10,51 @@ from learner.settings.engine import EngineSettings
 from learner.settings.learner import LearnerSettings
 
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+EIGHT_BIT_HINT = "; set optim.optimizer_impl to torchao.optim or bitsandbytes.optim"
 RECURRENT_FIELDS = ("mamba_", "ssm_", "linear_conv", "state_size", "layers_block_type")
 """Beginnings of what a configuration has of a model whose layers carry a state from token to token."""
 
 
 def check_engine(settings: LearnerSettings, device: str, num_ranks: int) -> None:
-    """Raises ValueError."""
+    """All that follows, of a learner that starts here; raises ValueError."""
+    check_device(settings.engine, device)
+    check_ranks(settings, device, num_ranks)
+    check_optimizers(settings)
+
+
+def check_ranks(settings: LearnerSettings, device: str, num_ranks: int, *, knows_packages: bool = True) -> None:
+    """What the model and the number of ranks rule out; raises ValueError.
+
+    ``knows_packages``: the learner's are those of this environment.
+    """
     engine = settings.engine
-    _check_device(engine, device)
     config: dict[str, Any] = json.loads((settings.model_path / "config.json").read_text("utf-8"))
-    _check_ranks(engine, config.get("text_config", config), num_ranks, device)
+    text = config.get("text_config", config)
+    _check_divisions(engine, text, num_ranks)
+    if engine.ulysses_sequence_parallel_size > 1 and knows_packages:
+        _check_windows(engine, text, device)
     if engine.use_remove_padding:
-        _check_packing(config.get("text_config", config))
-    for optim in (settings.actor.optim, settings.critic.optim):
-        _check_optimizer(optim)
+        _check_packing(text)
+
+
+def check_optimizers(settings: LearnerSettings) -> None:
+    """Whether the optimisers can be imported; raises ValueError."""
+    for section, optim in (("actor", settings.actor.optim), ("critic", settings.critic.optim)):
+        _check_optimizer(section, optim)
+
+
+def check_device(engine: EngineSettings, device: str) -> None:
+    """What the device and the packages here rule out; raises ValueError."""
+    if device == "cuda":
+        if engine.attn_implementation.startswith("flash") and not has_flash_attention():
+            raise ValueError(f"engine.attn_implementation: {engine.attn_implementation} needs the package flash-attn")
+        return
+    names = ("param_offload", "optimizer_offload", "offload_policy", "enable_activation_offload")
+    offloads = [name for name in names if getattr(engine, name)]
+    if offloads:
+        raise ValueError(f"engine.{offloads[0]} needs a GPU: without one all lies in host memory")
+    if engine.attn_implementation.startswith("flash"):
+        raise ValueError(f"engine.attn_implementation: {engine.attn_implementation} needs a GPU")
 
 
 def has_flash_attention() -> bool:
@@ -37,20 +68,7 @@ def uses_flash_attention(engine: EngineSettings, device: str) -> bool:
     return name.startswith("flash") or (name == "auto" and device == "cuda" and has_flash_attention())
 
 
-def _check_device(engine: EngineSettings, device: str) -> None:
-    if device == "cuda":
-        if engine.attn_implementation.startswith("flash") and not has_flash_attention():
-            raise ValueError(f"engine.attn_implementation: {engine.attn_implementation} needs the package flash-attn")
-        return
-    names = ("param_offload", "optimizer_offload", "offload_policy", "enable_activation_offload")
-    offloads = [name for name in names if getattr(engine, name)]
-    if offloads:
-        raise ValueError(f"engine.{offloads[0]} needs a GPU: without one all lies in host memory")
-    if engine.attn_implementation.startswith("flash"):
-        raise ValueError(f"engine.attn_implementation: {engine.attn_implementation} needs a GPU")
-
-
-def _check_ranks(engine: EngineSettings, config: dict[str, Any], num_ranks: int, device: str) -> None:
+def _check_divisions(engine: EngineSettings, config: dict[str, Any], num_ranks: int) -> None:
     if 0 < engine.fsdp_size < num_ranks and num_ranks % engine.fsdp_size:
         raise ValueError(f"engine.fsdp_size ({engine.fsdp_size}) must divide the number of ranks ({num_ranks})")
     size = engine.ulysses_sequence_parallel_size
@@ -58,11 +76,6 @@ def _check_ranks(engine: EngineSettings, config: dict[str, Any], num_ranks: int,
         return
     if engine.attn_implementation == "eager":
         raise ValueError("engine.ulysses_sequence_parallel_size above 1 needs sdpa or flash-attention, not eager")
-    if not uses_flash_attention(engine, device) and _has_windows(config):
-        raise ValueError(
-            "engine.ulysses_sequence_parallel_size above 1 needs flash-attention for this model: with sdpa ranks share "
-            "layers of full attention alone"
-        )
     if num_ranks % size:
         raise ValueError(
             f"engine.ulysses_sequence_parallel_size ({size}) must divide the number of ranks ({num_ranks})"
@@ -71,6 +84,14 @@ def _check_ranks(engine: EngineSettings, config: dict[str, Any], num_ranks: int,
     if heads % size:
         raise ValueError(
             f"engine.ulysses_sequence_parallel_size ({size}) must divide the model's attention heads ({heads})"
+        )
+
+
+def _check_windows(engine: EngineSettings, config: dict[str, Any], device: str) -> None:
+    if not uses_flash_attention(engine, device) and _has_windows(config):
+        raise ValueError(
+            "engine.ulysses_sequence_parallel_size above 1 needs flash-attention for this model: with sdpa ranks share "
+            "layers of full attention alone"
         )
 
 
@@ -91,10 +112,12 @@ def _check_packing(config: dict[str, Any]) -> None:
         )
 
 
-def _check_optimizer(optim: OptimSettings) -> None:
+def _check_optimizer(section: str, optim: OptimSettings) -> None:
     try:
         module = importlib.import_module(optim.optimizer_impl)
     except ImportError as error:
-        raise ValueError(f"optim.optimizer_impl: {optim.optimizer_impl} cannot be imported: {error}") from error
+        where = f"{section}.optim.optimizer_impl"
+        raise ValueError(f"{where}: {optim.optimizer_impl} cannot be imported: {error}") from error
     if not hasattr(module, optim.optimizer):
-        raise ValueError(f"optim.optimizer: {optim.optimizer_impl} has no {optim.optimizer!r}")
+        hint = EIGHT_BIT_HINT if "8bit" in optim.optimizer.lower() else ""
+        raise ValueError(f"{section}.optim.optimizer: {optim.optimizer_impl} has no {optim.optimizer!r}{hint}")

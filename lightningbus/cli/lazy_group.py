@@ -8,7 +8,16 @@ from typing import Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-ANY_SETTING = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+def _name_with_dashes(name: str) -> str:
+    return name.replace("_", "-")
+
+
+ANY_SETTING = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "token_normalize_func": _name_with_dashes,
+}
 """Context settings of a role's command: any field of its settings is an option too, see `options.load_settings`."""
 
 

@@ -18,7 +18,7 @@ from bus.task_file import TaskFileError
 from common.aio import Interrupted, run_unless
 from lightningbus.run.discovery import BusEndpoint
 from lightningbus.run.role_process import UserError, exit_with, on_stop_signals
-from lightningbus.run.setting_sources import merge, read_environment, read_flags
+from lightningbus.run.setting_sources import merge, name_origins, read_environment, read_flags
 from lightningbus.run.settings import load_fields, validate_settings
 
 S = TypeVar("S", bound=BaseModel)
@@ -94,13 +94,12 @@ def load_settings(kind: type[S], role: str, file: Path | None, flags: Sequence[s
 
 
 def _load_settings(kind: type[S], role: str, file: Path | None, flags: Sequence[str], options: Mapping[str, Any]) -> S:
-    fields = merge(
-        load_fields(file) if file is not None else {},
-        read_environment(kind, role),
-        read_flags(kind, role, flags),
-        {name: value for name, value in options.items() if value is not None},
+    on_line = merge(
+        read_flags(kind, role, flags), {name: value for name, value in options.items() if value is not None}
     )
-    return validate_settings(kind, fields, str(file) if file is not None else "settings")
+    fields = merge(load_fields(file) if file is not None else {}, read_environment(kind, role), on_line)
+    origins = name_origins(kind, role, on_line)
+    return validate_settings(kind, fields, str(file) if file is not None else "settings", origins)
 
 
 def with_api_key(settings: S, at: BusEndpoint) -> S:

@@ -1,22 +1,24 @@
 """Whether a training job can run: everything is loaded but the weights, and the agent runs once."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from bus.stream_sizes import DEFAULT_MIB, MAX_ACK_PENDING, MIB
 from bus.streams import MAX_MESSAGES
 from bus.task_file import load_tasks
-from inference.settings import InferenceSettings
 from learner.rollouts.capacity import Capacity, find_shortage
-from learner.rollouts.dispatch_mark import SHARED_SETTINGS
 from learner.settings.learner import LearnerSettings
+from lightningbus.run.job_consistency import find_differences, find_inconsistencies, find_oddities
+from lightningbus.run.learner_checks import check_learner
 from lightningbus.run.memory_check import Target, check_memory
+from lightningbus.run.model_checks import check_configuration, check_model, find_weights
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import EvalSettings, RunSettings, describe_problems
 from lightningbus.run.stack import child_specs
-from lightningbus.run.trial_rollout import TrialTask, try_agent
+from lightningbus.run.trial_rollout import TrialTask, WantedReward, try_agent
+from schemas.base import Mode
 from schemas.subjects import TRAIN_ROLLOUTS
 
 VERSIONS_AHEAD = 3
@@ -52,54 +54,17 @@ def parse_job(settings: RunSettings, source: str) -> TrainJob:
         raise UserError(f"{source}: learner.tasks: a training job has tasks to train on")
     heldout = settings.eval
     assert heldout is not None
-    problems = [problem for learner in learners for problem in _find_inconsistencies(settings, learner, heldout)]
-    if problems := list(dict.fromkeys([*problems, *_find_differences(learners)])):
+    problems = [problem for learner in learners for problem in find_inconsistencies(settings, learner, heldout)]
+    if problems := list(dict.fromkeys([*problems, *find_differences(learners)])):
         raise UserError(describe_problems(source, problems))
     has_turns = heldout.every is not None or settings.optimizes_in_turns
     return TrainJob(tuple(_keep_versions_ahead(each) if has_turns else each for each in learners), heldout)
-
-
-def _find_differences(learners: Sequence[LearnerSettings]) -> Iterator[str]:
-    """What learners of one run must have in common and have not: they dispatch the same tasks."""
-    first, *others = learners
-    for other in others:
-        for name in sorted({*SHARED_SETTINGS, "tasks"}):
-            if getattr(other, name) != getattr(first, name):
-                yield f"learners: {name} of {other.model!r} differs from that of {first.model!r}: a run has one"
 
 
 def _keep_versions_ahead(learner: LearnerSettings) -> LearnerSettings:
     """The learner with as many versions kept as it can be ahead of one that is evaluated, or has its prompts tried."""
     num_kept = max(learner.keep_weight_versions, learner.max_staleness + VERSIONS_AHEAD)
     return learner.model_copy(update={"keep_weight_versions": num_kept})
-
-
-def _find_inconsistencies(settings: RunSettings, learner: LearnerSettings, heldout: EvalSettings) -> Iterator[str]:
-    agents = {runner.agent_name for runner in settings.runners}
-    named = [("learner.agent", learner.agent), ("eval.agent", heldout.agent)]
-    if settings.optimize is not None and settings.optimizes_in_turns:
-        named.append(("optimize.agent", settings.optimize.agent))
-        if settings.optimize.model != settings.main_model:
-            yield f"optimize.model: agents of this job call {settings.main_model!r}; leave it out, or name that one"
-    for field, agent in named:
-        if agent not in agents:
-            yield f"{field}: no runner here takes tasks of {agent!r}"
-    nodes = [node for node in settings.inference if learner.model in node.models]
-    if not nodes:
-        yield f"learner.model: no inference node here serves {learner.model!r}"
-    if any(node.frozen for node in nodes):
-        yield f"inference.frozen: a frozen node would ignore what the learner publishes of {learner.model!r}"
-    rank = learner.lora.lora_rank
-    if any(node.lora is not None and node.lora.rank < rank for node in nodes):
-        yield f"inference.lora.rank: the learner's adapters are of rank {rank}"
-    if heldout.every is not None and learner.staleness.admission == "unbounded":
-        yield "eval.every: it needs staleness.admission bounded, or versions expire unevaluated"
-    if settings.optimizes_in_turns and learner.staleness.admission == "unbounded":
-        yield "optimize.every: it needs staleness.admission bounded, or versions expire amid a round"
-    if learner.run != settings.name:
-        yield f"learner.run: a job's run has its name, {settings.name!r}; leave it out"
-    if not learner.max_steps:
-        yield "learner.max_steps: a training job trains for at least one"
 
 
 def run_checks(settings: RunSettings, job: TrainJob, target: Target) -> Iterator[str]:
@@ -110,13 +75,26 @@ def run_checks(settings: RunSettings, job: TrainJob, target: Target) -> Iterator
         yield f"{path}: {len(problems)} tasks"
     for learner in job.learners:
         yield _check_sizes(settings, learner)
+        yield from (f"warning: {oddity}" for oddity in find_oddities(settings, learner))
     trained = [learner.model_path for learner in job.learners]
     for path in dict.fromkeys([*trained, *(node.model_path for node in settings.inference)]):
-        yield f"{path}: {_check_model(path, [node for node in settings.inference if node.model_path == path])}"
+        nodes = [node for node in settings.inference if node.model_path == path]
+        yield from check_model(path, nodes, [learner for learner in job.learners if learner.model_path == path])
     for learner in job.learners:
+        yield from check_learner(learner, target)
         yield from check_memory(learner, settings.inference, target)
     for runner in {runner.model_dump_json(): runner for runner in settings.runners}.values():
-        yield from asyncio.run(try_agent(runner, _first_task(job, runner.agent_name)))
+        yield from asyncio.run(try_agent(runner, describe_trial(settings, job, runner.agent_name)))
+
+
+def check_alone(learner: LearnerSettings, target: Target) -> Iterator[str]:
+    """`run_checks` of a learner that is started by itself; for other machines a plan needs no weights here."""
+    if target.gpu_memory_gib is not None and not find_weights(learner.model_path):
+        yield from check_configuration(learner.model_path, learner)
+    else:
+        yield from check_model(learner.model_path, (), [learner])
+    yield from check_learner(learner, target)
+    yield from check_memory(learner, (), target)
 
 
 def _check_sizes(settings: RunSettings, learner: LearnerSettings) -> str:
@@ -129,52 +107,31 @@ def _check_sizes(settings: RunSettings, learner: LearnerSettings) -> str:
     return f"{TRAIN_ROLLOUTS}: {short.interval or f'{bound // MIB:,} MiB hold the steps between two checkpoints'}"
 
 
-def _check_model(path: Path, nodes: list[InferenceSettings]) -> str:
-    """What model a directory holds, made of nothing; and whether nodes can serve it."""
-    if not path.is_dir():
-        raise UserError(f"{path} is no model: there is no such directory")
-    if not (path / "config.json").exists():
-        raise UserError(f"{path} holds no model: it has no config.json")
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} holds no model with a tokenizer: {' '.join(str(error).split())[:200]}") from error
-    text = config.get_text_config()
-    for node in nodes:
-        if tokenizer.chat_template is None:
-            raise UserError(f"{path} has no chat template: agents could not chat with it")
-        if (node.max_model_len or 0) > text.max_position_embeddings:
-            raise UserError(f"max_model_len: {path} has a context of {text.max_position_embeddings} tokens")
-        _check_parsers(node)
-    parameters = f"{model.num_parameters() / 1e6:,.1f}M parameters"
-    return f"{config.model_type}, {text.num_hidden_layers} layers, {parameters}, {len(tokenizer)} tokens"
-
-
-def _check_parsers(node: InferenceSettings) -> None:
-    is_elsewhere = node.vllm_command is not None or node.python_executable is not None
-    if is_elsewhere or not (node.tool_parser or node.reasoning_parser):
-        return  # another interpreter's vLLM, or nothing to ask ours
-    from vllm.reasoning import ReasoningParserManager
-    from vllm.tool_parsers import ToolParserManager
-
-    tools, thoughts = ToolParserManager.list_registered(), ReasoningParserManager.list_registered()
-    for field, known in (("tool_parser", tools), ("reasoning_parser", thoughts)):
-        name = getattr(node, field)
-        if name is not None and name not in known:
-            raise UserError(f"inference.{field}: vLLM has no {name!r}, but {', '.join(sorted(known))}")
-
-
-def _first_task(job: TrainJob, agent: str) -> TrialTask:
+def describe_trial(settings: RunSettings, job: TrainJob, agent: str) -> TrialTask:
     """The first task of a job for an agent: to train on, else of the evaluation."""
     learner, heldout = job.learner, job.eval
     assert learner.tasks is not None
-    if agent == learner.agent or agent != heldout.agent:
+    mode: Mode = "train" if agent == learner.agent or agent != heldout.agent else "eval"
+    if mode == "train":
+        tasks, wanted = learner.tasks, list(_list_wanted_rewards(settings, job))
         seconds, sampling_params = learner.rollout_timeout_seconds, learner.sampling_params
-        return TrialTask(load_tasks(learner.tasks)[0], "train", learner.model, seconds, sampling_params)
-    return TrialTask(load_tasks(heldout.tasks)[0], "eval", learner.model, heldout.deadline, {})
+    else:
+        tasks, wanted = heldout.tasks, []
+        seconds, sampling_params = heldout.deadline, dict[str, Any]()
+    return TrialTask(
+        load_tasks(tasks)[0],
+        mode,
+        learner.main_model,
+        seconds,
+        sampling_params,
+        role_models=learner.role_models,
+        served_models=[*settings.policies, *(model for node in settings.inference for model in node.models)],
+        wanted_rewards=wanted,
+    )
+
+
+def _list_wanted_rewards(settings: RunSettings, job: TrainJob) -> Iterator[WantedReward]:
+    for number, learner in enumerate(job.learners):
+        setting = f"learners.{number}.reward" if settings.learners else "learner.reward"
+        if learner.reward:
+            yield WantedReward(setting, learner.model, learner.reward)

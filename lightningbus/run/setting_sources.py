@@ -5,6 +5,7 @@ The settings classes are declared once; pydantic-settings reads variables and fl
 
 import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -54,19 +55,68 @@ def read_flags(kind: type[BaseModel], role: str, arguments: Sequence[str]) -> di
     from pydantic_settings import CliSettingsSource, SettingsError
 
     settings_class = _as_settings_class(kind, variable_prefix(role))
+    words = [with_dashes(word) for word in arguments]
     try:
         source = CliSettingsSource[Any](
-            settings_class, cli_parse_args=list(arguments), cli_kebab_case=True, cli_exit_on_error=False
+            settings_class, cli_parse_args=words, cli_kebab_case=True, cli_exit_on_error=False
         )
     except SettingsError as error:
         _, is_unknown, flag = str(error).partition("unrecognized arguments: ")
         if not is_unknown:
             raise UserError(str(error)) from error
         name = flag.split()[0]
-        flags = [f"--{field.replace('_', '-')}" for field in kind.model_fields]
-        hint = suggest_name(name, flags)
+        hint = suggest_name(name, list_flags(kind))
         raise UserError(f"{name}: no such option" + (f"; {hint}" if hint else "")) from error
     return dict(source())
+
+
+def with_dashes(word: str) -> str:
+    """A word of a command line; if it is an option, with dashes in its name where it has underscores."""
+    name, equals, value = word.partition("=")
+    return f"{name.replace('_', '-')}{equals}{value}" if name.startswith("--") else word
+
+
+def list_flags(kind: type[BaseModel], above: str = "--") -> list[str]:
+    """The flags of all fields, level by level."""
+    flags = []
+    for name, field in kind.model_fields.items():
+        flag, inner = f"{above}{name.replace('_', '-')}", field.annotation
+        flags.append(flag)
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            flags += list_flags(inner, f"{flag}.")
+    return flags
+
+
+def name_origins(kind: type[BaseModel], role: str, flags: Mapping[str, Any]) -> dict[str, str]:
+    """Settings, as ``actor.optim.lr``, that a flag or a variable gave -> the flag, else the variable."""
+    variables = {path: _variable_of(role, path) for path in list_paths(read_environment(kind, role))}
+    return {**variables, **{path: f"--{path.replace('_', '-')}" for path in list_paths(flags)}}
+
+
+def find_source(problem: str, origins: Mapping[str, str]) -> str:
+    """What gave the settings that a problem names, by their origins; empty where none has one.
+
+    A setting is named at the beginning, or in the sentence where its name is no word of a sentence.
+    """
+
+    def is_named(setting: str) -> bool:
+        name = rf"(?<![\w.]){re.escape(setting)}(?![\w.]*\w)"
+        return bool(re.match(name, problem)) or (not setting.isalpha() and bool(re.search(name, problem)))
+
+    return ", ".join(origin for setting, origin in origins.items() if is_named(setting))
+
+
+def list_paths(fields: Mapping[str, Any], above: str = "") -> list[str]:
+    """Dotted paths of the values in nested fields."""
+    paths = []
+    for name, value in fields.items():
+        path = f"{above}{name}"
+        paths += list_paths(value, f"{path}.") if isinstance(value, Mapping) and value else [path]
+    return paths
+
+
+def _variable_of(role: str, path: str) -> str:
+    return f"${variable_prefix(role)}{path.replace('.', LEVEL).upper()}"
 
 
 def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:

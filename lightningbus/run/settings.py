@@ -14,7 +14,7 @@ from inference.settings import InferenceSettings
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.optimize_settings import OptimizeSettings
 from lightningbus.run.role_process import UserError
-from lightningbus.run.setting_sources import merge, read_environment
+from lightningbus.run.setting_sources import find_source, merge, read_environment
 from lightningbus.trackers.settings import TrackerSettings
 from runners.settings import RunnerSettings
 from schemas.subjects import DEFAULT_POLICY
@@ -188,8 +188,13 @@ def load_fields(path: Path) -> dict[str, Any]:
     return fields
 
 
-def validate_settings(kind: type[M], fields: "Mapping[str, Any]", source: str) -> M:
-    """Settings from fields; raises `UserError` naming every field that is wrong."""
+def validate_settings(
+    kind: type[M], fields: "Mapping[str, Any]", source: str, origins: "Mapping[str, str] | None" = None
+) -> M:
+    """Settings from fields; raises `UserError` naming every field that is wrong.
+
+    ``origins``: what gave a field, as ``actor.optim.lr``, where it was not ``source``.
+    """
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
@@ -197,7 +202,8 @@ def validate_settings(kind: type[M], fields: "Mapping[str, Any]", source: str) -
             ": ".join(filter(None, (".".join(map(str, entry["loc"])), _explain(kind, entry))))
             for entry in error.errors()
         ]
-        raise UserError(describe_problems(source, problems)) from error
+        sources = [find_source(problem, origins or {}) or source for problem in problems]
+        raise UserError(describe_problems(", ".join(dict.fromkeys(sources)), problems)) from error
 
 
 def describe_problems(source: str, problems: "Sequence[str]") -> str:

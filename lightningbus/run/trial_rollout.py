@@ -2,12 +2,13 @@
 
 import os
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from bus.errors import CredentialsError
 from bus.task_file import TaskInput
+from common.name_suggestions import suggest_name
 from lightningbus.run.role_process import UserError
 from lightningbus.run.scripted_node import ANSWER, ScriptedNode
 from runners.agent.factory import make_executors, uses_socket
@@ -24,6 +25,15 @@ from schemas.tasks import Task
 
 
 @dataclass(frozen=True, slots=True)
+class WantedReward:
+    """A reward that a model is trained on, by the setting that names it."""
+
+    setting: str
+    model: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class TrialTask:
     """The first task of a job for an agent, and how the job would publish it."""
 
@@ -32,6 +42,10 @@ class TrialTask:
     model: str
     deadline: float
     sampling_params: dict[str, Any]
+    role_models: Mapping[str, str] = field(default_factory=dict)
+    served_models: Sequence[str] = ()
+    """Other models of the job."""
+    wanted_rewards: Sequence[WantedReward] = ()
 
 
 async def try_agent(runner: RunnerSettings, trial: TrialTask) -> list[str]:
@@ -51,11 +65,12 @@ async def try_agent(runner: RunnerSettings, trial: TrialTask) -> list[str]:
         input=trial.task.input,
         deadline=trial.deadline,
         model=trial.model,
+        role_models=dict(trial.role_models),
         sampling_params=trial.sampling_params,
     )
     recorder = AttemptRecorder(task, 1, "dry-run")
     async with (
-        ScriptedNode(*{trial.model, *runner.endpoints}).serving() as node,
+        ScriptedNode(*_list_models(runner, trial)).serving() as node,
         Gateway(node, _discard_spans, 1, runner.host, at_socket=uses_socket(runner)) as gateway,
         ProcessWatchdog() as watchdog,
     ):
@@ -71,7 +86,13 @@ async def try_agent(runner: RunnerSettings, trial: TrialTask) -> list[str]:
             raise UserError(str(error)) from error
         finally:
             await executor.stop()
-    return list(describe(runner, trial.task.id, result, recorder.calls, seconds))
+    lines = list(describe(runner, trial.task.id, result, recorder.calls, seconds))
+    return lines + (list(find_missing_rewards(result.rewards, trial.wanted_rewards)) if result.outcome == "ok" else [])
+
+
+def _list_models(runner: RunnerSettings, trial: TrialTask) -> list[str]:
+    """Every model that a call may name, once."""
+    return list(dict.fromkeys([trial.model, *trial.role_models.values(), *trial.served_models, *runner.endpoints]))
 
 
 async def _discard_spans(recorder: AttemptRecorder, seconds: float) -> None:
@@ -93,3 +114,14 @@ def describe(
         yield f"warning: {name} made no model call: its client must ask OPENAI_BASE_URL or ANTHROPIC_BASE_URL"
     if not has_reward:
         yield f"warning: {NO_REWARD}"
+
+
+def find_missing_rewards(returned: Mapping[str, float], wanted: Sequence[WantedReward]) -> Iterator[str]:
+    """A warning for each reward that a model is trained on and the agent did not give. Pure."""
+    names = f"it gave: {', '.join(sorted(returned))}" if returned else "it gave none by name"
+    for reward in wanted:
+        if reward.name not in returned:
+            near = suggest_name(reward.name, returned)
+            hint = near if near.startswith("did you mean") else names
+            what = f"{reward.model!r} is trained on the reward {reward.name!r}, which the agent did not give"
+            yield f"warning: {reward.setting}: {what}; {hint}"

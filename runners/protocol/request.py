@@ -8,6 +8,19 @@ TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "documents", "tools"
 """Fields that change how messages are rendered."""
 INTEGER_FIELDS = ("max_tokens", "max_completion_tokens", "n")
 
+SAMPLING_FIELDS = frozenset({
+    "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "bad_words", "cache_salt", "chat_template",
+    "chat_template_kwargs", "continue_final_message", "documents", "echo", "frequency_penalty", "guided_choice",
+    "guided_grammar", "guided_json", "guided_regex", "ignore_eos", "include_reasoning", "include_stop_str_in_output",
+    "length_penalty", "logit_bias", "logprob_token_ids", "logprobs", "max_completion_tokens", "max_tokens",
+    "media_io_kwargs", "min_p", "min_tokens", "mm_processor_kwargs", "n", "parallel_tool_calls", "presence_penalty",
+    "priority", "prompt_logprobs", "reasoning_effort", "repetition_detection", "repetition_penalty", "response_format",
+    "seed", "skip_special_tokens", "spaces_between_special_tokens", "stop", "stop_token_ids", "structured_outputs",
+    "suffix", "temperature", "thinking_token_budget", "tool_choice", "tools", "top_k", "top_logprobs", "top_p",
+    "truncate_prompt_tokens", "truncation_side", "use_beam_search", "user", "vllm_xargs", "watermarking",
+})  # fmt: skip
+"""Fields of a request that say how an answer is sampled; vLLM passes over any other without a word."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:

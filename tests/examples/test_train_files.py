@@ -8,10 +8,11 @@ import pytest
 import yaml
 from transformers import LlamaConfig, PretrainedConfig, Qwen2Config
 
+from lightningbus.run.memory_check import Target
 from lightningbus.run.preflight import parse_job, run_checks
 from lightningbus.run.settings import RunSettings, validate_settings
 from tests.examples.endpoint import EXAMPLES, make_problems
-from tests.learner.conftest import tiny_tokenizer
+from tests.learner.conftest import tiny_tokenizer, without_tensors
 
 QWEN = Qwen2Config(
     hidden_size=1536,
@@ -54,20 +55,22 @@ def test_a_job_can_be_run(
     monkeypatch.chdir(environment(example))
     fields = yaml.safe_load((EXAMPLES / example / file).read_text())
     settings = validate_settings(RunSettings, brought(example, fields, config, tmp_path), file)
-    sentences = list(run_checks(settings, parse_job(settings, file)))
+    sentences = list(run_checks(settings, parse_job(settings, file), Target(gpu_memory_gib=80, gpu_tflops=100)))
     assert [line.split(":")[-1].strip() for line in sentences[:2]] == ["1 tasks", "1 tasks"]
     assert sentences[2].startswith("TRAIN_ROLLOUTS: ")
-    assert text in sentences[3] and len(sentences) == 5
-    assert sentences[4].startswith("agent:solve: task ") and "model call" in sentences[4] and "reward 0" in sentences[4]
+    assert text in sentences[3] and "memory of each of 1 rank" in sentences[4]
+    trial = sentences[-1]
+    assert trial.startswith("agent:solve: task ") and "model call" in trial and "reward 0" in trial
 
 
 def brought(example: str, fields: dict[str, Any], config: PretrainedConfig, directory: Path) -> dict[str, Any]:
-    """The job with what its reader downloads or makes: a task, and a model's folder, here without weights."""
+    """The job with what its reader downloads or makes: a task, and a model's folder, here without tensors."""
     assert make_problems(example, directory / "problems", "--train", "50", "--heldout", "10").returncode == 0
     tasks, model = directory / "tasks.jsonl", directory / "model"
     tasks.write_text((directory / "problems" / "heldout.jsonl").read_text().splitlines(keepends=True)[0])
     tiny_tokenizer(model)
     config.save_pretrained(model)
+    without_tensors(model)
     fields["learner"] |= {"tasks": str(tasks), "model_path": str(model)}
     fields["eval"]["tasks"] = str(tasks)
     for node in fields["inference"]:

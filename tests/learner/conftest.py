@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from learner.settings.learner import LearnerSettings
@@ -41,6 +42,11 @@ def tiny_tokenizer(path: Path) -> Qwen2Tokenizer:
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     tokenizer.save_pretrained(path)
     return tokenizer
+
+
+def without_tensors(path: Path) -> None:
+    """A file of weights without any, in a model's folder."""
+    save_file({}, path / "model.safetensors")
 
 
 def settings_for(model_path: Path, **changes: Any) -> LearnerSettings:

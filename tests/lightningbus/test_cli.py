@@ -21,7 +21,7 @@ from bus.embedded.nats_server import NatsServer
 from lightningbus.run.role_process import EX_TEMPFAIL
 from schemas import subjects
 from tests.commands import ROOT, environment
-from tests.learner.conftest import tiny_tokenizer
+from tests.learner.conftest import tiny_tokenizer, without_tensors
 from tests.stream_limits import limit
 
 pytestmark = pytest.mark.integration
@@ -267,6 +267,7 @@ async def test_publishing_into_a_full_queue_waits_and_says_for_whom(bus: Bus, na
 def test_a_training_job_is_checked_without_its_weights(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer(tmp_path / "model")
     Qwen2Config(num_hidden_layers=3, vocab_size=320).save_pretrained(tmp_path / "model")
+    without_tensors(tmp_path / "model")
     (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": 1}\n')
     (tmp_path / "agent.py").write_text("def solve(task): return 1.0\n")
     node = {"model_path": "model"}

@@ -20,7 +20,7 @@ from lightningbus.run.preflight import parse_job, run_checks
 from lightningbus.run.project_template import FRAMEWORKS, PLAIN, render_project
 from lightningbus.run.settings import RunSettings, validate_settings
 from tests.examples.endpoint import EXAMPLES, Endpoint
-from tests.learner.conftest import tiny_tokenizer
+from tests.learner.conftest import tiny_tokenizer, without_tensors
 
 OURS = {"bus", "common", "inference", "learner", "lightningbus", "runners", "schemas", "store"}
 
@@ -87,6 +87,7 @@ def test_the_plain_project_can_be_trained(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(write_project(PLAIN, tmp_path / "first"))
     tiny_tokenizer(Path("model"))
     Qwen2Config(num_hidden_layers=3, vocab_size=320).save_pretrained("model")
+    without_tensors(Path("model"))
     settings = validate_settings(RunSettings, yaml.safe_load(Path("run.yaml").read_text()), "run.yaml")
     sentences = list(run_checks(settings, parse_job(settings, "run.yaml"), Target()))
     assert sentences[0] == "tasks.jsonl: 512 tasks" and "agent:solve" in sentences[-1]

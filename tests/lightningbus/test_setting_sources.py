@@ -12,7 +12,7 @@ from learner.settings.learner import LearnerSettings
 from lightningbus.cli.app import app
 from lightningbus.cli.options import load_settings
 from lightningbus.run.role_process import UserError
-from lightningbus.run.setting_sources import merge, read_environment, read_flags, without_settings
+from lightningbus.run.setting_sources import find_source, merge, read_environment, read_flags, without_settings
 from lightningbus.run.settings import load_run_settings
 from store.settings import StoreSettings
 
@@ -54,6 +54,7 @@ def test_lists_and_mappings_of_variables_are_json(file: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
+        (["--engine.fsdp-sise", "4"], "--engine.fsdp-sise: no such option; did you mean '--engine.fsdp-size'?"),
         (["--groupsize", "4"], "--groupsize: no such option; did you mean '--group-size'?"),
         (["--group-size"], "expected one argument"),
         (["tasks.jsonl"], "tasks.jsonl: no such option"),
@@ -134,3 +135,49 @@ def test_a_wrong_field_of_tasks_is_named(tmp_path: Path, tasks: dict[str, Any], 
     with pytest.raises(UserError) as raised:
         load_run_settings(path)
     assert str(raised.value) == f"{path}: learner.{reason}"
+
+
+def test_underscores_in_the_name_of_a_flag_are_dashes() -> None:
+    flags = ["--engine.fsdp_size", "3", "--group_size=4", "--train_roles", "a_b", "--checkpoint_dir=runs/my_run"]
+    assert read_flags(LearnerSettings, "learner", flags) == {
+        "engine": {"fsdp_size": "3"},
+        "group_size": "4",
+        "train_roles": ["a_b"],
+        "checkpoint_dir": "runs/my_run",
+    }
+
+
+@pytest.mark.parametrize("name", ["http-port", "http_port"])
+def test_underscores_in_the_name_of_an_option_are_dashes_too(name: str) -> None:
+    group: Any = typer.main.get_command(app)
+    context = group.load("store").make_context("store", [f"--{name}", "0", "--batch_rows", "5"])
+    assert context.params["http_port"] == 0 and read_flags(StoreSettings, "store", context.args) == {"batch_rows": "5"}
+
+
+def test_a_wrong_value_of_a_flag_or_a_variable_does_not_blame_the_file(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refusal(*flags: str) -> str:
+        with pytest.raises(SystemExit):
+            load(file, *flags)
+        return capsys.readouterr().err.removeprefix("lightningbus: ").strip()
+
+    flag = "--actor.ppo-max-token-len-per-gpu"
+    assert refusal(flag, "4096").startswith(f"{flag}: actor.ppo_max_token_len_per_gpu (4096) must be at least seq_len")
+    assert refusal("--group-size", "x").startswith("--group-size: group_size: Input should be a valid integer")
+    both = refusal("--group_size", "x", "--actor.optim.lr", "y")
+    assert both.startswith("--group-size, --actor.optim.lr: 2 settings are wrong")
+    assert refusal("--max-steps", "3", "--temperature", "1").startswith("--temperature: no such option")
+    monkeypatch.setenv("LIGHTNINGBUS_LEARNER_ACTOR__OPTIM__LR", "-1")
+    assert refusal("--max-steps", "3").startswith("$LIGHTNINGBUS_LEARNER_ACTOR__OPTIM__LR: actor.optim.lr: ")
+    monkeypatch.delenv("LIGHTNINGBUS_LEARNER_ACTOR__OPTIM__LR")
+    file.write_text("model_path: m\ngroup_size: x\n")
+    assert refusal("--max-steps", "3").startswith(f"{file}: group_size: ")
+
+
+def test_the_origin_of_a_setting_is_found_by_its_whole_name() -> None:
+    origins = {"actor.optim.lr": "--lr", "seq_len": "--seq-len", "model": "--model"}
+    assert find_source("actor.optim.lr: too large", origins) == "--lr"
+    assert find_source("limit (3) must be at least seq_len (4): a model is read", origins) == "--seq-len"
+    assert find_source("actor.optim.lr_scheduler_type: no", origins) == ""
+    assert find_source("model: it is no name", origins) == "--model"

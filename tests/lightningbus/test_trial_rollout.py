@@ -1,6 +1,7 @@
 """The rollout of a dry run: the agent's real process and gateway, answers that are scripted."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from bus.task_file import TaskInput
 from lightningbus.run.role_process import UserError
-from lightningbus.run.trial_rollout import TrialTask, describe, try_agent
+from lightningbus.run.trial_rollout import TrialTask, WantedReward, describe, find_missing_rewards, try_agent
 from runners.recording.rewards import NO_REWARD
 from runners.rollout import RolloutResult
 from runners.settings import RunnerSettings
@@ -82,6 +83,13 @@ def asks_another_model(task):
     return float(chat(task, model="gpt-4o").choices[0].message.content == "42")
 
 
+def asks_roles(task):
+    chat(task, model="policy:writer")
+    chat(task, model="policy:checker")
+    chat(task, model="frozen")
+    return {"reward": {"reward": 1.0, "checker": 0.5}}
+
+
 def asks_a_judge(task):
     return float(chat(task, model="judge").choices[0].message.content == "42")
 
@@ -99,11 +107,21 @@ if __name__ == "__main__":
 """
 
 
-async def try_one(folder: Path, **agent: Any) -> list[str]:
+TASK = TaskInput("first", {"answer": "42"})
+TRIAL = TrialTask(TASK, "train", "policy", 30.0, {"temperature": 1.0})
+ROLES = replace(
+    TRIAL,
+    model="writer",
+    role_models={"writer": "writer", "checker": "checker"},
+    served_models=["writer", "checker", "frozen"],
+    wanted_rewards=[WantedReward("learners.1.reward", "checker", "chekcer")],
+)
+
+
+async def try_one(folder: Path, trial: TrialTask = TRIAL, **agent: Any) -> list[str]:
     (folder / "agent.py").write_text(AGENT)
-    task = TaskInput("first", {"answer": "42"})
     settings = RunnerSettings.model_validate({"working_dir": folder, **agent})
-    return await try_agent(settings, TrialTask(task, "train", "policy", 30.0, {"temperature": 1.0}))
+    return await try_agent(settings, trial)
 
 
 @pytest.mark.parametrize(
@@ -173,3 +191,21 @@ async def test_an_external_endpoint_is_not_asked_but_its_key_has_to_be_there(
     monkeypatch.delenv("JUDGE_KEY")
     with pytest.raises(UserError, match="the environment of the runner has no JUDGE_KEY"):
         await try_one(tmp_path, entrypoint="agent:asks_a_judge", endpoints=endpoints)
+
+
+async def test_every_model_of_the_job_answers_and_a_reward_that_is_missing_is_a_warning(tmp_path: Path) -> None:
+    line, warning = await try_one(tmp_path, ROLES, entrypoint="agent:asks_roles")
+    assert "3 model calls, reward 1," in line
+    assert warning == (
+        "warning: learners.1.reward: 'checker' is trained on the reward 'chekcer', which the agent did not give; "
+        "did you mean 'checker'?"
+    )
+
+
+def test_rewards_that_were_given_are_listed_and_no_warning_is_made_of_those() -> None:
+    wanted = [WantedReward("learner.reward", "policy", "style")]
+    assert list(find_missing_rewards({"style": 0.0}, wanted)) == []
+    (warning,) = find_missing_rewards({"reward": 0.0, "checker": 1.0}, wanted)
+    assert warning.endswith("which the agent did not give; it gave: checker, reward")
+    (warning,) = find_missing_rewards({}, wanted)
+    assert warning.endswith("which the agent did not give; it gave none by name")

@@ -54,10 +54,11 @@ def learner(
     options = {"model_path": model_path, "tasks": tasks, "max_steps": steps, "run": run, "checkpoint_dir": checkpoints}
     checked = load_settings(LearnerSettings, "learner", settings, context.args, **options, health_address=health)
     if dry_run:
-        from lightningbus.run.memory_check import Target, check_memory
+        from lightningbus.run.memory_check import Target
+        from lightningbus.run.preflight import check_alone
 
         target = Target(ranks, gpu_memory, gpu_tflops)
-        print("\n".join(exit_on_user_error(lambda: list(check_memory(checked, (), target)))))
+        print("\n".join(exit_on_user_error(lambda: list(check_alone(checked, target)))))
         return
     if distributed.is_worker_rank():
         try:
