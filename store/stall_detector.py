@@ -175,7 +175,8 @@ def _explain_lag(full: str, lags: Mapping[str, int], num_pending: int) -> Stall:
 
 
 def _format_status(beat: Heartbeat) -> str:
-    return ", ".join(f"{key} {value}" for key, value in beat.status.items())
+    """What a role says of itself, but for an alert of its own, which is shown beside this one."""
+    return ", ".join(f"{key} {value}" for key, value in beat.status.items() if key != "alert")
 
 
 class StallDetector:

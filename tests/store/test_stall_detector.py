@@ -216,3 +216,10 @@ def test_a_learner_that_waits_because_attempts_fail_is_said_to() -> None:
     assert stall.reason.endswith("; the last 6,087 training attempts failed, the newest with agent_error: no context")
     (stall,) = diagnose(snapshot(RUNNER, NODE, LEARNER, num_failed_attempts=3, **waiting), StallThresholds(60, 60))
     assert "attempts" not in stall.reason, "a few may be chance"
+
+
+def test_an_alert_of_the_learner_itself_is_not_said_twice() -> None:
+    says = other(LEARNER, status={"groups": "3/8", "alert": "learner of policy: no reward"})
+    late = {"seconds_since_rollout": 1.0, "seconds_since_step": {"": 95.0}}
+    (stall,) = diagnose(snapshot(RUNNER, NODE, says, **late), StallThresholds(60, 60))
+    assert "no reward" not in stall.reason
