@@ -10,6 +10,7 @@ from bus.fleet.node_state import is_ready
 from bus.weights.registry import WeightRegistry
 from learner.settings.learner import LearnerSettings
 from lightningbus.optimize.budget import BudgetSpent
+from lightningbus.optimize.early_checks import check_before_start
 from lightningbus.optimize.round import RoundResult, optimize_round
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
@@ -26,12 +27,14 @@ STORED_TASKS = "SELECT count() FROM tasks WHERE run_id = {run_id:String}"
 async def run(settings: RunSettings, *, resume: bool) -> RoundResult:
     """Start what a run file names, optimise its prompts, and stop it again.
 
-    ``resume``: go on where the run of this name was stopped. Raises `UserError` when a part fails for good.
+    ``resume``: go on where the run of this name was stopped. Raises `UserError` when a part fails for good, and before
+    anything is made or started where the run file itself is wrong.
     """
     assert settings.optimize is not None, "checked by the command"
     directory = RunDirectory(settings.runs / settings.name)
     if resume and not directory.path.exists():
         raise UserError(f"{directory.path} holds no optimisation to resume: start it without --resume")
+    check_before_start(settings.optimize, settings.name)
     with directory.lock(fresh=not resume):
         async with start_stack(directory, settings.bus, f"lightningbus optimize · {settings.name}") as stack:
             client = await _start(stack, settings, resume)
