@@ -40,6 +40,11 @@ WHERE run_id = {run_id:String} AND rollout_id IN {ids:Array(String)}
 ORDER BY rollout_id, call
 """
 
+PROMPTS_USED = """
+SELECT count(), groupUniqArrayArray(mapKeys(prompt_versions)) FROM model_calls
+WHERE run_id = {run_id:String} AND rollout_id IN {ids:Array(String)}
+"""
+
 
 def read_published(client: Client, run: str) -> dict[str, str]:
     """The evaluation of each rollout that a run's rounds have published, by rollout id."""
@@ -51,6 +56,12 @@ def count_ended(client: Client, run: str, ids: Sequence[str]) -> int:
     """How many of these have ended."""
     ((count,),) = client.query(NUM_ENDED, parameters={"run_id": run, "ids": list(ids)}).result_rows
     return int(count)
+
+
+def read_prompts_used(client: Client, run: str, ids: Sequence[str]) -> tuple[int, set[str]]:
+    """How many model calls these rollouts made, and the names of the prompts that were in them."""
+    ((count, names),) = client.query(PROMPTS_USED, parameters={"run_id": run, "ids": list(ids)}).result_rows
+    return int(count), set(names)
 
 
 def read_results(client: Client, run: str, inputs: Mapping[str, Any], with_traces: bool) -> dict[str, RolloutResult]:

@@ -18,6 +18,7 @@ from bus.security.credentials import Credentials
 from lightningbus.optimize.budget import BudgetSpent
 from lightningbus.optimize.round import RoundResult, optimize_round
 from lightningbus.run.prompt_versions import read_prompt_versions
+from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import load_run_settings
 from tests.agents.prompted import NUMBERS
 from tests.commands import environment
@@ -228,3 +229,13 @@ async def test_a_run_with_a_bus_of_its_own_is_stopped_and_goes_on(tmp_path: Path
         done = json.loads(out)
         assert done["released"] and SIGN in done["texts"]["own"] and ROUND in done["texts"]["own"]
         assert len(node.requests) == done["rollouts"]
+
+
+async def test_a_prompt_that_the_agent_does_not_send_ends_the_run_after_the_first_evaluation(
+    world: World, tmp_path: Path
+) -> None:
+    path = world.write(tmp_path, "steady", prompts={"solvr": {"text": "No agent of this test sends this text."}})
+    with pytest.raises(UserError, match=r"prompt 'solvr' is in no model call of 9 rollouts \(9 calls\)"):
+        await round_of(world, path)
+    assert rows(world, "SELECT count() FROM tasks WHERE run_id = 'steady'") == [(len(TASKS),)]
+    assert not world.reflecting.requests
