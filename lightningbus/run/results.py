@@ -12,9 +12,11 @@ from pydantic import BaseModel, Field, ValidationError
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation import Evaluation
 from lightningbus.run.machine import Hardware, read_hardware, read_versions
+from lightningbus.run.prompt_files import PromptFile
 from lightningbus.run.prompt_rounds import PromptRound
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import EvalSettings, RunSettings
+from lightningbus.run.whole_file import write_whole
 from store.clickhouse.client import query_row
 
 RESULTS = "results.json"
@@ -101,6 +103,9 @@ class Results(BaseModel):
     max_staleness: int | None = Field(None, description="largest staleness of a trained token, in versions")
     evaluations: list[Evaluation] = Field([], description="every evaluation, in the order in which they ended")
     prompt_rounds: list[PromptRound] = Field([], description="every round of prompt optimisation, in order")
+    prompts: dict[str, PromptFile] = Field(
+        {}, description="every prompt that was optimised, as it is in use at the end"
+    )
     greedy_before: float | None = Field(None, description="mean held-out reward of the first version, greedy")
     sampled_before: float | None = Field(None, description="mean held-out reward of the first version, sampled")
     greedy_after: float | None = Field(None, description="mean held-out reward of the last version evaluated, greedy")
@@ -125,7 +130,7 @@ class Results(BaseModel):
         """Those of a job that starts, or goes on from its ``earlier`` results."""
         kept = {
             name: getattr(earlier, name)
-            for name in ("evaluations", "prompt_rounds", "seconds", "seconds_by_phase", *BEFORE_AND_AFTER)
+            for name in ("evaluations", "prompt_rounds", "prompts", "seconds", "seconds_by_phase", *BEFORE_AND_AFTER)
             if earlier is not None
         }
         learner = learners[0]
@@ -156,10 +161,8 @@ class Results(BaseModel):
             raise UserError(f"{path} cannot be read: start the run again without --resume") from error
 
     def write(self, directory: Path) -> None:
-        """Write them to a run's directory, whole or not at all."""
-        temporary = directory / f".{RESULTS}"
-        temporary.write_text(json.dumps(self.to_figures(), indent=2) + "\n")
-        temporary.replace(directory / RESULTS)
+        """Write them to a run's directory, whole or not at all; raises `UserError` where they cannot be written."""
+        write_whole(directory / RESULTS, json.dumps(self.to_figures(), indent=2) + "\n")
 
     def to_figures(self) -> dict[str, Any]:
         """The content of the file."""
@@ -221,6 +224,7 @@ def render_fields() -> str:
         ("models.NAME.", ModelResults),
         ("evaluations[].", Evaluation),
         ("prompt_rounds[].", PromptRound),
+        ("prompts.NAME.", PromptFile),
         ("hardware.", Hardware),
     ):
         lines += [

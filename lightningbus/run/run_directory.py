@@ -137,8 +137,12 @@ class RunDirectory:
     def export_command(self) -> str:
         """The command that writes the run's model into a directory."""
         run, model = shlex.quote(str(self.path)), shlex.quote(f"{self.path.name}-model")
-        bus = "" if (self.path / "bus" / "jetstream").is_dir() else " --bus URL"  # it is not the run's own
+        bus = "" if self.has_own_bus() else " --bus URL"
         return f"lightningbus weights export --run {run}{bus} {model}"
+
+    def has_own_bus(self) -> bool:
+        """Whether the run's bus keeps its files in the directory: they can be read when the run has ended."""
+        return (self.path / "bus" / "jetstream").is_dir()
 
     @property
     def store(self) -> Path:

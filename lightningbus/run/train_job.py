@@ -18,7 +18,9 @@ from lightningbus.run.held_out import HeldOut
 from lightningbus.run.pinned_version import VersionPins, wait_for_evaluations
 from lightningbus.run.plot import Point, plot_rewards
 from lightningbus.run.preflight import TrainJob
+from lightningbus.run.prompt_files import write_prompts
 from lightningbus.run.prompt_rounds import PromptRound, PromptRounds, RoundRunner
+from lightningbus.run.prompt_versions import read_prompts_in_use
 from lightningbus.run.results import COUNTS, Results
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
@@ -133,6 +135,7 @@ class _Training:
             await self._wait_until_stored()
             await asyncio.to_thread(results.count, self._client)
             await self._draw()
+            await self._write_prompts()
         results.is_finished = True
         results.write(self._stack.directory.path)
         return TrainResult(self._stack.directory.path, results.to_figures(), results.evaluations)
@@ -152,7 +155,8 @@ class _Training:
 
         async def keep_saving() -> None:
             while True:
-                save()
+                with contextlib.suppress(UserError):  # a full disk may have room again; at the end it is said
+                    save()
                 await asyncio.sleep(SAVE_SECONDS)
 
         saving = asyncio.create_task(keep_saving())
@@ -168,6 +172,16 @@ class _Training:
         is_over.set()
         async with self._phase("optimizing", "optimising prompts"):
             await self._stack.or_child_failure(take_turns(self._stack.bus, self._pins, self._rounds, is_over))
+            await self._write_prompts()
+
+    async def _write_prompts(self) -> None:
+        """Write the text in use of each prompt that is optimised to the run's directory: the bus ends with the run."""
+        optimize = self._settings.optimize
+        if self._runner is None or optimize is None:
+            return
+        in_use = await read_prompts_in_use(self._stack.bus, optimize.agent)
+        kept = {name: in_use[name] for name in optimize.prompts if name in in_use}
+        self._results.prompts = write_prompts(self._stack.directory.path, kept)
 
     async def _train(self) -> None:
         """Train to the last step; evaluations and rounds of prompt optimisation that are due have ended too."""
@@ -226,7 +240,10 @@ class _Training:
         what = f"weight versions of {self._results.model}" if len(self._results.models) > 1 else "weight versions"
         title = f"{self._results.run}: reward over {what}"
         path = self._stack.directory.path / PICTURE
-        await asyncio.to_thread(plot_rewards, path, title, curve, self._results.evaluations)
+        try:
+            await asyncio.to_thread(plot_rewards, path, title, curve, self._results.evaluations)
+        except OSError as error:
+            raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
 
     async def _wait_for_version(self, model: str) -> int:
         """The newest weight version of a model that nodes serve; one that is to be tried has been by then."""

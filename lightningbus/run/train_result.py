@@ -39,10 +39,15 @@ class TrainResult:
         )
         if figures.get("prompt_rounds"):
             sentence += f"; {len(figures['prompt_rounds'])} rounds of prompt optimisation, {len(released)} released"
+        prompts = figures.get("prompts", {})
+        texts = [
+            Text(f"text of prompt {name}, version {prompt['version']}: {self.directory / prompt['file']}", no_wrap=True)
+            for name, prompt in prompts.items()
+        ]
         picture = f"picture: {self.directory / PICTURE}"
         command = RunDirectory(self.directory).export_command
         export = Text(f"export the model: {command}", no_wrap=True, overflow="ignore")
-        return Group(evaluations_table(self.evaluations), Text(sentence), Text(picture), export)
+        return Group(evaluations_table(self.evaluations), Text(sentence), Text(picture), *texts, export)
 
     def __repr__(self) -> str:
         return render_text(self.render())
