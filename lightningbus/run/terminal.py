@@ -60,7 +60,7 @@ def render_text(renderable: RenderableType, width: int = TEXT_WIDTH) -> str:
     plain = Terminal(
         file=file, width=width, highlight=False, force_jupyter=False, force_terminal=False, color_system=None
     )
-    plain.print(renderable)
+    plain.print(renderable, crop=False)
     return "\n".join(line.rstrip() for line in file.getvalue().rstrip().split("\n"))
 
 

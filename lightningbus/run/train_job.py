@@ -214,7 +214,7 @@ class _Training:
         async with self._phase("evaluating", "held-out problems under the newest version"):
             versions = {learner.model: await self._wait_for_version(learner.model) for learner in self._learners}
             what = format_label(versions)
-            self._stack.view.set_phase(f"held-out problems under {what}: greedy, then sampled")
+            self._stack.view.set_phase(f"held-out problems under {what}: {', then '.join(self._heldout.sampling)}")
             await self._held_out.run(versions)
 
     async def _add_evaluation(self, evaluation: Evaluation) -> None:
@@ -223,6 +223,8 @@ class _Training:
         self._results.write(self._stack.directory.path)
         what = format_label(evaluation.versions)
         self._stack.view.set_note(f"{evaluation.label}, {what}: {evaluation.format_mean()}")
+        if not evaluation.ok:  # the same will happen in training
+            self._stack.view.warn(f"{evaluation.label}, {what}: {evaluation.failures}")
         with contextlib.suppress(ClickHouseError):  # the store is being started again; the picture is drawn at the end
             await self._draw()
 
