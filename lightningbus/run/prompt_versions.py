@@ -18,7 +18,9 @@ async def read_prompts_in_use(bus: Bus, agent: str) -> dict[str, PromptVersion]:
     prompts = {}
     for name in await find_prompt_names(bus):
         registry = PromptRegistry(bus, name)
-        used = (await registry.resolve_target()).serve or next(iter(await registry.read_all()), None)
+        used = (await registry.resolve_target()).serve
+        if used is None:  # what the agent itself sends is always there to go back to
+            used = next((version for version in await registry.read_all() if version.version == 0), None)
         if used is not None and used.agent == agent:
             prompts[name] = used
     return prompts

@@ -16,19 +16,19 @@ from learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation import NODE_SECONDS, Evaluation, format_label
 from lightningbus.run.held_out import HeldOut
 from lightningbus.run.pinned_version import VersionPins, wait_for_evaluations
-from lightningbus.run.plot import Point, plot_rewards
 from lightningbus.run.preflight import TrainJob
 from lightningbus.run.prompt_files import write_prompts
 from lightningbus.run.prompt_rounds import PromptRound, PromptRounds, RoundRunner
 from lightningbus.run.prompt_versions import read_prompts_in_use
 from lightningbus.run.results import COUNTS, Results
+from lightningbus.run.reward_picture import draw_rewards
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.run_record import check_resumable, describe_job, write_record
 from lightningbus.run.settings import EvalSettings, RunSettings
 from lightningbus.run.stack import LocalStack, child_specs, learner_names, start_stack
 from lightningbus.run.supervisor import ChildSpec
-from lightningbus.run.train_result import PICTURE, TrainResult
+from lightningbus.run.train_result import TrainResult
 from lightningbus.run.version_turns import Turn, take_turns
 from store.clickhouse.client import StoreUnavailable, connect, query_row
 
@@ -39,10 +39,6 @@ RUNNER_SECONDS = 120.0
 SAVE_SECONDS = 5.0
 """How often the seconds of a phase are saved: a job that is killed loses no more of them."""
 STORED_TASKS = "SELECT count() FROM tasks WHERE run_id = {run_id:String}"
-CURVE = (
-    "SELECT version, mean_reward, reward_spread, rollouts FROM reward_by_version "
-    "WHERE run_id = {run_id:String} AND model = {model:String} AND mode = 'train' ORDER BY version"
-)
 
 
 async def run(
@@ -234,18 +230,7 @@ class _Training:
 
     async def _draw(self) -> None:
         """Draw the picture of what is there by now."""
-        parameters = {"run_id": self._results.run, "model": self._settings.main_model}
-        rows = (await asyncio.to_thread(self._client.query, CURVE, parameters=parameters)).result_rows
-        curve: list[Point] = [
-            (int(version), float(mean), float(spread), int(count)) for version, mean, spread, count in rows
-        ]
-        what = f"weight versions of {self._results.model}" if len(self._results.models) > 1 else "weight versions"
-        title = f"{self._results.run}: reward over {what}"
-        path = self._stack.directory.path / PICTURE
-        try:
-            await asyncio.to_thread(plot_rewards, path, title, curve, self._results.evaluations)
-        except OSError as error:
-            raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
+        await draw_rewards(self._client, self._stack.directory.path, self._results, self._settings.main_model)
 
     async def _wait_for_version(self, model: str) -> int:
         """The newest weight version of a model that nodes serve; one that is to be tried has been by then."""

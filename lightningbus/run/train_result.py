@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from lightningbus.run.evaluation import SAMPLINGS, Evaluation, format_mean
+from lightningbus.run.reward_picture import PICTURE
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.terminal import render_html, render_text
 
-PICTURE = "reward.png"
 FEW_TRAINED, MAX_REASONS = 0.5, 3
 """Share of the training rollouts below which reasons are named, and how many of these."""
 

@@ -3,10 +3,12 @@
 import errno
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from lightningbus.run import reward_picture
 from lightningbus.run.evaluation import Evaluation
 from lightningbus.run.results import Results
 from lightningbus.run.role_process import UserError
@@ -98,3 +100,18 @@ def test_a_full_disk_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.M
 def test_an_evaluation_keeps_why_its_rollouts_failed() -> None:
     failed = evaluation("greedy", 0, 0.0).model_copy(update={"ok": 0, "failures": "2 of 2 rollouts failed: timeout"})
     assert Evaluation.model_validate_json(failed.model_dump_json()) == failed
+
+
+async def test_a_picture_that_a_full_disk_does_not_take_is_said_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, job = job_of(tmp_path)
+    client: Any = SimpleNamespace(query=lambda *arguments, **named: SimpleNamespace(result_rows=[(0, 0.5, 0.1, 4)]))
+
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(reward_picture, "plot_rewards", fail)
+    results = Results.begin(settings, job.learners, job.eval, None)
+    with pytest.raises(UserError, match=r"reward\.png cannot be written: No space left on device"):
+        await reward_picture.draw_rewards(client, tmp_path, results, "policy")
