@@ -47,8 +47,8 @@ def test_rewards_by_name_and_events_of_the_agent_are_shown(
     assert "[tool execute_tool search 0.000 s] ants → none, reward 0.25" in text
     assert "noted 0.000 s] style 0.5" in text
     transcript.show_json()
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["rewards"] == {"reward": 0.75, "writer": 1.0} and len(shown["spans"]) == len(EVENTS)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["rewards"] == {"reward": 0.75, "writer": 1.0} and len(printed["spans"]) == len(EVENTS)
 
 
 @pytest.mark.integration
