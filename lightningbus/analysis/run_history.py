@@ -15,6 +15,7 @@ from learner.rollouts.groups import RolloutGroup
 from learner.rollouts.intermediate_rewards import intermediate_rewards
 from learner.settings.algorithm import AirRule
 from learner.settings.learner import LearnerSettings
+from lightningbus.run.agent_spans import AGENT_SPANS
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import validate_settings
 from schemas.spans import ModelCall, Span, VersionSpan
@@ -56,11 +57,11 @@ AND execution_id IN {executions:Array(String)}) AS a
     USING (execution_id, call)
 WHERE c.run_id = {run_id:String} AND c.execution_id IN {executions:Array(String)} ORDER BY execution_id, call
 """
-SPANS = """
+SPANS = f"""
 SELECT execution_id, span_id, name, status, attributes, events,
        toUnixTimestamp64Nano(started_at) AS started_at, toUnixTimestamp64Nano(ended_at) AS ended_at
-FROM spans WHERE run_id = {run_id:String} AND execution_id IN {executions:Array(String)}
-  AND NOT startsWith(scope, 'lightningbus')
+FROM spans WHERE run_id = {{run_id:String}} AND execution_id IN {{executions:Array(String)}}
+  AND {AGENT_SPANS}
 """
 BEST_ROLLOUTS = """
 SELECT execution_id FROM rollouts

@@ -12,13 +12,15 @@ from rich.text import Text
 
 from common.printable import printable_json
 from lightningbus.analysis.run_names import check_run
+from lightningbus.run.agent_spans import AGENT_SPANS
 from lightningbus.run.role_process import UserError
 from lightningbus.run.terminal import Terminal, render_html, render_text
+from schemas.semconv.rewards import reward_dimensions
 from schemas.semconv.span_kinds import entity_name, kind_of, summarize
 
 ROLLOUT = """
-SELECT run_id, rollout_id, execution_id, attempt, mode, evaluation, outcome, reward, error, num_calls, response_tokens,
-    min_weight_version, max_weight_version,
+SELECT run_id, rollout_id, execution_id, attempt, mode, evaluation, outcome, reward, rewards, error, num_calls,
+    response_tokens, min_weight_version, max_weight_version,
     date_diff('microsecond', started_at, ended_at) / 1e6 AS seconds
 FROM rollouts WHERE ({run_id:String} = '' OR run_id = {run_id:String}) AND rollout_id = {rollout_id:String}
 ORDER BY started_at
@@ -36,12 +38,14 @@ SELECT call, token_text, token, logprob, version, advantage, staleness FROM toke
 WHERE run_id = {run_id:String} AND rollout_id = {rollout_id:String} AND execution_id = {execution_id:String}
 ORDER BY call, position
 """
-SPANS = """
+SPANS = f"""
 SELECT name, status, status_message, attributes, started_at, date_diff('microsecond', started_at,
     ended_at) / 1e6 AS seconds
-FROM spans WHERE run_id = {run_id:String} AND rollout_id = {rollout_id:String} AND execution_id = {execution_id:String}
-    AND NOT startsWith(scope, 'lightningbus') ORDER BY started_at
+FROM spans WHERE run_id = {{run_id:String}} AND rollout_id = {{rollout_id:String}}
+    AND execution_id = {{execution_id:String}} AND {AGENT_SPANS} ORDER BY started_at
 """
+NO_REWARDS = ("tool", "agent")
+"""Kinds of spans whose summary leaves rewards out."""
 RED_TO_GREEN = ("red", "dark_orange", "white", "green_yellow", "green")
 
 
@@ -54,7 +58,7 @@ class Transcript:
     tokens: Mapping[int, list[Mapping[str, Any]]]
     """By call."""
     spans: list[Mapping[str, Any]]
-    """What the agent's own instrumentation said."""
+    """What the agent's own instrumentation said, and the events that it reported."""
 
     @classmethod
     def load(cls, client: Client, rollout: str, run: str) -> "Transcript":
@@ -84,7 +88,7 @@ class Transcript:
     def render(self, color: str = "none") -> Group:
         """What `show` prints; rich turns it into HTML too."""
         rollout = self.rollout
-        reward = "none" if rollout["reward"] is None else f"{rollout['reward']:.4g}"
+        reward = _format_rewards(rollout["reward"], rollout.get("rewards") or {})
         heading = (
             f" of run {rollout['run_id']}: {rollout['outcome']}, reward {reward}, "
             f"{rollout['num_calls']} calls, {rollout['response_tokens']} tokens, {rollout['seconds']:.3f} s, "
@@ -150,7 +154,10 @@ def _plain(value: Any) -> str:
 def _format_completion(call: Mapping[str, Any], tokens: list[Mapping[str, Any]], color: str) -> Text:
     if any(token["token_text"] for token in tokens):
         return Text.assemble(*((token["token_text"], _style(token, color)) for token in tokens))
-    answer = json.loads(call["response"])
+    try:
+        answer = json.loads(call["response"])
+    except ValueError:  # a call that came to no answer
+        return Text(call["response"])
     return Text(_plain(answer.get("content") or answer) if isinstance(answer, dict) else _plain(answer))
 
 
@@ -163,11 +170,19 @@ def _style(token: Mapping[str, Any], color: str) -> str:
     return RED_TO_GREEN[int(2 + 2 * max(-1.0, min(1.0, value)))]
 
 
+def _format_rewards(reward: float | None, by_name: Mapping[str, float]) -> str:
+    """The main reward, and all by name where there are others."""
+    main = "none" if reward is None else f"{reward:.4g}"
+    named = ", ".join(f"{name} {value:.4g}" for name, value in sorted(by_name.items()))
+    return f"{main} ({named})" if named else main
+
+
 def _span(span: Mapping[str, Any]) -> Text:
     bad = span["status"] == "error"
     name, attributes = span["name"], span["attributes"]
     kind, entity = kind_of(name, attributes), entity_name(name, attributes)
     called = [kind if kind != "other" else "", name, entity if entity not in name else ""]
     text = Text(f"  [{' '.join(filter(None, called))} {span['seconds']:.3f} s", "red" if bad else "yellow")
-    text.append(f": {span['status_message']}]" if bad else "]")
-    return text.append(f" {summarize(name, attributes)}".rstrip(), "dim")
+    text.append(f": {span['status_message']}]" if bad and span["status_message"] else "]")
+    rewards = [f"{reward} {value}" for reward, value in reward_dimensions(attributes)] if kind in NO_REWARDS else []
+    return text.append(f" {', '.join(filter(None, (summarize(name, attributes), *rewards)))}".rstrip(), "dim")

@@ -1,4 +1,4 @@
-"""A run whose weights are exported: its bus, up or stopped, and what it was started with."""
+"""The bus of a run, up or stopped, and what the run was started with."""
 
 import re
 from collections.abc import AsyncIterator
@@ -39,32 +39,32 @@ class RunSource:
 
 
 @asynccontextmanager
-async def open_run(run: str | None, url: str | None) -> AsyncIterator[RunSource]:
+async def open_run(run: str | None, url: str | None, name: str = NAME, role: str = ROLE) -> AsyncIterator[RunSource]:
     """The bus at ``url``, or that of a run: its name, its directory, or None for the latest one.
 
     If the run has stopped, a server serves the run's files while the block runs, and no other process can use them
-    then. Raises `UserError` if there is no such run, `BusError` if its bus cannot be read.
+    then. ``name`` and ``role`` are those of the connection.
+    Raises `UserError` if there is no such run, `BusError` if its bus cannot be read.
     """
     if url is not None:
-        async with connect(url, NAME, ROLE) as bus:
+        async with connect(url, name, role) as bus:
             yield RunSource(bus, _find_run(run).path.resolve() if run is not None else None)
         return
     directory = _find_run(run)
-    streams = directory.path / "bus" / "jetstream"
     endpoints = directory.read_endpoints()
     if endpoints is not None:
-        credentials = _read_credentials(Path(endpoints.credentials) if endpoints.credentials else None)
-        async with Bus.connect(endpoints.bus, NAME, credentials=credentials) as bus:
+        credentials = _read_credentials(Path(endpoints.credentials) if endpoints.credentials else None, role)
+        async with Bus.connect(endpoints.bus, name, credentials=credentials) as bus:
             yield RunSource(bus, directory.path.resolve())
         return
-    if not streams.is_dir():
+    if not directory.has_own_bus():
         raise UserError(f"run {directory.path.name!r} has no bus of its own: give --bus URL")
     access = directory.path / CREDENTIALS
     users = access.resolve() if (access / CONF).exists() else None
     more_mib = _read_more_mib(directory.path / "bus" / "nats.conf")
     async with nats_server(directory.path / "bus", users=users, more_mib=more_mib) as server:
-        credentials = _read_credentials(access if access.is_dir() else None)
-        async with Bus.connect(server.url, NAME, credentials=credentials) as bus:
+        credentials = _read_credentials(access if access.is_dir() else None, role)
+        async with Bus.connect(server.url, name, credentials=credentials) as bus:
             yield RunSource(bus, directory.path.resolve())
 
 
@@ -75,8 +75,8 @@ def _find_run(run: str | None) -> RunDirectory:
     return directory
 
 
-def _read_credentials(directory: Path | None) -> Credentials | None:
-    return Credentials.read(directory, ROLE) if directory is not None else None
+def _read_credentials(directory: Path | None, role: str) -> Credentials | None:
+    return Credentials.read(directory, role) if directory is not None else None
 
 
 def _read_more_mib(config: Path) -> int:

@@ -44,7 +44,7 @@ class PromptCatalog:
         for name, settings in prompts.items():
             registry = self._registries[name] = PromptRegistry(self._bus, name)
             self._versions[name] = await registry.read_all()
-            original = _read_text(name, settings)
+            original = read_prompt_text(name, settings)
             if not self._versions[name]:
                 await self._publish(name, original, role=settings.role, canary=None, proposal_id="", parent=None)
             first = next((version for version in self._versions[name] if version.version == 0), None)
@@ -136,7 +136,8 @@ class PromptCatalog:
         return published
 
 
-def _read_text(name: str, settings: PromptSettings) -> str:
+def read_prompt_text(name: str, settings: PromptSettings) -> str:
+    """The text of version 0; raises `UserError` where its file has none."""
     if settings.text is not None:
         return settings.text
     assert settings.file is not None, "one of both is given"

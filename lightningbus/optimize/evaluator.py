@@ -18,7 +18,9 @@ from lightningbus.optimize.budget import Budget
 from lightningbus.optimize.candidates import Texts, evaluation_key
 from lightningbus.optimize.catalog import PromptCatalog
 from lightningbus.optimize.feedback import RolloutResult
-from lightningbus.optimize.rollout_reader import count_ended, read_published, read_results
+from lightningbus.optimize.prompt_use import check_prompts_used
+from lightningbus.optimize.rollout_reader import count_ended, read_prompts_used, read_published, read_results
+from lightningbus.run.optimize_settings import PromptSettings
 from lightningbus.run.publishing import expand_samples, publish_all
 from lightningbus.run.role_process import UserError
 from schemas import ids
@@ -116,6 +118,15 @@ class Evaluator:
         results = await self._ask(lambda: read_results(self._client, at.run, inputs, with_traces))
         ordered = [results[rollout] for rollout in inputs]
         return [ordered[first : first + samples] for first in range(0, len(ordered), samples)]
+
+    async def check_prompts_used(
+        self, prompts: Mapping[str, PromptSettings], results: Sequence[Sequence[RolloutResult]]
+    ) -> None:
+        """Raise `UserError` where no model call of rollouts that have ended had one of these prompts."""
+        all_results = [result for rollouts in results for result in rollouts]
+        rollout_ids = [result.rollout_id for result in all_results]
+        num_calls, used = await self._ask(lambda: read_prompts_used(self._client, self._conditions.run, rollout_ids))
+        check_prompts_used(prompts, used, num_calls, all_results)
 
     async def _wait_until_ended(self, rollout_ids: Sequence[str], patience: float) -> None:
         """Wait for all; ``patience``: seconds in which at least one must end."""

@@ -10,7 +10,12 @@ from bus.fleet.node_state import is_ready
 from bus.weights.registry import WeightRegistry
 from learner.settings.learner import LearnerSettings
 from lightningbus.optimize.budget import BudgetSpent
+from lightningbus.optimize.early_checks import check_before_start
+from lightningbus.optimize.result import OptimizeResult
 from lightningbus.optimize.round import RoundResult, optimize_round
+from lightningbus.run.optimize_settings import OptimizeSettings
+from lightningbus.run.prompt_files import write_prompts
+from lightningbus.run.prompt_versions import read_prompts_in_use
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import RunSettings
@@ -23,15 +28,17 @@ STORE_SECONDS, NODE_SECONDS, RUNNER_SECONDS = 60.0, 600.0, 120.0
 STORED_TASKS = "SELECT count() FROM tasks WHERE run_id = {run_id:String}"
 
 
-async def run(settings: RunSettings, *, resume: bool) -> RoundResult:
+async def run(settings: RunSettings, *, resume: bool) -> OptimizeResult:
     """Start what a run file names, optimise its prompts, and stop it again.
 
-    ``resume``: go on where the run of this name was stopped. Raises `UserError` when a part fails for good.
+    ``resume``: go on where the run of this name was stopped. Raises `UserError` when a part fails for good, and before
+    anything is made or started where the run file itself is wrong.
     """
     assert settings.optimize is not None, "checked by the command"
     directory = RunDirectory(settings.runs / settings.name)
     if resume and not directory.path.exists():
         raise UserError(f"{directory.path} holds no optimisation to resume: start it without --resume")
+    check_before_start(settings.optimize, settings.name)
     with directory.lock(fresh=not resume):
         async with start_stack(directory, settings.bus, f"lightningbus optimize · {settings.name}") as stack:
             client = await _start(stack, settings, resume)
@@ -41,9 +48,19 @@ async def run(settings: RunSettings, *, resume: bool) -> RoundResult:
                 settings.role_models, stack.view.set_note,
             )  # fmt: skip
             try:
-                return await stack.or_child_failure(work)
+                return await _keep_result(stack, settings.optimize, await stack.or_child_failure(work))
             except BudgetSpent as error:
                 raise UserError(f"optimize.budget is used up by earlier rounds of the run: {error}; raise it") from None
+
+
+async def _keep_result(stack: LocalStack, settings: OptimizeSettings, done: RoundResult) -> OptimizeResult:
+    """Write the texts in use and the figures to the run's directory: the bus may end with the run."""
+    in_use = await read_prompts_in_use(stack.bus, settings.agent)
+    directory = stack.directory.path
+    files = write_prompts(directory, {name: in_use[name] for name in settings.prompts if name in in_use})
+    result = OptimizeResult(done, directory, files)
+    result.write()
+    return result
 
 
 async def _start(stack: LocalStack, settings: RunSettings, resume: bool) -> Client:

@@ -9,6 +9,7 @@ from clickhouse_connect.driver.client import Client
 
 from lightningbus.optimize.candidates import ROUND_PATTERN
 from lightningbus.optimize.feedback import CallText, RolloutResult
+from lightningbus.run.agent_spans import AGENT_SPANS
 
 MAX_SPANS, MAX_SPAN_CHARS, MAX_CALL_CHARS = 200, 4000, 400_000
 """Of one rollout: spans that are read, and characters of an attribute and of a call's request."""
@@ -22,13 +23,13 @@ ROLLOUTS = """
 SELECT rollout_id, execution_id, outcome, reward, rewards, error, result FROM rollouts
 WHERE run_id = {run_id:String} AND rollout_id IN {ids:Array(String)}
 """
-SPANS = """
-SELECT rollout_id, execution_id, name, status, substring(status_message, 1, {span_chars:UInt32}) AS status_message,
-    mapApply((key, value) -> (key, substring(value, 1, {span_chars:UInt32})), attributes) AS attributes, events
+SPANS = f"""
+SELECT rollout_id, execution_id, name, status, substring(status_message, 1, {{span_chars:UInt32}}) AS status_message,
+    mapApply((key, value) -> (key, substring(value, 1, {{span_chars:UInt32}})), attributes) AS attributes, events
 FROM spans
-WHERE run_id = {run_id:String} AND rollout_id IN {ids:Array(String)} AND execution_id != ''
-    AND NOT startsWith(scope, 'lightningbus')
-ORDER BY rollout_id, started_at, span_id LIMIT {spans:UInt32} BY rollout_id, execution_id
+WHERE run_id = {{run_id:String}} AND rollout_id IN {{ids:Array(String)}} AND execution_id != ''
+    AND {AGENT_SPANS}
+ORDER BY rollout_id, started_at, span_id LIMIT {{spans:UInt32}} BY rollout_id, execution_id
 """
 CALLS = """
 SELECT c.rollout_id AS rollout_id, c.execution_id AS execution_id, c.role AS role,
@@ -38,6 +39,11 @@ FROM model_calls AS c INNER JOIN prompts AS p USING (run_id, rollout_id, executi
 INNER JOIN completions AS a USING (run_id, rollout_id, execution_id, call)
 WHERE run_id = {run_id:String} AND rollout_id IN {ids:Array(String)}
 ORDER BY rollout_id, call
+"""
+
+PROMPTS_USED = """
+SELECT count(), groupUniqArrayArray(mapKeys(prompt_versions)) FROM model_calls
+WHERE run_id = {run_id:String} AND rollout_id IN {ids:Array(String)}
 """
 
 
@@ -51,6 +57,12 @@ def count_ended(client: Client, run: str, ids: Sequence[str]) -> int:
     """How many of these have ended."""
     ((count,),) = client.query(NUM_ENDED, parameters={"run_id": run, "ids": list(ids)}).result_rows
     return int(count)
+
+
+def read_prompts_used(client: Client, run: str, ids: Sequence[str]) -> tuple[int, set[str]]:
+    """How many model calls these rollouts made, and the names of the prompts that were in them."""
+    ((count, names),) = client.query(PROMPTS_USED, parameters={"run_id": run, "ids": list(ids)}).result_rows
+    return int(count), set(names)
 
 
 def read_results(client: Client, run: str, inputs: Mapping[str, Any], with_traces: bool) -> dict[str, RolloutResult]:

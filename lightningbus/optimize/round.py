@@ -92,13 +92,16 @@ async def optimize_round(
     async with bus.fleet("store") as stores:
         evaluator = Evaluator(bus, stores, client, catalog, conditions)
         published = await evaluator.read_published()
-        limit = find_limit(settings, tasks, heldout, sum(each != name for each in published.values()))
+        num_of_others = sum(each != name for each in published.values())
+        limit = find_limit(settings, tasks, heldout, num_of_others)
         start = await catalog.open(settings.prompts, describe_course(settings, tasks, heldout))
         if catalog.is_resumed:
             await evaluator.wait_until_stored()
             published = await evaluator.read_published()
         budget = Budget(limit, {id for id, each in published.items() if each == name})
-        search = _Search(settings, evaluator, catalog, reflecting, budget, tasks, heldout, on_progress)
+        search = _Search(
+            settings, evaluator, catalog, reflecting, budget, tasks, heldout, on_progress, is_first=not num_of_others
+        )
         best = await search.run(start)
         if best == start:
             return RoundResult(best, None, {}, len(budget.published), search.num_candidates)
@@ -128,9 +131,12 @@ class _Search:
         tasks: list[TaskInput],
         heldout: list[TaskInput],
         on_progress: Callable[[str], None],
+        *,
+        is_first: bool,
     ) -> None:
+        """``is_first``: no other round of the run has shown that the agent's calls have the prompts."""
         self._settings, self._evaluator, self._budget, self._tasks = settings, evaluator, budget, tasks
-        self._on_progress = on_progress
+        self._on_progress, self._is_unproven = on_progress, is_first
         self._reserved = heldout_rollouts(settings, heldout)
         self._adapter = BusAdapter(
             asyncio.get_running_loop(),
@@ -195,7 +201,12 @@ class _Search:
     async def _evaluate(
         self, texts: Texts, problems: Sequence[TaskInput], with_traces: bool
     ) -> list[list[RolloutResult]]:
-        return await self._evaluator.evaluate(self._budget, texts, problems, self._settings.samples, with_traces)
+        samples = self._settings.samples
+        results = await self._evaluator.evaluate(self._budget, texts, problems, samples, with_traces)
+        if self._is_unproven:  # the first to be evaluated are the prompts in use
+            await self._evaluator.check_prompts_used(self._settings.prompts, results)
+            self._is_unproven = False
+        return results
 
 
 class _Log:

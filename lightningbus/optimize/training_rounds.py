@@ -5,12 +5,10 @@ from collections.abc import Callable, Mapping
 from clickhouse_connect.driver.client import Client
 
 from bus.client import Bus
-from bus.task_file import load_tasks
 from lightningbus.optimize.budget import BudgetSpent
 from lightningbus.optimize.catalog import PromptCatalog
-from lightningbus.optimize.reflection import ReflectingModel
+from lightningbus.optimize.early_checks import check_before_start
 from lightningbus.optimize.round import optimize_round
-from lightningbus.optimize.round_plan import check_settings
 from lightningbus.run.optimize_settings import OptimizeSettings
 from lightningbus.run.prompt_rounds import PromptRound
 from lightningbus.run.settings import RunSettings
@@ -22,8 +20,7 @@ class TrainingRounds:
     def __init__(self, settings: OptimizeSettings, run: str, role_models: Mapping[str, str]) -> None:
         """Raises `UserError` where not even one round is possible, `bus.task_file.TaskFileError`."""
         assert settings.every is not None
-        check_settings(settings, load_tasks(settings.tasks), load_tasks(settings.heldout), run)
-        ReflectingModel(settings.reflection)
+        check_before_start(settings, run)
         self.every = settings.every
         self._settings, self._role_models = settings, role_models
 

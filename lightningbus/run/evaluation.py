@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bus.client import Bus
 from bus.task_file import TaskInput
+from lightningbus.run.failures import describe_failures
 from lightningbus.run.publishing import expand_samples, publish_all
 from lightningbus.run.role_process import UserError
 from schemas import ids
@@ -51,6 +52,11 @@ INNER JOIN (
 WHERE p.run_id = {run_id:String} AND endsWith(p.task_id, {suffix:String}) GROUP BY c.model
 """
 
+FAILED = """
+SELECT outcome, error FROM rollouts
+WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String}) AND outcome != 'ok'
+"""
+
 
 class Evaluation(BaseModel):
     """One evaluation of one weight version."""
@@ -66,6 +72,7 @@ class Evaluation(BaseModel):
     num_problems: int = Field(description="held-out problems")
     rollouts: int = Field(description="answers: problems times samples")
     ok: int = Field(description="answers whose agent ended well")
+    failures: str = Field("", description="how many rollouts failed, and the most frequent error; empty: none")
     seconds: float = Field(description="how long it took; for the part after a resume, if there was one")
 
     @property
@@ -75,8 +82,12 @@ class Evaluation(BaseModel):
 
     def format_mean(self) -> str:
         """The mean reward with its standard error."""
-        error = self.standard_error
-        return f"{self.accuracy:.2f}" + (f" ± {error:.2f}" if error is not None else "")
+        return format_mean(self.accuracy, self.standard_error)
+
+
+def format_mean(mean: float, error: float | None) -> str:
+    """A mean reward with its standard error."""
+    return f"{mean:.2f}" + (f" ± {error:.2f}" if error is not None else "")
 
 
 def format_versions(versions: Mapping[str, int]) -> str:
@@ -157,6 +168,7 @@ async def evaluate(
                 await stores.wait_for_change()  # the store says each second what it has inserted
             actual_versions = await query(VERSIONS)
             ((num_ok, mean, standard_error),) = await query(RESULTS)
+            failed = await query(FAILED) if num_ok < len(tasks) else []
     except TimeoutError:
         raise UserError(
             f"evaluation {label} of version {format_versions(versions)}: {num_ended} of {len(tasks)} rollouts ended "
@@ -176,5 +188,6 @@ async def evaluate(
         num_problems=len(problems),
         rollouts=len(tasks),
         ok=num_ok,
+        failures=describe_failures([*((outcome, error) for outcome, error in failed), *[("ok", "")] * num_ok]),
         seconds=round(time.monotonic() - started, 1),
     )

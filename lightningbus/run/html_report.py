@@ -18,9 +18,9 @@ from clickhouse_connect.driver.client import Client
 from common.flat_settings import flatten_settings
 from lightningbus.run.plot import plot_report
 from lightningbus.run.results import RESULTS
+from lightningbus.run.reward_picture import PICTURE
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.train_result import PICTURE
 from store.reports import REPORTS, Report, ResultTable
 
 MAX_ROWS = 200

@@ -83,6 +83,10 @@ class LiveView:
         if not self._console.is_terminal:
             self._print(self._headline())
 
+    def warn(self, sentence: str) -> None:
+        """Print a warning, which stays where it is."""
+        self._print(f"warning: {sentence}")
+
     def _headline(self) -> str:
         seconds = time.monotonic() - self._started
         return f"[{int(seconds // 60)}:{int(seconds % 60):02d}] {self.phase}{'  ' + self.note if self.note else ''}"

@@ -2,6 +2,7 @@
 
 from bus.client import Bus
 from bus.prompts import PromptRegistry, find_prompt_names
+from schemas.prompts import PromptVersion
 
 
 async def read_prompt_versions(bus: Bus, agent: str) -> dict[str, int]:
@@ -9,11 +10,17 @@ async def read_prompt_versions(bus: Bus, agent: str) -> dict[str, int]:
 
     Empty where nobody has published a version of a prompt. Raises `bus.errors.BusError`.
     """
-    versions = {}
+    return {name: prompt.version for name, prompt in (await read_prompts_in_use(bus, agent)).items()}
+
+
+async def read_prompts_in_use(bus: Bus, agent: str) -> dict[str, PromptVersion]:
+    """As `read_prompt_versions`, with texts."""
+    prompts = {}
     for name in await find_prompt_names(bus):
         registry = PromptRegistry(bus, name)
-        serve = (await registry.resolve_target()).serve
-        used = serve or next(iter(await registry.read_all()), None)
+        used = (await registry.resolve_target()).serve
+        if used is None:  # what the agent itself sends is always there to go back to
+            used = next((version for version in await registry.read_all() if version.version == 0), None)
         if used is not None and used.agent == agent:
-            versions[name] = serve.version if serve is not None else 0
-    return versions
+            prompts[name] = used
+    return prompts

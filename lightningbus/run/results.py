@@ -12,9 +12,12 @@ from pydantic import BaseModel, Field, ValidationError
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation import Evaluation
 from lightningbus.run.machine import Hardware, read_hardware, read_versions
+from lightningbus.run.model_results import ModelEvaluation, ModelResults, count_models
+from lightningbus.run.prompt_files import PromptFile
 from lightningbus.run.prompt_rounds import PromptRound
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import EvalSettings, RunSettings
+from lightningbus.run.whole_file import write_whole
 from store.clickhouse.client import query_row
 
 RESULTS = "results.json"
@@ -35,44 +38,11 @@ COUNTS = {
     ),
 }
 """What the store counts from what was published and what arrived, over all models."""
-MODELS = """
-SELECT v.model, s.steps, v.weight_versions, r.tokens_trained, r.share_trained, l.max_staleness
-FROM
-(
-    SELECT model, uniqExact(version) AS weight_versions FROM weight_versions WHERE run_id = {run_id:String}
-    GROUP BY model
-) AS v
-LEFT JOIN (SELECT model, count() AS steps FROM training_steps WHERE run_id = {run_id:String} GROUP BY model) AS s
-    ON v.model = s.model
-LEFT JOIN
-(
-    SELECT model, sumIf(tokens, trained) AS tokens_trained,
-        toNullable(round(uniqExactIf(rollout_id, trained) / uniqExact(rollout_id), 4)) AS share_trained
-    FROM training_rollouts WHERE run_id = {run_id:String} GROUP BY model
-) AS r ON v.model = r.model
-LEFT JOIN
-(
-    SELECT model, toNullable(max(max_staleness)) AS max_staleness FROM staleness WHERE run_id = {run_id:String}
-    GROUP BY model
-) AS l ON v.model = l.model
-ORDER BY v.model
-"""
-"""The figures of each model."""
 BEFORE_AND_AFTER = ("greedy_before", "sampled_before", "greedy_after", "sampled_after")
 EXCLUDED = (
     "SELECT exclusion_reason, count() FROM training_rollouts WHERE run_id = {run_id:String} AND NOT trained "
     "GROUP BY exclusion_reason ORDER BY exclusion_reason"
 )
-
-
-class ModelResults(BaseModel):
-    """Figures of one model of a training job."""
-
-    steps: int = Field(0, description="training steps made")
-    weight_versions: int = Field(0, description="weight versions published")
-    tokens_trained: int = Field(0, description="tokens trained on")
-    share_trained: float | None = Field(None, description="share of the training rollouts that it was trained on")
-    max_staleness: int | None = Field(None, description="largest staleness of a trained token, in its versions")
 
 
 class Results(BaseModel):
@@ -101,6 +71,9 @@ class Results(BaseModel):
     max_staleness: int | None = Field(None, description="largest staleness of a trained token, in versions")
     evaluations: list[Evaluation] = Field([], description="every evaluation, in the order in which they ended")
     prompt_rounds: list[PromptRound] = Field([], description="every round of prompt optimisation, in order")
+    prompts: dict[str, PromptFile] = Field(
+        {}, description="every prompt that was optimised, as it is in use at the end"
+    )
     greedy_before: float | None = Field(None, description="mean held-out reward of the first version, greedy")
     sampled_before: float | None = Field(None, description="mean held-out reward of the first version, sampled")
     greedy_after: float | None = Field(None, description="mean held-out reward of the last version evaluated, greedy")
@@ -125,7 +98,7 @@ class Results(BaseModel):
         """Those of a job that starts, or goes on from its ``earlier`` results."""
         kept = {
             name: getattr(earlier, name)
-            for name in ("evaluations", "prompt_rounds", "seconds", "seconds_by_phase", *BEFORE_AND_AFTER)
+            for name in ("evaluations", "prompt_rounds", "prompts", "seconds", "seconds_by_phase", *BEFORE_AND_AFTER)
             if earlier is not None
         }
         learner = learners[0]
@@ -156,10 +129,8 @@ class Results(BaseModel):
             raise UserError(f"{path} cannot be read: start the run again without --resume") from error
 
     def write(self, directory: Path) -> None:
-        """Write them to a run's directory, whole or not at all."""
-        temporary = directory / f".{RESULTS}"
-        temporary.write_text(json.dumps(self.to_figures(), indent=2) + "\n")
-        temporary.replace(directory / RESULTS)
+        """Write them to a run's directory, whole or not at all; raises `UserError` where they cannot be written."""
+        write_whole(directory / RESULTS, json.dumps(self.to_figures(), indent=2) + "\n")
 
     def to_figures(self) -> dict[str, Any]:
         """The content of the file."""
@@ -196,13 +167,6 @@ class Results(BaseModel):
         self.excluded = dict(map(tuple, rows))
 
 
-def count_models(client: Client, run: str) -> dict[str, ModelResults]:
-    """The figures that the store counts of each model of a run."""
-    rows = client.query(MODELS, parameters={"run_id": run}).result_rows
-    fields = tuple(ModelResults.model_fields)
-    return {name: ModelResults(**dict(zip(fields, figures, strict=True))) for name, *figures in rows}
-
-
 def compute_settings_sha256(settings: RunSettings, learners: Sequence[LearnerSettings], heldout: EvalSettings) -> str:
     """The digest of all settings of a job but its name and directory, whatever the form of its file."""
     fields = {
@@ -219,8 +183,10 @@ def render_fields() -> str:
     for prefix, kind in (
         ("", Results),
         ("models.NAME.", ModelResults),
+        ("models.NAME.evaluations[].", ModelEvaluation),
         ("evaluations[].", Evaluation),
         ("prompt_rounds[].", PromptRound),
+        ("prompts.NAME.", PromptFile),
         ("hardware.", Hardware),
     ):
         lines += [

@@ -133,12 +133,21 @@ class RunDirectory:
         """The name of the run, as its rows have it; also of a directory that was moved aside."""
         return MOVED_ASIDE.sub("", self.path.resolve().name)
 
-    @property
-    def export_command(self) -> str:
-        """The command that writes the run's model into a directory."""
-        run, model = shlex.quote(str(self.path)), shlex.quote(f"{self.path.name}-model")
-        bus = "" if (self.path / "bus" / "jetstream").is_dir() else " --bus URL"  # it is not the run's own
-        return f"lightningbus weights export --run {run}{bus} {model}"
+    def list_export_commands(self) -> list[str]:
+        """A command for each model of the run, which writes it into a directory.
+
+        Raises `bus.BusError` when the settings of its learners cannot be read.
+        """
+        run, bus = shlex.quote(str(self.path)), "" if self.has_own_bus() else " --bus URL"  # it is not the run's own
+        command = f"lightningbus weights export --run {run}{bus}"
+        models = list(self.read_learners())
+        if len(models) < 2:
+            return [f"{command} {shlex.quote(f'{self.path.name}-model')}"]
+        return [f"{command} --model {model} {shlex.quote(f'{self.path.name}-{model}')}" for model in models]
+
+    def has_own_bus(self) -> bool:
+        """Whether the run's bus keeps its files in the directory: they can be read when the run has ended."""
+        return (self.path / "bus" / "jetstream").is_dir()
 
     @property
     def store(self) -> Path:

@@ -218,7 +218,8 @@ async def up(settings: RunSettings) -> None:
         ):
             await _run(stack, settings, stop)
     if settings.all_learners:
-        console().print(f"export the model: {directory.export_command}", highlight=False, soft_wrap=True)
+        for command in directory.list_export_commands():
+            console().print(f"export the model: {command}", highlight=False, soft_wrap=True)
 
 
 async def _run(stack: LocalStack, settings: RunSettings, stop: asyncio.Event) -> None:

@@ -60,12 +60,12 @@ def render_text(renderable: RenderableType, width: int = TEXT_WIDTH) -> str:
     plain = Terminal(
         file=file, width=width, highlight=False, force_jupyter=False, force_terminal=False, color_system=None
     )
-    plain.print(renderable)
+    plain.print(renderable, crop=False)
     return "\n".join(line.rstrip() for line in file.getvalue().rstrip().split("\n"))
 
 
 def render_html(renderable: RenderableType, width: int = TEXT_WIDTH) -> str:
     """As HTML with all text escaped, for a notebook's light and dark pages."""
     console = Terminal(file=io.StringIO(), width=width, highlight=False, force_jupyter=False, record=True)
-    console.print(renderable)
+    console.print(renderable, crop=False)
     return console.export_html(inline_styles=True, code_format=HTML_FORMAT)

@@ -16,17 +16,19 @@ from learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation import NODE_SECONDS, Evaluation, format_label
 from lightningbus.run.held_out import HeldOut
 from lightningbus.run.pinned_version import VersionPins, wait_for_evaluations
-from lightningbus.run.plot import Point, plot_rewards
 from lightningbus.run.preflight import TrainJob
+from lightningbus.run.prompt_files import write_prompts
 from lightningbus.run.prompt_rounds import PromptRound, PromptRounds, RoundRunner
+from lightningbus.run.prompt_versions import read_prompts_in_use
 from lightningbus.run.results import COUNTS, Results
+from lightningbus.run.reward_picture import draw_rewards
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.run_record import check_resumable, describe_job, write_record
 from lightningbus.run.settings import EvalSettings, RunSettings
 from lightningbus.run.stack import LocalStack, child_specs, learner_names, start_stack
 from lightningbus.run.supervisor import ChildSpec
-from lightningbus.run.train_result import PICTURE, TrainResult
+from lightningbus.run.train_result import TrainResult
 from lightningbus.run.version_turns import Turn, take_turns
 from store.clickhouse.client import StoreUnavailable, connect, query_row
 
@@ -37,10 +39,6 @@ RUNNER_SECONDS = 120.0
 SAVE_SECONDS = 5.0
 """How often the seconds of a phase are saved: a job that is killed loses no more of them."""
 STORED_TASKS = "SELECT count() FROM tasks WHERE run_id = {run_id:String}"
-CURVE = (
-    "SELECT version, mean_reward, reward_spread, rollouts FROM reward_by_version "
-    "WHERE run_id = {run_id:String} AND model = {model:String} AND mode = 'train' ORDER BY version"
-)
 
 
 async def run(
@@ -133,6 +131,7 @@ class _Training:
             await self._wait_until_stored()
             await asyncio.to_thread(results.count, self._client)
             await self._draw()
+            await self._write_prompts()
         results.is_finished = True
         results.write(self._stack.directory.path)
         return TrainResult(self._stack.directory.path, results.to_figures(), results.evaluations)
@@ -152,7 +151,8 @@ class _Training:
 
         async def keep_saving() -> None:
             while True:
-                save()
+                with contextlib.suppress(UserError):  # a full disk may have room again; at the end it is said
+                    save()
                 await asyncio.sleep(SAVE_SECONDS)
 
         saving = asyncio.create_task(keep_saving())
@@ -168,6 +168,16 @@ class _Training:
         is_over.set()
         async with self._phase("optimizing", "optimising prompts"):
             await self._stack.or_child_failure(take_turns(self._stack.bus, self._pins, self._rounds, is_over))
+            await self._write_prompts()
+
+    async def _write_prompts(self) -> None:
+        """Write the text in use of each prompt that is optimised to the run's directory: the bus ends with the run."""
+        optimize = self._settings.optimize
+        if self._runner is None or optimize is None:
+            return
+        in_use = await read_prompts_in_use(self._stack.bus, optimize.agent)
+        kept = {name: in_use[name] for name in optimize.prompts if name in in_use}
+        self._results.prompts = write_prompts(self._stack.directory.path, kept)
 
     async def _train(self) -> None:
         """Train to the last step; evaluations and rounds of prompt optimisation that are due have ended too."""
@@ -200,7 +210,7 @@ class _Training:
         async with self._phase("evaluating", "held-out problems under the newest version"):
             versions = {learner.model: await self._wait_for_version(learner.model) for learner in self._learners}
             what = format_label(versions)
-            self._stack.view.set_phase(f"held-out problems under {what}: greedy, then sampled")
+            self._stack.view.set_phase(f"held-out problems under {what}: {', then '.join(self._heldout.sampling)}")
             await self._held_out.run(versions)
 
     async def _add_evaluation(self, evaluation: Evaluation) -> None:
@@ -209,6 +219,8 @@ class _Training:
         self._results.write(self._stack.directory.path)
         what = format_label(evaluation.versions)
         self._stack.view.set_note(f"{evaluation.label}, {what}: {evaluation.format_mean()}")
+        if not evaluation.ok:  # the same will happen in training
+            self._stack.view.warn(f"{evaluation.label}, {what}: {evaluation.failures}")
         with contextlib.suppress(ClickHouseError):  # the store is being started again; the picture is drawn at the end
             await self._draw()
 
@@ -218,15 +230,7 @@ class _Training:
 
     async def _draw(self) -> None:
         """Draw the picture of what is there by now."""
-        parameters = {"run_id": self._results.run, "model": self._settings.main_model}
-        rows = (await asyncio.to_thread(self._client.query, CURVE, parameters=parameters)).result_rows
-        curve: list[Point] = [
-            (int(version), float(mean), float(spread), int(count)) for version, mean, spread, count in rows
-        ]
-        what = f"weight versions of {self._results.model}" if len(self._results.models) > 1 else "weight versions"
-        title = f"{self._results.run}: reward over {what}"
-        path = self._stack.directory.path / PICTURE
-        await asyncio.to_thread(plot_rewards, path, title, curve, self._results.evaluations)
+        await draw_rewards(self._client, self._stack.directory.path, self._results, self._settings.main_model)
 
     async def _wait_for_version(self, model: str) -> int:
         """The newest weight version of a model that nodes serve; one that is to be tried has been by then."""

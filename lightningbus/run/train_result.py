@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from lightningbus.run.evaluation import SAMPLINGS, Evaluation
+from lightningbus.run.evaluation import SAMPLINGS, Evaluation, format_mean
+from lightningbus.run.reward_picture import PICTURE
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.terminal import render_html, render_text
 
-PICTURE = "reward.png"
+FEW_TRAINED, MAX_REASONS = 0.5, 3
+"""Share of the training rollouts below which reasons are named, and how many of these."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -39,10 +42,23 @@ class TrainResult:
         )
         if figures.get("prompt_rounds"):
             sentence += f"; {len(figures['prompt_rounds'])} rounds of prompt optimisation, {len(released)} released"
+        prompts = figures.get("prompts", {})
+        texts = [
+            Text(
+                f"text of prompt {name}, version {prompt['version']}: {self.directory / prompt['file']}",
+                no_wrap=True,
+                overflow="ignore",
+            )
+            for name, prompt in prompts.items()
+        ]
         picture = f"picture: {self.directory / PICTURE}"
-        command = RunDirectory(self.directory).export_command
-        export = Text(f"export the model: {command}", no_wrap=True, overflow="ignore")
-        return Group(evaluations_table(self.evaluations), Text(sentence), Text(picture), export)
+        exports = [
+            Text(f"export the model: {command}", no_wrap=True, overflow="ignore")
+            for command in RunDirectory(self.directory).list_export_commands()
+        ]
+        table = evaluations_table(self.evaluations, figures.get("models", {}), figures.get("model", ""))
+        warnings = [Text(f"warning: {each}", "yellow") for each in find_warnings(figures)]
+        return Group(table, Text(sentence), *warnings, Text(picture), *texts, *exports)
 
     def __repr__(self) -> str:
         return render_text(self.render())
@@ -54,22 +70,39 @@ class TrainResult:
 def report(result: TrainResult) -> None:
     """Print what came of a job to the terminal, and its figures as JSON to a program that reads standard output."""
     console = Console(stderr=True, highlight=False)
-    console.print(result.render())
+    console.print(result.render(), crop=False)  # a command is to be copied whole
     console.print()
     if not sys.stdout.isatty():
         print(json.dumps(result.figures), flush=True)
 
 
-def evaluations_table(evaluations: list[Evaluation]) -> Table:
-    """Held-out reward, one row for each weight version, and with optimised prompts for each version of them."""
+def find_warnings(figures: Mapping[str, Any]) -> Iterator[str]:
+    """What the figures hide: that most rollouts were not trained on. Pure."""
+    share, excluded = figures.get("share_trained"), figures.get("excluded") or {}
+    if share is not None and share < FEW_TRAINED:
+        often = sorted(excluded.items(), key=lambda each: -each[1])[:MAX_REASONS]
+        reasons = ", ".join(f"{reason} ({count:,})" for reason, count in often)
+        yield f"{share:.2%} of the training rollouts were trained on; left out: {reasons or 'nothing says why'}"
+
+
+def evaluations_table(evaluations: list[Evaluation], models: Mapping[str, Any], main: str) -> Table:
+    """Held-out reward, one row for each weight version, and with optimised prompts for each version of them.
+
+    ``models``: with several, each has rows with the reward that it is trained on; ``main``: that of ``evaluations``.
+    """
     table = Table(title="held-out reward", title_style="bold", box=None, header_style="bold")
-    has_prompts = any(each.prompt_versions for each in evaluations)
-    for column in ("version", *(["prompts"] if has_prompts else []), *SAMPLINGS):
-        table.add_column(column, justify="right")
-    means = {(each.version, _format_prompts(each), each.label): each.format_mean() for each in evaluations}
-    for version, prompts in dict.fromkeys((version, prompts) for version, prompts, _ in sorted(means)):
-        columns = [str(version), *([prompts] if has_prompts else [])]
-        table.add_row(*columns, *(means.get((version, prompts, label), "") for label in SAMPLINGS))
+    has_prompts, has_models = any(each.prompt_versions for each in evaluations), len(models) > 1
+    for column in (*(["model"] if has_models else []), "version", *(["prompts"] if has_prompts else []), *SAMPLINGS):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    means = {(main, each.version, _format_prompts(each), each.label): each.format_mean() for each in evaluations}
+    for model, figures in models.items() if has_models else ():
+        for each in figures.get("evaluations", ()) if model != main else ():
+            mean = format_mean(each["accuracy"], each["standard_error"])
+            means[model, each["version"], "", each["label"]] = mean
+    order = sorted(means, key=lambda each: (each[0] != main, each))
+    for model, version, prompts in dict.fromkeys(key[:3] for key in order):
+        columns = [*([model] if has_models else []), str(version), *([prompts] if has_prompts else [])]
+        table.add_row(*columns, *(means.get((model, version, prompts, label), "") for label in SAMPLINGS))
     return table
 
 

@@ -49,3 +49,18 @@ def test_a_directory_that_was_moved_aside_has_its_runs_name(tmp_path: Path, monk
     assert find_run_id("first-20261125-063033") == find_run_id("runs/first-20261125-063033") == "first"
     assert find_run_id("other") == "other" and find_run_id("") == ""
     assert find_run_names() == ["first-20261125-063033"]
+
+
+@pytest.mark.integration
+def test_a_model_that_is_not_there_is_said_with_those_that_are(place: Path) -> None:
+    command = ("report", "reward_by_version", "--run", "first", "--model")
+    sentence = "--model: there is no model 'polcy'; there are: policy"
+    assert sentence in says(run_command(*command, "polcy", cwd=place))
+    assert run_command(*command, "policy", cwd=place).returncode == 0
+
+
+@pytest.mark.integration
+def test_a_question_without_an_answer_is_said_to_have_no_rows(place: Path) -> None:
+    question = ("query", "SELECT run_id FROM rollouts WHERE run_id = 'nobody'", "--run", "first")
+    assert run_command(*question, cwd=place).stdout == "0 rows\n"
+    assert run_command(*question, "--json", cwd=place).stdout == "[]\n"

@@ -18,6 +18,7 @@ from bus.security.credentials import Credentials
 from lightningbus.optimize.budget import BudgetSpent
 from lightningbus.optimize.round import RoundResult, optimize_round
 from lightningbus.run.prompt_versions import read_prompt_versions
+from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import load_run_settings
 from tests.agents.prompted import NUMBERS
 from tests.commands import environment
@@ -35,6 +36,16 @@ async def start(path: Path, *options: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         *command, cwd=path.parent, env=environment(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
+
+
+async def prompts_command(directory: Path, *arguments: str) -> tuple[int | None, str, str]:
+    """Exit code, output and errors of ``lightningbus prompts``."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "lightningbus", "prompts", *arguments,
+        cwd=directory, env=environment(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, errors = await process.communicate()
+    return process.returncode, out.decode(), errors.decode()
 
 
 async def run_command(path: Path, *options: str) -> tuple[int | None, str, str]:
@@ -228,3 +239,21 @@ async def test_a_run_with_a_bus_of_its_own_is_stopped_and_goes_on(tmp_path: Path
         done = json.loads(out)
         assert done["released"] and SIGN in done["texts"]["own"] and ROUND in done["texts"]["own"]
         assert len(node.requests) == done["rollouts"]
+    run, version = tmp_path / "runs" / "own", done["versions"]["own"]
+    assert done["prompts"] == {"own": {"version": version, "file": "prompts/own.txt"}}
+    assert (run / "prompts" / "own.txt").read_text() == done["texts"]["own"]
+    assert json.loads((run / "results.json").read_text()) == done
+    code, out, errors = await prompts_command(tmp_path, "show", "own", str(version), "--run", "own")
+    assert (code, out) == (0, done["texts"]["own"] + "\n"), errors
+    code, out, _ = await prompts_command(tmp_path, "list", "--run", str(run), "--json")
+    assert code == 0 and [row["in_use"] for row in json.loads(out) if row["version"] == version] == [True]
+
+
+async def test_a_prompt_that_the_agent_does_not_send_ends_the_run_after_the_first_evaluation(
+    world: World, tmp_path: Path
+) -> None:
+    path = world.write(tmp_path, "steady", prompts={"solvr": {"text": "No agent of this test sends this text."}})
+    with pytest.raises(UserError, match=r"prompt 'solvr' is in no model call of 9 rollouts \(9 calls\)"):
+        await round_of(world, path)
+    assert rows(world, "SELECT count() FROM tasks WHERE run_id = 'steady'") == [(len(TASKS),)]
+    assert not world.reflecting.requests

@@ -122,6 +122,12 @@ async def test_prompts_and_weights_are_trained_in_turns_and_a_killed_job_goes_on
     released = rounds[0]["prompt_versions"]
     assert not any(each["is_released"] and each["prompt_versions"] == released for each in rounds[1:])
 
+    # The text that is in use at the end lies in the run's directory.
+    kept = figures["prompts"]["solver"]
+    assert kept["version"] == figures["evaluations"][-1]["prompt_versions"]["solver"]
+    assert (results.parent / kept["file"]).read_text() != SYSTEM
+    assert f"text of prompt solver, version {kept['version']}: runs/turns/prompts/solver.txt" in errors.decode()
+
     # Evaluations have the prompts of their time, beside their weights.
     evaluated = [(each["version"], each["prompt_versions"]) for each in figures["evaluations"]]
     assert evaluated[:2] == [(0, {"solver": 0})] * 2 and evaluated[-1][0] == STEPS

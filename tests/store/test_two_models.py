@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from lightningbus.api.reward_curve import RewardCurve
-from lightningbus.run.results import count_models
+from lightningbus.run.model_results import count_models, read_evaluations
 from lightningbus.trackers.store_points import PointReader
 from schemas.spans import SpanBatch
 from schemas.training import TrainingStep
@@ -234,3 +234,17 @@ def test_the_report_command_takes_a_model(store: StoreProcess) -> None:
     assert unclear.returncode == 2 and f"has versions of {CHECKER}, {WRITER}: say of which by --model" in unclear.stderr
     whole = report("outcomes", "--model", CHECKER)
     assert whole.returncode == 2 and "report outcomes is not by model" in whole.stderr
+
+
+def test_results_have_held_out_rewards_of_each_model(store: StoreProcess) -> None:
+    seed_store.insert(store.sql, seed_store.evaluations(RUN, (0, STEPS)))
+    actual = read_evaluations(store.sql, RUN)
+    for model, rows in ask(store, "reward_by_version").items():
+        expected = [
+            (row["evaluation"], row["version"], round(row["mean_reward"], 4), row["standard_error"])
+            for row in rows
+            if row["mode"] == "eval"
+        ]
+        rewards = [(each.label, each.version, each.accuracy, each.standard_error) for each in actual.get(model, ())]
+        assert sorted(rewards) == sorted(expected)
+    assert any(actual.values())

@@ -21,7 +21,7 @@ def optimize(
     with require_extra("optimize"):
         importlib.import_module("gepa")
     from lightningbus.optimize import job
-    from lightningbus.optimize.round import RoundResult
+    from lightningbus.optimize.result import OptimizeResult
     from lightningbus.run.role_process import exit_with
     from lightningbus.run.settings import load_run_settings
 
@@ -29,23 +29,9 @@ def optimize(
     if settings.optimize is None:
         exit_with(f"{config}: it has no section optimize: docs/prompts.md shows one")
     work = job.run(settings, resume=resume)
-    result: RoundResult = run_async(run_until_signal(work, f": lightningbus optimize --resume -c {config} goes on"))
-    comparison = result.comparison
+    result: OptimizeResult = run_async(run_until_signal(work, f": lightningbus optimize --resume -c {config} goes on"))
     if as_json:
-        fields = {
-            "released": result.is_released,
-            "versions": result.versions,
-            "texts": result.texts,
-            "rollouts": result.num_rollouts,
-            "candidates": result.num_candidates,
-            "heldout": comparison.metrics if comparison is not None else {},
-        }
-        print(json.dumps(fields, indent=2, ensure_ascii=False))
+        print(json.dumps(result.to_figures(), indent=2, ensure_ascii=False))
         return
-    print(f"{result.num_candidates} candidates, {result.num_rollouts} rollouts")
-    if comparison is None:
-        print("no proposal was better: nothing is released")
-        return
-    verb = "released" if result.is_released else "not released"
-    for name, version in result.versions.items():
-        print(f"{verb}: version {version} of prompt {name}; {comparison.reason}")
+    for line in result.describe():
+        print(line)

@@ -12,6 +12,7 @@ import typer
 from bus.prompts import PromptRegistry, check_prompt_exists, find_prompt_names
 from lightningbus.cli.options import BusOption, JsonOption, check_names, run_async
 from lightningbus.cli.output import print_result
+from lightningbus.cli.run_bus import RunBusOption, open_bus
 from lightningbus.run.discovery import connect
 from lightningbus.run.role_process import UserError
 from schemas.prompts import PromptReleaseState, PromptVersion
@@ -34,6 +35,7 @@ def list_(
     name: Annotated[str | None, typer.Argument(help="one prompt only")] = None,
     last: Annotated[int, typer.Option(min=1, help="how many versions of each, the newest first")] = 20,
     as_json: JsonOption = False,
+    run: RunBusOption = None,
     bus: BusOption = None,
 ) -> None:
     """One line per version: where it came from, what was decided of it, and how it begins."""
@@ -41,7 +43,7 @@ def list_(
         check_names(name=name)
 
     async def look() -> list[dict[str, Any]]:
-        async with connect(bus, "prompts") as at:
+        async with open_bus(bus, run, "prompts") as at:
             if name is not None:
                 await check_prompt_exists(at, name)
             rows = []
@@ -65,13 +67,14 @@ def show_(
     name: NameArgument,
     version: Annotated[int | None, typer.Argument(min=0, help="[default: the one in use]")] = None,
     as_json: JsonOption = False,
+    run: RunBusOption = None,
     bus: BusOption = None,
 ) -> None:
     """The text of a version; with --json all that is known of it, decisions too."""
     check_names(name=name)
 
     async def look() -> tuple[PromptVersion, PromptReleaseState]:
-        async with connect(bus, "prompts") as at:
+        async with open_bus(bus, run, "prompts") as at:
             await check_prompt_exists(at, name)
             registry = PromptRegistry(at, name)
             target = (await registry.resolve_target()).serve

@@ -23,4 +23,5 @@ def query(
     as_csv: CsvOption = False,
 ) -> None:
     """Ask ClickHouse: of a running store, or of a run's files."""
-    print_result(with_sql_client(sql, database, lambda client: run_query(client, statement), run), as_json, as_csv)
+    columns, rows = with_sql_client(sql, database, lambda client: run_query(client, statement), run)
+    print_result((columns if rows or as_json or as_csv else [], rows), as_json, as_csv, none="0 rows")

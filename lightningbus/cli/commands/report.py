@@ -57,7 +57,7 @@ def report(
 ) -> None:
     """The questions everybody asks, each also a view of SQL."""
     with require_extra("store"):
-        from lightningbus.analysis.run_names import check_run
+        from lightningbus.analysis.run_names import check_model, check_run
         from store.reports import REPORTS
     if html is not None:
         _write_html(html, name, run, sql, database)
@@ -92,6 +92,8 @@ def report(
     def answer(client: Any) -> ResultTable:
         if run_id:
             check_run(client, run_id)
+        if model:
+            check_model(client, run_id, model)
         until = _moment(client, as_of, run_id, model) if as_of is not None else None
         try:
             values = definition.values(arguments, run_id)

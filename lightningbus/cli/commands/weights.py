@@ -17,6 +17,7 @@ from bus.weights.registry import WeightRegistry
 from lightningbus.cli.commands.weights_export import export
 from lightningbus.cli.options import BusOption, JsonOption, check_names, run_async
 from lightningbus.cli.output import print_result
+from lightningbus.cli.run_bus import RunBusOption, open_bus
 from lightningbus.run.discovery import connect
 from lightningbus.run.model_choice import choose_model_on_bus
 from lightningbus.run.role_process import UserError
@@ -44,13 +45,14 @@ def list_(
     model: ModelOption = None,
     last: Annotated[int, typer.Option(min=1, help="how many, the newest first")] = 20,
     as_json: JsonOption = False,
+    run: RunBusOption = None,
     bus: BusOption = None,
 ) -> None:
     """One line per version: what it is, what was decided of it, and which nodes serve it."""
     _check_model(model)
 
     async def look() -> tuple[str, list[dict[str, object]]]:
-        async with connect(bus, "weights") as at:
+        async with open_bus(bus, run, "weights") as at:
             chosen = await choose_model_on_bus(model, at)
             releases, nodes = WeightRegistry(at, chosen), await _nodes(at, chosen)
             release, rows = await releases.refresh(), dict[int, dict[str, object]]()
@@ -70,12 +72,12 @@ def list_(
 
 
 @app.command("show")
-def show_(version: VersionArgument, model: ModelOption = None, bus: BusOption = None) -> None:
+def show_(version: VersionArgument, model: ModelOption = None, run: RunBusOption = None, bus: BusOption = None) -> None:
     """All that is known of one version, as JSON: manifest, decisions, and who went over to it, with seconds."""
     _check_model(model)
 
     async def look() -> dict[str, object]:
-        async with connect(bus, "weights") as at:
+        async with open_bus(bus, run, "weights") as at:
             chosen = await choose_model_on_bus(model, at)
             releases, nodes = WeightRegistry(at, chosen), await _nodes(at, chosen)
             release, manifests = await releases.refresh(), await releases.manifests_of(version)

@@ -1,0 +1,56 @@
+"""What an optimisation came to: its figures as a file, and in words."""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightningbus.optimize.round import RoundResult
+from lightningbus.run.prompt_files import PromptFile
+from lightningbus.run.results import RESULTS
+from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.whole_file import write_whole
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizeResult:
+    """A round, and where the texts in use lie."""
+
+    round: RoundResult
+    directory: Path
+    prompts: Mapping[str, PromptFile]
+    """By prompt: the version in use after the round."""
+
+    def to_figures(self) -> dict[str, Any]:
+        """The content of ``results.json``."""
+        comparison = self.round.comparison
+        return {
+            "released": self.round.is_released,
+            "versions": dict(self.round.versions),
+            "texts": dict(self.round.texts),
+            "rollouts": self.round.num_rollouts,
+            "candidates": self.round.num_candidates,
+            "heldout": comparison.metrics if comparison is not None else {},
+            "prompts": {name: file.model_dump(mode="json") for name, file in self.prompts.items()},
+        }
+
+    def write(self) -> None:
+        """Write ``results.json`` to the run's directory; raises `UserError` where it cannot be."""
+        write_whole(self.directory / RESULTS, json.dumps(self.to_figures(), indent=2, ensure_ascii=False) + "\n")
+
+    def describe(self) -> Iterator[str]:
+        """Lines for a reader."""
+        comparison = self.round.comparison
+        yield f"{self.round.num_candidates} candidates, {self.round.num_rollouts} rollouts"
+        if comparison is None:
+            yield "no proposal was better: nothing is released"
+        else:
+            verb = "released" if self.round.is_released else "not released"
+            for name, version in self.round.versions.items():
+                yield f"{verb}: version {version} of prompt {name}; {comparison.reason}"
+        for name, prompt in self.prompts.items():
+            yield f"text of prompt {name}, version {prompt.version}: {self.directory / prompt.file}"
+        if RunDirectory(self.directory).has_own_bus():
+            yield f"all versions: lightningbus prompts list --run {shlex.quote(str(self.directory))}"

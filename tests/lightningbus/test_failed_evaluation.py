@@ -1,0 +1,32 @@
+"""An evaluation whose rollouts fail says how many, and why."""
+
+from typing import Any
+
+import pytest
+
+from bus.client import Bus
+from bus.task_file import TaskInput
+from lightningbus.run.evaluation import evaluate
+from tests.optimize.conftest import world_of
+from tests.store.conftest import Start
+from tests.store.conftest import start_store as start_store
+
+pytestmark = pytest.mark.integration
+
+
+async def test_the_most_frequent_error_is_kept_with_the_evaluation(bus: Bus, nats_url: str, start_store: Start) -> None:
+    right: dict[str, Any] = {"number": "1", "right": "1"}
+    async with world_of(bus, nats_url, start_store, "notes") as world:
+
+        async def answer(run: str, inputs: list[dict[str, Any]]) -> Any:
+            problems = [TaskInput(f"p{number}", fields) for number, fields in enumerate(inputs)]
+            return await evaluate(
+                bus, world.store.sql, run, problems,
+                label="greedy", versions={"policy": 3}, samples=1, sampling={}, agent="notes",
+            )  # fmt: skip
+
+        failed = await answer("bad", [{}, {}])
+        assert (failed.ok, failed.rollouts) == (0, 2)
+        assert failed.failures.startswith("2 of 2 rollouts failed: agent_error: ") and "KeyError" in failed.failures
+        assert (await answer("mixed", [{}, right])).failures.startswith("1 of 2 rollouts failed: agent_error: ")
+        assert (await answer("good", [right])).failures == ""

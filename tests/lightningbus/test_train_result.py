@@ -1,0 +1,117 @@
+"""What `train` says at its end, and what it warns of."""
+
+import errno
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lightningbus.run import reward_picture
+from lightningbus.run.evaluation import Evaluation
+from lightningbus.run.results import Results
+from lightningbus.run.role_process import UserError
+from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.terminal import render_text
+from lightningbus.run.train_result import TrainResult, evaluations_table, find_warnings
+from lightningbus.run.whole_file import write_whole
+from tests.lightningbus.test_train_job import evaluation, job_of
+
+FIGURES: dict[str, Any] = {
+    "rollouts": 9, "tokens_trained": 9, "weight_versions": 2, "seconds": 3.0, "rollouts_lost": 0,
+    "rollouts_trained_twice": 0, "mean_staleness": 0.0, "max_staleness": 0,
+}  # fmt: skip
+
+
+def run_of(directory: Path, *models: str) -> Path:
+    run = RunDirectory(directory / "pair").create().path
+    (run / "bus" / "jetstream").mkdir()
+    for model in models:
+        fields = {"model": model, "task_model": models[0]}
+        (run / "work" / f"learner-{model}.json").write_text(json.dumps(fields))
+        (run / "work" / f"learner-{model}-first.json").write_text(json.dumps(fields))
+    return run
+
+
+def test_each_of_several_models_has_a_command_that_exports_it(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "writer", "checker")
+    assert RunDirectory(run).list_export_commands() == [
+        f"lightningbus weights export --run {run} --model writer pair-writer",
+        f"lightningbus weights export --run {run} --model checker pair-checker",
+    ]
+    printed = repr(TrainResult(run, FIGURES, []))
+    assert printed.count("export the model: ") == 2 and "--model checker pair-checker" in printed
+
+
+def test_a_single_model_is_exported_without_its_name(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "policy")
+    assert RunDirectory(run).list_export_commands() == [f"lightningbus weights export --run {run} pair-model"]
+
+
+def test_the_table_has_the_own_reward_of_each_model() -> None:
+    first = {"label": "greedy", "version": 7, "accuracy": 0.125, "standard_error": None}
+    models = {"checker": {"evaluations": [first]}, "writer": {"evaluations": [{**first, "accuracy": 0.5}]}}
+    lines = render_text(evaluations_table([evaluation("greedy", 3, 0.5)], models, "writer")).splitlines()
+    assert [line.split() for line in lines[1:]] == [
+        ["model", "version", "greedy", "sampled"],
+        ["writer", "3", "0.50", "±", "0.10"],
+        ["checker", "7", "0.12"],
+    ]
+
+
+def test_the_table_of_one_model_does_not_name_it() -> None:
+    table = render_text(evaluations_table([evaluation("greedy", 3, 0.5)], {"policy": {"evaluations": []}}, "policy"))
+    assert "model" not in table and "policy" not in table and "0.50 ± 0.10" in table
+
+
+@pytest.mark.parametrize("share", [None, 0.5, 1.0])
+def test_nothing_is_said_while_most_rollouts_are_trained_on(share: float | None) -> None:
+    assert not list(find_warnings({"share_trained": share, "excluded": {"surplus": 3}}))
+
+
+def test_reasons_are_named_when_few_rollouts_were_trained_on(tmp_path: Path) -> None:
+    excluded = {"agent_error": 2, "no sequence: 1 too long": 2253, "stale": 5, "surplus": 4}
+    figures = {**FIGURES, "share_trained": 0.0013, "excluded": excluded}
+    sentence = (
+        "0.13% of the training rollouts were trained on; "
+        "left out: no sequence: 1 too long (2,253), stale (5), surplus (4)"
+    )
+    assert list(find_warnings(figures)) == [sentence]
+    printed = " ".join(repr(TrainResult(run_of(tmp_path, "policy"), figures, [])).split())
+    assert f"warning: {sentence}" in printed
+
+
+def test_a_full_disk_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, job = job_of(tmp_path)
+    results = Results.begin(settings, job.learners, job.eval, None)
+
+    def fail(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    monkeypatch.setattr(Path, "write_text", fail)
+    with pytest.raises(UserError, match=r"results\.json cannot be written: No space left on device"):
+        results.write(tmp_path)
+    with pytest.raises(UserError, match="cannot be written: No space left on device"):
+        write_whole(tmp_path / "a", "text")
+
+
+def test_an_evaluation_keeps_why_its_rollouts_failed() -> None:
+    failed = evaluation("greedy", 0, 0.0).model_copy(update={"ok": 0, "failures": "2 of 2 rollouts failed: timeout"})
+    assert Evaluation.model_validate_json(failed.model_dump_json()) == failed
+
+
+async def test_a_picture_that_a_full_disk_does_not_take_is_said_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, job = job_of(tmp_path)
+    client: Any = SimpleNamespace(query=lambda *arguments, **named: SimpleNamespace(result_rows=[(0, 0.5, 0.1, 4)]))
+
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(reward_picture, "plot_rewards", fail)
+    results = Results.begin(settings, job.learners, job.eval, None)
+    with pytest.raises(UserError, match=r"reward\.png cannot be written: No space left on device"):
+        await reward_picture.draw_rewards(client, tmp_path, results, "policy")
