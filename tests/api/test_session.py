@@ -53,7 +53,7 @@ def test_wrong_input_ends_in_one_sentence(seeded: Path) -> None:
             (lambda: session.transcript("nobody"), "no rollout is called 'nobody'"),
             (lambda: session.publish(["1+1"]), "run 'first' is not up"),
             (lambda: session.evaluate(["1+1"]), "run 'first' is not up: `lightningbus.evaluate` evaluates one that"),
-            (lambda: session.publish(["1+1"], sample=3), "sample: no such option; did you mean 'samples'?"),
+            (lambda: session.publish(["1+1"], **{"sample": 3}), "sample: no such option; did you mean 'samples'?"),
             (lambda: session.publish(["1+1"], samples=0), "samples: 0 is less than 1"),
             (lambda: session.publish(["1+1"], mode="test"), "mode: 'test' is neither train nor eval"),
         ):

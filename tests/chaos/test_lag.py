@@ -99,11 +99,11 @@ async def test_what_was_dispatched_is_trained_slow_rollouts_too(tmp_path: Path, 
             await slow.wait_finished("learner")
             await system.drained()
             sql = system.sql()
-            shares = sql.query(SHARES, parameters={"run_id": RUN}).first_item
+            ((dispatched, trained, slow_ones),) = sql.query(SHARES, parameters={"run_id": RUN}).result_rows
             ((oldest,),) = sql.query("SELECT max(max_staleness) FROM training_rollouts WHERE trained").result_rows
         finally:
             await slow.stop_all()
-    assert shares["dispatched"] == shares["trained"] == STEPS * GROUPS * SAMPLES and shares["slow"] > 0
+    assert dispatched == trained == STEPS * GROUPS * SAMPLES and slow_ones > 0
     assert (oldest <= 1) == (wait_seconds is None)
 
 
