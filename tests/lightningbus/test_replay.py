@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from learner.settings.learner import LearnerSettings
-from lightningbus.analysis import replay
 from lightningbus.analysis.run_history import RecordedStep, RunHistory
 from lightningbus.cli.app import app
 from lightningbus.run import store_discovery
