@@ -30,8 +30,8 @@ def module(example: str, name: str) -> ModuleType:
         return importlib.import_module(name)
     finally:
         sys.path.remove(str(folder))
-        for own in names:
-            sys.modules.pop(own, None)
+        for name_here in names:
+            sys.modules.pop(name_here, None)
         sys.modules.update(others)
 
 
