@@ -330,7 +330,7 @@ def test_a_node_serves_only_after_its_engine_took_weights(happenings: list[NodeE
     for happening in happenings:
         before, state = state, next_state(state, happening)
         if happening == "weights_applied":
-            holds = holds or before in ("awaiting_weights", "ready")
+            holds = holds or before in ("starting", "awaiting_weights", "ready")  # a frozen node starts with them
         elif state != before:
             holds = holds and state == "ready"
         assert not is_ready(state) or holds
