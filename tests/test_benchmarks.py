@@ -168,7 +168,10 @@ def test_the_page_of_the_store_shows_what_was_measured_last() -> None:
 
 
 def test_a_peer_is_compared_by_each_systems_best_run_and_what_is_lost_is_named() -> None:
-    ours = {4: [{"rollouts": 200, "lost": 0, "seconds": 2.0}], 8: [{"rollouts": 200, "lost": 0, "seconds": 1.0}]}
+    ours: dict[int, list[Any]] = {
+        4: [{"rollouts": 200, "lost": 0, "seconds": 2.0}],
+        8: [{"rollouts": 200, "lost": 0, "seconds": 1.0}],
+    }
     theirs = {4: [{"rollouts": 100, "lost": 20, "seconds": 1.0}, {"rollouts": 100, "lost": 0, "seconds": 2.0}]}
     alone = {4: [{"rollouts": 1000, "lost": 0, "seconds": 1.0}]}
     result = peers.compare({peers.OURS: ours, peers.V0: theirs, peers.AGENTS: alone}, peers.V0)

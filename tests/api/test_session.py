@@ -45,6 +45,7 @@ async def test_its_methods_can_be_awaited(seeded: Path) -> None:
 
 
 def test_wrong_input_ends_in_one_sentence(seeded: Path) -> None:
+    wrong: dict[str, Any] = {"sample": 3}
     with lb.connect(runs=seeded) as session:
         for call, sentence in (
             (lambda: lb.connect("frist", runs=seeded), "there is no run 'frist'; did you mean 'first'?"),
@@ -53,7 +54,7 @@ def test_wrong_input_ends_in_one_sentence(seeded: Path) -> None:
             (lambda: session.transcript("nobody"), "no rollout is called 'nobody'"),
             (lambda: session.publish(["1+1"]), "run 'first' is not up"),
             (lambda: session.evaluate(["1+1"]), "run 'first' is not up: `lightningbus.evaluate` evaluates one that"),
-            (lambda: session.publish(["1+1"], sample=3), "sample: no such option; did you mean 'samples'?"),
+            (lambda: session.publish(["1+1"], **wrong), "sample: no such option; did you mean 'samples'?"),
             (lambda: session.publish(["1+1"], samples=0), "samples: 0 is less than 1"),
             (lambda: session.publish(["1+1"], mode="test"), "mode: 'test' is neither train nor eval"),
         ):

@@ -263,11 +263,11 @@ async def test_each_role_does_its_work_and_is_denied_nothing(
             task = Task(id="a", run_id="r", agent="calc", input=1)
             assert await followed.choose(task) == ()
             for text in ("Add.", "Add up."):
-                version = PromptVersion(
+                prompt = PromptVersion(
                     name="solver", version=0, text=text, sha256=digest_of(text), agent="calc", created_at_ns=1,
                     canary=PromptCanary() if text == "Add up." else None,
                 )  # fmt: skip
-                await prompts.publish(version)
+                await prompts.publish(prompt)
             await prompts.append_decision("approved", 1, actor="admin")
             async with asyncio.timeout(10):
                 while [choice.text for choice in await followed.choose(task)] != ["Add up."]:

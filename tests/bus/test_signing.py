@@ -72,7 +72,7 @@ async def served(bus: Bus) -> tuple[int | None, str]:
     """The version a fresh reader would serve, and what it says of the newest message."""
     releases = WeightRegistry(bus, "policy")
     choice = await releases.resolve_target()
-    return choice.serve and choice.serve.version, releases.problem
+    return choice.serve.version if choice.serve else None, releases.problem
 
 
 async def test_a_version_the_learner_signed_is_served(roles: Roles) -> None:

@@ -41,6 +41,7 @@ STAND_IN = [sys.executable, str(ROOT / "tests" / "chaos" / "vllm.py")]
 CLICKHOUSE = [sys.executable, "-P", "-m", "tests.chaos.clickhouse"]
 RUN, SAMPLES, GROUPS = "chaos", 8, 8
 LEASE_SECONDS = 5.0
+ENTRYPOINT = "steady:solve"
 
 
 @dataclass
@@ -148,7 +149,7 @@ class RunningSystem:
             " AND (role = {text:String} OR position(reason, {text:String}) > 0)"
         )
         async with asyncio.timeout(seconds):
-            while not sql.query(query, parameters={"text": text, "since": since}).first_row[0]:
+            while not sql.query(query, parameters={"text": text, "since": since}).result_rows[0][0]:
                 await asyncio.sleep(0.5)
 
     async def runner(self, name: str, **settings: Any) -> None:
@@ -215,7 +216,7 @@ async def run_system(
     learner: Mapping[str, Any] | None = None,
     store: Mapping[str, Any] | None = None,
     models: Sequence[str] = DEFAULT_POLICIES,
-    entrypoint: str = "steady:solve",
+    entrypoint: str = ENTRYPOINT,
 ) -> AsyncIterator[RunningSystem]:
     """Everything started and working; gone at the end.
 
@@ -242,7 +243,7 @@ async def run_system(
         runs = RunDirectory(directory / "run").create()
         for item in brokers or [broker]:
             exits.push_async_callback(cancel_and_wait, asyncio.create_task(item.supervise()))
-        nodes_and_learners = _policies(directory, steps, nodes, token_seconds, learner or {}, models)
+        nodes_and_learners = policy_children(directory, steps, nodes, token_seconds, learner or {}, models)
         for child in children(nodes_and_learners, runners, system.store, entrypoint):
             proxy = await exits.enter_async_context(Proxy(lambda: ("127.0.0.1", broker.port)))
             system.proxies[child.name] = proxy
@@ -291,17 +292,24 @@ async def _behind(
     return settings.model_copy(update={"port": port, "advertise_url": f"http://127.0.0.1:{proxy.port}"})
 
 
-def children(policies: Sequence[ChildSpec], runners: int, store: StoreSettings, entrypoint: str) -> list[ChildSpec]:
+def children(
+    policies: Sequence[ChildSpec], runners: int, store: StoreSettings, entrypoint: str = ENTRYPOINT
+) -> list[ChildSpec]:
     """The processes of the run, in the order they start: the store, nodes, runners, learners."""
     specs = [ChildSpec("store", "store", store)]
     specs += [child for child in policies if child.role == "inference"]
     for number in range(runners):
-        specs.append(ChildSpec(f"runner-{number}", "runner", _runner(f"runner-{number}", entrypoint)))
+        specs.append(ChildSpec(f"runner-{number}", "runner", runner_settings(f"runner-{number}", entrypoint)))
     return specs + [child for child in policies if child.role == "learner"]
 
 
-def _policies(
-    directory: Path, steps: int, nodes: int, token_seconds: float, learner: Mapping[str, Any], models: Sequence[str]
+def policy_children(
+    directory: Path,
+    steps: int,
+    nodes: int,
+    token_seconds: float,
+    learner: Mapping[str, Any],
+    models: Sequence[str] = DEFAULT_POLICIES,
 ) -> list[ChildSpec]:
     """The nodes and the learner of each model; the first one's have no model in their names."""
     specs = []
@@ -309,12 +317,12 @@ def _policies(
         suffix = "" if model == models[0] else f"-{model}"
         for number in range(nodes):
             name = f"inference{suffix}-{number}"
-            specs.append(ChildSpec(name, "inference", _node(directory, name, token_seconds, model)))
+            specs.append(ChildSpec(name, "inference", node_settings(directory, name, token_seconds, model)))
         if steps:
             name = f"learner{suffix}"
             place = {"id": name, "model": model, "task_model": models[0]}
             where = directory / f"checkpoints{suffix}"
-            settings = _learner(directory, steps, {"checkpoint_dir": where, **place, **learner})
+            settings = learner_settings(directory, steps, {"checkpoint_dir": where, **place, **learner})
             specs.append(ChildSpec(name, "learner", settings))
     return specs
 
@@ -325,7 +333,10 @@ def store_settings(directory: Path, more: Mapping[str, Any] = MappingProxyType({
     return StoreSettings.model_validate({**fields, **more})
 
 
-def _node(directory: Path, name: str, token_seconds: float, model: str) -> InferenceSettings:
+def node_settings(
+    directory: Path, name: str, token_seconds: float, model: str = DEFAULT_POLICIES[0]
+) -> InferenceSettings:
+    """A node whose engine is a stand-in."""
     command = [*STAND_IN, "--token-seconds", str(token_seconds)]
     return InferenceSettings(
         model_path=directory / "model", model=model, id=name, vllm_command=command, max_model_len=256,
@@ -333,18 +344,21 @@ def _node(directory: Path, name: str, token_seconds: float, model: str) -> Infer
     )  # fmt: skip
 
 
-def _runner(name: str, entrypoint: str) -> RunnerSettings:
+def runner_settings(name: str, entrypoint: str = ENTRYPOINT) -> RunnerSettings:
+    """A runner of one of the agents for tests."""
     return RunnerSettings(
         entrypoint=entrypoint, working_dir=ROOT / "tests" / "agents", concurrency=4, id=name, ack_wait=LEASE_SECONDS
     )
 
 
-def _learner(directory: Path, steps: int, more: Mapping[str, Any]) -> LearnerSettings:
+def learner_settings(directory: Path, steps: int, more: Mapping[str, Any]) -> LearnerSettings:
+    """A learner of the run; ``more`` of its settings."""
     return LearnerSettings.model_validate(
         {
             "id": "learner", "run": RUN, "model_path": directory / "model", "tasks": directory / "tasks.jsonl",
             "group_size": SAMPLES, "groups_per_step": GROUPS, "max_steps": steps, "max_staleness": 2, "cpu_threads": 1,
             "rollout_timeout_seconds": 120.0, "max_attempts": 30,
+            "checkpoint_dir": directory / "checkpoints",
             "seq_len": 128, "group_timeout_seconds": 120.0, "actor": {"optim": {"lr": 1e-5}}, **more,
         }
     )  # fmt: skip

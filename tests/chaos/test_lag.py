@@ -16,10 +16,10 @@ from tests.chaos.running_system import (
     SAMPLES,
     STAND_IN,
     RunningSystem,
-    _learner,
-    _node,
-    _runner,
+    learner_settings,
+    node_settings,
     run_system,
+    runner_settings,
 )
 
 pytestmark = pytest.mark.timeout(300)
@@ -50,7 +50,7 @@ async def test_no_token_is_trained_beyond_the_bound_and_no_task_dispatched_beyon
         late = Supervisor(RunDirectory(place / "run"), system.nats.url)
         try:
             # A node that takes three seconds for each version, while its requests stand still.
-            slow = _node(place, "inference-slow", 0.03)
+            slow = node_settings(place, "inference-slow", 0.03)
             slow = slow.model_copy(
                 update={"vllm_command": [*STAND_IN, "--token-seconds", "0.03", "--load-seconds", "3"]}
             )
@@ -58,8 +58,8 @@ async def test_no_token_is_trained_beyond_the_bound_and_no_task_dispatched_beyon
             await _step(system, 2)
             pid = system.signal("learner", signal.SIGSTOP)
             assert pid is not None
-            await late.start(ChildSpec("runner-late", "runner", _runner("runner-late")))
-            await late.start(ChildSpec("inference-late", "inference", _node(place, "inference-late", 0.03)))
+            await late.start(ChildSpec("runner-late", "runner", runner_settings("runner-late")))
+            await late.start(ChildSpec("inference-late", "inference", node_settings(place, "inference-late", 0.03)))
             await _alive(system, {"runner-late", "inference-late"})
             system.signal("learner", signal.SIGCONT)
             await system.finished(200)
@@ -89,21 +89,21 @@ async def test_what_was_dispatched_is_trained_slow_rollouts_too(tmp_path: Path, 
     await asyncio.to_thread(prepare, place)
     learner = {"max_staleness": 1, "staleness": {"max_wait_seconds": wait_seconds}}
     async with run_system(place, steps=0, nodes=1, runners=0, token_seconds=0.002) as system:
-        settings = _runner("runner").model_copy(
+        settings = runner_settings("runner").model_copy(
             update={"entrypoint": "steady:solve_with_stragglers", "concurrency": 16}
         )
         slow = Supervisor(RunDirectory(place / "run"), system.nats.url)
         try:
             await slow.start(ChildSpec("runner", "runner", settings))
-            await slow.start(ChildSpec("learner", "learner", _learner(place, STEPS, learner)))
+            await slow.start(ChildSpec("learner", "learner", learner_settings(place, STEPS, learner)))
             await slow.wait_finished("learner")
             await system.drained()
             sql = system.sql()
-            shares = sql.query(SHARES, parameters={"run_id": RUN}).first_item
+            ((dispatched, trained, slow_ones),) = sql.query(SHARES, parameters={"run_id": RUN}).result_rows
             ((oldest,),) = sql.query("SELECT max(max_staleness) FROM training_rollouts WHERE trained").result_rows
         finally:
             await slow.stop_all()
-    assert shares["dispatched"] == shares["trained"] == STEPS * GROUPS * SAMPLES and shares["slow"] > 0
+    assert dispatched == trained == STEPS * GROUPS * SAMPLES and slow_ones > 0
     assert (oldest <= 1) == (wait_seconds is None)
 
 

@@ -224,7 +224,7 @@ def ends(selectors: list[Document]) -> set[str]:
     """Who is named by the peers of a rule, or the pods a policy is for: roles, or namespaces in brackets."""
     actual = set()
     for selector in selectors:
-        label = selector.get("podSelector", selector.get("namespaceSelector", {}))
+        label: Any = selector.get("podSelector", selector.get("namespaceSelector", {}))
         if "matchLabels" in label:
             names = label["matchLabels"].values()
         else:

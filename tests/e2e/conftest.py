@@ -69,12 +69,12 @@ class Loop:
     def start(self, *arguments: object) -> "subprocess.Popen[str]":
         """``lightningbus …`` in a terminal of its own."""
         command = [*COMMAND, *map(str, arguments)]
-        pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE}
-        return subprocess.Popen(command, cwd=self.directory, env=self.environment, **pipes, text=True)
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, cwd=self.directory, env=self.environment, stdout=pipe, stderr=pipe, text=True)
 
     def fetch_value(self, sql: str) -> Any:
         """First value of the first row."""
-        return self.sql.query(sql).first_row[0]
+        return self.sql.query(sql).result_rows[0][0]
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """All rows."""

@@ -22,15 +22,17 @@ Answer = Callable[[list[dict[str, Any]]], dict[str, Any] | int]
 
 def module(example: str, name: str) -> ModuleType:
     """A file of an example, with those it imports beside it; other examples have files of the same names."""
-    folder, before = str(EXAMPLES / example), set(sys.modules)
-    sys.path.insert(0, folder)
+    folder = EXAMPLES / example
+    names = [file.stem for file in folder.glob("*.py")]
+    others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    sys.path.insert(0, str(folder))
     try:
         return importlib.import_module(name)
     finally:
-        sys.path.remove(folder)
-        for new in set(sys.modules) - before:
-            if (getattr(sys.modules[new], "__file__", None) or "").startswith(folder):
-                del sys.modules[new]
+        sys.path.remove(str(folder))
+        for name_here in names:
+            sys.modules.pop(name_here, None)
+        sys.modules.update(others)
 
 
 def make_problems(example: str, out: Path, *options: str) -> subprocess.CompletedProcess[str]:

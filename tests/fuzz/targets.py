@@ -38,6 +38,7 @@ from runners.protocol.token_history import TokenHistory
 from runners.recording import otlp, rewards
 from runners.recording.agent_events import EventContext, convert_event, parse_event
 from runners.recording.attempt import AttemptRecorder
+from runners.recording.otlp_limits import InvalidOtlp
 from runners.rollout import parse_result
 from schemas import ids
 from schemas.base import Event
@@ -115,8 +116,8 @@ def _telemetry() -> Iterator[Target]:
         ),
         ("logs", [corpora.LOGS], corpora.LOGS_IN_JSON),
     ):
-        yield Target(f"OTLP {signal}", plain, partial(_otlp, signal, "application/x-protobuf"), (otlp.InvalidOtlp,))
-        yield Target(f"OTLP {signal} in JSON", text, partial(_otlp, signal, otlp.JSON), (otlp.InvalidOtlp,), "json")
+        yield Target(f"OTLP {signal}", plain, partial(_otlp, signal, "application/x-protobuf"), (InvalidOtlp,))
+        yield Target(f"OTLP {signal} in JSON", text, partial(_otlp, signal, otlp.JSON), (InvalidOtlp,), "json")
 
 
 def _otlp(signal: str, kind: str, data: bytes) -> None:

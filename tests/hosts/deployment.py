@@ -21,7 +21,7 @@ from inference.settings import InferenceSettings
 from lightningbus.run.supervisor import ChildSpec
 from runners.settings import RunnerSettings
 from store.settings import StoreSettings
-from tests.chaos.running_system import LEASE_SECONDS, RunningSystem, children, store_settings
+from tests.chaos.running_system import LEASE_SECONDS, RunningSystem, children, policy_children, store_settings
 from tests.chaos.tap import Tap
 from tests.commands import environment
 from tests.hosts.network import Host, Network
@@ -149,7 +149,8 @@ async def hosts(directory: Path, *, steps: int, token_seconds: float = 0.05) -> 
         bus = await exits.enter_async_context(bus_as(secrets, "admin", urls))
         fleet = await exits.enter_async_context(bus.fleet("*"))
         tap = await exits.enter_async_context(Tap(bus).listening())
-        roles = children(directory, steps, NODES, RUNNERS, token_seconds, {}, store_settings(directory))
+        policies = policy_children(directory, steps, NODES, token_seconds, {})
+        roles = children(policies, RUNNERS, store_settings(directory))
         store = next(_placed(child, network.host("store")).settings for child in roles if child.role == "store")
         built = Hosts(directory, steps, bus, fleet, None, tap, store, [], network=network, secrets=secrets, urls=urls)
         for child in roles:
@@ -157,7 +158,7 @@ async def hosts(directory: Path, *, steps: int, token_seconds: float = 0.05) -> 
             host = network.host(name)
             await role(host, directory / "hosts" / name, _placed(child, host), secrets, urls)
             if child.role == "learner":
-                built.learner = asyncio.create_task(_success(host.processes["learner"]))
+                built.learners[child.name] = asyncio.create_task(_success(host.processes["learner"]))
             exits.push_async_callback(host.stop)  # while it can still say goodbye: the servers go last
         async with asyncio.timeout(START_SECONDS):
             while not all(built._works(name, 0.0) for name in _names()):

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -65,14 +65,21 @@ async def vllm() -> AsyncIterator[ScriptedVllm]:
     yield ScriptedVllm()
 
 
+def answering(text: str) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=text)
+
+    return answer
+
+
 @asynccontextmanager
 async def serving(
     vllm: ScriptedVllm, versions: LoadedVersions | None = None, **door: Any
 ) -> AsyncIterator[tuple[Gateway, ServedModel, aiohttp.ClientSession]]:
     app = web.Application()
     app.router.add_post("/v1/completions", vllm.completions)
-    app.router.add_get("/metrics", lambda _: web.Response(text="vllm:num_requests_running 1.0\n"))
-    app.router.add_post("/pause", lambda _: web.Response(text="never from outside"))
+    app.router.add_get("/metrics", answering("vllm:num_requests_running 1.0\n"))
+    app.router.add_post("/pause", answering("never from outside"))
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -323,9 +330,9 @@ def test_a_node_serves_only_after_its_engine_took_weights(happenings: list[NodeE
     for happening in happenings:
         before, state = state, next_state(state, happening)
         if happening == "weights_applied":
-            holds = has_bearer or before in ("awaiting_weights", "ready")
+            holds = holds or before in ("starting", "awaiting_weights", "ready")  # a frozen node starts with them
         elif state != before:
-            holds = has_bearer and state == "ready"
+            holds = holds and state == "ready"
         assert not is_ready(state) or holds
         assert before != "draining" or state == "draining"
 

@@ -51,7 +51,7 @@ def test_messages_in_quick_succession_are_looked_for_by_the_millisecond(
 ) -> None:
     """The notification of every second one may be lost; vLLM itself would look again after five seconds."""
     timeouts: set[int | None] = set()
-    wait_idle = shm_broadcast.SpinCondition.wait_idle
+    wait_idle = shm_broadcast.SpinCondition.wait_idle  # type: ignore[attr-defined]
 
     def wait(condition: shm_broadcast.SpinCondition, timeout_ms: int | None) -> None:
         timeouts.add(timeout_ms)

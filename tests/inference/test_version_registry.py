@@ -82,7 +82,7 @@ class Holding(RuleBasedStateMachine):
             ends.enter_context(self.residents.track_call(version))
             self.open_calls.append((self.residents, version, ends))
 
-    @precondition(lambda self: getattr(self, "open_calls", []))
+    @precondition(lambda self: bool(getattr(self, "open_calls", [])))
     @rule(which=st.integers(0, 99))
     def a_call_ends(self, which: int) -> None:
         *_, ends = self.open_calls.pop(which % len(self.open_calls))

@@ -21,7 +21,8 @@ from tests.learner.test_engine_state import CHANGES, everything  # noqa: E402
 def go_on(model: str, before: str, batch: str, after: str, actual: str) -> None:
     """Load, look, step, save, look, step, look."""
     trainer = Trainer(settings_for(Path(model), **CHANGES))
-    trainer.everything = lambda: everything(trainer)  # type: ignore[attr-defined] - which every rank must ask for
+    # Every rank must ask for it.
+    trainer.everything = lambda: everything(trainer)  # type: ignore[attr-defined]
     if trainer.group.rank > 0:
         trainer.run_worker()
         return

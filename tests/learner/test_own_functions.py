@@ -44,7 +44,7 @@ def import_path(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], str]:
 
 
 def broken(*arguments: Any) -> Any:
-    return {}["length"]
+    return dict[str, Any]()["length"]
 
 
 def calls_torch(*arguments: Any) -> Any:
@@ -195,7 +195,7 @@ def test_an_own_functions_error_is_logged_with_its_traceback(caplog: pytest.LogC
         OwnFunction("credit.method", "mine:broken", broken)()
     error = as_learner_error(raised.value)
     assert isinstance(error, LearnerError) and "KeyError: 'length'" in str(error)
-    assert 'return {}["length"]' in caplog.text
+    assert 'return dict[str, Any]()["length"]' in caplog.text
 
 
 def test_an_errors_text_is_one_line_and_not_long() -> None:

@@ -38,7 +38,7 @@ def test_a_project_is_complete_and_its_settings_are_right(framework: str, tmp_pa
     project = write_project(framework, tmp_path / "first")
     settings = validate_settings(RunSettings, yaml.safe_load((project / "run.yaml").read_text()), "run.yaml")
     job = parse_job(settings, "run.yaml")
-    assert (project / str(job.learner.tasks)).exists() and (project / job.eval.tasks).exists()
+    assert (project / str(job.learner.tasks)).exists() and (project / str(job.eval.tasks)).exists()
     files = {path.name for path in project.iterdir()}
     assert {"tasks.jsonl", "heldout.jsonl", "run.yaml", "README.md"} < files
     if framework == "node":

@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from learner.settings.learner import LearnerSettings
-from lightningbus.analysis import replay
-from lightningbus.analysis.run_history import RecordedStep
+from lightningbus.analysis.run_history import RecordedStep, RunHistory
 from lightningbus.cli.app import app
 from lightningbus.run import store_discovery
 from tests.factories import group, rollout
@@ -63,7 +62,7 @@ def test_what_is_wrong_with_an_own_function_is_the_learners_sentence(
     module: Any = ModuleType("mine")
     module.nan, module.broken = lambda log_prob, *_: log_prob * NAN, broken
     monkeypatch.setitem(sys.modules, "mine", module)
-    monkeypatch.setattr(replay.RunHistory, "open", lambda *_: OneStep(recorded))
+    monkeypatch.setattr(RunHistory, "open", lambda *_: OneStep(recorded))
     monkeypatch.setattr(store_discovery, "sql_client", AsyncClient)
     (tmp_path / "other.yaml").write_text(json.dumps(changes))
     command = ["steps", "replay", "--step", "1", "--train", tmp_path / "out", "--settings", tmp_path / "other.yaml"]

@@ -114,7 +114,9 @@ def points(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, int, dic
         seed_store.insert(store.sql, seed_store.run("one", steps=3, groups=2))
         reader = PointReader("one", max_staleness=1)
         list(reader.read(store.sql, is_over=True))  # the first of two looks, between which nothing changes
-        read = [(each.axis, each.position, dict(each.metrics)) for each in reader.read(store.sql, is_over=True)]
+        read: list[tuple[str, int, dict[str, float]]] = [
+            (each.axis, each.position, dict(each.metrics)) for each in reader.read(store.sql, is_over=True)
+        ]
     assert {axis for axis, *_ in read} == {"step", "version"}
     return read
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import Result
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from bus.client import Bus
 from bus.embedded.nats_server import nats_server

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import os
+import resource
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -219,7 +220,7 @@ def test_who_is_slow_or_says_too_much_to_a_node_is_turned_away(
     async def ask() -> None:
         async with aiohttp.ClientSession() as http, node(http) as gateway:
             await turns_away(gateway.address, "/v1/completions", KEY)
-        monkeypatch.setattr(http_server.resource, "getrlimit", lambda which: (0, 0))
+        monkeypatch.setattr(resource, "getrlimit", lambda which: (0, 0))
         async with aiohttp.ClientSession() as http, node(http) as gateway:
             assert b" 503 " in await hears(gateway.address, b"")
 
@@ -254,7 +255,7 @@ async def node(http: aiohttp.ClientSession) -> AsyncIterator[NodeGateway]:
 
 
 async def test_no_more_connections_than_it_can_hold(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server.resource, "getrlimit", lambda which: (4, 4))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (4, 4))
     async with serving(bus, nothing) as (slot, _):
         monkeypatch.undo()
         at = slot.base_url.removeprefix("http://").partition("/")[0].rpartition(":")

@@ -22,7 +22,7 @@ from schemas.spans import ModelCall, Span
 from tests.runners.conftest import PROMPT, ScriptedEngine, calls_of, task
 
 TOOL = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-CALLING = [
+CALLING: list[dict[str, Any]] = [
     {"role": "assistant", "reasoning": "I must "},
     {"reasoning": "count."},
     {"content": "Let me "},

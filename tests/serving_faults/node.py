@@ -19,18 +19,20 @@ def install() -> None:
     """Patch the node's gateway, its LoRA manager and its loading of weights."""
     import inference.gateway.served_model as served
     import inference.lora.manager as lora
+    from inference.engine.peft import write_directory
+    from inference.gateway.version_stamp import stamp_event
     from inference.node_model import NodeModel
 
-    stamp, write, load = served.stamp_event, lora.write_directory, NodeModel._load_in_place
+    load = NodeModel._load_in_place
     written: list[Path] = []
 
     def stamp_older(event: bytes, version: int, *arguments: Any) -> bytes:
         wrong = version > 0 and acts("version mislabelled")
-        return stamp(event, version - 1 if wrong else version, *arguments)
+        return stamp_event(event, version - 1 if wrong else version, *arguments)
 
     def write_other(adapters: Path, directory: Path, max_rank: int) -> None:
         swapped = written[-1] if written and acts("adapter swapped") else adapters
-        write(swapped, directory, max_rank)
+        write_directory(swapped, directory, max_rank)
         written.append(adapters)
 
     async def load_while_serving(
@@ -44,7 +46,8 @@ def install() -> None:
             await asyncio.sleep(UPDATE_SECONDS)
         return await load(self, files, version, change)
 
-    served.stamp_event, lora.write_directory = stamp_older, write_other
+    served.stamp_event = stamp_older  # type: ignore[attr-defined, assignment]
+    lora.write_directory = write_other  # type: ignore[attr-defined]
     NodeModel._load_in_place = load_while_serving  # type: ignore[method-assign]
 
 

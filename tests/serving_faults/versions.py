@@ -30,7 +30,7 @@ class VersionPublisher:
         """Publish the next version; returns its number."""
         version, self._next = self._next, self._next + 1
         if self._kind == "full":
-            blobs = (await self._put(f"policy-{version:06d}-1", self._moved(version), None),)
+            blobs: tuple[Blob, ...] = (await self._put(f"policy-{version:06d}-1", self._moved(version), None),)
         else:
             if self._base_blob is None:
                 self._base_blob = await self._put("policy-base-1", self._base, None)

@@ -29,7 +29,7 @@ class StoreProcess:
 
     def fetch_value(self, sql: str) -> Any:
         """First value of the first row."""
-        return self.sql.query(sql).first_row[0]
+        return self.sql.query(sql).result_rows[0][0]
 
     def until(self, sql: str, expected: Any) -> None:
         """Wait for a query's first value."""

@@ -262,7 +262,7 @@ def test_open_files_are_three_for_each_thread_and_some_hundred_at_most(tmp_path:
 
 
 def test_another_process_cannot_open_the_directory(tmp_path: Path, url: str, sql: Client) -> None:
-    where = sql.query("SELECT path FROM system.disks").first_row[0]
+    where = sql.query("SELECT path FROM system.disks").result_rows[0][0]
     command = [sys.executable, "-c", SERVE, where]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0 and "is in use by another process" in done.stderr

@@ -17,6 +17,7 @@ from schemas.base import Outcome
 from store.ingest import ingester as module
 from store.ingest.batch import load_column_types
 from store.ingest.ingester import IN_FLIGHT_BOUNDS, Ingester, in_flight_for
+from store.ingest.rows import build_rows
 from store.ingest.writer import Insert, Writer, insert_over_http
 from store.settings import StoreSettings
 from tests.factories import batches
@@ -99,8 +100,6 @@ async def test_two_batches_wait_for_the_one_in_flight_and_no_more(bus: Bus, stor
 async def test_a_message_the_store_stumbles_over_is_a_dead_letter_and_the_store_goes_on(
     bus: Bus, store: StoreProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build_rows = module.build_rows
-
     def stumbles(event: Any, received: Any) -> Any:
         if getattr(event, "task_id", "") == "t0":
             raise LookupError("a fault of ours")

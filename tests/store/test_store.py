@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -224,9 +225,10 @@ def test_a_clickhouse_that_is_down_is_waited_for_and_said_so(nats_url: str) -> N
 
 
 def test_the_same_messages_make_the_same_deduplication_token() -> None:
-    class Message(msgspec.Struct):
+    class Numbered(msgspec.Struct):
         stream: str
         sequence: int
 
-    first, second = Message("EVENTS", 1), Message("EVENTS", 2)
+    first: Any = Numbered("EVENTS", 1)
+    second: Any = Numbered("EVENTS", 2)
     assert deduplication_token([first, second]) == deduplication_token([second, first]) != deduplication_token([first])

@@ -311,7 +311,7 @@ async def test_a_rollout_has_its_trace_and_its_calls_with_what_each_added(ask: A
     )
     whole = await ask("request", run_id=RUN, rollout_id=ROLLOUT, execution_id=attempt["execution_id"], call="2")
     assert len(json.loads(whole["request"])["messages"]) == 6
-    assert whole["request"] == prompts.first_row[0]
+    assert whole["request"] == prompts.result_rows[0][0]
 
 
 async def test_what_is_not_there_or_wrong_is_a_sentence(ask: Ask) -> None:

@@ -197,6 +197,28 @@ def test_a_run_or_a_rollout_that_does_not_exist_is_said_not_to_exist(page: Any, 
     expect(page.locator("#live")).not_to_have_class("live bad")
 
 
+READ_BROKEN_ANSWER = """async (isLeft) => {
+    const { ask } = await import("/static/api.js");
+    const leave = new AbortController(), whole = window.fetch;
+    window.fetch = async (...request) => {
+        const answer = await whole(...request);
+        if (!isLeft) return new Response("{");
+        leave.abort();
+        return answer;
+    };
+    const question = ask("runs", {}, leave.signal);
+    const said = await question.then(() => "an answer", (error) => `${error.name}: ${error.message}`);
+    window.fetch = whole;
+    return said;
+}"""
+
+
+def test_an_answer_that_breaks_off_is_an_error_and_no_answer(page: Any, site: str) -> None:
+    visit(page, site, "runs")
+    assert page.evaluate(READ_BROKEN_ANSWER, True).startswith("AbortError: ")
+    assert page.evaluate(READ_BROKEN_ANSWER, False) == "Error: The answer of lightningbus ui is cut off or not JSON."
+
+
 def test_a_store_that_is_gone_is_a_banner_and_a_finished_run_is_marked(
     browser: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

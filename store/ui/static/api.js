@@ -4,6 +4,7 @@ import { setStoreState } from "./store_state.js";
 
 const STORE_HEADER = "Lightningbus-Store";
 const NO_SERVER = "lightningbus ui does not answer. Start it again with the same --port; this page goes on by itself.";
+const UNREADABLE = "The answer of lightningbus ui is cut off or not JSON.";
 
 /** The answer of one endpoint; throws an Error whose message is a sentence to show, with the answer's `status`. */
 export async function ask(path, parameters = {}, signal = null) {
@@ -19,9 +20,12 @@ export async function ask(path, parameters = {}, signal = null) {
     setStoreState("gone", NO_SERVER);
     throw new Error(NO_SERVER);
   }
-  const body = await response.json().catch(() => ({ error: `the server said ${response.status}` }));
-  const sentence = body.error ?? `the server said ${response.status}`;
+  const body = await response.json().catch((error) => {
+    if (error.name === "AbortError") throw error; // the page was left while the answer came
+    return null;
+  });
+  const sentence = body?.error ?? (response.ok ? UNREADABLE : `the server said ${response.status}`);
   setStoreState(response.headers.get(STORE_HEADER), response.status === 503 ? sentence : "");
-  if (!response.ok) throw Object.assign(new Error(sentence), { status: response.status });
+  if (!response.ok || body === null) throw Object.assign(new Error(sentence), { status: response.status });
   return body;
 }
