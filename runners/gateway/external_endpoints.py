@@ -74,13 +74,13 @@ class ExternalEndpoints:
         Raises `EngineRejected` for what is wrong with the request, and `NoNodeAvailable` where the endpoint refuses the
         key, or does not answer until the deadline.
         """
-        name, backoff = context.model, Backoff(RETRY_POLICY)
+        name, backoff, problem = context.model, Backoff(RETRY_POLICY), ""
         fields = {attributes.REQUEST_MODEL: name, attributes.SERVER_ADDRESS: self.host(name)}
         while True:
             retry_after = 0.0
             with tracing.start_span(f"chat {name}", fields, context.recorder.traceparent, "client") as span:
                 try:
-                    response = await self._post(context, path, body)
+                    response = await self._post(context, path, body, problem)
                     with self.connections.releasing(response) as mark_complete:
                         if response.status == 200:
                             self._refusing.pop(name, None)
@@ -103,11 +103,16 @@ class ExternalEndpoints:
                 async with asyncio.timeout_at(context.deadline):
                     await asyncio.sleep(max(backoff.next_delay(), retry_after))
 
-    async def _post(self, context: CallContext, path: str, body: dict[str, Any]) -> aiohttp.ClientResponse:
-        """Until the head of the response is there; the deadline is the endpoint's to keep, not the agent's."""
+    async def _post(
+        self, context: CallContext, path: str, body: dict[str, Any], problem: str
+    ) -> aiohttp.ClientResponse:
+        """Until the head of the response is there; the deadline is the endpoint's to keep, not the agent's.
+
+        ``problem``: why the try before failed; empty: this is the first one.
+        """
         name = context.model
         url, headers = self._endpoints[name].url.rstrip("/") + path, bearer_header(self._keys[name])
-        with waiting(context, f"endpoint {name!r} gave no answer"):
+        with waiting(context, problem or f"endpoint {name!r} gave no answer"):
             async with asyncio.timeout_at(context.deadline):
                 try:
                     return await self._session.post(url, json=body, headers=headers, allow_redirects=False)

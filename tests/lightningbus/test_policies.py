@@ -40,8 +40,9 @@ def test_the_run_file_of_the_page_starts_a_learner_for_each_model() -> None:
     assert [*learners] == ["learner-writer", "learner-checker"]
     writer, checker = learners.values()
     assert writer.checkpoint_dir != checker.checkpoint_dir
+    roles = {"writer": "writer", "checker": "checker"}
     for learner in (writer, checker):
-        assert (learner.run, learner.main_model, learner.role_models) == ("pair", "writer", {"checker": "checker"})
+        assert (learner.run, learner.main_model, learner.role_models) == ("pair", "writer", roles)
     job = parse_job(settings, "run.yaml")
     assert [learner.reward for learner in job.learners] == ["", "checker"]
 
