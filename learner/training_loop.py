@@ -135,9 +135,11 @@ class TrainingLoop:
     def _slow_down(self) -> None:
         """Dispatch groups one by one while they give nothing: without end, they cost what rollouts cost."""
         streak = self.excluded.streak
-        if bool(streak.problem) is not self._is_slow:
-            log.log(logging.ERROR if streak.problem else logging.INFO, streak.problem or "groups can be trained again")
-        self._is_slow = bool(streak.problem)
+        if streak.is_too_long and not self._is_slow:
+            log.error("%s", streak.problem)
+        elif self._is_slow and not streak.is_too_long:
+            log.info("groups can be trained again")
+        self._is_slow = streak.is_too_long
         self.dispatcher.limit_rate(streak.pause)
 
     def _choose_groups(self, ready: Sequence[RolloutGroup]) -> Sequence[RolloutGroup]:

@@ -18,8 +18,7 @@ def describe_error(error: Exception, function: Callable[..., Any] | None = None)
     """``TypeError: its text (file, line n)``; where the function begins, if no line of the user's raised it."""
     text = " ".join(str(error).split())
     text = text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}…"
-    name = type(error).__name__
-    return f"{name}: {text}{_describe_place(error, function)}" if text else f"{name}{_describe_place(error, function)}"
+    return ": ".join(filter(None, (type(error).__name__, text))) + _describe_place(error, function)
 
 
 def is_users_file(file: str) -> bool:

@@ -14,8 +14,7 @@ from lightningbus.optimize.early_checks import check_before_start
 from lightningbus.optimize.result import OptimizeResult
 from lightningbus.optimize.round import RoundResult, optimize_round
 from lightningbus.run.optimize_settings import OptimizeSettings
-from lightningbus.run.prompt_files import write_prompts
-from lightningbus.run.prompt_versions import read_prompts_in_use
+from lightningbus.run.prompt_files import write_prompts_in_use
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import RunSettings
@@ -55,9 +54,8 @@ async def run(settings: RunSettings, *, resume: bool) -> OptimizeResult:
 
 async def _keep_result(stack: LocalStack, settings: OptimizeSettings, done: RoundResult) -> OptimizeResult:
     """Write the texts in use and the figures to the run's directory: the bus may end with the run."""
-    in_use = await read_prompts_in_use(stack.bus, settings.agent)
     directory = stack.directory.path
-    files = write_prompts(directory, {name: in_use[name] for name in settings.prompts if name in in_use})
+    files = await write_prompts_in_use(stack.bus, settings.agent, settings.prompts, directory)
     result = OptimizeResult(done, directory, files)
     result.write()
     return result

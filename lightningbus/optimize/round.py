@@ -92,15 +92,15 @@ async def optimize_round(
     async with bus.fleet("store") as stores:
         evaluator = Evaluator(bus, stores, client, catalog, conditions)
         published = await evaluator.read_published()
-        num_of_others = sum(each != name for each in published.values())
-        limit = find_limit(settings, tasks, heldout, num_of_others)
+        num_by_others = sum(each != name for each in published.values())
+        limit = find_limit(settings, tasks, heldout, num_by_others)
         start = await catalog.open(settings.prompts, describe_course(settings, tasks, heldout))
         if catalog.is_resumed:
             await evaluator.wait_until_stored()
             published = await evaluator.read_published()
         budget = Budget(limit, {id for id, each in published.items() if each == name})
         search = _Search(
-            settings, evaluator, catalog, reflecting, budget, tasks, heldout, on_progress, is_first=not num_of_others
+            settings, evaluator, catalog, reflecting, budget, tasks, heldout, on_progress, is_first=not num_by_others
         )
         best = await search.run(start)
         if best == start:
@@ -136,7 +136,7 @@ class _Search:
     ) -> None:
         """``is_first``: no other round of the run has shown that the agent's calls have the prompts."""
         self._settings, self._evaluator, self._budget, self._tasks = settings, evaluator, budget, tasks
-        self._on_progress, self._is_unproven = on_progress, is_first
+        self._on_progress, self._must_check_prompts = on_progress, is_first
         self._reserved = heldout_rollouts(settings, heldout)
         self._adapter = BusAdapter(
             asyncio.get_running_loop(),
@@ -203,9 +203,9 @@ class _Search:
     ) -> list[list[RolloutResult]]:
         samples = self._settings.samples
         results = await self._evaluator.evaluate(self._budget, texts, problems, samples, with_traces)
-        if self._is_unproven:  # the first to be evaluated are the prompts in use
+        if self._must_check_prompts:  # the first to be evaluated are the prompts in use
             await self._evaluator.check_prompts_used(self._settings.prompts, results)
-            self._is_unproven = False
+            self._must_check_prompts = False
         return results
 
 

@@ -51,10 +51,10 @@ def round_rollouts(settings: OptimizeSettings, tasks: Sequence[TaskInput], heldo
 
 
 def find_limit(
-    settings: OptimizeSettings, tasks: Sequence[TaskInput], heldout: Sequence[TaskInput], num_of_others: int
+    settings: OptimizeSettings, tasks: Sequence[TaskInput], heldout: Sequence[TaskInput], num_by_others: int
 ) -> int:
     """Most rollouts of a round, where the run's other rounds have published so many; raises `BudgetSpent`."""
-    left = settings.budget - num_of_others
+    left = settings.budget - num_by_others
     limit = left if settings.round_budget is None else min(settings.round_budget, left)
     needed = round_rollouts(settings, tasks, heldout)
     if limit < needed:

@@ -1,10 +1,12 @@
 """The texts of prompts as files of a run's directory: they are there when the run, and its bus, are gone."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from bus.client import Bus
+from lightningbus.run.prompt_versions import read_prompts_in_use
 from lightningbus.run.role_process import UserError
 from lightningbus.run.whole_file import write_whole
 from schemas.prompts import PromptVersion
@@ -20,6 +22,12 @@ class PromptFile(BaseModel):
 
     version: int = Field(description="the version in use")
     file: Path = Field(description="its text, within the directory of the run")
+
+
+async def write_prompts_in_use(bus: Bus, agent: str, names: Collection[str], directory: Path) -> dict[str, PromptFile]:
+    """`write_prompts` of the versions in use of an agent's prompts: the bus may end with the run."""
+    in_use = await read_prompts_in_use(bus, agent)
+    return write_prompts(directory, {name: in_use[name] for name in names if name in in_use})
 
 
 def write_prompts(directory: Path, prompts: Mapping[str, PromptVersion]) -> dict[str, PromptFile]:

@@ -17,9 +17,8 @@ from lightningbus.run.evaluation import NODE_SECONDS, Evaluation, format_label
 from lightningbus.run.held_out import HeldOut
 from lightningbus.run.pinned_version import VersionPins, wait_for_evaluations
 from lightningbus.run.preflight import TrainJob
-from lightningbus.run.prompt_files import write_prompts
+from lightningbus.run.prompt_files import write_prompts_in_use
 from lightningbus.run.prompt_rounds import PromptRound, PromptRounds, RoundRunner
-from lightningbus.run.prompt_versions import read_prompts_in_use
 from lightningbus.run.results import COUNTS, Results
 from lightningbus.run.reward_picture import draw_rewards
 from lightningbus.run.role_process import UserError
@@ -151,7 +150,7 @@ class _Training:
 
         async def keep_saving() -> None:
             while True:
-                with contextlib.suppress(UserError):  # a full disk may have room again; at the end it is said
+                with contextlib.suppress(UserError):  # a full disk may have room again; the last save raises
                     save()
                 await asyncio.sleep(SAVE_SECONDS)
 
@@ -175,9 +174,9 @@ class _Training:
         optimize = self._settings.optimize
         if self._runner is None or optimize is None:
             return
-        in_use = await read_prompts_in_use(self._stack.bus, optimize.agent)
-        kept = {name: in_use[name] for name in optimize.prompts if name in in_use}
-        self._results.prompts = write_prompts(self._stack.directory.path, kept)
+        self._results.prompts = await write_prompts_in_use(
+            self._stack.bus, optimize.agent, optimize.prompts, self._stack.directory.path
+        )
 
     async def _train(self) -> None:
         """Train to the last step; evaluations and rounds of prompt optimisation that are due have ended too."""

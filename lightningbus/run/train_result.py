@@ -77,7 +77,7 @@ def report(result: TrainResult) -> None:
 
 
 def find_warnings(figures: Mapping[str, Any]) -> Iterator[str]:
-    """What the figures hide: that most rollouts were not trained on. Pure."""
+    """Warnings about a job that ended well: that most rollouts were not trained on. Pure."""
     share, excluded = figures.get("share_trained"), figures.get("excluded") or {}
     if share is not None and share < FEW_TRAINED:
         often = sorted(excluded.items(), key=lambda each: -each[1])[:MAX_REASONS]

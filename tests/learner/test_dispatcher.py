@@ -287,12 +287,18 @@ def several(model: str, **changes: Any) -> LearnerSettings:
     return settings(model=model, task_model="writer", max_staleness=1, groups_per_step=2, **changes)
 
 
-async def test_learners_of_a_run_dispatch_each_task_once_together(bus: Bus) -> None:
+async def start_two(bus: Bus) -> tuple[Dispatcher, Dispatcher]:
+    """The dispatchers of two learners of a run, at its start."""
     await bus.ensure_consumer(runner_consumer("default", "train"))
     writer, checker = (Dispatcher(bus, problems(9), several(model)) for model in ("writer", "checker"))
     for dispatcher in (writer, checker):
         await dispatcher.restore([])
         dispatcher.advance(0, 0)
+    return writer, checker
+
+
+async def test_learners_of_a_run_dispatch_each_task_once_together(bus: Bus) -> None:
+    writer, checker = await start_two(bus)
     async with dispatching(writer), dispatching(checker):
         first = await tasks_of(bus, 8)  # (max_staleness 1 + 1) x groups_per_step 2, of two samples each
         writer.advance(1, 1, list(dict.fromkeys(task.id for task in first))[:2])
@@ -360,13 +366,7 @@ async def test_a_group_of_another_learner_counts_by_the_version_served_when_it_w
 
 async def test_what_is_being_trained_is_left_to_nobody_and_counts_until_its_step_has_ended(bus: Bus) -> None:
     """The writer dispatches on while the checker trains: else the checker would have twice what it can train."""
-    await bus.ensure_consumer(runner_consumer("default", "train"))
-    writer = Dispatcher(bus, problems(9), several("writer"))
-    checker = Dispatcher(bus, problems(9), several("checker"))
-    await writer.restore([])
-    await checker.restore([])
-    writer.advance(0, 0)
-    checker.advance(0, 0)
+    writer, checker = await start_two(bus)
     async with dispatching(writer):
         first = list(dict.fromkeys(task.id for task in await tasks_of(bus, 8)))
         await until_marked(bus, 4)
@@ -383,13 +383,7 @@ async def test_what_is_being_trained_is_left_to_nobody_and_counts_until_its_step
 
 async def test_a_learner_leaves_the_replacements_of_another_learners_groups_to_it(bus: Bus) -> None:
     """They count for no bound here. A task that somebody else publishes into the run is trained."""
-    await bus.ensure_consumer(runner_consumer("default", "train"))
-    writer = Dispatcher(bus, problems(9), several("writer"))
-    checker = Dispatcher(bus, problems(9), several("checker"))
-    await writer.restore([])
-    await checker.restore([])
-    writer.advance(0, 0)
-    checker.advance(0, 0)
+    writer, checker = await start_two(bus)
     async with dispatching(checker):
         first = (await tasks_of(bus, 8))[0].id
         await checker.replace_dropped([first])

@@ -207,9 +207,9 @@ READ_BROKEN_ANSWER = """async (isLeft) => {
         return answer;
     };
     const question = ask("runs", {}, leave.signal);
-    const said = await question.then(() => "an answer", (error) => `${error.name}: ${error.message}`);
+    const outcome = await question.then(() => "an answer", (error) => `${error.name}: ${error.message}`);
     window.fetch = whole;
-    return said;
+    return outcome;
 }"""
 
 
