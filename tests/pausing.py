@@ -1,20 +1,35 @@
-"""A child process that stands still."""
+"""A process that stands still."""
 
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+from tests.polling import until
+
+
+def stop(pid: int) -> None:
+    """Stop a process; returns once every thread of it has stopped.
+
+    SIGSTOP alone is not enough: on a busy machine the other threads answer for some milliseconds more, and a signal
+    that comes meanwhile may be handled first.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: _thread_states(pid), {"T"})
 
 
 @contextmanager
 def paused(pid: int) -> Iterator[None]:
-    """Stop a child of ours for the block; it begins once every thread of the child has stopped.
-
-    SIGSTOP alone is not enough: on a busy machine the other threads answer for some milliseconds more.
-    """
-    os.kill(pid, signal.SIGSTOP)
+    """Stop a process for the block, as `stop` does."""
     try:
-        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+        stop(pid)
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+def _thread_states(pid: int) -> set[str]:
+    """The kernel's letters for what the threads of a process do."""
+    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return {stat.rpartition(")")[2].split()[0] for stat in stats}

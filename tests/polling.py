@@ -9,8 +9,11 @@ from bus.connection import NO_LEADER_ERRORS
 
 T = TypeVar("T")
 
+HANG_SECONDS = 120.0
+"""What takes longer hangs: many times what a quiet machine takes, so that a busy one is not taken for a fault."""
 
-def until(look: Callable[[], Any], expected: Any, seconds: float = 60.0) -> None:
+
+def until(look: Callable[[], Any], expected: Any, seconds: float = HANG_SECONDS) -> None:
     """Look again and again until what is expected is there; says what was there instead when it never comes."""
     deadline = time.monotonic() + seconds
     while (actual := look()) != expected:

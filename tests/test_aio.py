@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from common.aio import Interrupted, first_completed, run_in_daemon_thread, run_unless
+from tests.polling import HANG_SECONDS
 
 
 async def work(seconds: float, left: list[str]) -> str:
@@ -93,5 +94,5 @@ async def main():
 
 asyncio.run(main())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_SECONDS)
     assert (done.returncode, done.stdout, done.stderr) == (0, "cancelled\n", "")

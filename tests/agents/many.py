@@ -30,13 +30,13 @@ async def sleeps(task, endpoint):
 
 
 async def deaf(task, endpoint):
-    """Cannot be cancelled."""
-    while True:
+    """Cannot be cancelled; ends once a file is there."""
+    while not os.path.exists(task["until"]):
         try:
-            await asyncio.sleep(task.get("seconds", 0.0))
-            return 1.0
+            await asyncio.sleep(0.05)
         except asyncio.CancelledError:
             continue
+    return 1.0
 
 
 def blocks(task, endpoint):

@@ -8,6 +8,7 @@ from tqdm import tqdm
 from bus.client import Bus
 from lightningbus.run.live_view import LiveView
 from lightningbus.run.notebook_view import NotebookView, choose_view
+from tests.polling import HANG_SECONDS
 
 
 async def test_the_bar_follows_the_learner(bus: Bus) -> None:
@@ -16,7 +17,7 @@ async def test_the_bar_follows_the_learner(bus: Bus) -> None:
     status = {"step": 3, "steps": 9, "reward": 0.25}
     async with bus.fleet("*") as fleet, bus.heartbeat("learner", "l", lambda: {"state": "waiting", "status": status}):
         view = NotebookView(fleet, "train", bar)
-        async with view.showing(), asyncio.timeout(20):
+        async with view.showing(), asyncio.timeout(HANG_SECONDS):
             view.set_phase("training")
             while bar.n != 3:
                 await fleet.wait_for_change()

@@ -14,6 +14,7 @@ import lightningbus as lb
 from bus.client import Bus
 from lightningbus.run.run_directory import Endpoints, RunDirectory
 from lightningbus.run.terminal import render_html
+from tests.polling import HANG_SECONDS
 from tests.store.conftest import Start
 
 pytestmark = pytest.mark.integration
@@ -137,6 +138,6 @@ asyncio.run(cell())
 
 def test_ctrl_c_waits_until_the_work_has_cleaned_up(tmp_path: Path) -> None:
     done: Any = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=True, timeout=HANG_SECONDS
     )
     assert done.stdout.split("\n")[:2] == ["cleaned up", "interrupted"]

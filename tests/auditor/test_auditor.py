@@ -28,6 +28,7 @@ from schemas.spans import VersionSpan
 from schemas.weights.release_policy import is_revoked
 from tests.auditor.test_reference_model import make_model, save_weights
 from tests.factories import batches, model_call
+from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.integration
 
@@ -87,7 +88,7 @@ class World:
         await self.bus.nc.subscribe(subjects.ROLLOUT_AUDITED, cb=on_audit)
         running = asyncio.create_task(Auditor(self.bus, settings).run(asyncio.Event()))
         try:
-            async with self.bus.fleet("auditor") as fleet, asyncio.timeout(60):
+            async with self.bus.fleet("auditor") as fleet, asyncio.timeout(HANG_SECONDS):
                 while not any(beat.state == "auditing" for beat in fleet.members()):
                     await fleet.wait_for_change()
             yield audits
@@ -96,7 +97,7 @@ class World:
 
     async def verdicts(self, count: int) -> tuple[AuditVerdict, ...]:
         """The verdicts, once there are so many."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_SECONDS):
             while len(verdicts := (await AuditLog(self.bus, "policy").refresh()).verdicts) < count:
                 await asyncio.sleep(0.05)
         return verdicts
@@ -116,7 +117,7 @@ async def world(bus: Bus, tmp_path: Path) -> World:
 
 
 async def take(audits: "asyncio.Queue[RolloutAudit]", count: int) -> list[RolloutAudit]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_SECONDS):
         return [await audits.get() for _ in range(count)]
 
 
@@ -150,7 +151,7 @@ async def test_a_version_that_fails_on_two_engines_is_revoked(world: World) -> N
         await world.sample("n:2", 0, error=0.3)
         engine, version = (await world.verdicts(3))[1:]
     assert (engine.engine_id, version.engine_id, version.version) == ("n:2", "", 0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_SECONDS):
         while not is_revoked(await WeightRegistry(world.bus, "policy").refresh(), 0):
             await asyncio.sleep(0.05)
 

@@ -36,6 +36,7 @@ from schemas.dead_letters import DeadLetter
 from schemas.fleet import Heartbeat
 from schemas.tasks import Task, TaskBatchRecord
 from schemas.weights.events import Blob
+from tests.polling import HANG_SECONDS
 
 
 def task(number: int, **fields: object) -> Task:
@@ -47,10 +48,10 @@ async def test_a_published_task_reaches_a_runner_with_its_trace_and_its_record_r
     await bus.ensure_consumer(runner_consumer("calc", "train"))
     await TaskPublisher(bus).publish_task(task(1))
     async with bus.pull(runner_consumer("calc", "train"), slots=2) as tasks, bus.pull(STORE_EVENTS, slots=2) as records:
-        delivery = await asyncio.wait_for(anext(tasks), 5)
+        delivery = await asyncio.wait_for(anext(tasks), HANG_SECONDS)
         assert delivery.decode_as(Task) == task(1)
         assert delivery.num_delivered == 1
-        record = (await asyncio.wait_for(anext(records), 5)).event()
+        record = (await asyncio.wait_for(anext(records), HANG_SECONDS)).event()
         assert isinstance(record, TaskBatchRecord)
         span = record.tasks[0].span
         assert delivery.headers["traceparent"] == f"00-{span.trace_id}-{span.span_id}-01"
@@ -70,7 +71,7 @@ async def test_a_full_stream_is_backpressure_and_then_said_to_be_full(bus: Bus) 
     await bus.publish("small.a", task(1), msg_id="1")
     with pytest.raises(StreamFullError, match="stayed full"):
         await bus.publish("small.a", task(2), msg_id="2", timeout=0.5)
-    waiting = asyncio.create_task(bus.publish("small.a", task(3), msg_id="3", timeout=20))
+    waiting = asyncio.create_task(bus.publish("small.a", task(3), msg_id="3", timeout=HANG_SECONDS))
     await bus.js.purge_stream("SMALL")
     assert await waiting > 1
 
@@ -109,11 +110,11 @@ async def test_the_pull_loop_never_holds_more_than_its_slots_and_refills_each_fr
     for n in range(6):
         await TaskPublisher(bus).publish_task(task(n))
     async with bus.pull(runner_consumer("calc", "train"), slots=3) as puller:
-        deliveries = [await asyncio.wait_for(anext(puller), 5) for _ in range(3)]
+        deliveries = [await asyncio.wait_for(anext(puller), HANG_SECONDS) for _ in range(3)]
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(puller), 0.3)
         await deliveries[1].ack(sync=True)
-        fourth = await asyncio.wait_for(anext(puller), 5)
+        fourth = await asyncio.wait_for(anext(puller), HANG_SECONDS)
         assert fourth.decode_as(Task).id == "t3"
         assert puller.in_flight == 3
 
@@ -123,8 +124,8 @@ async def test_a_task_given_back_is_delivered_again_with_the_next_attempt_number
     await bus.ensure_consumer(runner_consumer("calc", "train"))
     await TaskPublisher(bus).publish_task(task(1))
     async with bus.pull(runner_consumer("calc", "train"), slots=1) as puller:
-        await (await asyncio.wait_for(anext(puller), 5)).nak()
-        assert (await asyncio.wait_for(anext(puller), 5)).num_delivered == 2
+        await (await asyncio.wait_for(anext(puller), HANG_SECONDS)).nak()
+        assert (await asyncio.wait_for(anext(puller), HANG_SECONDS)).num_delivered == 2
 
 
 async def test_what_a_closing_puller_had_fetched_but_not_given_out_goes_back_at_once(bus: Bus) -> None:
@@ -133,16 +134,16 @@ async def test_what_a_closing_puller_had_fetched_but_not_given_out_goes_back_at_
     for n in range(4):
         await TaskPublisher(bus).publish_task(task(n))
     async with bus.pull(runner_consumer("calc", "train"), slots=4) as puller:
-        await (await asyncio.wait_for(anext(puller), 5)).ack(sync=True)
+        await (await asyncio.wait_for(anext(puller), HANG_SECONDS)).ack(sync=True)
     async with bus.pull(runner_consumer("calc", "train"), slots=4) as puller:
-        seen = {(await asyncio.wait_for(anext(puller), 5)).decode_as(Task).id for _ in range(3)}
+        seen = {(await asyncio.wait_for(anext(puller), HANG_SECONDS)).decode_as(Task).id for _ in range(3)}
     assert seen == {"t1", "t2", "t3"}
 
 
 async def test_a_message_that_no_stream_sent_costs_no_slot(bus: Bus) -> None:
     """Whoever may answer on the inbox can put anything there; the one slot is still asked for."""
     await bus.ensure_consumer(runner_consumer("calc", "train"))
-    async with bus.pull(runner_consumer("calc", "train"), slots=1) as tasks, asyncio.timeout(10):
+    async with bus.pull(runner_consumer("calc", "train"), slots=1) as tasks, asyncio.timeout(HANG_SECONDS):
         for reply in ("nobody", "$JS.ACK.x", "$JS.ACK.a.b.c.d.e.f.g"):
             await bus.nc.publish(f"{tasks._inbox}.0", b"odd", reply=reply)
         await TaskPublisher(bus).publish_task(task(1))
@@ -169,7 +170,7 @@ async def test_more_runners_may_wait_for_a_task_than_a_server_lets_by_itself(bus
     for number in range(waiting):
         await bus.nc.publish(ask, b'{"batch": 1, "expires": 30000000000}', reply=f"{inbox}.{number}")
     await bus.nc.flush()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_SECONDS):
         while (await bus.js.consumer_info(durable.stream, durable.durable)).num_waiting < waiting:
             assert not refused
             await asyncio.sleep(0.05)
@@ -178,15 +179,15 @@ async def test_more_runners_may_wait_for_a_task_than_a_server_lets_by_itself(bus
 
 async def test_a_lease_outlives_ack_wait(bus: Bus) -> None:
     """While a lease is renewed nobody else gets the task; once it ends, somebody does."""
-    consumer = runner_consumer("calc", "train", ack_wait=3.0)
+    consumer = runner_consumer("calc", "train", ack_wait=5.0)
     await bus.ensure_consumer(consumer)
     await TaskPublisher(bus).publish_task(task(1))
     async with bus.pull(consumer, slots=2) as puller:
-        delivery = await asyncio.wait_for(anext(puller), 5)
-        async with LeaseRenewer(delivery, ack_wait=3.0):
+        delivery = await asyncio.wait_for(anext(puller), HANG_SECONDS)
+        async with LeaseRenewer(delivery, ack_wait=1.0):  # renewed often, lest a busy machine be late with all of it
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(anext(puller), 5)
-        assert (await asyncio.wait_for(anext(puller), 10)).num_delivered == 2
+                await asyncio.wait_for(anext(puller), 6)
+        assert (await asyncio.wait_for(anext(puller), HANG_SECONDS)).num_delivered == 2
 
 
 async def test_publishing_and_pulling_go_on_after_the_server_was_killed(bus: Bus, nats: NatsServer) -> None:
@@ -194,14 +195,14 @@ async def test_publishing_and_pulling_go_on_after_the_server_was_killed(bus: Bus
     await bus.ensure_consumer(runner_consumer("calc", "train"))
     await TaskPublisher(bus).publish_task(task(1))
     async with bus.pull(runner_consumer("calc", "train"), slots=5) as puller:
-        await (await asyncio.wait_for(anext(puller), 5)).ack(sync=True)
+        await (await asyncio.wait_for(anext(puller), HANG_SECONDS)).ack(sync=True)
         await TaskPublisher(bus).publish_task(task(2))
         await nats.kill()
         await nats.start()
-        await TaskPublisher(bus).publish_task(task(3), timeout=30)
+        await TaskPublisher(bus).publish_task(task(3), timeout=HANG_SECONDS)
         seen: set[str] = set()
         while seen != {"t2", "t3"}:  # one may come twice: delivery is at least once
-            seen.add((await asyncio.wait_for(anext(puller), 30)).decode_as(Task).id)
+            seen.add((await asyncio.wait_for(anext(puller), HANG_SECONDS)).decode_as(Task).id)
 
 
 async def test_a_message_that_does_not_decode_is_buried_with_its_reason(bus: Bus) -> None:
@@ -211,7 +212,7 @@ async def test_a_message_that_does_not_decode_is_buried_with_its_reason(bus: Bus
         subjects.task("train", "calc"), b"not msgpack", headers={"who": "me", "Lightningbus-Schema": schema_of(Task)}
     )
     async with bus.pull(runner_consumer("calc", "train"), slots=1) as puller:
-        delivery = await asyncio.wait_for(anext(puller), 5)
+        delivery = await asyncio.wait_for(anext(puller), HANG_SECONDS)
         with pytest.raises(DecodeError) as caught:
             delivery.decode_as(Task)
         await DeadLetterQueue(bus).add(delivery, str(caught.value))
@@ -291,10 +292,10 @@ async def test_the_learner_is_replayed_from_a_stream_position(bus: Bus) -> None:
     for n in range(4):
         await bus.publish(subjects.rollout("train"), task(n), msg_id=str(n))
     async with bus.pull(learner_consumer("policy"), slots=10) as puller:
-        sequences = [(await asyncio.wait_for(anext(puller), 5)).sequence for _ in range(4)]
+        sequences = [(await asyncio.wait_for(anext(puller), HANG_SECONDS)).sequence for _ in range(4)]
     await bus.reset_consumer(learner_consumer("policy"), sequences[2])
     async with bus.pull(learner_consumer("policy"), slots=10) as puller:
-        assert (await asyncio.wait_for(anext(puller), 5)).sequence == sequences[2]
+        assert (await asyncio.wait_for(anext(puller), HANG_SECONDS)).sequence == sequences[2]
 
 
 async def test_provisioning_twice_changes_nothing(bus: Bus) -> None:
@@ -314,7 +315,7 @@ async def test_a_fleet_knows_who_is_alive_and_forgets_who_fell_silent(bus: Bus) 
     fleet._clock = lambda: now
     async with fleet:
         async with bus.heartbeat("inference", "node-1", lambda: {"state": "ready", "version": 3}):
-            await asyncio.wait_for(fleet.wait_for_change(), 5)
+            await asyncio.wait_for(fleet.wait_for_change(), HANG_SECONDS)
         assert [(m.id, m.state, m.version) for m in fleet.members()] == [("node-1", "ready", 3)]
         now = 60.0
         assert fleet.members() == []
@@ -329,11 +330,11 @@ async def test_a_process_that_is_done_stays_done_until_its_successor_comes(bus: 
             fields = {"state": state, "run_id": id}
             async with bus.heartbeat("learner", id, lambda fields=fields: fields):  # type: ignore[misc]
                 while id not in {beat.id for beat in fleet.members()}:
-                    await asyncio.wait_for(fleet.wait_for_change(), 5)
+                    await asyncio.wait_for(fleet.wait_for_change(), HANG_SECONDS)
         now = 3600.0
         assert [(beat.id, beat.state) for beat in fleet.members()] == [("first", "done"), ("other-run", "done")]
         async with bus.heartbeat("learner", "second", lambda: {"state": "waiting", "run_id": "first"}):
-            await asyncio.wait_for(fleet.wait_for_change(), 5)
+            await asyncio.wait_for(fleet.wait_for_change(), HANG_SECONDS)
             assert [(beat.id, beat.state) for beat in fleet.members()] == [("other-run", "done"), ("second", "waiting")]
 
 

@@ -25,6 +25,7 @@ from bus.task_publisher import TaskPublisher
 from common.aio import cancel_and_wait
 from schemas.tasks import Task
 from tests.commands import environment
+from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.integration
 
@@ -42,7 +43,7 @@ async def test_tls_address_of_a_plaintext_server_is_refused_and_nothing_is_publi
     async with nats_server(tmp_path) as server, Bus.connect(server.url) as plain:
         await plain.provision()
         with pytest.raises(CredentialsError, match="speaks no TLS"):
-            async with Bus.connect(server.url.replace("nats://", "tls://"), wait=5) as bus:
+            async with Bus.connect(server.url.replace("nats://", "tls://"), wait=HANG_SECONDS) as bus:
                 await TaskPublisher(bus).publish_task(Task(id="t", run_id="r", agent="a", input=1))
         assert (await plain.js.stream_info("TASKS")).state.messages == 0
 
@@ -50,7 +51,7 @@ async def test_tls_address_of_a_plaintext_server_is_refused_and_nothing_is_publi
 async def test_tls_address_of_one_server_in_a_list_holds_for_all(tmp_path: Path) -> None:
     async with nats_server(tmp_path) as server:
         with pytest.raises(CredentialsError, match="speaks no TLS"):
-            async with Bus.connect(f"{server.url},tls://127.0.0.1:1", wait=5):
+            async with Bus.connect(f"{server.url},tls://127.0.0.1:1", wait=HANG_SECONDS):
                 pass
 
 
@@ -111,10 +112,10 @@ async def test_a_server_that_hangs_up_as_the_wait_ends_is_given_up() -> None:
         connecting = asyncio.create_task(connect())
         await accepted.wait()
         hang_up_and_block_until(deadline + 0.1)
-        done, _ = await asyncio.wait([connecting], timeout=10)
+        done, _ = await asyncio.wait([connecting], timeout=HANG_SECONDS)
         await cancel_and_wait(connecting)
         listener.shutdown(socket.SHUT_RDWR)
-    assert done, "it still connects nine seconds after its wait has ended"
+    assert done, "it still connects long after its wait has ended"
     assert isinstance(connecting.exception(), BusError)
 
 
@@ -124,7 +125,7 @@ async def test_rotated_keys_are_read_again_at_a_reconnect(tmp_path: Path) -> Non
     assert list(create_users(users, tls=False)) and list(create_users(fresh, tls=False))
     async with nats_server(tmp_path / "nats", users=users) as server:
         access = Credentials.read(users, "admin")
-        async with Bus.connect(server.url, credentials=access) as bus, asyncio.timeout(30):
+        async with Bus.connect(server.url, credentials=access) as bus, asyncio.timeout(HANG_SECONDS):
             await bus.provision()
             shutil.copy(fresh / "admin" / "nkey", users / "admin" / "nkey")
             replace_users(server, users, fresh)
@@ -139,7 +140,7 @@ async def test_old_keys_end_the_connection_with_the_reason(tmp_path: Path, monke
     users, fresh = tmp_path / "users", tmp_path / "fresh"
     assert list(create_users(users, tls=False)) and list(create_users(fresh, tls=False))
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(HANG_SECONDS),
         nats_server(tmp_path / "nats", users=users) as server,
         Bus.connect(server.url, credentials=Credentials.read(users, "admin")) as bus,
     ):
@@ -169,7 +170,7 @@ async def test_a_role_with_old_keys_ends_with_code_2_and_the_reason(tmp_path: Pa
                 role = await asyncio.create_subprocess_exec(
                     *LIGHTNINGBUS, *arguments, "--http-port", "0", env=environment(), stderr=asyncio.subprocess.PIPE
                 )
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(HANG_SECONDS):
                     while not fleet.members():
                         await fleet.wait_for_change()
         replace_users(server, users, fresh)

@@ -13,7 +13,7 @@ from bus.streams import learner_consumer, runner_consumer
 from bus.task_publisher import TaskPublisher
 from schemas import subjects
 from schemas.tasks import Task
-from tests.polling import until_answered
+from tests.polling import HANG_SECONDS, until_answered
 
 TASKS = runner_consumer("calc", "train")
 
@@ -33,7 +33,7 @@ def task(number: int) -> Task:
 
 async def test_a_runner_makes_its_durable_again_when_the_bus_comes_back_empty(bus: Bus, nats: NatsServer) -> None:
     await bus.ensure_consumer(TASKS)
-    async with asyncio.timeout(60), bus.pull(TASKS, slots=2) as puller, Bus.connect(nats.url) as admin:
+    async with asyncio.timeout(HANG_SECONDS), bus.pull(TASKS, slots=2) as puller, Bus.connect(nats.url) as admin:
         await empty(nats, bus)
         await admin.provision()
         await TaskPublisher(bus).publish_task(task(1))
@@ -42,7 +42,7 @@ async def test_a_runner_makes_its_durable_again_when_the_bus_comes_back_empty(bu
 
 async def test_a_durable_deleted_under_a_puller_is_made_again(bus: Bus) -> None:
     await bus.ensure_consumer(TASKS)
-    async with asyncio.timeout(60), bus.pull(TASKS, slots=2) as puller:
+    async with asyncio.timeout(HANG_SECONDS), bus.pull(TASKS, slots=2) as puller:
         await TaskPublisher(bus).publish_task(task(1))
         await (await anext(puller)).ack(sync=True)
         await bus.js.delete_consumer(TASKS.stream, TASKS.durable)
@@ -59,7 +59,7 @@ async def test_a_role_whose_streams_stay_away_is_not_healthy_and_ends_with_a_sen
         await bus.ensure_consumer(TASKS)
     read = TASKS if consumer is TASKS else learner_consumer("policy")
     async with (
-        asyncio.timeout(60),
+        asyncio.timeout(HANG_SECONDS),
         bus.pull(read, slots=2),
         bus.fleet("runner") as fleet,
         bus.heartbeat("runner", "r", lambda: {"state": "running"}),
@@ -73,7 +73,7 @@ async def test_a_role_whose_streams_stay_away_is_not_healthy_and_ends_with_a_sen
 
 
 async def test_an_admin_that_stays_provisions_again(bus: Bus, nats: NatsServer) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_SECONDS):
         keeping = asyncio.create_task(bus.keep_provisioned(StreamSizes(tasks_mib=7)))
         async with Bus.connect(nats.url) as other:
             await empty(nats, other)

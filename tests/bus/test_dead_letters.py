@@ -19,6 +19,7 @@ from schemas.codec import MAX_BYTES, encode
 from schemas.dead_letters import DeadLetter
 from schemas.fleet import Alert
 from schemas.tasks import Task
+from tests.polling import HANG_SECONDS
 
 
 async def dead(nats_url: str, *arguments: str, code: int = 0) -> str:
@@ -40,9 +41,9 @@ async def dead_letter(bus: Bus, count: int) -> None:
         await TaskPublisher(bus).publish_task(Task(id=f"t{number}", run_id="r", agent="calc", input={"n": number}))
     async with bus.pull(runner_consumer("calc", "train"), slots=count) as puller:
         for _ in range(count):
-            await (await asyncio.wait_for(anext(puller), 5)).nak()
+            await (await asyncio.wait_for(anext(puller), HANG_SECONDS)).nak()
         for _ in range(count):
-            await DeadLetterQueue(bus).add(await asyncio.wait_for(anext(puller), 5), "poison: nobody lived")
+            await DeadLetterQueue(bus).add(await asyncio.wait_for(anext(puller), HANG_SECONDS), "poison: nobody lived")
     assert (await bus.js.stream_info(subjects.TASKS)).state.messages == 0
 
 
@@ -63,7 +64,7 @@ async def test_a_letter_sent_again_is_a_task_that_goes_on_counting(bus: Bus, nat
     first, second = [number async for number, _ in DeadLetterQueue(bus).list_letters()]
     assert "1 sent again" in await dead(nats_url, "replay", str(first))
     async with bus.pull(runner_consumer("calc", "train"), slots=1) as puller:
-        again = await asyncio.wait_for(anext(puller), 5)
+        again = await asyncio.wait_for(anext(puller), HANG_SECONDS)
         assert again.decode_as(Task).prior_attempts == 2 and again.num_delivered == 1
         await again.ack(sync=True)
     assert [number async for number, _ in DeadLetterQueue(bus).list_letters()] == [second]
@@ -166,7 +167,7 @@ async def test_what_is_said_of_a_dead_letter_is_bounded_and_a_message_too_large_
     await bus.ensure_consumer(runner_consumer("calc", "train"))
     for size in (1000, MAX_BYTES):
         await bus.js.publish("lb.task.train.calc", b"x" * size)
-    async with asyncio.timeout(30), bus.pull(runner_consumer("calc", "train"), slots=2) as puller:
+    async with asyncio.timeout(HANG_SECONDS), bus.pull(runner_consumer("calc", "train"), slots=2) as puller:
         for _ in range(2):
             await DeadLetterQueue(bus).add(await anext(puller), "y" * 5_000_000)
     first, second = [letter async for _, letter in DeadLetterQueue(bus).list_letters()]

@@ -11,6 +11,7 @@ from bus.errors import DuplicateMessageError
 from schemas import subjects
 from schemas.tasks import Task
 from tests.pausing import paused
+from tests.polling import HANG_SECONDS
 
 SUBJECT = subjects.task("train", "calc")
 
@@ -45,6 +46,6 @@ async def test_a_unique_message_whose_acknowledgement_was_late_is_stored_once_wi
     monkeypatch.setattr(bus._publisher, "_attempt", counted)
     with paused(nats.process.pid):
         sending = asyncio.create_task(bus.publish(SUBJECT, task(), msg_id="mine", unique=True))
-        await asyncio.wait_for(second.wait(), 20)
-    assert await asyncio.wait_for(sending, 20) == 1
+        await asyncio.wait_for(second.wait(), HANG_SECONDS)
+    assert await asyncio.wait_for(sending, HANG_SECONDS) == 1
     assert (await bus.js.stream_info(subjects.TASKS)).state.messages == 1

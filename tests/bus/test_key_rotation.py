@@ -24,6 +24,7 @@ from bus.security.users import create_users
 from bus.task_publisher import TaskPublisher
 from common.observability import metric_registry
 from schemas.tasks import Task
+from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.integration
 
@@ -35,13 +36,13 @@ def reload(server: NatsServer) -> None:
 
 async def let_in(url: str, access: Credentials) -> None:
     """Raises `CredentialsError` unless the server lets us in."""
-    async with Bus.connect(url, credentials=access, wait=10):
+    async with Bus.connect(url, credentials=access, wait=HANG_SECONDS):
         pass
 
 
 async def reloaded(url: str, access: Credentials, refused: bool) -> None:
     """The server has read its configuration: an access is refused, or let in, which before was not so."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_SECONDS):
         while True:
             try:
                 await let_in(url, access)
@@ -123,7 +124,7 @@ async def test_rotation_cuts_nobody_off(tmp_path: Path, tls: bool) -> None:
                 reload(server)
                 await reloaded(server.url, Credentials.read(old, "runner"), refused=True)
                 await let_in(server.url, Credentials.read(users, "runner"))
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(HANG_SECONDS):
                     await client.reconnected.wait()
                     reached = published
                     while published < reached + 10:
@@ -174,7 +175,7 @@ async def test_the_end_of_each_certificate_is_a_metric_and_a_warning_when_near(
     monkeypatch.setattr("bus.security.certificates.VALID_DAYS", 20)
     assert list(create_users(users, tls=True))
     async with (
-        asyncio.timeout(60),
+        asyncio.timeout(HANG_SECONDS),
         nats_server(tmp_path / "nats", users=users) as server,
         Bus.connect(server.url, credentials=Credentials.read(users, "runner")) as bus,
     ):

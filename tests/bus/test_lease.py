@@ -7,6 +7,7 @@ import pytest
 
 from bus.lease import LeaseRenewer
 from bus.message import Message
+from tests.polling import HANG_SECONDS
 
 
 class Delivery:
@@ -28,7 +29,7 @@ class Delivery:
 async def test_a_renewal_that_forgets_its_cancellation_is_the_last_one() -> None:
     delivery = Delivery()
     renewer = LeaseRenewer(cast("Message", delivery), ack_wait=0.03)
-    async with asyncio.timeout(10), renewer:
+    async with asyncio.timeout(HANG_SECONDS), renewer:
         await delivery.is_renewing.wait()
     assert renewer._timer.cancelled()
 
@@ -47,7 +48,7 @@ async def test_a_lease_is_renewed_until_the_block_ends(error: Exception | None) 
                 raise error
 
     renewer = LeaseRenewer(cast("Any", Answering()), ack_wait=0.03)
-    async with asyncio.timeout(10), renewer as lease:
+    async with asyncio.timeout(HANG_SECONDS), renewer as lease:
         first = lease.renewed
         await was_renewed_twice.wait()
     assert (lease.renewed > first) is (error is None) and renewer._timer.cancelled()

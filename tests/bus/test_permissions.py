@@ -65,6 +65,7 @@ from tests.commands import environment
 from tests.factories import batches
 from tests.inference.test_updater import Engine
 from tests.pausing import paused
+from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.integration
 
@@ -84,13 +85,15 @@ class Secured:
     async def as_(self, role: str, **changes: Any) -> AsyncIterator[Bus]:
         """A connection of a role; ``changes`` are of its access."""
         access = replace(Credentials.read(self.users, role), **changes)
-        async with Bus.connect(self.url, name=role, wait=5, credentials=access) as bus:
+        async with Bus.connect(self.url, name=role, wait=HANG_SECONDS, credentials=access) as bus:
             yield bus
 
 
 def lightningbus(*arguments: object, cwd: Path) -> "subprocess.CompletedProcess[str]":
     command = [*LIGHTNINGBUS, *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -124,13 +127,13 @@ def serving(place: Path, policies: tuple[str, ...]) -> Iterator[Secured]:
         yield Secured(line.removeprefix("bus: ").strip(), place / "secrets", policies)
     finally:
         server.terminate()
-        server.wait(20)
+        server.wait(HANG_SECONDS)
         server.stdout.close()
 
 
 async def take_next(bus: Bus, consumer: ConsumerSpec) -> Message:
     """The next message of a consumer, acknowledged for certain."""
-    async with bus.pull(consumer, slots=1) as puller, asyncio.timeout(10):
+    async with bus.pull(consumer, slots=1) as puller, asyncio.timeout(HANG_SECONDS):
         delivery = await anext(puller)
         await delivery.ack(sync=True)
         return delivery
@@ -162,7 +165,7 @@ async def test_each_role_does_its_work_and_is_denied_nothing(
             (as_learner, "learner"),
         ):
             await exits.enter_async_context(roles[role].heartbeat(name, "one", lambda: {"state": "ready"}))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             while len(fleet.members()) < 4:
                 await fleet.wait_for_change()
             for nodes in watching:
@@ -182,7 +185,7 @@ async def test_each_role_does_its_work_and_is_denied_nothing(
         published = [Task(id=name, run_id="r", agent="calc", input=1) for name in ("good", "bad")]
         await TaskPublisher(client).publish_tasks(published)
         assert (await store.js.stream_info(subjects.TASKS)).state.messages == 2
-        async with runner.pull(tasks, slots=2) as puller, asyncio.timeout(20):
+        async with runner.pull(tasks, slots=2) as puller, asyncio.timeout(HANG_SECONDS):
             good, bad = await anext(puller), await anext(puller)
             async with LeaseRenewer(good, ack_wait=1.0) as lease:
                 renewed = lease.renewed
@@ -254,7 +257,7 @@ async def test_each_role_does_its_work_and_is_denied_nothing(
         looking = WeightRegistry(client, model)
         assert [manifest.version async for manifest, _ in looking.list_versions()] == [4, 3, 2, 1, 0]
         ((_, first),) = await looking.manifests_of(2)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             while [event.node for event in await looking.activations_of(first, 2)] != ["node"]:
                 await asyncio.sleep(0.02)
         await cancel_and_wait(following)
@@ -269,7 +272,7 @@ async def test_each_role_does_its_work_and_is_denied_nothing(
                 )  # fmt: skip
                 await prompts.publish(prompt)
             await prompts.append_decision("approved", 1, actor="admin")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANG_SECONDS):
                 while [choice.text for choice in await followed.choose(task)] != ["Add up."]:
                     await asyncio.sleep(0.02)
         assert [version.text for version in await PromptRegistry(client, "solver").read_all()] == ["Add.", "Add up."]
@@ -374,7 +377,7 @@ MAY_HEAR |= {leaf: MAY_HEAR[role] for leaf, role in LEAF_ROLES.items()}
 
 async def denial(bus: Bus) -> str:
     """What the server says next that this user may not do."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_SECONDS):
         while not bus.permission_errors:
             await asyncio.sleep(0.002)
     return bus.permission_errors.pop()
@@ -425,7 +428,7 @@ async def test_learners_of_two_models_dispatch_together(pair: Secured, tmp_path:
         await checker_bus.nc.flush()
         for num_groups in (1, 2):
             await writer.advance(num_groups)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANG_SECONDS):
                 mark = decode(DispatchMark, await announced.get())
             assert mark.groups_by_model == {"writer": num_groups}
             assert await checker.refresh() == num_groups
@@ -438,7 +441,7 @@ async def test_models_of_similar_and_of_long_names_have_users_of_their_own(tmp_p
     async with nats_server(tmp_path / "nats", users=tmp_path / "users") as server, AsyncExitStack() as exits:
 
         async def enter(credentials: Credentials) -> Bus:
-            return await exits.enter_async_context(Bus.connect(server.url, wait=10, credentials=credentials))
+            return await exits.enter_async_context(Bus.connect(server.url, wait=HANG_SECONDS, credentials=credentials))
 
         await (await enter(Credentials.read(tmp_path / "users", "admin"))).provision(policies=models)
         for model in models:
@@ -451,7 +454,7 @@ async def test_models_of_similar_and_of_long_names_have_users_of_their_own(tmp_p
 
 async def test_a_word_that_is_refused_is_an_error_at_once(secured: Secured) -> None:
     """No publisher waits for the acknowledgement of what the server will not take; provisioning neither."""
-    async with secured.as_("runner") as bus, asyncio.timeout(4):
+    async with secured.as_("runner") as bus, asyncio.timeout(HANG_SECONDS):
         with pytest.raises(CredentialsError, match=r"lb\.task\.train\.calc: this user has no right"):
             await TaskPublisher(bus).publish_task(Task(id="mine", run_id="r", agent="calc", input=1))
         with pytest.raises(CredentialsError, match=r"no right to do that: .*stream\.info\.tasks"):
@@ -462,7 +465,7 @@ async def test_no_role_speaks_for_another_on_its_own_subject(secured: Secured) -
     """A heartbeat counts for whom its subject names."""
     subject = subjects.heartbeat("runner", "one")
     async with secured.as_("runner") as runner, secured.as_("client") as client, client.fleet("*") as fleet:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             while not fleet.members():  # what is published before the subscription is known does not arrive
                 for role in ("inference", "runner"):
                     beat = Heartbeat(role=role, id="one", state="ready", pid=1, sent_at_ns=1)
@@ -501,14 +504,14 @@ async def test_a_role_has_a_bound_on_its_connections(tmp_path: Path) -> None:
     assert most is not None
     async with nats_server(tmp_path / "nats", users=tmp_path / "users") as server, AsyncExitStack() as exits:
 
-        async def enter(role: str) -> Bus:
-            connection = Bus.connect(server.url, wait=3, credentials=Credentials.read(tmp_path / "users", role))
+        async def enter(role: str, wait: float = HANG_SECONDS) -> Bus:
+            connection = Bus.connect(server.url, wait=wait, credentials=Credentials.read(tmp_path / "users", role))
             return await exits.enter_async_context(connection)
 
         for _ in range(most):
             await enter("store")
         with pytest.raises(BusError):
-            await enter("store")
+            await enter("store", wait=3)
         await enter("learner")
 
 
@@ -517,7 +520,7 @@ async def test_jetstream_records_which_user_changed_something(secured: Secured) 
     async with secured.as_("admin") as admin, secured.as_("learner") as learner:
         await admin.provision()
         await learner.js.purge_stream(BUCKET, subject="$O.weights.C.none")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             while True:
                 message = await admin.js.get_last_msg(subjects.AUDIT, subjects.API_ADVISORY, direct=True)
                 advisory = json.loads(message.data or b"")
@@ -553,7 +556,7 @@ async def test_a_stranger_is_refused_in_one_sentence(
     """Whatever is missing or wrong is said at once, and not tried again and again."""
     wrong = {name: value and strangers / value for name, value in changes.items()}
     with pytest.raises(CredentialsError, match=f"the bus at {secured.url} cannot be used: .*{sentence}"):
-        async with asyncio.timeout(10), secured.as_("runner", **wrong):
+        async with asyncio.timeout(HANG_SECONDS), secured.as_("runner", **wrong):
             pass
 
 
@@ -562,7 +565,7 @@ async def test_nothing_is_said_in_the_clear(secured: Secured) -> None:
     with pytest.raises(BusError, match="if it wants TLS, give --credentials"):
         async with Bus.connect(secured.url, wait=15):
             pass
-    with socket.create_connection(("127.0.0.1", int(secured.url.rpartition(":")[2])), timeout=10) as plain:
+    with socket.create_connection(("127.0.0.1", int(secured.url.rpartition(":")[2])), timeout=HANG_SECONDS) as plain:
         plain.sendall(b'CONNECT {"verbose": true}\r\nPING\r\n')
         received = b""
         try:
@@ -649,7 +652,7 @@ async def test_a_server_that_says_nothing_more_is_left_at_once(tmp_path: Path) -
             bus.nc._disconnected_cb = leave
             with paused(server.process.pid):
                 await bus.nc._process_op_err(StaleConnectionError())  # what two pings without an answer come to
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(HANG_SECONDS):
                     await left.wait()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(HANG_SECONDS):
                 await bus.reconnected.wait()

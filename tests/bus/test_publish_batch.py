@@ -14,6 +14,7 @@ from bus.publish_batch import OutgoingMessage
 from bus.publisher import MAX_PENDING_ACKS
 from bus.security.signing import EXPECTED_LAST_HEADER
 from schemas.subjects import MSG_ID_HEADER
+from tests.polling import HANG_SECONDS
 
 
 def message(number: int, subject: str = "small.a", payload: bytes = b"x", **headers: str) -> OutgoingMessage:
@@ -62,7 +63,7 @@ async def test_a_full_stream_is_waited_for_and_then_an_error(bus: Bus) -> None:
     await make_stream(bus, max_msgs=1)
     first, second = await bus.publish_batch([message(0), message(1)], timeout=0.3)
     assert first == 1 and isinstance(second, StreamFullError)
-    waiting = asyncio.create_task(bus.publish_batch([message(1)], timeout=30))
+    waiting = asyncio.create_task(bus.publish_batch([message(1)], timeout=HANG_SECONDS))
     while not bus.blocked_subjects:
         await asyncio.sleep(0.01)
     await bus.js.purge_stream("SMALL")
@@ -72,7 +73,7 @@ async def test_a_full_stream_is_waited_for_and_then_an_error(bus: Bus) -> None:
 async def test_what_the_bus_has_not_acknowledged_is_sent_again_and_stored_once(bus: Bus, nats: NatsServer) -> None:
     await make_stream(bus)
     await bus.publish_batch([message(0)])
-    work = asyncio.create_task(bus.publish_batch([message(number) for number in range(1, 2000)], timeout=60))
+    work = asyncio.create_task(bus.publish_batch([message(number) for number in range(1, 2000)], timeout=HANG_SECONDS))
     await asyncio.sleep(0)
     await nats.kill()
     await nats.start()
@@ -97,7 +98,7 @@ async def test_a_connection_that_takes_nothing_is_tried_again(bus: Bus, monkeypa
 
 async def test_a_batch_that_is_cancelled_holds_no_place(bus: Bus) -> None:
     await make_stream(bus, max_msgs=1)
-    work = asyncio.create_task(bus.publish_batch([message(number) for number in range(600)], timeout=60))
+    work = asyncio.create_task(bus.publish_batch([message(number) for number in range(600)], timeout=HANG_SECONDS))
     while not bus.blocked_subjects:
         await asyncio.sleep(0.01)
     work.cancel()

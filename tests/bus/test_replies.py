@@ -18,6 +18,7 @@ from bus.security.permissions import PERMISSIONS, make_permissions
 from bus.security.users import create_users
 from bus.streams import DEFAULT_POLICIES, STREAMS, durable_consumers, runner_consumer
 from schemas import subjects
+from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.integration
 
@@ -140,7 +141,7 @@ async def prepare(admin: Bus, policies: Policies, many: int) -> None:
             await asyncio.gather(*(admin.publish_bytes(word, EMPTY, {}, 30) for _ in range(many)))
     for reader in durable_consumers(policies):
         pull = await admin.js.pull_subscribe_bind(reader.durable, reader.stream)
-        await pull.fetch(1, timeout=5)
+        await pull.fetch(1, timeout=HANG_SECONDS)
 
 
 @pytest.mark.parametrize(("policies", "role"), ROLES, ids=[role for _, role in ROLES])

@@ -24,6 +24,7 @@ from runners.settings import RunnerSettings
 from runners.task_handler import NAK_DELAY_SECONDS
 from store.clickhouse.users import READER, WRITER
 from tests.deploy.commands import DEPLOY, ROLES, ROOT, Commands, Document
+from tests.polling import HANG_SECONDS
 
 COMPOSE: Document = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 SERVICES: dict[str, Document] = COMPOSE["services"]
@@ -73,7 +74,7 @@ def begun(commands: Commands, name: str) -> Any:
 def test_the_compose_files_are_valid() -> None:
     check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     files = [DEPLOY / "compose.yaml", DEPLOY / "compose.gpu.yaml"]
-    done = subprocess.run([*check, *files], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([*check, *files], capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert set(yaml.safe_load(files[1].read_text())["services"]) <= set(SERVICES)
 
@@ -142,7 +143,7 @@ def test_a_server_in_a_container_is_set_up_as_our_own(path: Path, secrets: Path,
     config.write_text(path.read_text().replace("/etc/nats", str(tmp_path)))
     env = {**os.environ, "POD_NAME": "nats-0"}
     done = subprocess.run(
-        [find_server(), "-t", "-c", config], env=env, capture_output=True, text=True, timeout=30, check=False
+        [find_server(), "-t", "-c", config], env=env, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
     )
     assert done.returncode == 0, done.stderr
     (tls,) = re.findall(r"^tls \{.*?^\}$", users, re.M | re.S)

@@ -23,6 +23,7 @@ from schemas.codec import VERSION, encode
 from store.settings import StoreSettings
 from tests.commands import environment
 from tests.deploy.commands import ROOT, Commands
+from tests.polling import HANG_SECONDS
 from tests.schemas.test_codec import CALL, TASK_BYTES
 
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
@@ -173,7 +174,7 @@ def test_the_bus_of_several_machines_lets_in_whom_the_page_says(tmp_path: Path) 
 
     def end(words: list[str]) -> tuple[int, str]:
         process = start(words)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=HANG_SECONDS)
         return process.returncode, out + err
 
     code, text = end(built)
@@ -191,4 +192,4 @@ def test_the_bus_of_several_machines_lets_in_whom_the_page_says(tmp_path: Path) 
         assert code != 0, text
     finally:
         server.terminate()
-        server.communicate(timeout=20)
+        server.communicate(timeout=HANG_SECONDS)

@@ -20,6 +20,7 @@ from runners.task_handler import NAK_DELAY_SECONDS
 from schemas import subjects
 from store.settings import StoreSettings
 from tests.deploy.commands import DEPLOY, ROLES, ROOT, Commands, Document
+from tests.polling import HANG_SECONDS
 
 BASE = DEPLOY / "kubernetes"
 KUSTOMIZATION: Document = yaml.safe_load((BASE / "kustomization.yaml").read_text())
@@ -139,7 +140,9 @@ def test_the_base_names_every_file_once_and_every_name_leads_somewhere() -> None
 def test_kustomize_builds_the_base(tmp_path: Path) -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed, and nothing else builds a Kustomize base")
-    done = subprocess.run(["kubectl", "kustomize", BASE], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        ["kubectl", "kustomize", BASE], capture_output=True, text=True, timeout=HANG_SECONDS, check=True
+    )
     built = [document for document in yaml.safe_load_all(done.stdout) if document["kind"] != "ScaledObject"]
     assert len(built) > len(DOCUMENTS)
     for document in built:

@@ -19,6 +19,7 @@ from inference.gateway.served_model import ServedModel
 from inference.gateway.server import Gateway as NodeGateway
 from runners.gateway.server import Gateway
 from runners.recording.attempt import AttemptRecorder
+from tests.polling import HANG_SECONDS
 from tests.runners.conftest import ScriptedEngine, task
 
 OPENAPI = Path(__file__).parents[2] / "docs" / "openapi"
@@ -52,7 +53,7 @@ async def runners_gateway(bus: Bus) -> AsyncIterator[tuple[str, str, web.Applica
         attempt.outbox.clear()
 
     async with StrictEngine().serving(bus), bus.fleet("inference") as fleet, Gateway(fleet, send, 1) as gateway:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_SECONDS):
             while not fleet.members():
                 await fleet.wait_for_change()
         (slot,) = gateway.slots

@@ -9,6 +9,7 @@ from bus.weights.audit_log import AuditLog
 from inference.audit_watch import watch_audits
 from inference.engine.vllm_server import EngineError
 from schemas.audit import AuditVerdict
+from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.integration
 
@@ -34,7 +35,7 @@ async def test_a_verdict_on_the_engine_stops_it_at_once(bus: Bus) -> None:
     assert not stopped.is_set()
     await log.append(verdict("n:1"))
     with pytest.raises(EngineError, match="n:1 fails the audit: it differs"):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             await watching
     assert stopped.is_set()
 
@@ -46,5 +47,5 @@ async def test_a_verdict_from_before_the_start_counts(bus: Bus) -> None:
         return
 
     with pytest.raises(EngineError):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             await watch_audits(bus, "policy", "n:1", stop)

@@ -39,6 +39,7 @@ from schemas.codec import encode
 from schemas.fleet import Heartbeat
 from schemas.weights.delta import fingerprint
 from schemas.weights.events import BroadcastCapability, RankAssignment, WeightManifest
+from tests.polling import HANG_SECONDS
 from tests.tensorfiles import weights, write
 
 STAND_IN = str(Path(__file__).resolve().parents[1] / "chaos" / "vllm.py")
@@ -51,6 +52,7 @@ class Learner:
         broadcast = {"backend": "gloo", "rendezvous_timeout_seconds": seconds}
         settings = {"model_path": "-", "checkpoint_dir": directory, "weights": {"broadcast": broadcast}}
         built = LearnerSettings.model_validate(settings)
+        self.settings = built.weights.broadcast
         self.broadcaster = Broadcaster(built, fleet.members)
         self._publisher = WeightPublisher(bus, built, broadcaster=self.broadcaster)
         self._directory, self.sent = directory, list[WeightManifest]()
@@ -74,7 +76,7 @@ class Learner:
 
 
 @asynccontextmanager
-async def learning(bus: Bus, directory: Path, seconds: float = 20) -> AsyncIterator[tuple[Learner, Fleet]]:
+async def learning(bus: Bus, directory: Path, seconds: float = 60) -> AsyncIterator[tuple[Learner, Fleet]]:
     """A learner that can broadcast, and the nodes it sees."""
     (directory / "learner").mkdir()
     async with bus.fleet("inference") as fleet:
@@ -102,13 +104,13 @@ async def serving(bus: Bus, directory: Path, id: str, *arguments: str) -> AsyncI
         yield directory / id / "weights" / "policy"
     finally:
         stop.set()
-        await asyncio.wait({running}, timeout=30)
+        await asyncio.wait({running}, timeout=HANG_SECONDS)
         await cancel_and_wait(running)
 
 
 async def until(fleet: Fleet, met: Callable[[dict[str, Heartbeat]], bool]) -> dict[str, Heartbeat]:
     """Wait for what the nodes say of themselves."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_SECONDS):
         while not met(fields := {beat.id: beat for beat in fleet.members()}):
             await fleet.wait_for_change()
     return fields
@@ -157,7 +159,7 @@ async def test_versions_go_to_all_who_are_ready_over_one_group_and_who_comes_lat
 
 
 async def test_what_cannot_be_sent_is_not_offered_and_the_group_stays(bus: Bus, tmp_path: Path) -> None:
-    async with learning(bus, tmp_path, seconds=2) as (learner, fleet), serving(bus, tmp_path, "a") as a:
+    async with learning(bus, tmp_path) as (learner, fleet), serving(bus, tmp_path, "a") as a:
         await learner.publish()
         lives = await served(fleet, 0, "a")
         await learner.publish()
@@ -199,9 +201,10 @@ async def test_who_never_comes_is_waited_for_within_a_bound_and_not_again(bus: B
         manifest = await learner.publish()
         assert manifest.broadcast is not None and [seat.node for seat in manifest.broadcast.participants] == ["a", "g"]
         assert await served(fleet, 1, "a") == lives, "nothing was wrong with this engine"
-        assert 2 <= time.monotonic() - started < 8 and fetched(a) == [1]
+        assert time.monotonic() - started >= 2 and fetched(a) == [1]
         await learner.broadcaster.wait_idle()
         assert learner.broadcaster.num_sent == 0
+        learner.settings.rendezvous_timeout_seconds = HANG_SECONDS
         await ghost(1)
         manifest = await learner.publish()
         assert manifest.broadcast is not None and [seat.node for seat in manifest.broadcast.participants] == ["a"]
@@ -218,8 +221,17 @@ async def test_of_half_a_broadcast_nothing_is_served_and_the_version_is_fetched(
         lives = await served(fleet, 0, "ab")
         manifest = await learner.publish()
         assert manifest.broadcast is not None and len(manifest.broadcast.participants) == 2
-        answer = await until(fleet, lambda answer: all(answer[id].version is None for id in "ab"))
-        assert {answer[id].state for id in "ab"} <= {"starting", "awaiting_weights"}
+        states: dict[str, str] = {}
+
+        def have_left(answer: dict[str, Heartbeat]) -> bool:
+            """Whether each was seen without a version; one may be back before the other has left."""
+            for id, beat in answer.items():
+                if beat.version is None:
+                    states.setdefault(id, beat.state)
+            return states.keys() == {"a", "b"}
+
+        await until(fleet, have_left)
+        assert set(states.values()) <= {"starting", "awaiting_weights"}
         again = await served(fleet, 1, "ab")
         assert not set(lives.values()) & set(again.values()), "an engine with half the weights is given up"
         assert (fetched(a), fetched(b)) == ([1], [1])
@@ -252,20 +264,19 @@ def together(*work: Callable[[], Any]) -> list[BaseException | None]:
 
 def test_all_have_met_or_nobody_has() -> None:
     store = create_store("127.0.0.1", 0)
-    others = [connect_store("127.0.0.1", store.port, 5) for _ in range(2)]
+    others = [connect_store("127.0.0.1", store.port, HANG_SECONDS) for _ in range(2)]
     ranks = list(enumerate((store, *others)))
-    assert (
-        together(*[lambda rank=rank, at=at: run_rendezvous(at, "m1", rank, 3, 10) for rank, at in ranks]) == [None] * 3
-    )
+    met = together(*[lambda rank=rank, at=at: run_rendezvous(at, "m1", rank, 3, HANG_SECONDS) for rank, at in ranks])
+    assert met == [None] * 3
     started = time.monotonic()
     ended = together(
-        *[lambda rank=rank, at=at: run_rendezvous(at, "m2", rank, 3, 0.5 * 4**rank) for rank, at in ranks[:2]]
+        lambda: run_rendezvous(store, "m2", 0, 3, 0.5), lambda: run_rendezvous(others[0], "m2", 1, 3, HANG_SECONDS)
     )
     assert [type(error) for error in ended] == [RendezvousTimeoutError] * 2
-    assert time.monotonic() - started < 1.5, "who would have waited longer learns of it at once"
+    assert time.monotonic() - started < HANG_SECONDS / 2, "who would have waited longer learns of it at once"
     assert missing_ranks(store, "m2", 3) == [2]
     with pytest.raises(RendezvousTimeoutError):
-        run_rendezvous(others[1], "m2", 2, 3, 10)  # too late, although it is the last one
+        run_rendezvous(others[1], "m2", 2, 3, HANG_SECONDS)  # too late, although it is the last one
 
 
 def test_what_is_not_what_was_published_is_known(tmp_path: Path) -> None:
@@ -281,13 +292,13 @@ def test_what_is_not_what_was_published_is_known(tmp_path: Path) -> None:
     def sends(meeting: str, source: Path) -> None:
         header, tensors = bytes_of(source)
         store.set(f"{meeting}/header", header)  # type: ignore[arg-type]
-        run_rendezvous(store, meeting, 0, 2, 10)
+        run_rendezvous(store, meeting, 0, 2, HANG_SECONDS)
         if not group:
-            group.append(init_group("gloo", store, "g", 0, 2, "127.0.0.1", 10))
+            group.append(init_group("gloo", store, "g", 0, 2, "127.0.0.1", HANG_SECONDS))
         group[0].send(tensors)
 
     def receives(meeting: str) -> None:
-        at = Rendezvous(f"127.0.0.1:{store.port}", "g", "gloo", meeting, rank=1, world=2, seconds=10)
+        at = Rendezvous(f"127.0.0.1:{store.port}", "g", "gloo", meeting, rank=1, world=2, seconds=HANG_SECONDS)
         receiver.join(at, 0)
         receiver.receive(fingerprint(path), path.stat().st_size, got.update)
 

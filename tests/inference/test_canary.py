@@ -28,6 +28,7 @@ from schemas.weights.events import CanarySpec, ReleaseDecision, WeightManifest
 from schemas.weights.release_policy import latest_verdict
 from tests.learner.conftest import settings_for, tiny_tokenizer
 from tests.listening import child, ports_and_sockets
+from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.e2e
 
@@ -62,7 +63,7 @@ async def seen(bus: Bus, state: str, version: int | None = None, problem: str = 
 async def decided(bus: Bus, version: int) -> ReleaseDecision:
     """Wait for a verdict."""
     releases = WeightRegistry(bus, "policy")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_SECONDS):
         while (verdict := latest_verdict(await releases.refresh(), version)) is None:
             await asyncio.sleep(0.05)
     return verdict
@@ -131,7 +132,7 @@ async def test_broken_weights_are_revoked_and_the_version_before_goes_on_serving
         await seen(bus, "starting")  # another engine: what was computed stays in the KV cache of this one
     finally:
         stop.set()
-        await asyncio.wait({running}, timeout=30)
+        await asyncio.wait({running}, timeout=HANG_SECONDS)
         await cancel_and_wait(running)
 
 

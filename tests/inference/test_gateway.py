@@ -25,6 +25,7 @@ from inference.gateway.version_stamp import add_cache_salt, stamp_event
 from inference.node import run
 from inference.settings import InferenceSettings
 from inference.version_registry import LoadedVersions
+from tests.polling import HANG_SECONDS
 
 
 class ScriptedVllm:
@@ -144,7 +145,7 @@ async def test_a_gateway_is_emptied_of_its_calls_and_lets_none_in(vllm: Scripted
             for _ in range(vllm.events):
                 vllm.gate.release()
             assert (await answer.read()).endswith(b"data: [DONE]\n\n")
-        assert await asyncio.wait_for(emptying, 10) == 0
+        assert await asyncio.wait_for(emptying, HANG_SECONDS) == 0
         async with http.post(url, json={"stream": False}) as answer:
             assert answer.status == 400, "the engine is asked again"
 
@@ -157,12 +158,12 @@ async def closed_for(model: ServedModel) -> int:
 async def test_who_is_being_answered_is_told_that_the_rest_comes_from_elsewhere(vllm: ScriptedVllm) -> None:
     """For a version that is not released: what comes later would be its tokens."""
     async with serving(vllm) as (gateway, model, http):
-        await asyncio.wait_for(model.abort_in_flight(), 5)  # of nothing
+        await asyncio.wait_for(model.abort_in_flight(), HANG_SECONDS)  # of nothing
         async with http.post(gateway.address + "/v1/completions", json={"prompt": "x", "stream": True}) as answer:
             vllm.gate.release()
             assert await answer.content.readuntil(b"\n\n")
             model.state = "canary"
-            await asyncio.wait_for(model.abort_in_flight(), 5)
+            await asyncio.wait_for(model.abort_in_flight(), HANG_SECONDS)
             with pytest.raises(aiohttp.ClientError):
                 await answer.content.read()
         assert gateway.num_in_flight == 0

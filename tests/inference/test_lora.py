@@ -34,6 +34,7 @@ from schemas import subjects
 from schemas.codec import decode
 from schemas.fleet import Heartbeat
 from schemas.weights.events import WeightManifest, WeightsActivated
+from tests.polling import HANG_SECONDS
 from tests.runners.conftest import calls_of, ended, running, task
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.e2e]
@@ -119,7 +120,7 @@ class LoraNode:
         """Wait until vLLM names these versions and no other; it announces none."""
         (node,) = self.fleet.members()
         expected = {f"policy@{version}" for version in versions} | {"policy"}
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             while (names := await self._names(node)) != expected:
                 await asyncio.sleep(0.02)
         assert names == expected
@@ -232,7 +233,7 @@ async def lora_node(tmp_path_factory: pytest.TempPathFactory, base: Tensors) -> 
                 yield built
             finally:
                 stop.set()
-                await asyncio.wait({node}, timeout=30)
+                await asyncio.wait({node}, timeout=HANG_SECONDS)
                 await cancel_and_wait(node)
 
 
@@ -353,7 +354,7 @@ async def test_a_rollout_ends_on_the_version_it_began_with_where_that_is_wished(
         name = f"gated-{sticky_weight_version}"
         await TaskPublisher(lora_node.bus).publish_tasks([task(id=name, input={"gate": url}, deadline=60.0)])
         for versions in (1, KEPT):  # by the second time the first version is gone
-            go_on = await asyncio.wait_for(between.get(), 60)
+            go_on = await asyncio.wait_for(between.get(), HANG_SECONDS)
             newest = (await lora_node.serve(base, versions))[-1]
             go_on.set()
         (batch,) = await ended(lora_node.bus)

@@ -27,6 +27,7 @@ from schemas.audit import AuditVerdict
 from schemas.weights.events import WeightManifest
 from tests.chaos.tokens import logprob
 from tests.listening import child, ports_and_sockets
+from tests.polling import HANG_SECONDS
 
 STAND_IN = str(Path(__file__).resolve().parents[1] / "chaos" / "vllm.py")
 DIES_FIRST = """
@@ -58,14 +59,14 @@ async def serving(
         yield running
     finally:
         stop.set()
-        await asyncio.wait({running}, timeout=30)
+        await asyncio.wait({running}, timeout=HANG_SECONDS)
         await cancel_and_wait(running)
 
 
 async def states_until(bus: Bus, last: str, after: "psutil.Process | None" = None) -> list[str]:
     """The states a node is in, one after the other, until it is in a certain one again."""
     seen: list[str] = []
-    async with bus.fleet("inference") as fleet, asyncio.timeout(40):
+    async with bus.fleet("inference") as fleet, asyncio.timeout(HANG_SECONDS):
         while not seen or seen[-1] != last or (after is not None and len(seen) < 2):
             await fleet.wait_for_change()
             seen += [beat.state for beat in fleet.members() if not seen or beat.state != seen[-1]]
@@ -86,7 +87,7 @@ async def test_an_engine_that_fails_the_audit_is_replaced_by_another(bus: Bus, t
     async with serving(bus, tmp_path, [sys.executable, STAND_IN]), bus.fleet("inference") as fleet:
 
         async def ready_engine(other: str = "") -> str:
-            async with asyncio.timeout(40):
+            async with asyncio.timeout(HANG_SECONDS):
                 while True:
                     await fleet.wait_for_change()
                     for beat in fleet.members():
@@ -141,7 +142,7 @@ async def test_an_engine_that_dies_is_given_again_the_adapters_it_held(bus: Bus,
     ):
 
         async def holds(*versions: int) -> str:
-            async with asyncio.timeout(40):
+            async with asyncio.timeout(HANG_SECONDS):
                 while True:
                     for beat in fleet.members():
                         if beat.state == "ready" and beat.status["versions"] == list(versions):
@@ -176,4 +177,4 @@ async def test_an_engine_killed_as_it_first_starts_is_started_again(bus: Bus, tm
 async def test_an_engine_that_refuses_to_start_is_one_sentence(bus: Bus, tmp_path: Path) -> None:
     async with serving(bus, tmp_path, [sys.executable, "-c", "raise SystemExit('ValueError: no such thing')"]) as node:
         with pytest.raises(EngineError, match="vLLM ended with 1: ValueError: no such thing"):
-            await asyncio.wait_for(node, 30)
+            await asyncio.wait_for(node, HANG_SECONDS)

@@ -31,6 +31,7 @@ from schemas.weights.events import WeightManifest
 from tests.chaos.tokens import logprob
 from tests.inference.test_node import STAND_IN
 from tests.listening import child
+from tests.polling import HANG_SECONDS
 
 MODELS = ("writer", "checker")
 
@@ -63,7 +64,7 @@ class Running:
 
     async def beat(self, fits: Callable[[Heartbeat], bool]) -> Heartbeat:
         """The first heartbeat that fits; raises what the node has raised."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_SECONDS):
             while not (members := [beat for beat in self.fleet.members() if fits(beat)]):
                 if self.task.done():
                     await self.task
@@ -106,7 +107,7 @@ async def running(bus: Bus, directory: Path, **settings: Any) -> AsyncIterator[R
             yield Running(bus, fleet, http, directory, task)
         finally:
             stop.set()
-            await asyncio.wait({task}, timeout=30)
+            await asyncio.wait({task}, timeout=HANG_SECONDS)
             await cancel_and_wait(task)
 
 
@@ -227,7 +228,7 @@ async def test_two_nodes_do_not_share_a_work_dir(bus: Bus, tmp_path: Path) -> No
         await at.beat(lambda beat: beat.state == "awaiting_weights")
         async with running(bus, tmp_path, id="other", model="checker") as other:
             with pytest.raises(EngineError, match=r"work_dir: .*work is in use by another process \(pid \d+\)"):
-                await asyncio.wait_for(other.task, 30)
+                await asyncio.wait_for(other.task, HANG_SECONDS)
         async with running(bus, tmp_path, id="other", model="checker", work_dir=tmp_path / "other"):
             await at.beat(lambda beat: beat.id == "other" and beat.state == "awaiting_weights")
 

@@ -20,6 +20,7 @@ from schemas import subjects
 from schemas.fleet import Heartbeat
 from schemas.weights.events import WeightManifest
 from tests.inference.test_lora import PROMPT, RANK, SCALE, Answer, adapters, another, make_model, read
+from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.e2e
 
@@ -45,7 +46,7 @@ async def ready(bus: Bus, directory: Path, num_models: int, **settings: Any) -> 
             yield beats
         finally:
             stop.set()
-            await asyncio.wait({running}, timeout=30)
+            await asyncio.wait({running}, timeout=HANG_SECONDS)
             await cancel_and_wait(running)
 
 

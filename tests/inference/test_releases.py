@@ -34,6 +34,7 @@ from schemas.weights.events import (
 from schemas.weights.release_policy import MAX_DECISIONS, apply_decision, latest_verdict, versions_to_retain
 from tests.inference.test_updater import Engine, publish
 from tests.inference.test_version_cache import Learner
+from tests.polling import HANG_SECONDS
 
 BOUNDS = {"max_tokens": 8, "max_kl": 0.1, "min_entropy": 0.0, "max_entropy": 5.0, "max_length_ratio": 4.0}
 
@@ -54,7 +55,7 @@ class Judge:
 
     async def comes_to(self, what: str) -> None:
         """Wait for what is to happen."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             while what not in self.happened:
                 await asyncio.sleep(0.01)
 
@@ -128,7 +129,7 @@ async def test_decisions_are_heeded_while_a_swap_waits_and_those_the_stream_refu
 ) -> None:
     await publish(bus, tmp_path, 0)
     releases = WeightRegistry(bus, "policy")
-    async with nodes(bus, tmp_path, 1) as ((engine,), _, _), asyncio.timeout(20):
+    async with nodes(bus, tmp_path, 1) as ((engine,), _, _), asyncio.timeout(HANG_SECONDS):
         await engine.holds(0)
         engine.gate.clear()
         await publish(bus, tmp_path, 1)
@@ -159,7 +160,7 @@ async def test_a_version_that_is_revoked_while_a_node_fetches_it_is_not_loaded(
         return await get(files, manifest)
 
     monkeypatch.setattr(WeightCache, "ensure", slow)
-    async with nodes(bus, tmp_path, 1) as ((engine,), _, _), asyncio.timeout(20):
+    async with nodes(bus, tmp_path, 1) as ((engine,), _, _), asyncio.timeout(HANG_SECONDS):
         await fetching.wait()
         await WeightRegistry(bus, "policy").append_decision("revoked", 1, actor="me")
         decided_on.set()
@@ -172,7 +173,7 @@ async def test_what_is_revoked_is_left_though_another_version_awaits_its_trial_a
 ) -> None:
     await publish(bus, tmp_path, 0)
     releases = WeightRegistry(bus, "policy")
-    async with nodes(bus, tmp_path, 1, 1) as ((engine,), (judge,), (subscriber,)), asyncio.timeout(20):
+    async with nodes(bus, tmp_path, 1, 1) as ((engine,), (judge,), (subscriber,)), asyncio.timeout(HANG_SECONDS):
         await engine.holds(0)
         judge.gate.clear()
         await publish(bus, tmp_path, 1, canary=trial_of(-1.0))
@@ -209,7 +210,7 @@ async def test_nodes_follow_a_stream_that_was_made_anew(
         await bus.provision()
         await publish(bus, tmp_path, 5)
         await engine.holds(5)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             after = await releases.append_decision("pinned", 5, actor="me")
         assert [decision.action for decision in after.decisions] == ["pinned"], (
             "what was decided of the old ones went with them"
@@ -228,7 +229,7 @@ async def test_a_pinned_version_is_served_whatever_comes_until_it_is_unpinned(bu
         async with nodes(bus, tmp_path / "late", 1) as (late, _, _):
             await all_hold(late, 1)
         await releases.append_decision("pinned", 7, actor="me")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             while "version 7 is pinned and is not on the bus" not in built[0].problem:
                 await asyncio.sleep(0.01)
         await releases.append_decision("unpinned", 7, actor="me")
@@ -243,13 +244,13 @@ async def test_one_node_tries_a_version_and_the_others_see_it_only_if_it_passes(
         releases = WeightRegistry(bus, "policy")
         for version in (1, 2):
             await publish(bus, tmp_path, version, canary=trial_of(-1.0))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANG_SECONDS):
                 while latest_verdict(await releases.refresh(), version) is None:
                     await asyncio.sleep(0.01)
             await all_hold(engines, 0)
         revoked = latest_verdict(releases.state, 1)
         assert revoked is not None and (revoked.action, revoked.reason) == ("revoked", "it is bad")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             while not any("version 2 was revoked: it is bad" in node.problem for node in built):
                 await asyncio.sleep(0.01)  # said by who tried it
         await publish(bus, tmp_path, 3, canary=trial_of(-1.0))
@@ -296,7 +297,7 @@ async def test_a_trial_that_cannot_be_made_here_is_left_to_others(bus: Bus, tmp_
         for judge in judges:
             await judge.comes_to("canary_started")
         await all_hold(engines, 0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             while not all("do not fit" in node.problem for node in built):
                 await asyncio.sleep(0.01)
         await WeightRegistry(bus, "policy").append_decision("approved", 0, actor="me")  # all look again
@@ -312,7 +313,7 @@ async def test_a_version_that_an_engine_refuses_is_revoked(bus: Bus, tmp_path: P
         engines[0].refuses[1] = EngineRejectedError("vLLM answered 500 to /update_weights: a tensor of another shape")
         await publish(bus, tmp_path, 1, canary=trial_of(-1.0))
         releases = WeightRegistry(bus, "policy")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             while (verdict := latest_verdict(await releases.refresh(), 1)) is None:
                 await asyncio.sleep(0.01)
         assert verdict.action == "revoked" and "another shape" in verdict.reason

@@ -22,6 +22,7 @@ from schemas import subjects
 from schemas.fleet import Heartbeat
 from schemas.weights.events import SwapLockState, WeightsActivated
 from tests.inference.test_updater import Engine, publish
+from tests.polling import HANG_SECONDS
 
 NODES = range(4)
 NODE = st.sampled_from(NODES)
@@ -190,7 +191,7 @@ async def test_nodes_of_different_models_swap_at_once(bus: Bus) -> None:
     async with (
         SwapLock(bus, "a", "writer") as writer,
         SwapLock(bus, "b", "checker") as checker,
-        asyncio.timeout(10),
+        asyncio.timeout(HANG_SECONDS),
         writer.hold(),
         checker.hold(),
     ):
@@ -240,7 +241,7 @@ async def test_a_node_gives_back_what_its_earlier_life_has_left(bus: Bus) -> Non
     await bus.publish(subjects.swap_lock("policy"), left, msg_id="left", expect_last=0)
     async with SwapLock(bus, "a", "policy") as lock, SwapLock(bus, "b", "policy") as other:
         await lock.release_stale()
-        async with asyncio.timeout(5), other.hold():
+        async with asyncio.timeout(HANG_SECONDS), other.hold():
             last = await bus.get_last(subjects.WEIGHTS, subjects.swap_lock("policy"), SwapLockState)
         assert last is not None and last[0].node == "b"
 
@@ -250,11 +251,11 @@ async def test_every_applied_version_is_announced_with_its_seconds(bus: Bus, tmp
     await publish(bus, tmp_path, 0)
     async with nodes(bus, tmp_path, {"a": engine}):
         await engine.holds(0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             while (last := await bus.get_last(subjects.WEIGHTS, subjects.activated("a"), WeightsActivated)) is None:
                 await asyncio.sleep(0.01)
     applied = last[0]
-    assert applied.version == 0 and applied.fetch_seconds > 0 and 0 < applied.verify_seconds < 1
+    assert applied.version == 0 and applied.fetch_seconds > 0 and applied.verify_seconds > 0
 
 
 class Deaf:

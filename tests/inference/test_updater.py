@@ -16,6 +16,7 @@ from inference.weights.canary import Canary
 from inference.weights.updater import WeightUpdater
 from schemas import subjects
 from schemas.weights.events import Blob, KvCacheOutcome, ReleaseState, WeightManifest, WeightsActivated
+from tests.polling import HANG_SECONDS
 
 
 class Engine:
@@ -54,7 +55,7 @@ class Engine:
 
     async def holds(self, version: int) -> None:
         """Wait for a version."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             while not self.loaded or self.loaded[-1][0] != version:
                 self.changed.clear()
                 await self.changed.wait()
@@ -104,7 +105,7 @@ async def test_the_engine_is_told_how_far_a_version_is_from_the_loaded_one(bus: 
 
 async def test_a_node_says_what_became_of_the_kv_cache(bus: Bus, tmp_path: Path) -> None:
     await publish(bus, tmp_path, 0)
-    async with following(bus, tmp_path) as (_, engine), asyncio.timeout(30):
+    async with following(bus, tmp_path) as (_, engine), asyncio.timeout(HANG_SECONDS):
         await engine.changed.wait()
         last = await bus.get_last(subjects.WEIGHTS, subjects.activated("node"), WeightsActivated)
     assert last is not None and last[0].kv_cache == "kept"
@@ -159,7 +160,7 @@ async def test_a_blob_that_does_not_match_its_digest_is_refused_and_the_old_vers
         await engine.holds(0)
         wrong = Blob(bucket=subjects.WEIGHT_BUCKET, name="policy-0", size=21000, sha256="0" * 64)
         await publish(bus, tmp_path, 1, blobs=(wrong,))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             while not subscriber.problem:
                 await asyncio.sleep(0.02)
         assert "weights not fetched" in subscriber.problem and engine.loaded[-1][0] == 0
@@ -174,7 +175,7 @@ async def test_an_error_nobody_has_foreseen_costs_a_version_and_not_the_node(bus
         await engine.holds(0)
         engine.refuses[1] = KeyError("model.embed_tokens.weight")
         await publish(bus, tmp_path, 1)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             while "embed_tokens" not in subscriber.problem:
                 await asyncio.sleep(0.02)
         await publish(bus, tmp_path, 2)

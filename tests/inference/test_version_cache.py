@@ -21,6 +21,7 @@ from learner.settings.learner import LearnerSettings
 from schemas.fleet import Heartbeat
 from schemas.weights.events import Blob, WeightManifest
 from tests.inference.test_updater import Engine, following
+from tests.polling import HANG_SECONDS
 from tests.tensorfiles import stepped, weights, write
 
 
@@ -91,7 +92,7 @@ class Learner:
 
 async def says(node: WeightUpdater, words: str) -> None:
     """Wait until a node says what is wrong."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_SECONDS):
         while words not in node.problem:
             await asyncio.sleep(0.02)
 

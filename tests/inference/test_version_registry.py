@@ -22,6 +22,7 @@ from inference.version_registry import LoadedVersions, capacity, select_version
 from schemas.weights.events import ReleaseDecision, ReleaseState
 from schemas.weights.safetensors_header import InvalidSafetensors
 from tests import tensorfiles
+from tests.polling import HANG_SECONDS
 
 
 class Holding(RuleBasedStateMachine):
@@ -212,7 +213,7 @@ class Names:
         return 0.0
 
     async def become(self, *versions: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             while set(self.known) != {f"policy@{version}" for version in versions}:
                 await asyncio.sleep(0)
         assert all((place / "adapter_model.safetensors").exists() for place in self.known.values())
@@ -232,7 +233,7 @@ class Engine:
     async def take(self, *versions: int) -> None:
         """Adapters of one base."""
         for version in versions:
-            await asyncio.wait_for(self.manager.load_version(self.files, version, self.vllm.replace), 10)
+            await asyncio.wait_for(self.manager.load_version(self.files, version, self.vllm.replace), HANG_SECONDS)
 
     def heed(self, pinned: int | None = None, revoked: Sequence[int] = ()) -> None:
         """What was decided."""
@@ -342,7 +343,7 @@ async def test_what_is_about_to_go_answers_no_call_and_what_was_to_follow_may_st
         built.vllm.forgets.clear()
         built.vllm.may_forget.clear()
         await built.take(4)
-        await asyncio.wait_for(built.vllm.forgets.wait(), 10)
+        await asyncio.wait_for(built.vllm.forgets.wait(), HANG_SECONDS)
         built.heed(revoked=[4])
         assert built.model.versions == (3,), "vLLM is forgetting 2"
         built.vllm.may_forget.set()
@@ -355,7 +356,7 @@ async def test_what_is_about_to_go_answers_no_call_and_what_was_to_follow_may_st
             await built.take(5)
             built.heed(pinned=5)
         assert built.residents.evictable() == (3, 4)
-        await asyncio.wait_for(built.vllm.forgets.wait(), 10)
+        await asyncio.wait_for(built.vllm.forgets.wait(), HANG_SECONDS)
         built.heed()
         with built.residents.track_call(4):
             built.vllm.may_forget.set()

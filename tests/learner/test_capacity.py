@@ -17,6 +17,7 @@ from schemas import subjects
 from tests.factories import batches
 from tests.learner.conftest import settings_for
 from tests.learner.test_consumer import publish, reading, until_read
+from tests.polling import HANG_SECONDS
 from tests.stream_limits import limit
 
 SHIPPED = Capacity(2048 * MIB, 2_000_000, 200_000)
@@ -118,7 +119,7 @@ async def test_groups_that_come_to_nothing_do_not_fill_the_stream(bus: Bus, mode
 async def test_the_intake_says_how_full_its_share_is(bus: Bus) -> None:
     await bus.js.delete_consumer(STORE_TRAIN.stream, STORE_TRAIN.durable)
     await limit(bus, subjects.TRAIN_ROLLOUTS, 8)
-    async with reading(bus) as intake, asyncio.timeout(30):
+    async with reading(bus) as intake, asyncio.timeout(HANG_SECONDS):
         await publish(bus, ("a", 0))
         await until_read(intake, 3)
         await intake.fill.refresh()

@@ -22,6 +22,7 @@ from schemas import subjects
 from schemas.codec import schema_of
 from schemas.spans import SpanBatch
 from tests.factories import batches
+from tests.polling import HANG_SECONDS
 
 
 @asynccontextmanager
@@ -43,7 +44,7 @@ async def reading(
 
 async def until_read(intake: RolloutConsumer, next_sequence: int) -> None:
     """Wait until everything before a stream position has been taken in."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_SECONDS):
         while intake.next_sequence < next_sequence:
             await asyncio.sleep(0.01)
 
@@ -70,7 +71,7 @@ async def test_the_position_stays_before_what_is_not_used_and_acknowledgement_fo
         assert group.task_id == "a"
         assert intake.replay_position() == 3 and intake.consumed_since(3) == {"a.1-1": 6}, "a.0 ends before position 3"
         await intake.acknowledge(intake.replay_position())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             while (await bus.js.consumer_info(subjects.TRAIN_ROLLOUTS, "learner-policy")).ack_floor.stream_seq != 2:
                 await asyncio.sleep(0.02)
 
@@ -108,7 +109,7 @@ async def test_what_another_reader_took_is_read_again(bus: Bus) -> None:
         await until_read(intake, 3)
         async with bus.pull(learner_consumer("policy"), slots=4) as thief:
             await publish(bus, ("b", 0), ("c", 0), ("d", 0), ("e", 0))
-            await asyncio.wait_for(anext(thief), 10)
+            await asyncio.wait_for(anext(thief), HANG_SECONDS)
         await publish(bus, ("a", 1), ("b", 1), ("c", 1), ("d", 1), ("e", 1))
         await until_read(intake, 21)
         assert sorted(group.task_id for group in intake.groups.pop_ready(5)) == ["a", "b", "c", "d", "e"]
@@ -117,7 +118,7 @@ async def test_what_another_reader_took_is_read_again(bus: Bus) -> None:
 async def test_the_first_delivery_after_a_reset_is_missed_though_nothing_comes_later(bus: Bus) -> None:
     """A request from before the reset is still answered: what another reader was given first is read again."""
     await publish(bus, ("a", 0))
-    async with bus.pull(learner_consumer("policy"), slots=3) as thief, asyncio.timeout(20):
+    async with bus.pull(learner_consumer("policy"), slots=3) as thief, asyncio.timeout(HANG_SECONDS):
         assert [(await anext(thief)).sequence for _ in range(2)] == [1, 2]
         async with reading(bus) as intake:
             assert (await anext(thief)).sequence == 1, "its third slot was still asked for"
@@ -128,7 +129,7 @@ async def test_what_another_reader_was_given_is_missed_though_nothing_comes_here
     """The request of a learner that is gone takes all that there is; no delivery says so."""
     (whole,) = batches("a", 0, parts=1, samples=2)
     await bus.publish(subjects.rollout("train"), whole, msg_id="a")
-    async with bus.pull(learner_consumer("policy"), slots=2) as thief, asyncio.timeout(20):
+    async with bus.pull(learner_consumer("policy"), slots=2) as thief, asyncio.timeout(HANG_SECONDS):
         assert (await anext(thief)).sequence == 1
         async with reading(bus) as intake:
             assert (await anext(thief)).sequence == 1, "its second slot was still asked for"
@@ -136,7 +137,11 @@ async def test_what_another_reader_was_given_is_missed_though_nothing_comes_here
 
 
 async def test_the_last_delivery_is_missed_though_nothing_comes_later(bus: Bus) -> None:
-    async with reading(bus) as intake, bus.pull(learner_consumer("policy"), slots=1) as thief, asyncio.timeout(20):
+    async with (
+        reading(bus) as intake,
+        bus.pull(learner_consumer("policy"), slots=1) as thief,
+        asyncio.timeout(HANG_SECONDS),
+    ):
         last = 0
         while not thief.in_flight:  # the broker serves who waits by turns
             (whole,) = batches("a", last, parts=1, samples=2)
@@ -161,7 +166,10 @@ async def test_a_reader_that_never_goes_is_not_raced_and_not_borne_for_ever(
     intake = RolloutConsumer(bus, LearnerSettings(model_path=Path("model"), group_size=2))
     running = asyncio.create_task(intake.run())
     await until_read(intake, 61)
-    async with bus.pull(learner_consumer("policy"), slots=1) as thief, asyncio.timeout(30):  # which always asks last
+    async with (
+        bus.pull(learner_consumer("policy"), slots=1) as thief,
+        asyncio.timeout(HANG_SECONDS),
+    ):  # which always asks last
         taking = asyncio.create_task(take())
         await publish(bus, *((str(task), 1) for task in range(30)))
         with pytest.raises(LearnerError, match="a model has one learner on a bus"):
@@ -182,7 +190,7 @@ async def test_of_two_readers_that_stay_the_one_who_came_last_gives_up(
     }
     for name, value in changes.items():
         monkeypatch.setattr(f"learner.rollouts.consumer.{name}", value)
-    async with reading(bus) as older, Bus.connect(nats_url) as other, asyncio.timeout(60):
+    async with reading(bus) as older, Bus.connect(nats_url) as other, asyncio.timeout(HANG_SECONDS):
         await publish(bus, ("a", 0), ("b", 0))
         await until_read(older, 5)
         await asyncio.sleep(changes["GAP_WINDOW_SECONDS"])
@@ -198,7 +206,7 @@ async def test_of_two_readers_that_stay_the_one_who_came_last_gives_up(
 
 async def test_what_comes_again_is_not_acknowledged_in_place_of_what_is_newer(bus: Bus) -> None:
     """Batches that no checkpoint covers within `ack_wait` are delivered again, behind newer ones."""
-    async with reading(bus) as intake, asyncio.timeout(20):
+    async with reading(bus) as intake, asyncio.timeout(HANG_SECONDS):
         await publish(bus, ("a", 0))
         await until_read(intake, 3)
         await intake._unacked[0].nak()  # as if its time were up

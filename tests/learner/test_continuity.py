@@ -12,6 +12,7 @@ from bus.streams import StreamState
 from learner.rollouts.stream_position import StreamMark, resume_at
 from schemas import subjects
 from tests.learner.test_consumer import publish, reading, until_read
+from tests.polling import HANG_SECONDS
 
 
 def stream(created: str = "monday", first: int = 1, last: int = 0) -> StreamState:
@@ -65,7 +66,7 @@ async def test_a_learner_goes_on_when_the_bus_comes_back_empty(bus: Bus, nats: N
         await nats.kill()
         shutil.rmtree(nats.directory / "jetstream")
         await nats.start()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             await bus.reconnected.wait()
             await bus.provision()
             gap = await intake.gaps.get()
@@ -77,7 +78,7 @@ async def test_a_learner_goes_on_when_the_bus_comes_back_empty(bus: Bus, nats: N
         assert [group.task_id for group in intake.groups.pop_ready(1)] == ["a"]
         assert intake.replay_position() == 7, "c.0 was read of the stream that is gone"
         state = intake.replay_position(), intake.consumed_since(7), intake.groups.released_tasks(), intake.stream_mark
-    async with reading(bus, *state) as again, asyncio.timeout(30):
+    async with reading(bus, *state) as again, asyncio.timeout(HANG_SECONDS):
         assert "messages from 1 on are gone" in (await again.gaps.get()).reason
         await until_read(again, 11)
 
@@ -85,7 +86,7 @@ async def test_a_learner_goes_on_when_the_bus_comes_back_empty(bus: Bus, nats: N
 async def test_a_learner_goes_on_when_the_bus_is_rolled_back_to_an_older_copy(
     bus: Bus, nats: NatsServer, tmp_path: Path
 ) -> None:
-    async with reading(bus) as intake, asyncio.timeout(60):
+    async with reading(bus) as intake, asyncio.timeout(HANG_SECONDS):
         await publish(bus, ("a", 0), ("b", 0))
         await until_read(intake, 5)
         await nats.stop()
@@ -110,7 +111,10 @@ async def test_a_checkpoint_ahead_of_the_streams_end_is_gone_on_from(bus: Bus) -
     """The learner was stopped while the bus lost what it had; its position lies beyond all that is there."""
     await publish(bus, ("a", 0))
     created = (await bus.stream_state(subjects.TRAIN_ROLLOUTS)).created_at
-    async with reading(bus, 900, {}, [], StreamMark(created=created, last=950)) as intake, asyncio.timeout(30):
+    async with (
+        reading(bus, 900, {}, [], StreamMark(created=created, last=950)) as intake,
+        asyncio.timeout(HANG_SECONDS),
+    ):
         gap = await intake.gaps.get()
         assert "ends at message 2 again" in gap.reason
         await publish(bus, ("a", 1))
@@ -119,7 +123,7 @@ async def test_a_checkpoint_ahead_of_the_streams_end_is_gone_on_from(bus: Bus) -
 
 
 async def test_a_stream_made_anew_behind_a_connection_that_held_is_noticed(bus: Bus) -> None:
-    async with reading(bus) as intake, asyncio.timeout(30):
+    async with reading(bus) as intake, asyncio.timeout(HANG_SECONDS):
         await publish(bus, ("a", 0), ("b", 0))
         await until_read(intake, 5)
         await bus.js.delete_stream(subjects.TRAIN_ROLLOUTS)
@@ -134,6 +138,6 @@ async def test_the_same_loss_has_the_same_name_whenever_it_is_noticed(bus: Bus) 
     state = 900, {}, [], StreamMark(created="long ago", last=950, tasks="then")
     nonces = set()
     for _ in range(2):
-        async with reading(bus, *state) as intake, asyncio.timeout(30):
+        async with reading(bus, *state) as intake, asyncio.timeout(HANG_SECONDS):
             nonces.add((await intake.gaps.get()).nonce)
     assert len(nonces) == 1

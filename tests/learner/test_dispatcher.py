@@ -31,6 +31,7 @@ from schemas.codec import decode
 from schemas.tasks import Task, TaskBatchRecord
 from schemas.training import DispatchMark
 from tests.factories import rollout
+from tests.polling import HANG_SECONDS
 
 
 def settings(**changes: Any) -> LearnerSettings:
@@ -55,7 +56,7 @@ async def dispatching(dispatcher: Dispatcher) -> AsyncIterator[None]:
 
 async def tasks_of(bus: Bus, count: int) -> list[Task]:
     """The next tasks in the queue, each of them done."""
-    async with asyncio.timeout(30), bus.pull(runner_consumer("default", "train"), slots=count) as puller:
+    async with asyncio.timeout(HANG_SECONDS), bus.pull(runner_consumer("default", "train"), slots=count) as puller:
         tasks = []
         for _ in range(count):
             delivery = await anext(puller)
@@ -138,7 +139,7 @@ async def test_a_group_that_a_replay_has_closed_has_its_record(bus: Bus, replace
     await dispatcher.restore([group] if replacement else [])
     dispatcher.advance(0, 0)
     recorded: set[str] = set()
-    async with dispatching(dispatcher), asyncio.timeout(30), bus.pull(STORE_EVENTS, slots=8) as puller:
+    async with dispatching(dispatcher), asyncio.timeout(HANG_SECONDS), bus.pull(STORE_EVENTS, slots=8) as puller:
         while name not in recorded:
             event = (await anext(puller)).event()
             if isinstance(event, TaskBatchRecord):
@@ -203,24 +204,24 @@ async def test_tasks_are_dispatched_as_runners_take_them_and_no_sooner(
     monkeypatch.setattr(TaskQueue, "has_room", watched)
     await bus.ensure_consumer(runner_consumer("default", "train"))
     dispatcher = Dispatcher(bus, problems(9), settings(groups_per_step=4))
-    async with dispatching(dispatcher), asyncio.timeout(30):
+    async with dispatching(dispatcher), asyncio.timeout(HANG_SECONDS):
         await is_full.wait()
         assert dispatcher.num_dispatched == 1, "eight groups are admitted, but nobody takes the tasks of the first"
         await tasks_of(bus, 16)
-        assert dispatcher.num_dispatched == 8
+        await eventually(lambda: dispatcher.num_dispatched == 8)
 
 
 async def test_without_runners_the_tasks_of_a_step_wait_in_the_queue(bus: Bus) -> None:
     """So that whoever starts runners by the length of the queue starts some."""
     dispatcher = Dispatcher(bus, problems(9), settings(groups_per_step=3))
     async with dispatching(dispatcher):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             while (await bus.stream_state(subjects.TASKS)).num_messages < 6:
                 await asyncio.sleep(0.01)
         await bus.ensure_consumer(runner_consumer("default", "train"))
-        assert dispatcher.num_dispatched == 3
+        await eventually(lambda: dispatcher.num_dispatched == 3)
         await tasks_of(bus, 12)
-        assert dispatcher.num_dispatched == 6
+        await eventually(lambda: dispatcher.num_dispatched == 6)
 
 
 async def test_a_synchronous_run_dispatches_once_the_version_is_served(bus: Bus) -> None:
@@ -231,6 +232,7 @@ async def test_a_synchronous_run_dispatches_once_the_version_is_served(bus: Bus)
     dispatcher = Dispatcher(bus, problems(9), limits, served_version=lambda: served)
     async with dispatching(dispatcher):
         (task, _) = await tasks_of(bus, 2)
+        await eventually(lambda: dispatcher.num_dispatched == 1)
         dispatcher.advance(1, 1, [task.id])
         for _ in range(100):  # whatever wakes it
             dispatcher.wake()
@@ -265,7 +267,7 @@ def test_a_group_is_waited_for_as_long_as_its_tasks_may_be_tried() -> None:
 
 async def eventually(is_so: Callable[[], bool]) -> None:
     """Wait for what a dispatcher does by itself."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_SECONDS):
         while not is_so():
             await asyncio.sleep(0.02)
 
@@ -273,7 +275,7 @@ async def eventually(is_so: Callable[[], bool]) -> None:
 async def until_marked(bus: Bus, num_groups: int) -> None:
     """Until the learners of the run say on the bus that so many groups are dispatched, which follows the tasks."""
     mark = subjects.dispatch_mark("run")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_SECONDS):
         while True:
             with suppress(NotFoundError):
                 message = await bus.js.get_last_msg(subjects.DISPATCH, mark)

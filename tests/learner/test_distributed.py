@@ -12,6 +12,7 @@ from bus.client import Bus
 from schemas import subjects
 from schemas.weights.events import WeightManifest
 from tests.factories import batches
+from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.e2e
 
@@ -39,7 +40,7 @@ async def test_a_learner_of_two_ranks_trains_and_publishes(bus: Bus, model_path:
         for sample in range(SAMPLES):
             for part in batches(task, sample, reward=float(sample % 2), samples=SAMPLES):
                 msg_id = f"{task}:{sample}:{part.sequence}"
-                await bus.publish(subjects.rollout("train"), part, msg_id=msg_id, timeout=60)
+                await bus.publish(subjects.rollout("train"), part, msg_id=msg_id, timeout=HANG_SECONDS)
     async with asyncio.timeout(120):
         _, text = await process.communicate()
     assert process.returncode == 0, text.decode()[-3000:]

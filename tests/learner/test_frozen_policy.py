@@ -27,6 +27,7 @@ from schemas.training import TrainingStep
 from tests.chaos.tokens import LONGEST, ends, next_token, prompt_of
 from tests.inference.test_node import STAND_IN
 from tests.learner.conftest import settings_for
+from tests.polling import HANG_SECONDS
 from tests.runners.conftest import calls_of, ended, running
 
 STEPS, GROUPS, SAMPLES, CONTEXT = 3, 2, 2, 64
@@ -92,14 +93,14 @@ async def serving(
         yield task
     finally:
         stop.set()
-        await asyncio.wait({task}, timeout=30)
+        await asyncio.wait({task}, timeout=HANG_SECONDS)
         await cancel_and_wait(task)
 
 
 async def steps_of(bus: Bus) -> list[TrainingStep]:
     """All steps, in order."""
     steps: list[TrainingStep] = []
-    async with asyncio.timeout(60), bus.pull(STORE_EVENTS, slots=8) as puller:
+    async with asyncio.timeout(HANG_SECONDS), bus.pull(STORE_EVENTS, slots=8) as puller:
         async for delivery in puller:
             event = delivery.event()
             await delivery.ack()

@@ -9,6 +9,7 @@ from pathlib import Path
 from bus.client import Bus
 from bus.embedded.nats_server import NatsServer
 from bus.fleet.heartbeats import Fleet
+from bus.message import Message
 from bus.streams import STORE_EVENTS, runner_consumer
 from common.aio import cancel_and_wait
 from learner.learner import run
@@ -18,6 +19,7 @@ from schemas.tasks import Task
 from schemas.training import TrainingStep
 from tests.factories import batches
 from tests.learner.conftest import settings_for
+from tests.polling import HANG_SECONDS
 
 AGENTS = runner_consumer("default", "train")
 
@@ -40,13 +42,18 @@ async def learning(
         await cancel_and_wait(running)
 
 
-async def take(bus: Bus, count: int) -> list[Task]:
-    """The next tasks, each of them taken out of the queue."""
+async def take_deliveries(bus: Bus, count: int) -> list[Message]:
+    """The next tasks as the broker delivers them, each of them taken out of the queue."""
     async with bus.pull(AGENTS, slots=count) as puller:
         deliveries = [await anext(puller) for _ in range(count)]
         for delivery in deliveries:
             await delivery.ack(sync=True)
-        return [delivery.decode_as(Task) for delivery in deliveries]
+        return deliveries
+
+
+async def take(bus: Bus, count: int) -> list[Task]:
+    """The next tasks, each of them taken out of the queue."""
+    return [delivery.decode_as(Task) for delivery in await take_deliveries(bus, count)]
 
 
 async def finish(bus: Bus, tasks: list[Task]) -> None:
@@ -91,7 +98,7 @@ async def test_tasks_that_the_bus_lost_are_dispatched_again_and_the_gap_is_named
 async def test_a_learner_that_is_stopped_is_not_done(bus: Bus, model_path: Path, tmp_path: Path) -> None:
     stop = asyncio.Event()
     async with (
-        asyncio.timeout(60),
+        asyncio.timeout(HANG_SECONDS),
         bus.fleet("learner") as learners,
         learning(bus, model_path, tmp_path, stop) as running,
     ):

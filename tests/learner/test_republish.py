@@ -19,6 +19,7 @@ from learner.settings.learner import LearnerSettings
 from schemas import subjects
 from schemas.weights.events import WeightManifest
 from tests import tensorfiles
+from tests.polling import HANG_SECONDS
 
 
 async def newest(bus: Bus) -> WeightManifest | None:
@@ -78,7 +79,7 @@ async def test_a_version_that_the_bus_lost_is_published_again_and_the_next_one_f
     keeping = asyncio.create_task(publisher.keep_published(was_reset))
     was_reset.set()
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             if loss == "bus":
                 await bus.provision()  # later than the learner looks first
             while publisher.last is None or publisher.last.chain or (manifest := await newest(bus)) is None:
@@ -115,7 +116,7 @@ async def test_a_version_that_a_lagging_server_does_not_have_yet_is_not_publishe
     keeping = asyncio.create_task(publisher.keep_published(was_reset))
     was_reset.set()
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             await has_looked.wait()
             async with publisher._lock:  # it has looked
                 state = (await bus.js.stream_info(subjects.WEIGHTS)).state

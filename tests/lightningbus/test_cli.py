@@ -17,11 +17,13 @@ import yaml
 from transformers import Qwen2Config
 
 from bus.client import Bus
+from bus.connection import CONNECT_SECONDS
 from bus.embedded.nats_server import NatsServer
 from lightningbus.run.role_process import EX_TEMPFAIL
 from schemas import subjects
 from tests.commands import ROOT, environment
 from tests.learner.conftest import tiny_tokenizer, without_tensors
+from tests.polling import HANG_SECONDS
 from tests.stream_limits import limit
 
 pytestmark = pytest.mark.integration
@@ -30,7 +32,9 @@ COMMAND = str(Path(sys.executable).with_name("lightningbus"))
 ROLES = ["bus", "store", "inference", "learner", "runner"]
 
 
-def run(*arguments: object, cwd: Path | None = None, timeout: float = 90) -> "subprocess.CompletedProcess[str]":
+def run(
+    *arguments: object, cwd: Path | None = None, timeout: float = HANG_SECONDS
+) -> "subprocess.CompletedProcess[str]":
     """``lightningbus …`` to its end."""
     return subprocess.run(
         [COMMAND, *map(str, arguments)],
@@ -193,7 +197,7 @@ def test_ctrl_c_stops_a_bus_cleanly_and_what_it_held_is_there_again(tmp_path: Pa
             assert asyncio.run(waiting_tasks(url)) == 1
         finally:
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=30)
+            process.communicate(timeout=HANG_SECONDS)
         assert process.returncode == 0
 
 
@@ -232,7 +236,7 @@ def test_a_question_does_not_wait_for_a_bus_that_is_not_there(monkeypatch: pytes
         before = time.monotonic()
         with pytest.raises(SystemExit, match="2"):
             ask(bus="nats://127.0.0.1:1")
-        assert 0.9 < time.monotonic() - before < 2
+        assert 0.9 < time.monotonic() - before < CONNECT_SECONDS, "it waits as long as a process that needs the bus"
 
 
 @pytest.mark.parametrize(
@@ -298,7 +302,7 @@ def test_a_training_job_is_checked_without_its_weights(tmp_path: Path) -> None:
         "TRAIN_ROLLOUTS: 2,048 MiB hold the steps between two checkpoints",
         f"model: qwen2, 3 layers, 1,015.6M parameters, {len(tokenizer)} tokens",
     ]
-    assert re.fullmatch(r"agent:solve: task 'a' with scripted answers: 0 model calls, reward 1, \d\.\d s", trial)
+    assert re.fullmatch(r"agent:solve: task 'a' with scripted answers: 0 model calls, reward 1, \d+\.\d s", trial)
     assert warning.startswith("warning: agent:solve made no model call: ")
     other = run(*arguments, "--gpu-memory", 4, "--ranks", 2, "--gpu-tflops", 100, cwd=tmp_path).stdout
     assert "GiB does not fit in 4.0 GiB" in other and "at 100 TFLOP/s on each rank" in other

@@ -22,6 +22,8 @@ from tests.commands import environment
 from tests.learner.conftest import tiny_model
 from tests.lightningbus.test_cli import COMMAND, run, says
 from tests.lightningbus.test_train import job
+from tests.pausing import stop
+from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.integration
 
@@ -56,10 +58,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def other_bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A bus for a store by itself."""
-    port = free_port()
-    with running([COMMAND, "bus", "--port", str(port)], tmp_path_factory.mktemp("bus")) as process:
-        assert process.stdout is not None and process.stdout.readline()
-        yield f"nats://127.0.0.1:{port}"
+    with running([COMMAND, "bus", "--port", "0"], tmp_path_factory.mktemp("bus")) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().removeprefix("bus: ").strip()
 
 
 @contextmanager
@@ -74,7 +75,7 @@ def running(command: list[str], cwd: Path) -> Iterator["subprocess.Popen[str]"]:
     finally:
         process.send_signal(signal.SIGINT)
         try:
-            process.communicate(timeout=40)
+            process.communicate(timeout=HANG_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
@@ -82,7 +83,7 @@ def running(command: list[str], cwd: Path) -> Iterator["subprocess.Popen[str]"]:
 
 def wait_until_up(process: "subprocess.Popen[str]", command: str, place: Path) -> None:
     """Until its servers are there."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG_SECONDS
     endpoints = RunDirectory(place / "runs" / NAME)
     while True:
         assert process.poll() is None, (place / "errors.log").read_text()
@@ -168,7 +169,7 @@ def test_a_directory_whose_server_outlives_a_killed_bus_is_still_in_use(tmp_path
     with running([COMMAND, "bus", "--port", "0", "--dir", "streams"], tmp_path) as process:
         assert process.stdout is not None and process.stdout.readline()
         (server,) = children_of(process.pid)
-        os.kill(server, signal.SIGSTOP)  # it cannot end with its parent
+        stop(server)  # it cannot end with its parent
         process.kill()
         process.wait()
     with pytest.raises(DirectoryInUseError), lock_directory(tmp_path / "streams"):
@@ -215,7 +216,7 @@ def test_a_reader_leaves_a_directory_to_whoever_locks_it(tmp_path: Path) -> None
         while not is_wanted(tmp_path):
             time.sleep(0.01)
         assert not locked.is_set()
-    assert locked.wait(10)
+    assert locked.wait(HANG_SECONDS)
     writer.join()
     with lock_directory(tmp_path), pytest.raises(DirectoryInUseError), lock_for_reading(tmp_path):
         pass

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from lightningbus.cli.app import COMMANDS, app
 from tests.commands import environment
+from tests.polling import HANG_SECONDS
 
 HEAVY = (
     "aiohttp", "chdb", "clickhouse_connect", "google", "matplotlib", "msgspec", "nats", "numpy", "opentelemetry",
@@ -29,7 +30,7 @@ def lightningbus(*arguments: str, **variables: str) -> "subprocess.CompletedProc
     )
     return subprocess.run(
         [sys.executable, "-c", script, *arguments],
-        capture_output=True, text=True, timeout=60, check=False, env={**environment(), **variables},
+        capture_output=True, text=True, timeout=HANG_SECONDS, check=False, env={**environment(), **variables},
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from bus.streams import STORE_TRAIN
 from bus.task_publisher import TaskPublisher
 from schemas.spans import SpanBatch
 from schemas.tasks import Task
+from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.e2e
 
@@ -50,7 +51,7 @@ async def test_its_runner_takes_work(bus: Bus, nats_url: str, environment: Path,
     runner = await asyncio.create_subprocess_exec(*command, cwd=tmp_path)
     try:
         await TaskPublisher(bus).publish_task(Task(id="a", run_id="run", agent="default", input={"n": 1}))
-        async with asyncio.timeout(60), bus.pull(STORE_TRAIN, slots=8) as puller:
+        async with asyncio.timeout(HANG_SECONDS), bus.pull(STORE_TRAIN, slots=8) as puller:
             async for delivery in puller:
                 event = delivery.event()
                 await delivery.ack()
@@ -67,5 +68,7 @@ async def test_its_runner_takes_work(bus: Bus, nats_url: str, environment: Path,
 def test_its_other_roles_say_what_to_install(environment: Path, tmp_path: Path, role: str, extra: str) -> None:
     command = [environment / "bin" / "lightningbus", *role.split()]
     path = {"PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, cwd=tmp_path, env=path, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=path, capture_output=True, text=True, check=False, timeout=HANG_SECONDS
+    )
     assert done.returncode == 2 and f"pip install 'lightningbus[{extra}]'" in done.stderr, done.stderr

@@ -22,6 +22,7 @@ from runners.settings import RunnerSettings
 from schemas import subjects
 from tests.bus.test_signing import manifest
 from tests.commands import environment
+from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.integration
 
@@ -167,9 +168,11 @@ def test_a_secret_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_users_of_a_far_site_come_with_the_step_of_its_server(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "lightningbus", "bus", "create-users", "--leaf", "--out", str(tmp_path / "site")]
-    refused = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+    refused = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert refused.returncode == 2 and "uses the cluster's signing keys: give --signing" in refused.stderr
     list(create_users(tmp_path / "cluster", tls=False))
     line += ["--signing", str(tmp_path / "cluster" / "inference")]
-    stdout = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=60, check=True).stdout
+    stdout = subprocess.run(
+        line, env=environment(), capture_output=True, text=True, timeout=HANG_SECONDS, check=True
+    ).stdout
     assert "nats-server -c leaf.conf" in stdout and f"{tmp_path / 'site'} bus" not in stdout

@@ -7,6 +7,7 @@ import pytest
 from bus.client import Bus
 from bus.weights.registry import WeightRegistry
 from lightningbus.run.pinned_version import EVALUATE_ACTOR, TRAIN_ACTOR, find_pin, pinned, wait_for_evaluations
+from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.integration
 
@@ -20,7 +21,7 @@ async def test_an_evaluation_of_others_is_waited_for_and_a_pin_of_somebody_is_no
     done, _ = await asyncio.wait([waiting], timeout=0.5)
     assert not done
     await other.append_decision("pinned", 4, actor="ann")
-    pin = await asyncio.wait_for(waiting, 10)
+    pin = await asyncio.wait_for(waiting, HANG_SECONDS)
     assert pin is not None and (pin.version, pin.actor) == (4, "ann")
 
 

@@ -17,6 +17,7 @@ from common.observability.logs import HumanFormatter, JsonFormatter
 from common.printable import CONTROL, printable_json, to_printable
 from schemas import subjects
 from tests.factories import batches
+from tests.polling import HANG_SECONDS
 from tests.seed_store import insert, run
 from tests.store.conftest import StoreProcess, prepared
 
@@ -59,7 +60,7 @@ def on_a_terminal(*arguments: str) -> bytes:
     except OSError:  # the terminal's other end is closed
         pass
     os.close(ours)
-    assert process.wait(60) == 0
+    assert process.wait(HANG_SECONDS) == 0
     return printed
 
 
@@ -91,7 +92,7 @@ def test_a_pipe_gets_all_of_json_back(store: StoreProcess) -> None:
         "--sql",
         store.url,
     ]
-    done = subprocess.run(command, capture_output=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, check=True, timeout=HANG_SECONDS)
     assert json.loads(done.stdout) == [{"error": HOSTILE}]
 
 
@@ -104,7 +105,7 @@ async def test_tail_shows_what_would_steer_the_terminal(bus: Bus, nats_url: str)
     pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
     tail = await asyncio.create_subprocess_exec(*command, **pipes)
     assert tail.stderr is not None
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_SECONDS):
         while b"following" not in await tail.stderr.readline():
             assert tail.returncode is None
         for part in batches("a", 0, outcome="agent_error"):

@@ -16,6 +16,7 @@ from lightningbus.run.stack import CREDENTIALS, start_stack
 from lightningbus.run.supervisor import ChildSpec
 from runners.settings import RunnerSettings
 from tests.commands import environment
+from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.integration
 
@@ -69,5 +70,5 @@ def test_a_bus_alone_says_that_it_is_open() -> None:
     assert server.stdout is not None
     assert server.stdout.readline().startswith("bus: nats://127.0.0.1:")
     server.terminate()
-    _, errors = server.communicate(timeout=30)
+    _, errors = server.communicate(timeout=HANG_SECONDS)
     assert "it has no users: whoever reaches it may do anything" in errors

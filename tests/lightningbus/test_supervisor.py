@@ -26,6 +26,7 @@ from schemas.fleet import Alert
 from store.settings import StoreSettings
 from tests.lightningbus.test_cli import run
 from tests.pausing import paused
+from tests.polling import HANG_SECONDS
 
 AGENTS = Path(__file__).resolve().parents[1] / "agents"
 
@@ -37,7 +38,7 @@ def runner(**changes: object) -> ChildSpec:
 
 async def alive(bus: Bus, after: int = 0) -> None:
     """Wait until a runner takes tasks that has said so after a moment, in Unix nanoseconds."""
-    async with bus.fleet("runner") as fleet, asyncio.timeout(60):
+    async with bus.fleet("runner") as fleet, asyncio.timeout(HANG_SECONDS):
         while not any(beat.state == "running" and beat.sent_at_ns > after for beat in fleet.members()):
             await fleet.wait_for_change()
 
@@ -53,7 +54,7 @@ async def test_a_child_that_dies_is_started_again_and_stopped_at_the_end(
     await alive(bus)
     first = supervisor.pids()["runner-0"]
     os.kill(first, signal.SIGKILL)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_SECONDS):
         while supervisor.pids().get("runner-0", first) == first:
             await asyncio.sleep(0.05)
     second = supervisor.pids()["runner-0"]
@@ -67,7 +68,7 @@ async def test_a_child_that_cannot_start_is_given_up_with_its_last_words(
 ) -> None:
     supervisor = Supervisor(RunDirectory(tmp_path / "run").create(), nats_url)
     await supervisor.start(runner(entrypoint="plain:nothing"))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_SECONDS):
         with pytest.raises(UserError, match=r"runner-0 ended with 2: .*has no attribute 'nothing'.*log: "):
             await supervisor.wait_for_failure()
     await supervisor.stop_all()
@@ -81,7 +82,7 @@ async def test_a_role_runs_in_the_interpreter_that_its_settings_name(bus: Bus, n
     supervisor = Supervisor(RunDirectory(tmp_path / "run").create(), nats_url)
     settings = InferenceSettings(model_path=tmp_path, python_executable=interpreter)
     await supervisor.start(ChildSpec("inference-0", "inference", settings))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_SECONDS):
         with pytest.raises(UserError, match=r"inference-0 ended with 2: model_path: .* holds no model"):
             await supervisor.wait_for_failure()
     await supervisor.stop_all()
@@ -129,7 +130,7 @@ async def test_a_crash_loop_is_given_up_with_the_role_and_its_last_words(
     await alive(bus)
     first = supervisor.pids()["runner-0"]
     os.kill(first, signal.SIGSEGV)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_SECONDS):
         while (second := supervisor.pids().get("runner-0", first)) == first:
             await asyncio.sleep(0.05)
         os.kill(second, signal.SIGSEGV)
@@ -156,15 +157,15 @@ async def test_a_silent_role_is_an_alert_of_the_supervisor_until_it_is_back(
         await stack.bus.nc.subscribe(subjects.ALERT, cb=receive)
         settings = StoreSettings(data_dir=tmp_path / "store", http_port=0, id="store")
         await stack.supervisor.start(ChildSpec("store", "store", settings))
-        await stack.wait_for_member(lambda beat: beat.role == "store", "store", 60)
+        await stack.wait_for_member(lambda beat: beat.role == "store", "store", HANG_SECONDS)
         pid = stack.supervisor.pids()["store"]
         with paused(pid):
-            alert = await asyncio.wait_for(alerts.get(), 60)
+            alert = await asyncio.wait_for(alerts.get(), HANG_SECONDS)
             reason = f"store is gone: its process {pid} runs, but is silent"
             assert (alert.role, alert.reason, alert.resolved) == ("store", reason, False)
             done = await asyncio.to_thread(run, "status", "--bus", nats_url)
             assert f"ALERT  {reason}" in done.stdout and "expects store" in done.stdout
-        alert = await asyncio.wait_for(alerts.get(), 60)
+        alert = await asyncio.wait_for(alerts.get(), HANG_SECONDS)
         assert (alert.role, alert.resolved) == ("store", True)
 
 

@@ -7,6 +7,7 @@ import sys
 from bus.client import Bus
 from schemas import subjects
 from tests.factories import batches
+from tests.polling import HANG_SECONDS
 
 
 async def test_attempts_are_printed_as_they_end(bus: Bus, nats_url: str) -> None:
@@ -27,7 +28,7 @@ async def test_attempts_are_printed_as_they_end(bus: Bus, nats_url: str) -> None
     pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
     tail = await asyncio.create_subprocess_exec(*command, **pipes)
     assert tail.stderr is not None
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_SECONDS):
         while b"following" not in await tail.stderr.readline():
             assert tail.returncode is None
         for task, run in (("a", "mine"), ("b", "other"), ("c", "mine")):

@@ -9,36 +9,45 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from common.observability import tracing
-from common.observability.tracing import FLUSH_SECONDS, without_otel_exporter_env
+from common.observability.tracing import without_otel_exporter_env
 from tests.otlp import Collector, collecting
+from tests.polling import HANG_SECONDS
 
 WORK = """
 import logging, sys, time
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 from common.observability import tracing
 tracing.setup("runner", "r-1")
+started = time.monotonic()
 for number in range(3):
-    started = time.perf_counter()
     with tracing.start_as_current_span("attempt", {"lightningbus.run": "x"}) as span:
         with tracing.start_as_current_span("publish"):
             traceparent = tracing.format_traceparent(span)
-    assert time.perf_counter() - started < 1
     time.sleep(0.3)
-started = time.perf_counter()
 tracing.shutdown()
-print(f"{time.perf_counter() - started:.1f} {'opentelemetry.sdk' in sys.modules} {traceparent}")
+print(f"{time.monotonic() - started} {'opentelemetry.sdk' in sys.modules} {traceparent}")
 """
+
+
+PATIENT = f"from common.observability import tracing; tracing.FLUSH_SECONDS = {HANG_SECONDS}\n"
+"""A prelude of a process whose last spans are all exported, however busy the machine is."""
 
 
 def work(prelude: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
     """A process that makes spans, with this environment and nothing else of OpenTelemetry's."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")} | environment
     return subprocess.run(
-        [sys.executable, "-c", prelude + WORK], env=env, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", prelude + WORK],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=True,
     )
 
 
@@ -53,18 +62,30 @@ def work(prelude: str = "", **environment: str) -> "subprocess.CompletedProcess[
 )
 def test_without_an_endpoint_nothing_is_exported_or_imported(environment: dict[str, str]) -> None:
     done = work(**environment)
-    assert done.stdout.strip() == "0.0 False" and done.stderr == ""
+    assert done.stdout.split()[1:] == ["False"] and done.stderr == ""
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """Address of a collector that never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 @pytest.mark.integration
-def test_a_collector_that_never_answers_slows_nothing_and_is_told_of_once() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        timing = {"OTEL_BSP_SCHEDULE_DELAY": "100", "OTEL_EXPORTER_OTLP_TIMEOUT": "0.2"}
-        done = work(OTEL_EXPORTER_OTLP_ENDPOINT=address, OTEL_EXPORTER_OTLP_HEADERS="x-key=hunter2", **timing)
-    seconds, _, traceparent = done.stdout.split()
-    assert float(seconds) <= FLUSH_SECONDS + 0.5 and traceparent.endswith(("-01", "-03"))
+def test_a_collector_that_never_answers_is_told_of_once(silent: str) -> None:
+    timing = {"OTEL_BSP_SCHEDULE_DELAY": "100", "OTEL_EXPORTER_OTLP_TIMEOUT": "0.2"}
+    done = work(OTEL_EXPORTER_OTLP_ENDPOINT=silent, OTEL_EXPORTER_OTLP_HEADERS="x-key=hunter2", **timing)
+    assert done.stdout.strip().endswith(("-01", "-03"))
     assert done.stderr.count("no collector takes traces") == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.integration
+def test_a_collector_that_never_answers_is_waited_for_by_nobody(silent: str) -> None:
+    """Neither by spans nor at the end, though the exporter would wait much longer."""
+    timing = {"OTEL_BSP_SCHEDULE_DELAY": "100", "OTEL_EXPORTER_OTLP_TIMEOUT": str(HANG_SECONDS)}
+    done = work(OTEL_EXPORTER_OTLP_ENDPOINT=silent, **timing)
+    assert float(done.stdout.split()[0]) < HANG_SECONDS / 2
 
 
 @pytest.mark.parametrize(
@@ -77,17 +98,17 @@ def test_a_collector_that_never_answers_slows_nothing_and_is_told_of_once() -> N
 )
 def test_what_is_amiss_is_one_sentence_and_work_goes_on(prelude: str, environment: dict[str, str], text: str) -> None:
     done = work(prelude, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9", **environment)
-    assert done.stdout.startswith("0.0") and text in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert text in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
 @pytest.mark.integration
 def test_names_sampling_and_headers_are_the_environments() -> None:
     with collecting() as collector:
         address = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{collector.url}/mine"}
-        work(**address, OTEL_RESOURCE_ATTRIBUTES="deployment.environment.name=test")
+        work(PATIENT, **address, OTEL_RESOURCE_ATTRIBUTES="deployment.environment.name=test")
         assert collector.paths == {"/mine"} and len(collector.spans) == 6
         assert {(span.service, span.instance) for span in collector.spans} == {("lightningbus-runner", "r-1")}
-        work(**address, OTEL_SERVICE_NAME="own")
+        work(PATIENT, **address, OTEL_SERVICE_NAME="own")
         assert len(collector.of("own")) == 6
         work(**address, OTEL_SERVICE_NAME="none", OTEL_TRACES_SAMPLER="always_off")
         assert not collector.of("none")
@@ -96,6 +117,7 @@ def test_names_sampling_and_headers_are_the_environments() -> None:
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> "object":
     """Spans of this process."""
+    monkeypatch.setattr(tracing, "FLUSH_SECONDS", HANG_SECONDS)
     with collecting() as built:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", built.url)
         tracing.setup("store", "s")

@@ -21,6 +21,7 @@ from lightningbus.trackers.settings import MlflowSettings
 from lightningbus.trackers.store_points import Point, PointReader
 from lightningbus.trackers.tensorboard import TensorBoardTracker
 from tests.commands import ROOT, environment
+from tests.polling import HANG_SECONDS
 
 POINTS = [
     Point("step/1", "step", 1, {"actor/loss": 0.5}),
@@ -78,7 +79,7 @@ def follow(client: Client, path: Path) -> None:
     follower = Follower("scripted", lambda: client, lambda *_: POINTS, Journal(path), poll_seconds=0.01)
     follower.finish()
     follower.start()
-    follower.join(10)
+    follower.join(HANG_SECONDS)
     assert not follower.is_alive()
 
 

@@ -16,6 +16,7 @@ from lightningbus.cli.app import app
 from schemas import subjects
 from tests.inference.test_releases import Judge, trial_of
 from tests.inference.test_updater import following, publish
+from tests.polling import HANG_SECONDS
 
 
 async def weights(url: str, *arguments: object, code: int = 0) -> str:
@@ -115,12 +116,12 @@ async def test_bytes_of_a_stranger_stop_no_node_and_a_command_removes_them(
         await weights(nats_url, "revoke", 1, "--reason", "it swears")
         await engine.holds(0)
         await bus.publish_bytes(strangers[0], answer, {}, 10)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             while "is passed over: this is not a WeightManifest" not in subscriber.last_error:
                 await asyncio.sleep(0.02)
         assert [row["version"] for row in await listed(nats_url)] == [1, 0]
         assert "messages removed: 4" in await weights(nats_url, "repair")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             while subscriber.last_error:
                 await asyncio.sleep(0.02)
     assert "messages removed: 0" in await weights(nats_url, "repair")

@@ -18,6 +18,7 @@ from runners.settings import RunnerSettings
 from schemas.spans import ModelCall, Span, SpanBatch
 from schemas.tasks import Task
 from schemas.trajectory.prefix_encoding import expand_calls
+from tests.polling import HANG_SECONDS
 
 PROMPT, ANSWER = [1, 2], [7, 8]
 AGENTS = Path(__file__).resolve().parents[1] / "agents"
@@ -140,7 +141,7 @@ async def ended(
     bus: Bus,
     count: int = 1,
     final: bool | None = True,
-    timeout: float = 60.0,
+    timeout: float = HANG_SECONDS,
     consumer: ConsumerSpec = STORE_EVAL,
 ) -> list[SpanBatch]:
     """The next attempts to end, each with all its spans; by default those that are the last word on their rollout."""
@@ -166,5 +167,13 @@ def calls_of(batch: SpanBatch) -> list[ModelCall]:
 
 def task(**changes: Any) -> Task:
     return Task(
-        **{"id": "t", "run_id": "run", "agent": "default", "input": {}, "mode": "eval", "deadline": 20.0, **changes}
+        **{
+            "id": "t",
+            "run_id": "run",
+            "agent": "default",
+            "input": {},
+            "mode": "eval",
+            "deadline": HANG_SECONDS,
+            **changes,
+        }
     )

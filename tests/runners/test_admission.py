@@ -29,6 +29,7 @@ from runners.gateway.requests import MAX_REQUEST_BYTES
 from runners.gateway.server import Gateway
 from runners.gateway.slot import Slot
 from runners.recording.attempt import AttemptRecorder
+from tests.polling import HANG_SECONDS
 from tests.runners.conftest import ScriptedEngine, ended, running, task
 
 OTLP = "application/x-protobuf"
@@ -68,7 +69,7 @@ async def test_so_many_requests_at_once_and_no_more_of_one_slot(bus: Bus) -> Non
         kept = [
             asyncio.create_task(post(http, item, "otlp/v1/traces", b"", **{"Content-Type": OTLP})) for _ in range(2)
         ]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_SECONDS):
             for _ in kept:
                 await sending.acquire()
         status, headers, body = await post(http, item, "v1/messages", b"{}")
@@ -129,7 +130,7 @@ async def test_what_is_not_there_yet_is_counted_and_another_slot_has_its_own(bus
         kept = [await asyncio.open_connection(at[0], int(at[2])) for _ in range(2)]
         kept[0][1].write(f"{head}Content-Length: {MAX_REQUEST_BYTES}\r\n\r\n".encode())
         kept[1][1].write(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_SECONDS):
             while len(item.admission.requests) < 2:
                 await asyncio.sleep(0.01)
         assert (await post(http, item, "v1/messages", b"{}"))[0] == 429
@@ -139,7 +140,7 @@ async def test_what_is_not_there_yet_is_counted_and_another_slot_has_its_own(bus
             assert answer.status == 200, "what has no body is let in"
         for _, writer in kept:
             writer.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_SECONDS):
             while item.admission.requests:
                 await asyncio.sleep(0.01)
         assert (await post(http, item, "v1/messages", b"{}"))[0] == 400
@@ -155,7 +156,7 @@ async def test_so_many_connections_of_one_slot_are_kept_and_none_without_its_key
             writers.append(writer)
             head = f"GET /slot/{number}/v1/models HTTP/1.1\r\nHost: x\r\nx-api-key: {key and slot.key}\r\n\r\n"
             text = b""
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(HANG_SECONDS):
                 for request in (1, 2):
                     writer.write(head.encode())
                     while text.count(b"HTTP/1.1") < request and (data := await reader.read(65536)):

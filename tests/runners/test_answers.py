@@ -16,6 +16,7 @@ from runners.gateway.server import Gateway
 from runners.gateway.slot import Slot
 from runners.recording.attempt import AttemptRecorder
 from schemas.fleet import Heartbeat
+from tests.polling import HANG_SECONDS
 from tests.runners.conftest import task
 
 
@@ -94,7 +95,10 @@ async def sent(recorder: AttemptRecorder, seconds: float) -> None:
     recorder.outbox.clear()
 
 
-async def test_a_connection_whose_answer_ends_after_its_last_event_serves_the_next_call() -> None:
+async def test_a_connection_whose_answer_ends_after_its_last_event_serves_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection_reuse, "END_SECONDS", HANG_SECONDS)
     node = Node()
     async with serving(node, sent) as (gateway, slot, _), aiohttp.ClientSession() as http:
         await ask(http, slot)  # answered while the node has not ended its answer
@@ -110,7 +114,7 @@ async def test_a_connection_whose_answer_does_not_end_is_closed(monkeypatch: pyt
     node = Node()
     async with serving(node, sent) as (_, slot, _), aiohttp.ClientSession() as http:
         await ask(http, slot)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             await node.ended.wait()
         assert not node.may_end.is_set(), "the node's handler was cancelled: its client has gone"
 
@@ -161,7 +165,7 @@ async def test_an_answer_that_the_agent_does_not_read_is_recorded_all_the_same()
         body = b'{"model": "policy", "messages": []}'
         head = f"POST /slot/0/v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {slot.key}\r\n"
         writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_SECONDS):
             await recorded.wait()
         assert slot.admission.requests, "the answer is still being sent"
         writer.close()

@@ -16,10 +16,11 @@ from common.backoff import RetryPolicy
 from learner.batching.prefix_tree import find_parents
 from learner.batching.transitions import build_transitions
 from runners import runner
-from runners.gateway import external_endpoints
+from runners.gateway import connection_reuse, external_endpoints
 from runners.gateway.external_endpoints import ExternalEndpoints
 from runners.settings import EndpointSettings, RunnerSettings
 from schemas.codec import encode
+from tests.polling import HANG_SECONDS
 from tests.runners.conftest import AGENTS, ScriptedEngine, calls_of, ended, running, task
 from tests.runners.external import KEY, USAGE, Office, opened, serving_endpoint
 
@@ -76,7 +77,8 @@ async def test_a_stream_is_passed_on_chunk_by_chunk(newline: str, done: bool, wa
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_calls_one_after_the_other_use_one_connection(stream: bool) -> None:
+async def test_calls_one_after_the_other_use_one_connection(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_reuse, "END_SECONDS", HANG_SECONDS)
     async with opened() as office:
         for _ in range(3):
             office.endpoint.may_end.clear()
@@ -84,7 +86,7 @@ async def test_calls_one_after_the_other_use_one_connection(stream: bool) -> Non
             if stream:
                 assert [chunk async for chunk in answer]
             office.endpoint.may_end.set()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANG_SECONDS):
                 while office.connections.reading:
                     await asyncio.wait(office.connections.reading)
         assert len(office.endpoint.peers) == 1

@@ -9,6 +9,7 @@ import pytest
 
 from bus.client import Bus
 from bus.task_publisher import TaskPublisher
+from tests.polling import HANG_SECONDS
 from tests.runners.conftest import ScriptedEngine, ended, running, task
 
 
@@ -62,7 +63,7 @@ async def test_memory_is_limited_and_the_next_rollout_starts_fresh(bus: Bus, eng
 
 async def test_spans_without_end_are_dropped_and_counted(bus: Bus, engine: ScriptedEngine) -> None:
     async with running(bus, entrypoint="hostile:floods"):
-        await TaskPublisher(bus).publish_task(task(deadline=60.0))
+        await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.num_spans) == ("ok", 20_001)
     async with running(bus, entrypoint="plain:asks"):
@@ -78,7 +79,7 @@ async def test_nothing_of_an_agent_that_ignores_sigterm_is_left(bus: Bus, engine
         (batch,) = await ended(bus)
         assert batch.end is not None and batch.end.outcome == "timeout"
         await TaskPublisher(bus).publish_task(task(id="u", deadline=600.0))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_SECONDS):
             while (await bus.js.consumer_info("TASKS", "runner-default-eval")).num_ack_pending == 0:
                 await asyncio.sleep(0.02)
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before

@@ -14,6 +14,7 @@ from bus.security.secrets import new_key
 from bus.task_publisher import TaskPublisher
 from inference.gateway.served_model import ServedModel
 from inference.gateway.server import Gateway
+from tests.polling import HANG_SECONDS
 from tests.runners.conftest import ScriptedEngine, calls_of, ended, running, task
 
 NOSY = """
@@ -50,7 +51,9 @@ async def test_a_rollout_goes_through_with_the_nodes_key_only(
         model.state, model.version = "ready", engine.version
         attributes = {"state": "ready", "address": node.address, "model": "behind", "version": engine.version}
         async with bus.heartbeat("inference", "behind", lambda: attributes), running(bus, **fields):
-            await TaskPublisher(bus).publish_task(task(model="behind", deadline=10.0 if same else 4.0, max_attempts=1))
+            await TaskPublisher(bus).publish_task(
+                task(model="behind", deadline=HANG_SECONDS if same else 4.0, max_attempts=1)
+            )
             (batch,) = await ended(bus)
     assert batch.end is not None
     if not same:
@@ -81,8 +84,8 @@ async def test_a_runner_whose_inference_api_key_is_refused_reports_it_at_once_in
         bus.fleet("runner") as fleet,
         running(bus, **fields),
     ):
-        await TaskPublisher(bus).publish_task(task(model="behind", deadline=60.0))
-        async with asyncio.timeout(30):
+        await TaskPublisher(bus).publish_task(task(model="behind"))
+        async with asyncio.timeout(HANG_SECONDS):
             while not [beat for beat in fleet.members() if sentence in str(beat.status.get("last_problem"))]:
                 await fleet.wait_for_change()
         for _ in range(4):  # it asks again meanwhile
@@ -105,7 +108,7 @@ async def test_a_node_that_refuses_the_key_does_not_keep_calls_from_one_that_tak
         running(bus, **fields),
     ):
         for number in range(8):
-            await TaskPublisher(bus).publish_task(task(id=f"t{number}", model="behind", deadline=20.0, max_attempts=1))
+            await TaskPublisher(bus).publish_task(task(id=f"t{number}", model="behind", max_attempts=1))
         batches = await ended(bus, 8)
     assert {batch.end.outcome for batch in batches if batch.end} == {"ok"}
     assert {call.node for batch in batches for call in calls_of(batch)} == {"takes"}

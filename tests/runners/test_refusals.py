@@ -12,6 +12,7 @@ from bus.security.secrets import bearer_header
 from bus.task_publisher import TaskPublisher
 from inference.gateway.served_model import ServedModel
 from inference.gateway.server import Gateway as NodeGateway
+from tests.polling import HANG_SECONDS
 from tests.runners.conftest import ScriptedEngine, ended, running, task
 from tests.runners.test_admission import nothing, post, serving
 from tests.runners.test_telemetry import PROTOBUF
@@ -89,7 +90,7 @@ async def test_the_key_is_checked_before_the_body_is_read(bus: Bus, path: str) -
         reader, writer = await asyncio.open_connection(host, int(port))
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer another\r\nContent-Length: 1000000\r\n\r\n"
         writer.write(head.encode())  # and not a byte of the body
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_SECONDS):
             assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
         writer.close()
         assert not slot.admission.requests

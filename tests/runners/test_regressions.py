@@ -17,6 +17,7 @@ from bus.streams import runner_consumer
 from bus.task_publisher import TaskPublisher
 from schemas.base import Outcome
 from schemas.subjects import TASKS
+from tests.polling import HANG_SECONDS
 from tests.runners.conftest import ScriptedEngine, calls_of, ended, running, task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +49,7 @@ async def test_11_more_than_fifty_rollouts_run_at_once_and_each_ends_at_its_dead
     await bus.ensure_consumer(runner_consumer("default", "eval"))
     for number in range(64):
         await TaskPublisher(bus).publish_task(task(id=f"t{number}"))
-    async with asyncio.timeout(30), bus.pull(runner_consumer("default", "eval"), slots=64) as puller:
+    async with asyncio.timeout(HANG_SECONDS), bus.pull(runner_consumer("default", "eval"), slots=64) as puller:
         kept = [await anext(puller) for _ in range(64)]
         assert len({delivery.sequence for delivery in kept}) == 64
         for delivery in kept:
@@ -73,7 +74,10 @@ async def test_16_a_task_whose_taker_dies_before_it_has_noted_it_is_handed_out_a
     )
     died = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", take, nats_url], timeout=60)
     assert died.returncode == 9
-    async with asyncio.timeout(30), bus.pull(runner_consumer("default", "eval", ack_wait=1.0), slots=1) as puller:
+    async with (
+        asyncio.timeout(HANG_SECONDS),
+        bus.pull(runner_consumer("default", "eval", ack_wait=1.0), slots=1) as puller,
+    ):
         delivery = await anext(puller)
         assert delivery.num_delivered == 2
         await delivery.ack(sync=True)

@@ -9,6 +9,7 @@ from bus.task_publisher import TaskPublisher
 from runners import runner
 from runners.agent.launcher import AgentStartError
 from runners.settings import RunnerSettings
+from tests.polling import HANG_SECONDS
 from tests.runners.conftest import AGENTS, ended, running, task
 
 
@@ -41,7 +42,7 @@ async def test_a_reward_function_has_its_own_process_the_task_as_it_came_and_no_
 )
 async def test_a_reward_function_that_cannot_be_loaded_is_said_at_start(bus: Bus, reward: str, why: str) -> None:
     with pytest.raises(AgentStartError, match=f"reward function {reward} cannot be loaded .*{why}"):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             await runner.run(
                 bus, RunnerSettings(entrypoint="plain:asks", reward_fn=reward, working_dir=AGENTS), asyncio.Event()
             )

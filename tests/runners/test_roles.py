@@ -13,6 +13,7 @@ from runners.protocol.request import ChatRequest
 from runners.protocol.token_history import TokenHistory
 from runners.recording.attempt import AttemptRecorder
 from schemas.semconv import attributes
+from tests.polling import HANG_SECONDS
 from tests.runners.conftest import ScriptedEngine, calls_of, ended, running, task
 from tests.runners.test_routing import node
 
@@ -111,7 +112,7 @@ async def test_a_role_is_answered_once_a_node_serves_its_model(bus: Bus, engine:
         await TaskPublisher(bus).publish_task(
             task(input={"models": ["policy", "policy:checker"]}, role_models=ROLES, deadline=60.0)
         )
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             while not engine.requests:
                 await fleet.wait_for_change()
         async with ScriptedEngine().serving(bus, "critic", "critic-node"):

@@ -22,6 +22,7 @@ from runners.agent.launcher import AgentStartError
 from runners.settings import RunnerSettings
 from schemas.codec import encode, schema_of
 from schemas.tasks import Task, TaskBatchRecord, TaskRecord
+from tests.polling import HANG_SECONDS
 from tests.runners.conftest import AGENTS, ScriptedEngine, calls_of, ended, running, task
 from tests.stream_limits import limit
 
@@ -185,7 +186,7 @@ async def test_stopping_gives_back_what_is_not_finished_and_says_so(
     async with running(bus, entrypoint="plain:sleeps", drain_timeout_seconds=0) as stop:
         await TaskPublisher(bus).publish_task(task())
         info = bus.js.consumer_info
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_SECONDS):
             while (await info("TASKS", "runner-default-eval")).num_ack_pending == 0:
                 await asyncio.sleep(0.02)
         stop.set()
@@ -203,11 +204,11 @@ async def test_a_task_that_kills_every_runner_is_poisoned_a_dead_letter_and_its_
     await TaskPublisher(bus).publish_task(task(max_attempts=2))
     async with bus.pull(runner_consumer("default", "eval"), slots=1) as dying:
         for _ in range(2):
-            await (await asyncio.wait_for(anext(dying), 10)).nak()
+            await (await asyncio.wait_for(anext(dying), HANG_SECONDS)).nak()
     async with running(bus, entrypoint="plain:asks"):
         (batch,) = await ended(bus)
         assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("poison", None)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             while (await bus.js.stream_info("TASKS")).state.messages:
                 await asyncio.sleep(0.02)
         ((number, letter),) = [actual async for actual in DeadLetterQueue(bus).list_letters()]
@@ -253,7 +254,7 @@ async def test_a_task_of_another_publisher_is_recorded_once_and_its_trace_is_lin
     async with running(bus, entrypoint="plain:asks"):
         await ended(bus, 2)
     records: list[TaskRecord] = []
-    async with bus.pull(STORE_EVENTS, slots=4) as puller, asyncio.timeout(10):
+    async with bus.pull(STORE_EVENTS, slots=4) as puller, asyncio.timeout(HANG_SECONDS):
         while len(records) < 2:
             event = (await anext(puller)).event()
             assert isinstance(event, TaskBatchRecord)
@@ -269,7 +270,7 @@ async def test_a_flood_of_unreadable_tasks_stops_the_runner_and_leaves_them_in_t
     for _ in range(60):
         await bus.js.publish("lb.task.eval.default", b"\xc1")
     with pytest.raises(DlqLimitExceededError, match="could not be read"):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             await runner.run(bus, RunnerSettings(entrypoint="plain:asks", working_dir=AGENTS), asyncio.Event())
     assert (await bus.js.stream_info("TASKS")).state.messages >= 60 - 22
 
@@ -281,7 +282,7 @@ async def test_a_finished_rollout_waits_for_room_and_meanwhile_no_other_is_begun
         await TaskPublisher(bus).publish_task(task(id=id))
     await limit(bus, "EVAL_ROLLOUTS", 1)
     async with running(bus, entrypoint="plain:asks", ack_wait=2.0), bus.fleet("runner") as fleet:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             while not any(beat.status.get("waits_for_room") == "lb.rollout.eval" for beat in fleet.members()):
                 await fleet.wait_for_change()
         assert len(engine.requests) == 2
@@ -304,7 +305,7 @@ async def test_a_finished_rollout_waits_for_room_and_meanwhile_no_other_is_begun
 )
 async def test_an_agent_that_cannot_start_is_one_sentence(bus: Bus, settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(AgentStartError, match=sentence):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             checked = RunnerSettings.model_validate({"working_dir": AGENTS, **settings})
             await runner.run(bus, checked, asyncio.Event())
 
@@ -323,7 +324,7 @@ async def test_a_mistyped_command_is_found_before_any_task_is_taken(
     await bus.ensure_consumer(runner_consumer("default", "eval"))
     await TaskPublisher(bus).publish_task(task())
     with pytest.raises(AgentStartError, match=sentence):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             await runner.run(bus, RunnerSettings(command=command, working_dir=AGENTS), asyncio.Event())
     assert await bus.delivered_count(runner_consumer("default", "eval")) == 0
 
@@ -332,7 +333,7 @@ async def test_an_agent_that_cannot_be_imported_is_found_before_any_task_is_take
     await bus.ensure_consumer(runner_consumer("default", "eval"))
     await TaskPublisher(bus).publish_task(task())
     with pytest.raises(AgentStartError, match="No module named 'agnet'"):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             await runner.run(bus, RunnerSettings(entrypoint="agnet:solve", working_dir=AGENTS), asyncio.Event())
     assert await bus.delivered_count(runner_consumer("default", "eval")) == 0
 
@@ -347,7 +348,7 @@ async def test_a_runner_killed_gives_its_task_to_another(bus: Bus, nats_url: str
     while b"takes tasks" not in await process.stderr.readline():
         assert process.returncode is None
     await TaskPublisher(bus).publish_task(task())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_SECONDS):
         while (await bus.js.consumer_info("TASKS", "runner-default-eval")).num_ack_pending == 0:
             await asyncio.sleep(0.02)
     process.send_signal(signal.SIGKILL)

@@ -31,6 +31,7 @@ from schemas.base import Mode
 from schemas.codec import MAX_BYTES, EncodeError, schema_of
 from schemas.spans import SpanBatch
 from schemas.tasks import Task
+from tests.polling import HANG_SECONDS
 from tests.runners.conftest import ended, running, task
 from tests.stream_limits import limit
 
@@ -45,7 +46,7 @@ NO_JSON = {
 
 async def publish_input(bus: Bus, id: str, value: Any, mode: str = "eval") -> None:
     """A task as another language's client would write it."""
-    fields = {"id": id, "run_id": "run", "agent": "default", "mode": mode, "deadline": 20.0, "input": value}
+    fields = {"id": id, "run_id": "run", "agent": "default", "mode": mode, "deadline": HANG_SECONDS, "input": value}
     await bus.js.publish(
         subjects.task(mode, "default"), msgpack.packb(fields), headers={subjects.SCHEMA_HEADER: schema_of(Task)}
     )
@@ -57,7 +58,7 @@ def errors_counted() -> float:
 
 async def queue_is_empty(bus: Bus) -> None:
     """Until every task is settled for good."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_SECONDS):
         while (await bus.js.stream_info(subjects.TASKS)).state.messages:
             await asyncio.sleep(0.02)
 
@@ -84,7 +85,7 @@ async def test_an_evaluation_is_not_held_up_by_a_full_training_stream(bus: Bus) 
         await limit(bus, subjects.TRAIN_ROLLOUTS, 1)
         for number in range(5):
             await TaskPublisher(bus).publish_task(task(id=f"train{number}", mode="train"))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             while (await waiting(bus, "train")).num_ack_pending != 2 or not is_waiting_for_room(fleet):
                 await fleet.wait_for_change()
         for number in range(5):
@@ -94,7 +95,7 @@ async def test_an_evaluation_is_not_held_up_by_a_full_training_stream(bus: Bus) 
         assert (await waiting(bus, "train")).num_ack_pending == 2, "the rest is left to other runners"
         await limit(bus, subjects.TRAIN_ROLLOUTS, None)
         await queue_is_empty(bus)
-    async with asyncio.timeout(30), bus.pull(STORE_TRAIN, slots=8) as puller:
+    async with asyncio.timeout(HANG_SECONDS), bus.pull(STORE_TRAIN, slots=8) as puller:
         trained = [(await anext(puller)).decode_as(SpanBatch) for _ in range(5)]
     assert sorted((batch.task_id, batch.attempt) for batch in trained) == [(f"train{n}", 1) for n in range(5)], "leased"
 
@@ -104,7 +105,7 @@ async def test_a_training_task_that_cannot_be_used_holds_up_no_evaluation_either
     async with running(bus, entrypoint="plain:answers", concurrency=1):
         for number in range(2):
             await publish_input(bus, f"bad{number}", b"no JSON", "train")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             while not (await bus.js.stream_info(subjects.TRAIN_ROLLOUTS)).state.messages:
                 await asyncio.sleep(0.02)
         await TaskPublisher(bus).publish_task(task(id="good"))

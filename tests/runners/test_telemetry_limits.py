@@ -16,6 +16,7 @@ from bus.security.secrets import bearer_header
 from runners.recording import otlp
 from runners.recording.otlp_limits import MAX_BYTES, MAX_SPANS, MAX_VALUES, InvalidOtlp
 from tests.fuzz import corpora
+from tests.polling import HANG_SECONDS
 from tests.runners.test_telemetry import PROTOBUF, bed, traces
 
 
@@ -106,11 +107,11 @@ async def test_others_are_answered_while_much_telemetry_is_decoded(bus: Bus, mon
 
     def slow(*arguments: Any) -> Any:
         begun.set()
-        assert replies.wait(20), "nobody else was answered meanwhile"
+        assert replies.wait(HANG_SECONDS), "nobody else was answered meanwhile"
         return read(*arguments)
 
     monkeypatch.setattr(otlp, "parse_request", slow)
-    async with bed(bus) as built, aiohttp.ClientSession() as http, asyncio.timeout(30):
+    async with bed(bus) as built, aiohttp.ClientSession() as http, asyncio.timeout(HANG_SECONDS):
         sending = asyncio.create_task(built.post("traces", traces(300).SerializeToString()))
         await asyncio.to_thread(begun.wait, 20)
         async with http.get(f"{built.slot.base_url}/v1/models", headers=bearer_header(built.slot.key)) as other:

@@ -16,7 +16,7 @@ from clickhouse_connect.driver.client import Client
 
 from store.clickhouse import migrations
 from tests.examples.conftest import environment as environment
-from tests.polling import until
+from tests.polling import HANG_SECONDS, until
 
 
 @dataclass
@@ -88,7 +88,7 @@ def start_store(tmp_path: Path) -> Iterator[Start]:
     for process in running:
         at_work = process.poll() is None
         process.terminate()
-        _, answer = process.communicate(timeout=30)
+        _, answer = process.communicate(timeout=HANG_SECONDS)
         print(f"the store ended with {process.returncode}: {answer[-4000:]}")
         assert process.returncode == 0 or not at_work
 

@@ -17,6 +17,7 @@ from common.flat_settings import without_secrets
 from lightningbus.run.other_runs import OtherRuns
 from lightningbus.run.run_directory import Endpoints, RunDirectory
 from tests import seed_store
+from tests.polling import HANG_SECONDS
 from tests.store.conftest import prepared, serving
 
 pytestmark = pytest.mark.integration
@@ -151,7 +152,7 @@ async def _page(directory: Path) -> AsyncIterator[str]:
 
 async def _until(url: str, state: str, fits: Callable[[str], bool] = lambda text: True) -> str:
     """The answer about the runs once the page reads what ``state`` says."""
-    async with aiohttp.ClientSession(url) as session, asyncio.timeout(30):
+    async with aiohttp.ClientSession(url) as session, asyncio.timeout(HANG_SECONDS):
         while True:
             async with session.get("/api/runs") as response:
                 text = await response.text()

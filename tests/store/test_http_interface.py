@@ -23,6 +23,7 @@ from clickhouse_connect.driver.exceptions import DatabaseError
 from common.flat_settings import without_secrets
 from store.embedded import origin_check
 from store.embedded.http_interface import MAX_CONCURRENT_READERS
+from tests.polling import HANG_SECONDS
 from tests.store.conftest import SERVE, client, serving
 
 pytestmark = pytest.mark.integration
@@ -207,7 +208,7 @@ async def test_a_long_body_of_a_reader_is_refused_before_it_is_read(url: str) ->
     at = urlsplit(url)
     reading, writing = await asyncio.open_connection(at.hostname, at.port)
     writing.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000000\r\n\r\n")
-    assert b"413" in await asyncio.wait_for(reading.readline(), 30)
+    assert b"413" in await asyncio.wait_for(reading.readline(), HANG_SECONDS)
     writing.close()
 
 
@@ -216,7 +217,7 @@ async def test_a_wrong_key_is_refused_before_the_body_is_read(url: str) -> None:
     reading, writing = await asyncio.open_connection(at.hostname, at.port)
     key = b"X-ClickHouse-User: writer\r\nX-ClickHouse-Key: wrong\r\n"
     writing.write(b"POST / HTTP/1.1\r\nHost: localhost\r\n" + key + b"Content-Length: 1000\r\n\r\n")
-    assert b"403" in await asyncio.wait_for(reading.readline(), 30)
+    assert b"403" in await asyncio.wait_for(reading.readline(), HANG_SECONDS)
     writing.close()
 
 
@@ -225,7 +226,7 @@ async def test_readers_beyond_what_is_answered_at_once_are_told_to_come_again(ur
     begun = [await asyncio.open_connection(at.hostname, at.port) for _ in range(MAX_CONCURRENT_READERS)]
     for _, writing in begun:
         writing.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8\r\n\r\nSELECT")
-    async with aiohttp.ClientSession() as http, asyncio.timeout(60):
+    async with aiohttp.ClientSession() as http, asyncio.timeout(HANG_SECONDS):
         while True:  # until all of them are being read
             async with http.post(without_secrets(url), data="SELECT 1") as answer:
                 if answer.status == 503:
@@ -264,5 +265,7 @@ def test_open_files_are_three_for_each_thread_and_some_hundred_at_most(tmp_path:
 def test_another_process_cannot_open_the_directory(tmp_path: Path, url: str, sql: Client) -> None:
     where = sql.query("SELECT path FROM system.disks").result_rows[0][0]
     command = [sys.executable, "-c", SERVE, where]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
     assert done.returncode != 0 and "is in use by another process" in done.stderr

@@ -21,6 +21,7 @@ from store.ingest.rows import build_rows
 from store.ingest.writer import Insert, Writer, insert_over_http
 from store.settings import StoreSettings
 from tests.factories import batches
+from tests.polling import HANG_SECONDS
 from tests.store.conftest import StoreProcess, client, prepared
 
 
@@ -60,7 +61,7 @@ async def until(store: StoreProcess, count: int) -> None:
 
 async def until_unacknowledged(bus: Bus, count: int) -> None:
     """Rows are seen before their messages are acknowledged."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_SECONDS):
         while (await bus.js.consumer_info(subjects.EVAL_ROLLOUTS, subjects.STORE)).num_ack_pending != count:
             await asyncio.sleep(0.05)
 
@@ -81,13 +82,13 @@ async def test_two_batches_wait_for_the_one_in_flight_and_no_more(bus: Bus, stor
 
     def insert(*arguments: Any) -> int:
         request.set()
-        going.wait(60)
+        going.wait(HANG_SECONDS)
         return write(*arguments)
 
     async with ingesting(bus, store, insert, batch_rows=20, flush_interval_seconds=0.05) as (ingester, _):
         await publish(bus, 0, 200)
         await asyncio.to_thread(request.wait, 30)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             while ingester.waiting_rows < 20:
                 await asyncio.sleep(0.02)
         await asyncio.sleep(0.5)  # in which it would take more
@@ -109,7 +110,7 @@ async def test_a_message_the_store_stumbles_over_is_a_dead_letter_and_the_store_
     async with ingesting(bus, store):
         await publish(bus, 0, 2)
         await until(store, 1)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             while (await bus.js.stream_info(subjects.DLQ)).state.messages < 2:
                 await asyncio.sleep(0.02)
     assert store.fetch_value("SELECT any(task_id) FROM rollouts") == "t1"
@@ -164,7 +165,7 @@ async def test_failed_attempts_of_training_are_counted_until_one_ends_well(bus: 
             await bus.publish(subjects.rollout("train"), part, msg_id=f"{name}:{part.sequence}")
 
     async def until_counted(writer: Writer, count: int) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_SECONDS):
             while writer.num_failed_attempts != count:
                 await asyncio.sleep(0.05)
 
@@ -196,6 +197,6 @@ async def test_thirty_rows_no_column_holds_are_dead_letters_and_the_rest_is_writ
     await publish(bus, 0, 3)
     async with ingesting(bus, store):
         await until(store, 3)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_SECONDS):
             while (await bus.js.stream_info(subjects.DLQ)).state.messages < 30:
                 await asyncio.sleep(0.05)

@@ -23,6 +23,7 @@ from store.embedded import readonly_guard
 from store.embedded.readonly_guard import KEY_FILE
 from store.reports import REPORTS
 from store.service import writer_url
+from tests.polling import HANG_SECONDS
 from tests.store.conftest import StoreProcess, prepared
 
 
@@ -247,7 +248,7 @@ def test_too_much_is_one_sentence_that_says_what_to_do(store: StoreProcess) -> N
 
 def test_the_command_of_people_cannot_write(store: StoreProcess) -> None:
     line = [sys.executable, "-m", "lightningbus", "query", "DROP TABLE raw_runs", "--sql", store.url]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert done.returncode == 2 and done.stderr.strip().endswith("questions only read and set nothing"), done.stderr
     assert store.fetch_value("SELECT count() FROM raw_runs") == 1
 
@@ -263,10 +264,12 @@ def test_the_users_of_a_server_are_statements_clickhouse_understands(store: Stor
     """The embedded engine has no users, so they are parsed and not made."""
     line = [sys.executable, "-m", "lightningbus", "store", "create-users", "--cluster", "all_of_them"]
     bare = {name: value for name, value in os.environ.items() if not name.endswith("_PASSWORD")}
-    none = subprocess.run(line, env=bare, capture_output=True, text=True, timeout=60, check=False)
+    none = subprocess.run(line, env=bare, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert none.returncode == 2 and "put a password into $LIGHTNINGBUS_READER_PASSWORD" in none.stderr
     passwords = {"LIGHTNINGBUS_READER_PASSWORD": "it's \\ a secret", "LIGHTNINGBUS_WRITER_PASSWORD": "another"}
-    printed = subprocess.run(line, env=bare | passwords, capture_output=True, text=True, timeout=60, check=True).stdout
+    printed = subprocess.run(
+        line, env=bare | passwords, capture_output=True, text=True, timeout=HANG_SECONDS, check=True
+    ).stdout
     assert not any(password in printed for password in passwords.values())
     assert all(hashlib.sha256(password.encode()).hexdigest() in printed for password in passwords.values())
     built = [statement.strip() for statement in printed.split(";") if statement.strip()]
@@ -282,5 +285,5 @@ def test_the_users_of_a_server_are_statements_clickhouse_understands(store: Stor
 def test_a_server_that_makes_no_users_says_so_in_a_sentence(store: StoreProcess) -> None:
     line = [sys.executable, "-m", "lightningbus", "store", "create-users", "--sql", store.url]
     env = {**os.environ, "LIGHTNINGBUS_READER_PASSWORD": "secret"}
-    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert done.returncode == 2 and "Not enough privileges" in done.stderr and "secret" not in done.stderr

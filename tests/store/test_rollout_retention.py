@@ -17,6 +17,7 @@ from schemas import subjects
 from store import rollout_retention
 from store.rollout_retention import RolloutRetention, find_laggards
 from tests.factories import batches
+from tests.polling import HANG_SECONDS
 
 CONSUMERS = [learner_consumer(model) for model in ("writer", "checker")]
 
@@ -47,16 +48,18 @@ async def test_a_dead_learner_gives_way_and_one_that_reads_loses_nothing(
         await bus.js.delete_consumer(subjects.TRAIN_ROLLOUTS, consumer)
     writer, checker = CONSUMERS
     num_published = num_read = 0
-    async with retaining(bus), bus.pull(writer, slots=64) as puller, asyncio.timeout(60):
+    async with retaining(bus), bus.pull(writer, slots=64) as puller, asyncio.timeout(HANG_SECONDS):
         for number in range(60):
             for small in batches(f"t{number}", 0):
                 batch = replace(small, runner="x" * 40_000)
-                await bus.publish(subjects.TRAIN_ROLLOUT, batch, msg_id=f"{number}:{batch.sequence}", timeout=30)
+                await bus.publish(
+                    subjects.TRAIN_ROLLOUT, batch, msg_id=f"{number}:{batch.sequence}", timeout=HANG_SECONDS
+                )
                 num_published += 1
                 await (await anext(puller)).ack(sync=True)
                 num_read += 1
     assert num_read == num_published
     stream = await bus.stream_state(subjects.TRAIN_ROLLOUTS)
-    async with bus.pull(checker, slots=1) as puller, asyncio.timeout(30):
+    async with bus.pull(checker, slots=1) as puller, asyncio.timeout(HANG_SECONDS):
         first = await anext(puller)
     assert first.sequence == stream.first_seq > 1, "the oldest have passed it by, and the rest is there"

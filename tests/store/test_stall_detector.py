@@ -13,6 +13,7 @@ from schemas.tasks import Task
 from store.role_liveness import RoleKey, RoleLiveness
 from store.stall_detector import StallThresholds, SystemSnapshot, diagnose
 from tests.factories import batches
+from tests.polling import HANG_SECONDS
 from tests.store.conftest import Start
 from tests.stream_limits import limit
 
@@ -180,7 +181,7 @@ async def test_an_alarm_is_an_event_and_is_over_when_work_goes_on(bus: Bus, nats
     await asyncio.to_thread(store.until, "SELECT count() FROM alerts WHERE NOT resolved", 1)
     ((role, reason),) = store.sql.query("SELECT role, reason FROM alerts").result_rows
     assert role == "runner" and "no runner is there to take them" in reason
-    async with bus.fleet("store") as fleet, asyncio.timeout(10):
+    async with bus.fleet("store") as fleet, asyncio.timeout(HANG_SECONDS):
         while not any("no runner" in str(beat.status.get("alert")) for beat in fleet.members()):
             await fleet.wait_for_change()
     await bus.js.purge_stream(subjects.TASKS)
@@ -195,7 +196,7 @@ async def test_a_learner_that_is_gone_is_an_alarm_also_when_its_stream_is_full(
     await limit(bus, subjects.TRAIN_ROLLOUTS, 1)
     (whole,) = batches("t", 0, parts=1)
     await bus.publish(subjects.TRAIN_ROLLOUT, whole, msg_id="t")
-    async with bus.fleet("store") as fleet, asyncio.timeout(60):
+    async with bus.fleet("store") as fleet, asyncio.timeout(HANG_SECONDS):
         async with bus.heartbeat("learner", "l", lambda: {"state": "waiting"}):
             while not fleet.members():
                 await fleet.wait_for_change()

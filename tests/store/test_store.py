@@ -25,6 +25,7 @@ from store.clickhouse.migrations import Migration, MigrationError, migrate
 from store.ingest.batch import deduplication_token
 from store.service import writer_url
 from tests.factories import batches
+from tests.polling import HANG_SECONDS
 from tests.store.conftest import Start, client
 
 
@@ -34,7 +35,7 @@ async def send(bus: Bus, batch: SpanBatch, msg_id: str) -> None:
 
 async def drained(bus: Bus) -> None:
     """Wait until the store has acknowledged everything."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_SECONDS):
         while (
             info := await bus.js.consumer_info(subjects.TRAIN_ROLLOUTS, subjects.STORE)
         ).num_ack_pending or info.num_pending:
@@ -66,7 +67,7 @@ async def test_a_store_asked_to_stop_writes_what_it_has_collected(bus: Bus, nats
     parts = batches("a", 0)
     for part in parts:
         await send(bus, part, f"{part.sequence}")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_SECONDS):
         while (await bus.js.consumer_info(subjects.TRAIN_ROLLOUTS, subjects.STORE)).num_ack_pending < len(parts):
             await asyncio.sleep(0.02)
     store.process.terminate()
@@ -202,7 +203,7 @@ def test_a_port_in_use_and_a_directory_in_use_are_one_sentence(
 
     def fails(*arguments: object) -> str:
         command = [sys.executable, "-m", "lightningbus", "store", "--bus", nats_url, *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
         assert done.returncode == 2, done.stderr
         return done.stderr.strip().splitlines()[-1]
 
@@ -220,7 +221,7 @@ def test_a_clickhouse_that_is_down_is_waited_for_and_said_so(nats_url: str) -> N
     line = next(text for text in process.stderr if "trying again" in text)
     assert "no ClickHouse answers at http://127.0.0.1" in line and "secret" not in line
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 0
 
 

@@ -28,6 +28,7 @@ from store.ui.client import QueryFailed, Reader, to_json_value
 from store.ui.rollout import build_attempts, build_calls, parse_messages, select_attempt
 from store.ui.server import UiServer, serve
 from tests import seed_store
+from tests.polling import HANG_SECONDS
 from tests.store.conftest import StoreProcess, client
 from tests.store.conftest import serving as serving_store
 
@@ -435,7 +436,7 @@ async def test_the_command_shows_who_is_alive_and_serves_until_it_is_told_to_sto
         response = ""
         while "UI at " not in response:
             response = (await process.stderr.readline()).decode()
-        async with aiohttp.ClientSession(response.split()[2]) as session, asyncio.timeout(20):
+        async with aiohttp.ClientSession(response.split()[2]) as session, asyncio.timeout(HANG_SECONDS):
             members: list[Any] = []
             while not members:
                 await asyncio.sleep(0.2)
@@ -449,7 +450,7 @@ async def test_the_command_shows_who_is_alive_and_serves_until_it_is_told_to_sto
 @pytest.mark.integration
 def test_without_a_store_the_command_ends_in_one_sentence() -> None:
     line = [sys.executable, "-m", "lightningbus", "ui", "--port", "0", "--sql", "http://127.0.0.1:9"]
-    ended = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(line, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert ended.returncode == 2
     assert ended.stderr.splitlines()[-1].startswith("lightningbus: no ClickHouse answers at http://127.0.0.1:9")
 

@@ -22,6 +22,7 @@ from store.clickhouse.client import connect
 from store.ui.client import Reader
 from store.ui.server import UiServer, serve
 from tests import seed_store
+from tests.polling import HANG_SECONDS
 from tests.store.conftest import StoreProcess, client
 from tests.store.conftest import serving as serving_store
 
@@ -78,12 +79,12 @@ def pages_of(url: str, reader: Reader | None = None, members: Callable[[], list[
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
     thread.start()
-    assert ready.wait(30)
+    assert ready.wait(HANG_SECONDS)
     try:
         yield at[0]
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(30)
+        thread.join(HANG_SECONDS)
         loop.close()
 
 

@@ -17,6 +17,7 @@ from schemas.tasks import Task
 from store.lost_rollouts import LostRolloutCounter
 from store.service import writer_url
 from tests.factories import batches
+from tests.polling import HANG_SECONDS
 from tests.store.conftest import Start, StoreProcess, client, full_disk
 from tests.store.test_store import drained, send
 
@@ -46,7 +47,7 @@ async def finish_tasks(bus: Bus, count: int) -> None:
 
 async def beat_of(bus: Bus, state: str) -> dict[str, Any]:
     """What the store says of itself once it is in a state."""
-    async with asyncio.timeout(60), bus.fleet("store") as stores:
+    async with asyncio.timeout(HANG_SECONDS), bus.fleet("store") as stores:
         while not (status := [beat.status for beat in stores.members() if beat.state == state]):
             await stores.wait_for_change()
         return status[0]
@@ -118,7 +119,7 @@ async def test_little_free_space_is_an_alert_and_the_store_is_not_ready(
     store = await asyncio.to_thread(start_store, nats_url, disk_mib=64, disk_free_mib=1000)
     await asyncio.to_thread(store.until, "SELECT count() FROM alerts WHERE role = 'store' AND NOT resolved", 1)
     assert "MiB free, and 1000 are wanted" in store.fetch_value("SELECT reason FROM alerts")
-    async with asyncio.timeout(60), bus.fleet("store") as stores:
+    async with asyncio.timeout(HANG_SECONDS), bus.fleet("store") as stores:
         while not (beats := stores.members()):
             await stores.wait_for_change()
         assert beats[0].state == "inserting" and "the disk of the store" in not_ready_reason(beats[0])
@@ -157,6 +158,6 @@ async def test_rollouts_that_are_gone_from_clickhouse_are_counted_by_the_broker(
     for _ in range(2):
         await losses.update()
     assert losses.missing == 2
-    async with asyncio.timeout(60), bus.fleet("store") as stores:
+    async with asyncio.timeout(HANG_SECONDS), bus.fleet("store") as stores:
         while not any(beat.status.get("missing") == 2 for beat in stores.members()):
             await stores.wait_for_change()
