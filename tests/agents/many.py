@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from pathlib import Path
 
 from openai import AsyncOpenAI
 
@@ -31,7 +32,7 @@ async def sleeps(task, endpoint):
 
 async def deaf(task, endpoint):
     """Cannot be cancelled; ends once a file is there."""
-    while not os.path.exists(task["until"]):
+    while not Path(task["until"]).exists():
         try:
             await asyncio.sleep(0.05)
         except asyncio.CancelledError:

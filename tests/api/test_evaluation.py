@@ -11,7 +11,6 @@ from tests.learner.conftest import tiny_model
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(200)
 def test_a_model_directory_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     runner = {"working_dir": str(ROOT / "tests" / "agents")}

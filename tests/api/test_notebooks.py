@@ -46,7 +46,6 @@ def test_what_did_my_agent_learn(seeded: Path, tmp_path: Path, environment: Call
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_train_in_ten_cells(tmp_path: Path, environment: Callable[[str], Path]) -> None:
     (tmp_path / "calculator").symlink_to(CALCULATOR)
     (tmp_path / "notebooks").mkdir()

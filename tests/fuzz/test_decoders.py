@@ -18,8 +18,6 @@ TARGETS = {target.name: target for target in all_targets()}
 INPUTS = 1000
 SEED = 1
 
-pytestmark = pytest.mark.timeout(0)  # its alarm is ours here: each input has a deadline of its own
-
 
 def spans_with(**fields: Any) -> bytes:
     """A batch of one span."""

@@ -83,7 +83,6 @@ async def says_it_serves(bus: Bus, nodes: Fleet, version: int | None) -> None:
         await nodes.wait_for_change()
 
 
-@pytest.mark.timeout(300)
 async def test_what_is_broadcast_answers_as_what_is_fetched(bus: Bus, tmp_path: Path) -> None:
     paths = two_versions(tmp_path)
     broadcast = {"broadcast": {"backend": "gloo", "rendezvous_timeout_seconds": 5}}

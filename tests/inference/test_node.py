@@ -24,6 +24,8 @@ from inference.gateway.server import VERSION_HEADER
 from inference.settings import InferenceSettings
 from schemas import subjects
 from schemas.audit import AuditVerdict
+from schemas.codec import decode
+from schemas.fleet import Heartbeat
 from schemas.weights.events import WeightManifest
 from tests.chaos.tokens import logprob
 from tests.listening import child, ports_and_sockets
@@ -64,12 +66,19 @@ async def serving(
 
 
 async def states_until(bus: Bus, last: str, after: "psutil.Process | None" = None) -> list[str]:
-    """The states a node is in, one after the other, until it is in a certain one again."""
+    """The states a node says it is in, one after the other, until it is in a certain one again.
+
+    Of each heartbeat: a fleet holds the last one alone, and two may come at once.
+    """
     seen: list[str] = []
-    async with bus.fleet("inference") as fleet, asyncio.timeout(HANG_SECONDS):
-        while not seen or seen[-1] != last or (after is not None and len(seen) < 2):
-            await fleet.wait_for_change()
-            seen += [beat.state for beat in fleet.members() if not seen or beat.state != seen[-1]]
+    heartbeats = await bus.nc.subscribe(subjects.heartbeats("inference"))
+    async with asyncio.timeout(HANG_SECONDS):
+        async for message in heartbeats.messages:
+            state = decode(Heartbeat, message.data).state
+            seen += [state] if not seen or state != seen[-1] else []
+            if state == last and (after is None or len(seen) > 1):
+                break
+    await heartbeats.unsubscribe()
     return seen
 
 

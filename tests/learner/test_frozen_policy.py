@@ -33,7 +33,7 @@ from tests.runners.conftest import calls_of, ended, running
 STEPS, GROUPS, SAMPLES, CONTEXT = 3, 2, 2, 64
 PLAYERS = ("alice", "bob")
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,6 @@ def job(directory: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.timeout(400)
 def test_a_job_that_was_killed_goes_on_to_figures_and_a_picture(tmp_path: Path) -> None:
     """It is killed, with all its processes, in the middle of an evaluation during training."""
     tiny_model(tmp_path / "model")
@@ -110,7 +109,7 @@ def kill_once(is_time: Callable[[], object], directory: Path) -> list[dict[str, 
             command, cwd=directory, stdout=log, stderr=log, env={**environment(), "PYTHONPATH": str(ROOT)}
         )
     try:
-        until(lambda: bool(is_time()) or process.poll() is not None, True, 120)
+        until(lambda: bool(is_time()) or process.poll() is not None, True, 300)
     finally:
         process.kill()
         process.wait()

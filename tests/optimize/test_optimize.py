@@ -90,7 +90,6 @@ def rows(world: World, sql: str) -> list[Any]:
     return [tuple(row) for row in world.store.sql.query(sql).result_rows]
 
 
-@pytest.mark.timeout(600)
 async def test_the_missing_rules_are_found_and_a_killed_optimiser_comes_to_the_same(
     world: World, tmp_path: Path
 ) -> None:
@@ -213,7 +212,6 @@ async def test_what_makes_heldout_problems_worse_is_revoked(world: World, tmp_pa
     assert decision.reason == "held-out reward worse: 1 before, 0 after"
 
 
-@pytest.mark.timeout(280)
 async def test_a_run_with_a_bus_of_its_own_is_stopped_and_goes_on(tmp_path: Path) -> None:
     """Its users and signing keys are made in its directory; the whole of it is ended by SIGTERM amid the search."""
     settings = {

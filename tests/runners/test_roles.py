@@ -87,7 +87,7 @@ async def test_each_role_is_answered_and_recorded_by_its_model(bus: Bus, engine:
 
 async def test_versions_are_pinned_by_the_model_that_answers(bus: Bus, engine: ScriptedEngine) -> None:
     async with ScriptedEngine().serving(bus, "critic", "critic-node"), running(bus, entrypoint="plain:asks_each"):
-        fields = {"role_models": ROLES, "weight_versions": {"critic": 99}, "deadline": 4.0, "max_attempts": 1}
+        fields = {"role_models": ROLES, "weight_versions": {"critic": 99}, "deadline": 8.0, "max_attempts": 1}
         await TaskPublisher(bus).publish_task(task(input={"models": ["policy", "policy:checker"]}, **fields))
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.outcome == "infra_error"
@@ -98,7 +98,7 @@ async def test_versions_are_pinned_by_the_model_that_answers(bus: Bus, engine: S
 async def test_a_role_whose_model_nobody_serves_is_waited_for_and_named(bus: Bus, engine: ScriptedEngine) -> None:
     async with running(bus, entrypoint="plain:asks_each"):
         await TaskPublisher(bus).publish_task(
-            task(input={"models": ["policy:checker"]}, role_models=ROLES, deadline=4.0, max_attempts=1)
+            task(input={"models": ["policy:checker"]}, role_models=ROLES, deadline=8.0, max_attempts=1)
         )
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.error) == (
@@ -109,9 +109,7 @@ async def test_a_role_whose_model_nobody_serves_is_waited_for_and_named(bus: Bus
 
 async def test_a_role_is_answered_once_a_node_serves_its_model(bus: Bus, engine: ScriptedEngine) -> None:
     async with running(bus, entrypoint="plain:asks_each", id="r"), bus.fleet("inference") as fleet:
-        await TaskPublisher(bus).publish_task(
-            task(input={"models": ["policy", "policy:checker"]}, role_models=ROLES, deadline=60.0)
-        )
+        await TaskPublisher(bus).publish_task(task(input={"models": ["policy", "policy:checker"]}, role_models=ROLES))
         async with asyncio.timeout(HANG_SECONDS):
             while not engine.requests:
                 await fleet.wait_for_change()

@@ -95,7 +95,7 @@ async def test_what_the_engine_refuses_the_agent_is_told(bus: Bus, engine: Scrip
 
 async def test_no_node_until_the_deadline_is_infra_and_tried_again(bus: Bus) -> None:
     async with running(bus, entrypoint="plain:asks"):
-        await TaskPublisher(bus).publish_task(task(deadline=3.0, max_attempts=2))
+        await TaskPublisher(bus).publish_task(task(deadline=6.0, max_attempts=2))
         first, batch = await ended(bus, 2, final=None)
     assert first.end is not None and (first.end.outcome, first.end.is_final) == ("infra_error", False), (
         "each try is on record"
@@ -107,7 +107,7 @@ async def test_no_node_until_the_deadline_is_infra_and_tried_again(bus: Bus) -> 
 
 async def test_a_pin_nobody_serves_names_the_version_and_what_is_served(bus: Bus, engine: ScriptedEngine) -> None:
     async with running(bus, entrypoint="plain:asks"):
-        await TaskPublisher(bus).publish_task(task(deadline=3.0, max_attempts=1, weight_versions={"policy": 99}))
+        await TaskPublisher(bus).publish_task(task(deadline=6.0, max_attempts=1, weight_versions={"policy": 99}))
         (batch,) = await ended(bus)
     assert batch.end is not None and batch.end.outcome == "infra_error"
     assert "no inference node serves version 99 of 'policy', to which the task is pinned (served: 3)" in batch.end.error

@@ -88,7 +88,7 @@ async def test_a_daemon_ends_with_its_agent(bus: Bus, engine: ScriptedEngine) ->
         (batch,) = await ended(bus)
         daemon = result_of(batch)["daemon"]
         assert is_alive(daemon), "the agent lives, and so may what it started"
-    await asyncio.to_thread(until, lambda: is_alive(daemon), False, 10)
+    await asyncio.to_thread(until, lambda: is_alive(daemon), False)
 
 
 def usable(*command: str) -> str:
