@@ -14,6 +14,7 @@ from lightningbus.run.stack import LocalStack, child_specs, learner_names, start
 from tests.api.test_training import ENGINE, HELDOUT, STORE
 from tests.commands import ROOT
 from tests.learner.conftest import tiny_model
+from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.e2e
 
@@ -41,7 +42,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[LocalStack]:
         async with start_stack(directory, settings.bus, "a test") as stack:
             for child in child_specs(settings, directory.path):
                 await stack.supervisor.start(child)
-            store = await stack.wait_for_member(lambda beat: beat.role == "store", "store", 60)
+            store = await stack.wait_for_member(lambda beat: beat.role == "store", "store", HANG_SECONDS)
             stack.write_endpoints(store.address)
             await stack.or_child_failure(stack.supervisor.wait_finished("learner"))
             yield stack
@@ -72,7 +73,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[LocalStack]:
         async with start_stack(directory, settings.bus, "a test", settings.policies) as stack:
             for child in child_specs(settings, directory.path):
                 await stack.supervisor.start(child)
-            store = await stack.wait_for_member(lambda beat: beat.role == "store", "store", 60)
+            store = await stack.wait_for_member(lambda beat: beat.role == "store", "store", HANG_SECONDS)
             stack.write_endpoints(store.address)
             for name in learner_names(settings):
                 await stack.or_child_failure(stack.supervisor.wait_finished(name))

@@ -19,6 +19,7 @@ from transformers import Qwen2Config
 from bus.client import Bus
 from bus.connection import CONNECT_SECONDS
 from bus.embedded.nats_server import NatsServer
+from bus.fleet import heartbeats
 from lightningbus.run.role_process import EX_TEMPFAIL
 from schemas import subjects
 from tests.commands import ROOT, environment
@@ -216,7 +217,8 @@ def test_tasks_of_a_file_reach_the_bus_once_however_often_it_is_published(tmp_pa
     assert run("status", "--bus", nats.url).stdout == "nobody is alive on this bus\n"
 
 
-async def test_status_shows_what_stands_still(bus: Bus, nats_url: str) -> None:
+async def test_status_shows_what_stands_still(bus: Bus, nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeats, "INTERVAL_SECONDS", 0.1)  # many of them while the command listens
     reason = "no rollout has finished for 90 s and 7 tasks wait: no runner is there to take them"
     async with bus.heartbeat("store", "store", lambda: {"state": "inserting", "status": {"rows": 5, "alert": reason}}):
         done = await asyncio.to_thread(run, "status", "--bus", nats_url)

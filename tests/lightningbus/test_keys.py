@@ -41,7 +41,7 @@ async def runs(stack: LocalStack) -> str:
     """Start a runner and wait until it takes tasks; its command line, environment and settings."""
     settings = RunnerSettings(entrypoint="plain:asks", working_dir=AGENTS, concurrency=1, id="one")
     await stack.supervisor.start(ChildSpec("runner-0", "runner", settings))
-    await stack.wait_for_member(lambda beat: beat.role == "runner" and beat.state == "running", "runner", 60)
+    await stack.wait_for_member(lambda beat: beat.role == "runner" and beat.state == "running", "runner", HANG_SECONDS)
     process = Path(f"/proc/{stack.supervisor.pids()['runner-0']}")
     reported = [process / "cmdline", process / "environ", stack.directory.path / "work" / "runner-0.json"]
     return "\n".join(path.read_text() for path in reported)

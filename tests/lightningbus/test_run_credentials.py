@@ -45,8 +45,12 @@ async def test_the_bus_of_a_run_is_open_to_nobody_by_default() -> None:
                 entrypoint="plain:asks", working_dir=AGENTS, concurrency=1, id="one", agent_name="calc", ack_wait=7
             )
             await stack.supervisor.start(ChildSpec("runner-0", "runner", settings))
-            await stack.wait_for_member(lambda beat: beat.role == "runner" and beat.state == "running", "runner", 60)
-            assert [beat.id for beat in fleet.members() if beat.role == "runner"] == ["one"]
+            await stack.wait_for_member(
+                lambda beat: beat.role == "runner" and beat.state == "running", "runner", HANG_SECONDS
+            )
+            while not (runners := [beat for beat in fleet.members() if beat.role == "runner"]):
+                await fleet.wait_for_change()
+            assert [beat.id for beat in runners] == ["one"]
         first = (access / "admin" / "nkey").read_text()
     async with start_stack(directory, BusSettings(port=0), "test"):
         assert (access / "admin" / "nkey").read_text() == first, "a run that goes on keeps its users"

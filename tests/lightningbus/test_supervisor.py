@@ -144,6 +144,7 @@ async def test_a_silent_role_is_an_alert_of_the_supervisor_until_it_is_back(
 ) -> None:
     """The store and the learner cannot report their own absence."""
     monkeypatch.setattr("lightningbus.run.process_liveness.ABSENT_SECONDS", 1.0)
+    monkeypatch.setattr("bus.fleet.heartbeats.INTERVAL_SECONDS", 0.1)  # many of them while the command listens
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LIGHTNINGBUS_BUS", raising=False)
     async with start_stack(

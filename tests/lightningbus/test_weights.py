@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bus.client import Bus
+from bus.fleet import heartbeats
 from bus.weights import version_registry
 from bus.weights.registry import WeightRegistry
 from common.observability import metrics
@@ -41,7 +42,10 @@ async def test_two_lookups_at_once_pass_over_no_decision(bus: Bus, tmp_path: Pat
         assert first.pinned == second.pinned == version and releases.problem == ""
 
 
-async def test_versions_are_listed_shown_revoked_released_and_pinned(bus: Bus, nats_url: str, tmp_path: Path) -> None:
+async def test_versions_are_listed_shown_revoked_released_and_pinned(
+    bus: Bus, nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeats, "INTERVAL_SECONDS", 0.1)  # many of them while the command listens
     assert "model 'policy' has no version on this bus" in await weights(nats_url, "list")
     for version in range(3):
         await publish(bus, tmp_path, version)
