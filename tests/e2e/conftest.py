@@ -18,7 +18,7 @@ from clickhouse_connect.driver.client import Client
 from bus.client import Bus
 from bus.security.credentials import Credentials
 from tests.otlp import Collector, collecting
-from tests.polling import until
+from tests.polling import HANG_SECONDS, until
 
 ROOT = Path(__file__).resolve().parents[2]
 CALCULATOR = ROOT / "examples" / "calculator"
@@ -156,7 +156,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iter
     finally:
         process.send_signal(2)
         code = process.wait(90)
-        drain.wait(10)
+        drain.wait(HANG_SECONDS)
         logs = "\n".join(log.read_text()[-1500:] for log in sorted((directory / "runs/test/logs").glob("*.log")))
         assert code == 0, logs
         alive = [pid for pid in endpoints["roles"].values() if Path(f"/proc/{pid}").exists()]

@@ -33,7 +33,7 @@ from schemas.spans import SpanBatch
 from schemas.tasks import Task
 from schemas.weights.events import WeightManifest
 from tests.e2e.conftest import CALCULATOR, COLLECTORS_KEY, COMPILED, Loop, write_tasks
-from tests.polling import until
+from tests.polling import HANG_SECONDS, until
 
 pytestmark = pytest.mark.timeout(420)
 STEPS, GROUPS, SAMPLES, STALENESS = 3, 2, 4, 1
@@ -484,7 +484,7 @@ def test_a_second_runner_joins_and_leaves_without_loss(loop: Loop) -> None:
     run = publish(loop, "default", tasks=30, samples=4)
     loop.until(f"SELECT uniqExact(runner) FROM rollouts WHERE run_id = '{run}'", 2)
     second.send_signal(signal.SIGTERM)
-    assert second.wait(30) == 0
+    assert second.wait(HANG_SECONDS) == 0
     loop.until(f"SELECT count() FROM rollouts WHERE run_id = '{run}' AND outcome = 'ok'", 120)
     loop.until("SELECT count() FROM check_unfinished_rollouts", 0)
     assert loop.fetch_value(f"SELECT count() FROM attempts WHERE run_id = '{run}'") == 120
