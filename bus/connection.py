@@ -77,6 +77,8 @@ class Connection:
         self._hint = ""
         self._last_error = ""
         self._is_connecting = True
+        self._connect_failed = asyncio.Event()
+        """A try to connect has failed: nobody is there, or a server that wants something else."""
         self._is_established = False
         """Connected once, and not being closed: only then is a lost connection worth a log line."""
 
@@ -84,6 +86,7 @@ class Connection:
     async def open(self, name: str, timeout: float = CONNECT_SECONDS) -> AsyncIterator["Connection"]:
         """Connect, and reconnect for ever; raises `BusError` if no server answers within ``timeout`` seconds at first.
 
+        A server that has taken the first connection and says nothing yet is busy: it has `CONNECT_SECONDS` at least.
         The files are read again at each reconnect. Raises `CredentialsError` when a server refuses us,
         or we do not believe it.
         """
@@ -93,6 +96,7 @@ class Connection:
         try:
             try:
                 await asyncio.wait([attempt], timeout=timeout)
+                await self._wait_while_busy(attempt, CONNECT_SECONDS - timeout)
                 timed_out = not attempt.done()
             finally:
                 await cancel_and_wait(attempt)
@@ -118,6 +122,14 @@ class Connection:
             # A connection that is lost as it is closed is closed; uvloop raises RuntimeError for writing to one.
             with contextlib.suppress(OSError, RuntimeError):
                 await self.nc.close()
+
+    async def _wait_while_busy(self, attempt: "asyncio.Task[None]", seconds: float) -> None:
+        """Wait for the first try to connect, until it fails, for at most so many seconds."""
+        failing = asyncio.create_task(self._connect_failed.wait())
+        try:
+            await asyncio.wait([attempt, failing], timeout=max(0.0, seconds), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await cancel_and_wait(failing)
 
     async def _connect(self, name: str, options: dict[str, Any]) -> None:
         await self.nc.connect(
@@ -185,6 +197,7 @@ class Connection:
     async def _on_error(self, error: Exception) -> None:
         message = str(error) or type(error).__name__
         if self._is_connecting:
+            self._connect_failed.set()
             if NO_INFO_ERROR in message and not self._has_user:
                 self._hint = TLS_HINT
             self._fatal_error = self._fatal_error or explain_connect_error(error, self._has_user)

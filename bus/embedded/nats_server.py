@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 NON_EPHEMERAL_PORTS = range(15000, 32768)
 """Below the ports that Linux gives to whoever asks for any."""
-START_SECONDS = 15.0
+START_SECONDS = 60.0
 STOP_SECONDS = 10.0
 RESTART_POLICY = RetryPolicy(0.2, 5.0)
 HEALTH_SECONDS = 2.0

@@ -25,6 +25,7 @@ from bus.task_publisher import TaskPublisher
 from common.aio import cancel_and_wait
 from schemas.tasks import Task
 from tests.commands import environment
+from tests.pausing import paused
 from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.integration
@@ -86,8 +87,9 @@ def test_a_role_with_a_malformed_address_ends_with_code_2_and_no_password(tmp_pa
     assert "Traceback" not in ended.stderr and "hunter22" not in ended.stderr and "bus address" in ended.stderr
 
 
-async def test_a_server_that_hangs_up_as_the_wait_ends_is_given_up() -> None:
+async def test_a_server_that_hangs_up_as_the_wait_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """nats-py forgets a cancellation that arrives together with the end of a connection, and would connect for ever."""
+    monkeypatch.setattr("bus.connection.CONNECT_SECONDS", 1.0)
     loop, accepted = asyncio.get_running_loop(), asyncio.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         clients: list[socket.socket] = []
@@ -117,6 +119,26 @@ async def test_a_server_that_hangs_up_as_the_wait_ends_is_given_up() -> None:
         listener.shutdown(socket.SHUT_RDWR)
     assert done, "it still connects long after its wait has ended"
     assert isinstance(connecting.exception(), BusError)
+
+
+async def test_a_server_that_is_there_and_busy_is_waited_for_longer_than_one_that_is_not(tmp_path: Path) -> None:
+    """Whoever asks something does not wait for a bus that is about to start; a connection that was taken is another."""
+    async with nats_server(tmp_path) as server:
+        assert server.process is not None
+        with paused(server.process.pid):  # its socket takes connections
+            connecting = asyncio.create_task(connect(server.url))
+            done, _ = await asyncio.wait([connecting], timeout=0.9)
+            assert not done
+        await connecting
+        await server.stop()
+        with pytest.raises(BusError, match="no NATS server answers"):
+            await asyncio.wait_for(connect(server.url), HANG_SECONDS)
+
+
+async def connect(url: str) -> None:
+    """Connect as a command that waits for a third of a second."""
+    async with Bus.connect(url, wait=0.3):
+        pass
 
 
 async def test_rotated_keys_are_read_again_at_a_reconnect(tmp_path: Path) -> None:
