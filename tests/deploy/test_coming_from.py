@@ -19,6 +19,7 @@ from lightningbus.run.trial_rollout import TrialTask, try_agent
 from runners.settings import RunnerSettings
 from tests.deploy.commands import ROOT
 from tests.examples.endpoint import Endpoint
+from tests.polling import HANG_SECONDS
 from tests.runners.conftest import ended, running
 from tests.runners.conftest import task as published
 
@@ -113,7 +114,7 @@ async def test_the_agent_of_a_page_runs_as_it_is_printed(
         agent |= {"python_executable": python, "env": ["LITELLM_LOCAL_MODEL_COST_MAP=True"]}
     else:
         agent["env"] = [f"PYTHONPATH={AGENTS / 'lightning' / 'shape'}:{AGENTS / 'art_shape'}"]
-    trial = TrialTask(TaskInput("first", task), "train", "policy", 60.0, {})
+    trial = TrialTask(TaskInput("first", task), "train", "policy", HANG_SECONDS, {})
     (line,) = await try_agent(RunnerSettings.model_validate(agent), trial)
     assert f"1 model call, reward {reward}, " in line
 
@@ -133,7 +134,9 @@ async def test_tools_of_trl_are_called_and_its_rewards_see_the_calls(bus: Bus, t
         return {"role": "assistant", "content": None, "tool_calls": calls}
 
     async with Endpoint(answer).as_node(bus) as node, running(bus, entrypoint="agent:solve", working_dir=tmp_path):
-        await TaskPublisher(bus).publish_task(published(input={"prompt": PROMPT, "answer": "yes"}, deadline=60.0))
+        await TaskPublisher(bus).publish_task(
+            published(input={"prompt": PROMPT, "answer": "yes"}, deadline=HANG_SECONDS)
+        )
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 121.0), batch.end
     assert node.requests[0]["tools"][0]["function"]["name"] == "query_biogrid"

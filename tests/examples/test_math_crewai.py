@@ -49,7 +49,7 @@ async def test_a_rollout_is_recorded_call_by_call(bus: Bus, environment: Callabl
         "env": {"MODEL": "policy:solver"},
     }
     async with Endpoint(scripted).as_node(bus) as node, running(bus, **agent):
-        await TaskPublisher(bus).publish_task(task(input=problem("right"), deadline=60.0))
+        await TaskPublisher(bus).publish_task(task(input=problem("right")))
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
     calls = calls_of(batch)

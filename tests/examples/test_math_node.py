@@ -70,7 +70,7 @@ async def test_the_agent_runs_unchanged_against_any_openai_endpoint(environment:
 async def test_a_rollout_is_recorded_call_by_call(bus: Bus, environment: Callable[[str], Path]) -> None:
     folder = environment("math_node")
     async with Endpoint(scripted).as_node(bus) as node, running(bus, command=COMMAND, working_dir=folder):
-        await TaskPublisher(bus).publish_task(task(input=problem("right"), deadline=60.0))
+        await TaskPublisher(bus).publish_task(task(input=problem("right")))
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
     calls = calls_of(batch)

@@ -278,7 +278,7 @@ async def test_demonstrations_ask_what_the_agent_asks(environment: Callable[[str
     agent = {"python_executable": folder / ".venv/bin/python", "entrypoint": "agent:solve", "working_dir": folder}
     node = Endpoint(Stumbling().answer)
     async with node.as_node(bus), running(bus, **agent):
-        await TaskPublisher(bus).publish_task(task(input=problem("right"), deadline=60.0))
+        await TaskPublisher(bus).publish_task(task(input=problem("right")))
         await ended(bus)
     displayed = list(prompts_shown([demonstrations.conversation(problem("right")["question"], Stumbling())]))
     assert list(prompts_asked(node.requests)) == displayed and len(displayed) > 2
@@ -303,7 +303,7 @@ async def test_rollouts_are_recorded_with_their_tool_spans(bus: Bus, environment
     }
     async with Endpoint(scripted).as_node(bus), running(bus, **agent):
         for case in ("right", "broken expression"):
-            await TaskPublisher(bus).publish_task(task(id=case, input=problem(case), deadline=60.0))
+            await TaskPublisher(bus).publish_task(task(id=case, input=problem(case)))
         by_name = {batch.task_id: batch for batch in await ended(bus, 2)}
     ends = {case: (batch.end.outcome, batch.end.reward) for case, batch in by_name.items() if batch.end}
     assert ends == {"right": ("ok", 1.0), "broken expression": ("ok", 0.0)}, by_name

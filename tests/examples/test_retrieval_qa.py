@@ -168,7 +168,7 @@ async def test_a_runner_records_calls_and_tools_in_one_tree(
             env={"RETRIEVAL_URL": retrieval},
         ),  # fmt: skip
     ):
-        await TaskPublisher(bus).publish_task(task(input=heldout[0], deadline=60.0))
+        await TaskPublisher(bus).publish_task(task(input=heldout[0]))
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
     assert len(calls_of(batch)) == 3 and all(call.response_ids for call in calls_of(batch))

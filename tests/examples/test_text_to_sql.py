@@ -180,7 +180,7 @@ async def test_a_runner_records_every_role(
         scripted(heldout, flaws).as_node(bus) as engine,
         running(bus, entrypoint="agent:solve", python_executable=python, working_dir=TEXT_TO_SQL),
     ):
-        await TaskPublisher(bus).publish_task(task(input=heldout[0], deadline=60.0))
+        await TaskPublisher(bus).publish_task(task(input=heldout[0]))
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", reward), batch.end
     calls = calls_of(batch)

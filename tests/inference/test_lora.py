@@ -352,7 +352,7 @@ async def test_a_rollout_ends_on_the_version_it_began_with_where_that_is_wished(
         running(lora_node.bus, entrypoint="gated:asks_three_times", sticky_weight_version=sticky_weight_version),
     ):
         name = f"gated-{sticky_weight_version}"
-        await TaskPublisher(lora_node.bus).publish_tasks([task(id=name, input={"gate": url}, deadline=60.0)])
+        await TaskPublisher(lora_node.bus).publish_tasks([task(id=name, input={"gate": url})])
         for versions in (1, KEPT):  # by the second time the first version is gone
             go_on = await asyncio.wait_for(between.get(), HANG_SECONDS)
             newest = (await lora_node.serve(base, versions))[-1]

@@ -13,6 +13,7 @@ from lightningbus.run.trial_rollout import TrialTask, WantedReward, describe, fi
 from runners.recording.rewards import NO_REWARD
 from runners.rollout import RolloutResult
 from runners.settings import RunnerSettings
+from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.integration
 
@@ -108,7 +109,7 @@ if __name__ == "__main__":
 
 
 TASK = TaskInput("first", {"answer": "42"})
-TRIAL = TrialTask(TASK, "train", "policy", 30.0, {"temperature": 1.0})
+TRIAL = TrialTask(TASK, "train", "policy", HANG_SECONDS, {"temperature": 1.0})
 ROLES = replace(
     TRIAL,
     model="writer",

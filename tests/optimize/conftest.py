@@ -13,6 +13,7 @@ import pytest
 from bus.client import Bus
 from tests.agents.prompted import NUMBERS
 from tests.examples.endpoint import Endpoint
+from tests.polling import HANG_SECONDS
 from tests.runners.conftest import running
 from tests.store.conftest import Start, StoreProcess
 from tests.store.conftest import start_store as start_store
@@ -61,7 +62,7 @@ def write_run_file(directory: Path, prompt: str, reflecting: str, fields: dict[s
         "tasks": str(_write_problems(directory / "tasks.jsonl", TASKS)),
         "heldout": str(_write_problems(directory / "heldout.jsonl", HELDOUT)),
         "budget": 120,
-        "deadline": 60,
+        "deadline": HANG_SECONDS,
         "reflection": {"url": reflecting, "model": "reader"},
         **optimize,
     }

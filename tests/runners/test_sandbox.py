@@ -35,7 +35,7 @@ from runners.settings import RunnerSettings
 from schemas.spans import SpanBatch
 from store.service import serve_readonly
 from tests.listening import child, ports_and_sockets
-from tests.polling import until
+from tests.polling import HANG_SECONDS, until
 from tests.runners.conftest import AGENTS, ScriptedEngine, ended, running, task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -298,7 +298,7 @@ async def test_the_documented_sandbox_reaches_the_gateway_and_nothing_else(
 @pytest.mark.integration
 async def test_a_dry_run_starts_the_agent_in_its_sandbox() -> None:
     settings = RunnerSettings.model_validate({"entrypoint": "hostile:knocks", "working_dir": AGENTS, **documented()})
-    trial = TrialTask(TaskInput("t", {"addresses": {}, "sockets": {}}), "train", "policy", 20.0, {})
+    trial = TrialTask(TaskInput("t", {"addresses": {}, "sockets": {}}), "train", "policy", HANG_SECONDS, {})
     (summary,) = await try_agent(settings, trial)
     assert "hostile:knocks: task 't' with scripted answers: 2 model calls, reward 1" in summary
 
