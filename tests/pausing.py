@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.polling import until
@@ -31,5 +31,8 @@ def paused(pid: int) -> Iterator[None]:
 
 def _thread_states(pid: int) -> set[str]:
     """The kernel's letters for what the threads of a process do."""
-    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
-    return {stat.rpartition(")")[2].split()[0] for stat in stats}
+    states = set()
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):  # the thread has ended meanwhile
+            states.add(path.read_text().rpartition(")")[2].split()[0])
+    return states

@@ -166,14 +166,6 @@ def calls_of(batch: SpanBatch) -> list[ModelCall]:
 
 
 def task(**changes: Any) -> Task:
-    return Task(
-        **{
-            "id": "t",
-            "run_id": "run",
-            "agent": "default",
-            "input": {},
-            "mode": "eval",
-            "deadline": HANG_SECONDS,
-            **changes,
-        }
-    )
+    """A task of an evaluation; one that hangs ends before the test gives up, and says why."""
+    fields = {"id": "t", "run_id": "run", "agent": "default", "input": {}, "mode": "eval"}
+    return Task(**{**fields, "deadline": HANG_SECONDS / 2, **changes})

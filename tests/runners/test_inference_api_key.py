@@ -52,7 +52,7 @@ async def test_a_rollout_goes_through_with_the_nodes_key_only(
         attributes = {"state": "ready", "address": node.address, "model": "behind", "version": engine.version}
         async with bus.heartbeat("inference", "behind", lambda: attributes), running(bus, **fields):
             await TaskPublisher(bus).publish_task(
-                task(model="behind", deadline=HANG_SECONDS if same else 8.0, max_attempts=1)
+                task(model="behind", deadline=HANG_SECONDS / 2 if same else 8.0, max_attempts=1)
             )
             (batch,) = await ended(bus)
     assert batch.end is not None

@@ -46,7 +46,7 @@ NO_JSON = {
 
 async def publish_input(bus: Bus, id: str, value: Any, mode: str = "eval") -> None:
     """A task as another language's client would write it."""
-    fields = {"id": id, "run_id": "run", "agent": "default", "mode": mode, "deadline": HANG_SECONDS, "input": value}
+    fields = {"id": id, "run_id": "run", "agent": "default", "mode": mode, "deadline": HANG_SECONDS / 2, "input": value}
     await bus.js.publish(
         subjects.task(mode, "default"), msgpack.packb(fields), headers={subjects.SCHEMA_HEADER: schema_of(Task)}
     )
