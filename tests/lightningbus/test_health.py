@@ -213,7 +213,7 @@ async def test_a_runner_asked_to_stop_is_not_ready_and_finishes_what_it_has(
 ) -> None:
     program = "while [ ! -e go ]; do sleep 0.05; done; echo '{\"reward\": 1}'"
     runner = await start(
-        "runner", command=["sh", "-c", program], working_dir=tmp_path, concurrency=1, drain_timeout_seconds=50
+        "runner", command=["sh", "-c", program], working_dir=tmp_path, concurrency=1, drain_timeout_seconds=HANG_SECONDS
     )
     await runner.becomes(200)
     await TaskPublisher(bus).publish_task(Task(id="t", run_id="run", agent="default", input=1, mode="eval"))

@@ -84,11 +84,11 @@ async def test_so_many_requests_at_once_and_no_more_of_one_slot(bus: Bus) -> Non
 
 
 async def test_so_many_requests_per_second_and_no_more(bus: Bus) -> None:
-    async with serving(bus, nothing, requests_per_second=0.1) as (item, other), aiohttp.ClientSession() as http:
+    async with serving(bus, nothing, requests_per_second=0.01) as (item, other), aiohttp.ClientSession() as http:
         assert (await post(http, item, "v1/chat/completions", b"{}"))[0] == 400
         status, headers, body = await post(http, item, "v1/chat/completions", b"{}")
         assert (status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
-        assert 9 <= int(headers["Retry-After"]) <= 10
+        assert 0 < int(headers["Retry-After"]) <= 100
         assert (await post(http, other, "v1/chat/completions", b"{}"))[0] == 400
 
 
@@ -167,7 +167,7 @@ async def test_so_many_connections_of_one_slot_are_kept_and_none_without_its_key
             writer.close()
 
 
-async def hears(address: str, text: bytes, seconds: float = 20.0) -> bytes:
+async def hears(address: str, text: bytes, seconds: float = HANG_SECONDS) -> bytes:
     """What a server says to raw bytes until it hangs up."""
     host, _, port = address.removeprefix("http://").partition("/")[0].rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))

@@ -113,7 +113,7 @@ async def test_others_are_answered_while_much_telemetry_is_decoded(bus: Bus, mon
     monkeypatch.setattr(otlp, "parse_request", slow)
     async with bed(bus) as built, aiohttp.ClientSession() as http, asyncio.timeout(HANG_SECONDS):
         sending = asyncio.create_task(built.post("traces", traces(300).SerializeToString()))
-        await asyncio.to_thread(begun.wait, 20)
+        await asyncio.to_thread(begun.wait, HANG_SECONDS)
         async with http.get(f"{built.slot.base_url}/v1/models", headers=bearer_header(built.slot.key)) as other:
             assert other.status == 200
         replies.set()

@@ -87,7 +87,7 @@ async def test_two_batches_wait_for_the_one_in_flight_and_no_more(bus: Bus, stor
 
     async with ingesting(bus, store, insert, batch_rows=20, flush_interval_seconds=0.05) as (ingester, _):
         await publish(bus, 0, 200)
-        await asyncio.to_thread(request.wait, 30)
+        await asyncio.to_thread(request.wait, HANG_SECONDS)
         async with asyncio.timeout(HANG_SECONDS):
             while ingester.waiting_rows < 20:
                 await asyncio.sleep(0.02)

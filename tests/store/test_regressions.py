@@ -4,6 +4,7 @@ import asyncio
 
 from bus.client import Bus
 from tests.factories import batches
+from tests.polling import HANG_SECONDS
 from tests.store.conftest import Start
 from tests.store.test_store import drained, send
 
@@ -14,6 +15,6 @@ async def test_17_a_store_that_starts_again_holds_what_it_held(bus: Bus, nats_ur
         await send(bus, part, f"a:{part.sequence}")
     await drained(bus)
     store.process.terminate()
-    assert await asyncio.to_thread(store.process.wait, 30) == 0
+    assert await asyncio.to_thread(store.process.wait, HANG_SECONDS) == 0
     again = await asyncio.to_thread(start_store, nats_url)
     assert again.fetch_value("SELECT count() FROM rollouts") == 1

@@ -71,7 +71,7 @@ async def test_a_store_asked_to_stop_writes_what_it_has_collected(bus: Bus, nats
         while (await bus.js.consumer_info(subjects.TRAIN_ROLLOUTS, subjects.STORE)).num_ack_pending < len(parts):
             await asyncio.sleep(0.02)
     store.process.terminate()
-    assert await asyncio.to_thread(store.process.wait, 30) == 0
+    assert await asyncio.to_thread(store.process.wait, HANG_SECONDS) == 0
     info = await bus.js.consumer_info(subjects.TRAIN_ROLLOUTS, subjects.STORE)
     assert (info.num_ack_pending, info.num_pending) == (0, 0)
     again = await asyncio.to_thread(start_store, nats_url)
