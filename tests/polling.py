@@ -9,7 +9,7 @@ from bus.connection import NO_LEADER_ERRORS
 
 T = TypeVar("T")
 
-HANG_SECONDS = 120.0
+HANG_SECONDS = 240.0
 """What takes longer hangs: many times what a quiet machine takes, so that a busy one is not taken for a fault."""
 
 

@@ -10,6 +10,7 @@ from schemas import subjects
 from schemas.audit import AuditState, AuditVerdict
 from schemas.quarantine import standing_verdicts
 from tests.commands import environment
+from tests.polling import HANG_SECONDS
 
 
 def verdict(number: int) -> AuditVerdict:
@@ -51,7 +52,7 @@ async def test_a_person_takes_a_verdict_back(bus: Bus, nats_url: str) -> None:
             env=environment(),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=HANG_SECONDS,
             check=False,
         )
 

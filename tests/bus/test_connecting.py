@@ -197,7 +197,7 @@ async def test_a_role_with_old_keys_ends_with_code_2_and_the_reason(tmp_path: Pa
                         await fleet.wait_for_change()
         replace_users(server, users, fresh)
         assert role.stderr is not None
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(HANG_SECONDS):
             words = (await role.stderr.read()).decode()
             assert await role.wait() == 2, words
         assert "it has no user of this key" in words.splitlines()[-1]

@@ -60,7 +60,7 @@ class Loop:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=HANG_SECONDS,
             check=False,
         )
         assert not check or done.returncode == 0, done.stderr[-3000:]
@@ -155,7 +155,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iter
         yield Loop(directory, endpoints["bus"], sql, process, collector, Path(endpoints["credentials"]))
     finally:
         process.send_signal(2)
-        code = process.wait(90)
+        code = process.wait(HANG_SECONDS)
         drain.wait(HANG_SECONDS)
         logs = "\n".join(log.read_text()[-1500:] for log in sorted((directory / "runs/test/logs").glob("*.log")))
         assert code == 0, logs

@@ -67,7 +67,7 @@ def learner_settings(loop: Loop, **changes: object) -> Path:
 
 async def node_at(bus: Bus, version: int) -> Heartbeat:
     """Wait for an inference node that serves a version."""
-    async with bus.fleet("inference") as nodes, asyncio.timeout(90):
+    async with bus.fleet("inference") as nodes, asyncio.timeout(HANG_SECONDS):
         while True:
             for node in nodes.members():
                 if node.version == version:
@@ -511,7 +511,7 @@ async def test_agents_do_not_notice_that_vllm_was_killed(loop: Loop) -> None:
         await asyncio.to_thread(loop.until, f"SELECT count() > 0 FROM rollouts WHERE run_id = '{run}'", 1)
         engine.kill()
         states = set()
-        async with bus.fleet("inference") as nodes, asyncio.timeout(160):
+        async with bus.fleet("inference") as nodes, asyncio.timeout(HANG_SECONDS):
             while "ready" not in states or len(states) < 3:
                 await nodes.wait_for_change()
                 states |= {beat.state for beat in nodes.members() if beat.pid == node.pid and not engine.is_running()}
@@ -533,7 +533,7 @@ def test_of_two_learners_the_older_one_stops(loop: Loop) -> None:
     shutil.copy(loop.directory / "checkpoints.key", loop.directory / "copied.key")
     newer = loop.start("learner", "--settings", learner_settings(loop, max_steps=200, checkpoint_dir=str(copy)))
     assert newer.stderr is not None
-    _, text = older.communicate(timeout=120)
+    _, text = older.communicate(timeout=HANG_SECONDS)
     assert older.returncode == 2 and "another learner has published model 'policy' since" in text, text[-2000:]
     received: list[str] = []
     for line in newer.stderr:
@@ -543,7 +543,7 @@ def test_of_two_learners_the_older_one_stops(loop: Loop) -> None:
     else:
         raise AssertionError("".join(received)[-3000:])
     newer.send_signal(signal.SIGTERM)
-    newer.communicate(timeout=60)
+    newer.communicate(timeout=HANG_SECONDS)
     assert newer.returncode == 0
     assert loop.fetch_value("SELECT count() FROM check_duplicate_training") == 0
 

@@ -51,7 +51,7 @@ def tiny_model(path: Path) -> Path:
 
 async def seen(bus: Bus, state: str, version: int | None = None, problem: str = "") -> Heartbeat:
     """Wait until the node says that it is in a state, at a version if one is given, and what is wrong."""
-    async with bus.fleet("inference") as fleet, asyncio.timeout(150):
+    async with bus.fleet("inference") as fleet, asyncio.timeout(HANG_SECONDS):
         while True:
             await fleet.wait_for_change()
             for beat in fleet.members():

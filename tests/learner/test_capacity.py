@@ -91,7 +91,7 @@ async def test_a_checkpoint_is_forced_as_the_stream_fills(bus: Bus, model_path: 
         max_staleness=99,
         checkpoint_interval=100, staleness={"admission": "unbounded"}, rollout_bytes=1000,
     )  # fmt: skip
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(HANG_SECONDS):
         running = asyncio.create_task(run(bus, wanted, asyncio.Event()))
         await publish(bus, *((f"t{task}", sample) for task in range(12) for sample in range(2)))
         await running
@@ -106,7 +106,7 @@ async def test_groups_that_come_to_nothing_do_not_fill_the_stream(bus: Bus, mode
         rollout_bytes=1000,
         max_staleness=99, staleness={"admission": "unbounded"},
     )  # fmt: skip
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(HANG_SECONDS):
         running = asyncio.create_task(run(bus, wanted, asyncio.Event()))
         for task in range(20):
             for sample in range(2):

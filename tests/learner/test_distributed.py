@@ -41,7 +41,7 @@ async def test_a_learner_of_two_ranks_trains_and_publishes(bus: Bus, model_path:
             for part in batches(task, sample, reward=float(sample % 2), samples=SAMPLES):
                 msg_id = f"{task}:{sample}:{part.sequence}"
                 await bus.publish(subjects.rollout("train"), part, msg_id=msg_id, timeout=HANG_SECONDS)
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(HANG_SECONDS):
         _, text = await process.communicate()
     assert process.returncode == 0, text.decode()[-3000:]
     last = await bus.get_last(subjects.WEIGHTS, subjects.weights("policy"), WeightManifest)

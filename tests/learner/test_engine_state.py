@@ -13,6 +13,7 @@ import torch
 
 from learner.training.trainer import Trainer
 from tests.learner.test_trainer import batch_of, conversations, whole
+from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.integration
 
@@ -57,7 +58,9 @@ def test_a_checkpoint_goes_on_with_any_number_of_ranks(
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
     reported = [model_path, *(tmp_path / name for name in ("one", "batch", "two", "found"))]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*torchrun, *map(str, reported)], env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*torchrun, *map(str, reported)], env=env, capture_output=True, text=True, timeout=HANG_SECONDS
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     loaded, saved, after = torch.load(tmp_path / "found")
     same(loaded, before)

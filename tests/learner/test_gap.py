@@ -72,7 +72,11 @@ async def wait_for_state(learners: Fleet, state: str) -> None:
 async def test_tasks_that_the_bus_lost_are_dispatched_again_and_the_gap_is_named(
     bus: Bus, nats: NatsServer, model_path: Path, tmp_path: Path
 ) -> None:
-    async with asyncio.timeout(150), bus.fleet("learner") as learners, learning(bus, model_path, tmp_path) as running:
+    async with (
+        asyncio.timeout(HANG_SECONDS),
+        bus.fleet("learner") as learners,
+        learning(bus, model_path, tmp_path) as running,
+    ):
         tasks = await take(bus, 2)
         await nats.kill()
         shutil.rmtree(nats.directory / "jetstream")

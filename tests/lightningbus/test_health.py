@@ -278,7 +278,7 @@ async def test_a_port_in_use_is_one_sentence_also_as_an_object(nats_url: str) ->
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         arguments = [*command, "--command", "true", "--health", port]
-        done = await asyncio.to_thread(subprocess.run, arguments, capture_output=True, text=True, timeout=60)
+        done = await asyncio.to_thread(subprocess.run, arguments, capture_output=True, text=True, timeout=HANG_SECONDS)
     (line,) = done.stderr.splitlines()
     text = json.loads(line)
     assert (done.returncode, text["level"], text["role"]) == (2, "critical", "runner")

@@ -50,7 +50,9 @@ for step in (1, 2):  # the second one resumes the first
 def run_tracker(python: str | Path, directory: Path, *arguments: str, **variables: str) -> None:
     fields = {**environment(), "PYTHONPATH": os.pathsep.join([str(ROOT)]), **variables}
     command = [str(python), "-c", LOG, *arguments[:2], str(directory), *arguments[2:]]
-    done = subprocess.run(command, env=fields, cwd=directory, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        command, env=fields, cwd=directory, capture_output=True, text=True, check=False, timeout=HANG_SECONDS
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -72,7 +72,7 @@ async def test_16_a_task_whose_taker_dies_before_it_has_noted_it_is_handed_out_a
         "            await anext(puller); os._exit(9)\n"
         "asyncio.run(main())"
     )
-    died = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", take, nats_url], timeout=60)
+    died = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", take, nats_url], timeout=HANG_SECONDS)
     assert died.returncode == 9
     async with (
         asyncio.timeout(HANG_SECONDS),

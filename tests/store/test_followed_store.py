@@ -47,7 +47,11 @@ async def test_the_page_outlives_its_run_and_never_keeps_a_store_out(
         await supervisor.wait()
     await _until(url, "finished", lambda text: '"one"' in text)
     ended = await asyncio.to_thread(
-        subprocess.run, [*COMMAND, "query", "SELECT 41 + count() FROM runs"], capture_output=True, text=True, timeout=60
+        subprocess.run,
+        [*COMMAND, "query", "SELECT 41 + count() FROM runs"],
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
     )
     assert ended.returncode == 0 and "42" in ended.stdout, ended.stderr
     await _until(url, "finished")

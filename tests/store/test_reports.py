@@ -21,6 +21,7 @@ from schemas.training import TrainingStep
 from store.clickhouse.client import connect
 from store.reports import REPORTS
 from tests import seed_store
+from tests.polling import HANG_SECONDS
 from tests.store.conftest import StoreProcess, prepared
 
 RUNS = {"small": 0, "other": 1}
@@ -212,7 +213,7 @@ def test_a_prompt_that_is_not_what_it_was_is_told(store: StoreProcess) -> None:
 
 def command(store: StoreProcess, *arguments: object, check: bool = True) -> "subprocess.CompletedProcess[str]":
     line = [sys.executable, "-m", "lightningbus", *map(str, arguments), "--sql", store.url]
-    return subprocess.run(line, capture_output=True, text=True, timeout=120, check=check)
+    return subprocess.run(line, capture_output=True, text=True, timeout=HANG_SECONDS, check=check)
 
 
 def test_the_command_prints_tables_json_csv_and_pictures(store: StoreProcess, tmp_path: Path) -> None:

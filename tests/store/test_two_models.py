@@ -23,6 +23,7 @@ from store.reports import REPORTS
 from store.ui.client import Reader
 from store.ui.server import UiServer, serve
 from tests import seed_store
+from tests.polling import HANG_SECONDS
 from tests.store.conftest import StoreProcess, prepared
 
 RUN, STEPS = "pair", 6
@@ -226,7 +227,7 @@ def test_reports_say_whether_they_are_by_model(store: StoreProcess) -> None:
 def test_the_report_command_takes_a_model(store: StoreProcess) -> None:
     def report(*words: str) -> "subprocess.CompletedProcess[str]":
         line = [sys.executable, "-m", "lightningbus", "report", *words, "--run", RUN, "--json", "--sql", store.url]
-        return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(line, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
 
     rows = json.loads(report("reward_by_version", "--model", CHECKER, "--as-of", "1").stdout)
     assert {row["model"] for row in rows} == {CHECKER} and max(row["version"] for row in rows) == 1

@@ -126,7 +126,7 @@ def browser() -> Iterator[Any]:
 def page(browser: Any) -> Iterator[Any]:
     """A page on which anything the console calls an error is one."""
     built = browser.new_page(viewport=SIZE)
-    built.set_default_timeout(10_000)
+    built.set_default_timeout(1000 * HANG_SECONDS)
     texts: list[str] = []
     built.on("console", lambda message: texts.append(message.text) if message.type in ("error", "warning") else None)
     built.on("pageerror", lambda error: texts.append(str(error)))

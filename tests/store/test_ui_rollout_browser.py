@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from schemas.spans import SpanBatch
 from store.ui.client import StoreState
 from tests import seed_store
+from tests.polling import HANG_SECONDS
 from tests.store.conftest import StoreProcess, prepared
 from tests.store.test_ui_browser import ROLLOUT, RUN, browser, expect, pages_of
 
@@ -63,7 +64,7 @@ def page(browser: Any) -> Iterator[Any]:
     """A page; the theme it chooses ends with it."""
     context = browser.new_context(viewport=DESKTOP, reduced_motion="reduce")
     built = context.new_page()
-    built.set_default_timeout(10_000)
+    built.set_default_timeout(1000 * HANG_SECONDS)
     errors: list[str] = []
     built.on("pageerror", lambda error: errors.append(str(error)))
     yield built

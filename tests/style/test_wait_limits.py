@@ -9,7 +9,16 @@ import pytest
 from tests.polling import HANG_SECONDS
 
 TESTS = Path(__file__).parents[1]
-LIMITED = {"timeout": 0, "wait_for": 1, "wait": 0, "join": 0, "result": 0, "run": None, "communicate": None}
+LIMITED = {
+    "timeout": 0,
+    "wait_for": 1,
+    "wait": 0,
+    "join": 0,
+    "result": 0,
+    "run": None,
+    "to_thread": None,
+    "communicate": None,
+}
 """Calls that take a limit in seconds: the position of it, if it has one; all take it as ``timeout``."""
 MOMENT_SECONDS = 1.0
 """A shorter limit is a moment in which nothing is to happen."""
@@ -28,7 +37,7 @@ def find_short_limits(source: str) -> Iterator[tuple[int, float]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and node not in expected and isinstance(node.func, ast.Attribute):
             for seconds in _list_limits(node, node.func.attr):
-                if MOMENT_SECONDS <= seconds < HANG_SECONDS / 2:
+                if MOMENT_SECONDS <= seconds < HANG_SECONDS / 4:
                     yield node.lineno, seconds
 
 
