@@ -69,9 +69,9 @@ def test_a_short_limit_is_found_unless_it_is_to_be_reached(source: str, expected
 
 
 def test_no_limit_is_as_short_as_a_busy_machine_may_take() -> None:
-    found = {
+    short_limits = {
         f"{path.relative_to(TESTS)}:{line}": seconds
         for path in sorted(TESTS.rglob("*.py"))
         for line, seconds in find_short_limits(path.read_text())
     }
-    assert found == {}, "a limit to waiting is HANG_SECONDS of tests/polling.py"
+    assert short_limits == {}, "a limit to waiting is HANG_SECONDS of tests/polling.py"
