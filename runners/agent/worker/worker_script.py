@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import decimal
 import importlib.util
 import inspect
 import json
@@ -87,7 +88,7 @@ async def serve_shared(incoming: BinaryIO, outgoing: TextIO, function: Any) -> N
     async def serve(request: dict[str, Any]) -> None:
         answer = await run_one(function, request)
         del jobs[request["job"]]
-        writer.write(json.dumps(dict(answer, job=request["job"]), default=to_float).encode() + b"\n")
+        writer.write(json.dumps(dict(answer, job=request["job"]), default=to_json).encode() + b"\n")
 
     while True:
         line = await reader.readline()
@@ -106,7 +107,7 @@ async def run_one(function: Any, request: dict[str, Any]) -> dict[str, Any]:
     try:
         value = function(*request["arguments"], *endpoint)
         answer = {"value": await value if inspect.isawaitable(value) else value}
-        json.dumps(answer, default=to_float)
+        json.dumps(answer, default=to_json)
         return answer
     except asyncio.CancelledError:
         return {"error": "cancelled"}
@@ -159,7 +160,7 @@ def run(loop: asyncio.AbstractEventLoop, function: Any, arguments: list[Any]) ->
         value = function(*arguments)
         answer = {"value": loop.run_until_complete(value) if inspect.isawaitable(value) else value}
         flush_spans()
-        json.dumps(answer, default=to_float)
+        json.dumps(answer, default=to_json)
         return answer
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the agent's end is not ours
         flush_spans()
@@ -183,14 +184,21 @@ def flush_spans() -> None:
         traceback.print_exc()
 
 
-def to_float(value: Any) -> float:
-    if isinstance(value, numbers.Real):
+def to_json(value: Any) -> Any:
+    """A number of another library as Python's own: NumPy's and its kin's, also as an array of no dimensions."""
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        item = value.item()
+        if type(item) is not type(value):  # of NumPy's longest floats it is another such
+            return item
+    if isinstance(value, numbers.Rational) and value.denominator == 1:
+        return int(value)
+    if isinstance(value, (numbers.Real, decimal.Decimal)):
         return float(value)
     raise TypeError(f"a {type(value).__name__} is not JSON")
 
 
 def send(lines: TextIO, message: dict[str, Any]) -> None:
-    lines.write(json.dumps(message, default=to_float) + "\n")
+    lines.write(json.dumps(message, default=to_json) + "\n")
     lines.flush()
 
 
