@@ -20,6 +20,8 @@ Labels = Annotated[
 """What a task is called besides its id, to group reports by."""
 NonNegativeInt = Annotated[int, Meta(ge=0)]
 PositiveInt = Annotated[int, Meta(ge=1)]
+MAX_TIME_NS = 2**63 - 1
+"""The latest time that can be stored, in the year 2262: what 64 bits with a sign hold, as ClickHouse keeps times."""
 PositiveSeconds = Annotated[float, Meta(gt=0)]
 Mode = Literal["train", "eval"]
 EvaluationName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,64}$")]

@@ -96,6 +96,12 @@ gateway_requests = register(
     "4xx: the agent's requests. 5xx: no node answered before the rollout's deadline.", ["status"],
 )  # fmt: skip
 tokens = register(
+spans_refused = register(
+    Counter, "runner", "runner_spans_refused_total",
+    "A span, log record or event of an agent is not kept: its `id`, `form`, `time` or `size`, or no `room` is left.",
+    "Rising: the agent's instrumentation; the answer to its exporter says what is wrong (`partialSuccess`).",
+    ["reason"],
+)  # fmt: skip
     Counter, "runner", "runner_tokens_total",
     "A model call is recorded: tokens of its `prompt`, tokens of its `completion`.",
     "The throughput of the system. Prompts many times the completions: histories that grow, or are rendered anew.",
