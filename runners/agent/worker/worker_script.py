@@ -2,8 +2,9 @@
 
 ``python worker_script.py exclusive|shared|reward module:function`` reads one JSON object per line from its standard
 input and writes one per line to its standard output, so that a sandbox may stand between. First it writes
-``{"ready": true}`` or ``{"error": "..."}``. For each ``{"job": n, "arguments": [...]}`` it writes
-``{"job": n, "value": ...}`` or ``{"job": n, "error": "...", "traceback": "..."}``.
+``{"ready": true, "concurrent": ...}``, which says whether the function is async, or ``{"error": "..."}``. For each
+``{"job": n, "arguments": [...]}`` it writes ``{"job": n, "value": ...}`` or
+``{"job": n, "error": "...", "traceback": "..."}``.
 
 - ``exclusive``: the agent runs one rollout at a time. Of Agent Lightning, it may be a class or an object too; the job's
   ``"rollout"`` says what `agent_lightning` needs to know.
@@ -15,8 +16,8 @@ input and writes one per line to its standard output, so that a sandbox may stan
 from __future__ import annotations
 
 import asyncio
-import importlib
 import decimal
+import importlib
 import importlib.util
 import inspect
 import json
@@ -46,16 +47,16 @@ def main() -> None:
         if mode == "reward":
             deny_ptrace()
         function = load(target)
-        if mode == "shared" and not inspect.iscoroutinefunction(function):
-            raise TypeError(f"{target} is no async function, so it cannot run many rollouts in one process")
         if mode == "exclusive":
             function = accept_rollout(function)
         else:
             check_parameters(function, PARAMETERS[mode])
+        if mode == "shared" and not is_async(function):
+            raise TypeError(f"{target} is no async function, so it cannot run many rollouts in one process")
     except BaseException as error:
         send(replies, {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
         return
-    send(replies, {"ready": True})
+    send(replies, {"ready": True, "concurrent": is_async(function)})
     if mode != "exclusive":
         asyncio.run(serve_shared(requests, replies, function))
         return
@@ -121,6 +122,10 @@ def load(target: str) -> Any:
     for name in path.split("."):
         function = getattr(function, name)
     return function
+
+
+def is_async(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(function.__call__)
 
 
 def accept_rollout(agent: Any) -> Any:
