@@ -114,7 +114,8 @@ FILL = {
             if(place BETWEEN 2 + {CALLS} AND {SPANS - 2}, 'agent', 'lightningbus') AS scope,
             map('gen_ai.operation.name', name, 'lightningbus.rollout.id', rollout_id, 'lightningbus.run', run_id,
                 'gen_ai.usage.output_tokens', '{TOKENS}') AS attributes,
-            map('service.name', 'agent') AS resource, '' AS events, '' AS links, retention_days
+            map('service.name', 'agent') AS resource, '' AS events, '' AS links, ended_at AS stored_at,
+            retention_days
         FROM (SELECT number AS n, {ROLLOUT} FROM numbers({{rollouts:UInt64}}))
         ARRAY JOIN range({SPANS}) AS place
     """,

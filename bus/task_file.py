@@ -75,7 +75,7 @@ def _read_tasks(source: TaskSource) -> Iterator[tuple[str, TaskInput]]:
             else:
                 fields = dict(row)
             if is_rows or source.has_map:
-                fields = map_row(fields, source)
+                fields = map_row(fields, source, is_rows)
             yield where, parse_task(fields, number)
         except ValueError as error:
             raise TaskFileError(f"{source} {where}: {error}") from error
@@ -89,7 +89,9 @@ def _read_lines(path: Path) -> Iterator[str]:
 def parse_json_object(line: str) -> dict[str, Any]:
     """The fields on a line; raises ValueError saying why there are none."""
     try:
-        fields = json.loads(line, parse_constant=_reject_number, parse_float=_parse_float)
+        fields = json.loads(
+            line, parse_constant=_reject_number, parse_float=_parse_float, object_pairs_hook=_reject_repeated
+        )
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except json.JSONDecodeError as error:
@@ -122,6 +124,8 @@ def parse_task(fields: dict[str, Any], number: int) -> TaskInput:
 
 
 def _parse_labels(labels: Any) -> dict[str, str]:
+    if isinstance(labels, dict):
+        labels = {name: text for name, text in labels.items() if text is not None}
     try:
         parsed = msgspec.convert(labels, Labels)
     except msgspec.ValidationError as error:
@@ -140,6 +144,14 @@ def _check_id(id: str) -> None:
         raise ValueError(f"an id has 1 to {MAX_ID_CHARACTERS} characters, this one {len(id)}")
     if not id.isprintable() or id != id.strip():
         raise ValueError(f"id {id!r}: an id has printable characters only, and no space at its ends")
+
+
+def _reject_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)[:80]!r} stands twice")
+    return fields
 
 
 def _reject_number(name: str) -> float:

@@ -17,6 +17,10 @@ TASK_KEYS = ("id", "input", "labels")
 Row = Mapping[str, Any]
 
 
+class MapValue(dict[str, Any]):
+    """A value of Arrow's type map: unlike those of a struct, its keys are this row's own."""
+
+
 def is_table(source: TaskSource) -> bool:
     """Whether the source holds rows of columns rather than a JSON object a line."""
     return source.path.startswith(HUB_PREFIX) or _suffix(source) in (".parquet", ".csv") or Path(source.path).is_dir()
@@ -29,23 +33,27 @@ def read_rows(source: TaskSource) -> Iterator[Row]:
     return _read_csv(Path(source.path)) if _suffix(source) == ".csv" else _read_parquet(source)
 
 
-def map_row(row: Row, source: TaskSource) -> dict[str, Any]:
+def map_row(row: Row, source: TaskSource, is_typed: bool = False) -> dict[str, Any]:
     """The fields ``id``, ``input`` and ``labels`` of a row; raises ValueError naming the column that is wrong. Pure.
 
     Without a map of columns, a row of only these three is a task as it stands, and any other row is the input whole.
+    ``is_typed``: the row is of a table whose records all have the same keys, so that those of other rows are null here;
+    they are left out of records within columns.
     """
     if not source.has_map and "input" in row and all(name in TASK_KEYS for name in row):
-        return {name: _to_json(row[name], name) for name in row if name == "input" or row[name] is not None}
+        return {name: _to_json(row[name], name, is_typed) for name in row if name == "input" or row[name] is not None}
     id_column = source.id or ("id" if "id" in row else None)
     columns = source.columns or {name: name for name in row if name != id_column}
-    task: dict[str, Any] = {"input": {name: _to_json(_cell(row, column), column) for name, column in columns.items()}}
+    cells = {name: _to_json(_cell(row, column), column, is_typed) for name, column in columns.items()}
+    task: dict[str, Any] = {"input": cells}
     if id_column is not None:
         id = _cell(row, id_column)
         if not isinstance(id, str | int) or isinstance(id, bool):
             raise ValueError(f"column {id_column}: an id is text or an integer, not {str(id)[:40]!r}")
         task["id"] = id
     if source.labels:
-        task["labels"] = {label: str(_cell(row, column)) for label, column in source.labels.items()}
+        labels = {label: _cell(row, column) for label, column in source.labels.items()}
+        task["labels"] = {label: str(value) for label, value in labels.items() if value is not None}
     return task
 
 
@@ -59,7 +67,7 @@ def _cell(row: Row, column: str) -> Any:
     raise ValueError(f"there is no column {column!r}; the columns are {', '.join(row)}")
 
 
-def _to_json(value: Any, column: str) -> Any:
+def _to_json(value: Any, column: str, is_typed: bool) -> Any:
     """The value as JSON has it; raises ValueError for what JSON has not, such as times, bytes and NaN."""
     if value is None or isinstance(value, str | bool | int):
         return value
@@ -68,9 +76,11 @@ def _to_json(value: Any, column: str) -> Any:
             raise ValueError(f"column {column}: {value} is no JSON number")
         return value
     if isinstance(value, Mapping):
-        return {str(name): _to_json(inner, column) for name, inner in value.items()}
+        has_all = not is_typed or isinstance(value, MapValue)
+        kept = value.items() if has_all else [item for item in value.items() if item[1] is not None]
+        return {str(name): _to_json(inner, column, is_typed) for name, inner in kept}
     if isinstance(value, list | tuple):
-        return [_to_json(inner, column) for inner in value]
+        return [_to_json(inner, column, is_typed) for inner in value]
     raise ValueError(
         f"column {column}: {type(value).__name__} is no JSON value; name the columns the agent needs in `columns`"
     )
@@ -100,11 +110,37 @@ def _read_parquet(source: TaskSource) -> Iterator[Row]:
     parquet = _require("pyarrow.parquet")
     try:
         with parquet.ParquetFile(source.path) as file:
-            names = _needed_columns(source, file.schema_arrow.names)
-            for batch in file.iter_batches(BATCH_ROWS, columns=names):
-                yield from batch.to_pylist()
+            names = file.schema_arrow.names
+            if len(set(names)) < len(names):
+                raise ValueError(f"two columns of {', '.join(names)} have one name")
+            for batch in file.iter_batches(BATCH_ROWS, columns=_needed_columns(source, names)):
+                yield from _read_batch(batch)
     except _require("pyarrow").ArrowException as error:
         raise ValueError(f"it is not Parquet: {error}") from error
+
+
+def _read_batch(batch: Any) -> Iterator[Row]:
+    """The rows of an Arrow batch; a map is an object."""
+    types = _require("pyarrow.types")
+    with_maps = [field for field in batch.schema if "map<" in str(field.type)]
+    for row in batch.to_pylist():
+        yield row | {field.name: _maps_to_objects(row[field.name], field.type, types) for field in with_maps}
+
+
+def _maps_to_objects(value: Any, kind: Any, types: ModuleType) -> Any:
+    """A value of Arrow's type ``kind`` whose maps, which Arrow gives as pairs, are objects."""
+    if value is None:
+        return None
+    if types.is_map(kind):
+        pairs = MapValue({str(key): _maps_to_objects(inner, kind.item_type, types) for key, inner in value})
+        if len(pairs) < len(value):
+            raise ValueError(f"a map has a key twice: {', '.join(str(key)[:80] for key, _ in value)}")
+        return pairs
+    if types.is_struct(kind):
+        return {field.name: _maps_to_objects(value[field.name], field.type, types) for field in kind.fields}
+    if isinstance(value, list):
+        return [_maps_to_objects(inner, kind.value_type, types) for inner in value]
+    return value
 
 
 def _read_dataset(source: TaskSource) -> Iterator[Row]:
@@ -126,7 +162,8 @@ def _load_dataset(datasets: ModuleType, name: str, source: TaskSource) -> Any:
     try:
         return datasets.load_dataset(name, source.config, split=source.split)
     except Exception as error:  # the library raises whatever its builders and its client of the Hub raise
-        raise ValueError(f"the data set cannot be loaded: {' '.join(str(error).split())[:300]}") from error
+        reason = error.__cause__ or error  # its own words are that an error occurred
+        raise ValueError(f"the data set cannot be loaded: {' '.join(str(reason).split())[:300]}") from error
 
 
 def _needed_columns(source: TaskSource, names: list[str]) -> list[str]:

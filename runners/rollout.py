@@ -13,6 +13,7 @@ from bus.errors import BusError
 from common.observability.faults import MAX_TRACEBACK, count_fault
 from runners.agent.executors import AgentError, AgentExecutor, RolloutInfo, WorkerProcessDied
 from runners.agent.launcher import AgentStartError
+from runners.agent.reward_function import RewardTimeout
 from runners.gateway.slot import Slot
 from runners.gateway.upstream import waited_in_vain
 from runners.prompts import PromptUnavailable
@@ -76,12 +77,15 @@ async def _run_executor(
         slot.begin(recorder, task, asyncio.get_running_loop().time() + seconds, prompts)
         async with asyncio.timeout(seconds):
             answer = await executor.run(task.input, describe_rollout(task, recorder))
+        answer = await executor.grade(task.input, answer)  # within a limit of its own
         earned = rewards.resolve_rewards(answer, recorder.reward_spans)
         result = parse_result(answer)
     except TimeoutError:
         if recorder.infra_error or recorder.num_calls_waiting:
             return RolloutResult("infra_error", recorder.infra_error or waited_in_vain(recorder.waiting_reason))
         return RolloutResult("timeout", f"the agent did not end within its deadline of {seconds:g} s")
+    except RewardTimeout as error:
+        return RolloutResult("reward_timeout", str(error))
     except (BusError, NatsError) as error:
         return RolloutResult("infra_error", f"the prompts cannot be looked up: {str(error) or type(error).__name__}")
     except (AgentStartError, WorkerProcessDied, PromptUnavailable) as error:

@@ -68,6 +68,12 @@ class RunnerSettings(RoleSettings):
         "interpreter; default: what the agent returns",
         pattern=r"^[\w.]+:[\w.]+$",
     )
+    reward_timeout_seconds: float = Field(
+        120.0,
+        gt=0,
+        description="seconds a reward function gets for one rollout, after the rollout's own; beyond it the outcome is "
+        "reward_timeout, without a reward",
+    )
     memory_limit_gib: float | None = Field(
         None, gt=0, description="most memory of an agent's process, and of it with all it starts, in GiB"
     )

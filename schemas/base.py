@@ -20,6 +20,8 @@ Labels = Annotated[
 """What a task is called besides its id, to group reports by."""
 NonNegativeInt = Annotated[int, Meta(ge=0)]
 PositiveInt = Annotated[int, Meta(ge=1)]
+MAX_TIME_NS = 2**63 - 1
+"""The latest time that can be stored, in the year 2262: what 64 bits with a sign hold, as ClickHouse keeps times."""
 PositiveSeconds = Annotated[float, Meta(gt=0)]
 Mode = Literal["train", "eval"]
 EvaluationName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,64}$")]
@@ -30,7 +32,7 @@ MAX_PROMPTS = 64
 """Prompts of one agent."""
 MAX_POLICIES = 64
 """Models that the agents of one task may call by role, or that may be pinned."""
-Outcome = Literal["ok", "agent_error", "timeout", "infra_error", "poison", "preempted"]
+Outcome = Literal["ok", "agent_error", "timeout", "reward_timeout", "infra_error", "poison", "preempted"]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -67,7 +67,8 @@ tasks_nacked = register(
 )  # fmt: skip
 attempts = register(
     Counter, "runner", "runner_attempts_total", "An attempt at a rollout ends.",
-    "`agent_error`, `timeout`: the agent's own. `infra_error`, `poison`: ours; the runner's log says why.",
+    "`agent_error`, `timeout`: the agent's own. `reward_timeout`: the reward function's. `infra_error`, `poison`: "
+    "ours; the runner's log says why.",
     ["outcome"],
 )  # fmt: skip
 attempt_duration = register(
@@ -94,6 +95,12 @@ gateway_requests = register(
     Counter, "runner", "runner_gateway_requests_total",
     "The runner's gateway answers an agent; 499: the agent went away.",
     "4xx: the agent's requests. 5xx: no node answered before the rollout's deadline.", ["status"],
+)  # fmt: skip
+spans_refused = register(
+    Counter, "runner", "runner_spans_refused_total",
+    "A span, log record or event of an agent is not kept: its `id`, `form`, `time` or `size`, or no `room` is left.",
+    "Rising: the agent's instrumentation; the answer to its exporter says what is wrong (`partialSuccess`).",
+    ["reason"],
 )  # fmt: skip
 tokens = register(
     Counter, "runner", "runner_tokens_total",

@@ -14,7 +14,7 @@ from schemas.quarantine import find_verdict
 from schemas.semconv import attributes
 from schemas.spans import Span
 from schemas.training import RolloutDisposition, TrainingStep
-from schemas.trajectory.attempt_selection import INFRA_OUTCOMES
+from schemas.trajectory.attempt_selection import UNREWARDED_OUTCOMES
 
 SCOPE = "lightningbus.learner"
 STALE = "stale"
@@ -29,7 +29,7 @@ QUARANTINED = "quarantined"
 
 def failure_reason(rollout: Rollout, settings: LearnerSettings) -> str:
     """Why a rollout that failed has no reward to train on; empty if it has one, or should have."""
-    failed = rollout.outcome != "ok" and (rollout.outcome in INFRA_OUTCOMES or settings.failed_rollouts == "mask")
+    failed = rollout.outcome != "ok" and (rollout.outcome in UNREWARDED_OUTCOMES or settings.failed_rollouts == "mask")
     return rollout.outcome if failed else ""
 
 

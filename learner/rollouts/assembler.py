@@ -9,7 +9,7 @@ from learner.settings.algorithm import AirRule
 from schemas import ids
 from schemas.base import Outcome
 from schemas.spans import ModelCall, SpanBatch
-from schemas.trajectory.attempt_selection import INFRA_OUTCOMES, Resolution, resolution_of
+from schemas.trajectory.attempt_selection import UNREWARDED_OUTCOMES, Resolution, resolution_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +126,6 @@ def training_reward(rollout: Rollout, failed: str) -> float | None:
     """Reward for training, or None: masked. ``failed`` is the setting for rollouts the agent failed."""
     if rollout.outcome == "ok":
         return rollout.reward
-    if rollout.outcome in INFRA_OUTCOMES or failed == "mask":
+    if rollout.outcome in UNREWARDED_OUTCOMES or failed == "mask":
         return None
     return 0.0

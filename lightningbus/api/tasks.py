@@ -28,9 +28,10 @@ def read_tasks(tasks: Tasks) -> list[TaskInput]:
     if (source := _as_source(tasks)) is not None:
         return load_tasks(source)
     read: dict[str, TaskInput] = {}
+    is_typed = hasattr(tasks, "features")  # a datasets.Dataset
     for number, row in enumerate(_rows(tasks), start=1):
         try:
-            task = parse_task(_fields(row), number)
+            task = parse_task(_fields(row, is_typed), number)
         except (TypeError, ValueError, RecursionError) as error:
             raise TaskFileError(f"task {number}: {error}") from error
         if task.id in read:
@@ -84,10 +85,10 @@ def _rows(tasks: Any) -> Iterator[Any]:
     return iter(tasks.to_dict("records") if is_frame else tasks)
 
 
-def _fields(row: Any) -> dict[str, Any]:
+def _fields(row: Any, is_typed: bool) -> dict[str, Any]:
     """The fields of a task; values become what JSON makes of them."""
     plain = parse_json_object(json.dumps({"row": row}, default=_to_json))["row"]
-    return map_row(plain, ROWS) if isinstance(plain, dict) else {"input": plain}
+    return map_row(plain, ROWS, is_typed) if isinstance(plain, dict) else {"input": plain}
 
 
 def _to_json(value: Any) -> Any:

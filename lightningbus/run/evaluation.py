@@ -32,9 +32,10 @@ ENDED = "SELECT rollout_id FROM rollouts WHERE run_id = {run_id:String} AND ends
 NUM_ENDED = "SELECT count() FROM rollouts WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String})"
 # By problem first: the answers to one problem are not independent of each other.
 RESULTS = """
-SELECT sum(num_ok), avg(reward), if(count() > 1, stddevSamp(reward) / sqrt(count()), NULL)
+SELECT sum(num_ok), ifNull(avg(reward), 0.), if(count(reward) > 1, stddevSamp(reward) / sqrt(count(reward)), NULL)
 FROM (
-    SELECT countIf(outcome = 'ok') AS num_ok, sumIf(own_reward, outcome = 'ok') / count() AS reward
+    SELECT countIf(outcome = 'ok') AS num_ok,
+        sumIf(own_reward, outcome = 'ok') / nullIf(countIf(outcome != 'reward_timeout'), 0) AS reward
     FROM
     (
         SELECT task_id, outcome, ifNull(if({reward:String} = '', reward, rewards[{reward:String}]), 0) AS own_reward
@@ -67,7 +68,9 @@ class Evaluation(BaseModel):
     version: int = Field(description="weight version of the model that agents call by name")
     versions: dict[str, int] = Field({}, description="weight version of each model that was pinned")
     prompt_versions: dict[str, int] = Field({}, description="version of each prompt that was pinned")
-    accuracy: float = Field(description="mean reward of all rollouts; a failed one counts as 0")
+    accuracy: float = Field(
+        description="mean reward of all rollouts; a failed one counts as 0, and one without a grade not at all"
+    )
     standard_error: float | None = Field(description="of that mean, over problems; none for a single problem")
     num_problems: int = Field(description="held-out problems")
     rollouts: int = Field(description="answers: problems times samples")

@@ -61,13 +61,17 @@ class AgentExecutor(Protocol):
         """Make ready, if it is not; raises `AgentStartError`."""
 
     async def run(self, task: Any, rollout: RolloutInfo | None = None) -> dict[str, Any]:
-        """``{"value": ..., "reward": ...}`` of one task; raises `AgentError`. Cancelled: the process is killed."""
+        """``{"value": ...}`` of one task; raises `AgentError`. Cancelled: the process is killed."""
+
+    async def grade(self, task: Any, answer: dict[str, Any]) -> dict[str, Any]:
+        """The answer, with a ``"reward"`` where a reward function gives one."""
+        return answer
 
     async def stop(self) -> None:
         """End the process and whatever it started."""
 
 
-class PythonExecutor:
+class PythonExecutor(AgentExecutor):
     """``module:function`` in the user's interpreter, loaded once and kept warm between rollouts."""
 
     _mode = "exclusive"
@@ -82,6 +86,8 @@ class PythonExecutor:
         self._process: AgentProcess | None = None
         self._requests = itertools.count()
         self._rollouts_left = 0
+        self.is_concurrent = False
+        """Whether the function is async, as its process says once it is ready."""
 
     async def start(self) -> None:
         """Start the process, unless it runs, and wait until it has imported the agent."""
@@ -104,6 +110,7 @@ class PythonExecutor:
             await self.stop()
             reason = shorten(str(reply["error"]), MAX_ERROR)
             raise AgentStartError(f"{self._target} cannot be loaded from {self._launcher.directory}: {reason}")
+        self.is_concurrent = reply.get("concurrent") is True
 
     async def run(self, task: Any, rollout: RolloutInfo | None = None) -> dict[str, Any]:
         """One rollout."""
@@ -149,7 +156,7 @@ class PythonExecutor:
         return parse_reply(line)
 
 
-class CommandExecutor:
+class CommandExecutor(AgentExecutor):
     """Any program, started once per rollout: task JSON on its stdin, result JSON on its stdout."""
 
     def __init__(self, command: list[str], launcher: AgentLauncher) -> None:

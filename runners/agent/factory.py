@@ -61,7 +61,9 @@ def make_executors(
         return AgentLauncher(settings.working_dir, environment, slot, limits, settings.sandbox_command, paths, watchdog)
 
     def reward() -> RewardFunction | None:
-        return RewardFunction(python, settings.reward_fn, launcher_of(dict)) if settings.reward_fn is not None else None
+        if settings.reward_fn is None:
+            return None
+        return RewardFunction(python, settings.reward_fn, launcher_of(dict), settings.reward_timeout_seconds)
 
     if settings.command is not None:
         return [CommandExecutor(settings.command, launcher_of(slot)) for slot in slots]

@@ -1,31 +1,68 @@
 """The reward function: in a process of its own, which the agent that it judges cannot reach."""
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 from runners.agent.executors import AgentError, AgentExecutor, RolloutInfo, WorkerProcessDied
+from runners.agent.launcher import AgentLauncher
 from runners.agent.shared_process import SharedExecutor
+from runners.agent.turns import Turns
+
+
+class RewardTimeout(Exception):
+    """The reward function did not end within its limit; the message is a sentence."""
 
 
 class RewardFunction(SharedExecutor):
     """``module:function`` of (input, result), in the agent's interpreter, loaded once and kept warm.
 
-    An async one serves many slots side by side, any other one after the other.
+    An async one serves many slots side by side, any other one after the other. The limit counts from its turn. Of
+    several whose process ends, or answers no more, each is tried again alone: only so it shows which of them did it.
     """
 
     _mode = "reward"
     _kind = "reward function "
 
+    def __init__(self, python: Path, function: str, launcher: AgentLauncher, timeout_seconds: float) -> None:
+        super().__init__(python, function, launcher)
+        self._timeout_seconds = timeout_seconds
+        self._turns = Turns()
+
     async def compute_reward(self, task: Any, result: Any) -> Any:
-        """What it returns, any JSON; raises `AgentError` if it fails, `WorkerProcessDied` if its process is gone."""
+        """What it returns, any JSON.
+
+        Raises `RewardTimeout` beyond its limit, `AgentError` if it fails, `WorkerProcessDied` if its process is gone,
+        `AgentStartError` if it cannot be started again.
+        """
         try:
-            return (await self.run_one(task, result)).get("value")
+            if self.is_concurrent:
+                try:
+                    async with self._turns.shared():
+                        return await self._call(task, result)
+                except WorkerProcessDied:
+                    pass
+            async with self._turns.alone():
+                return await self._call(task, result)
         except AgentError as error:
             raise AgentError(f"the reward function failed: {error}", error.detail) from error
         except WorkerProcessDied as error:
             raise WorkerProcessDied(f"the reward function is gone: {error}") from error
 
+    async def _call(self, task: Any, result: Any) -> Any:
+        """Raises `WorkerProcessDied` too where the limit is over and the process answers nobody any more."""
+        await self.start()
+        process = self._process
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                return (await self.run_one(task, result)).get("value")
+        except TimeoutError:
+            if self._turns.has_sharing and self._process is not process:
+                raise WorkerProcessDied("it did not answer") from None
+            raise RewardTimeout(f"the reward function did not end in {self._timeout_seconds:g} s") from None
 
-class RewardingExecutor:
+
+class RewardingExecutor(AgentExecutor):
     """An executor whose rollouts are rewarded by a reward function."""
 
     def __init__(self, executor: AgentExecutor, function: RewardFunction) -> None:
@@ -37,8 +74,11 @@ class RewardingExecutor:
         await self._function.start()
 
     async def run(self, task: Any, rollout: RolloutInfo | None = None) -> dict[str, Any]:
-        """One rollout, and its reward; the agent's process has no part in that."""
-        answer = await self._executor.run(task, rollout)
+        """One rollout, without its reward."""
+        return await self._executor.run(task, rollout)
+
+    async def grade(self, task: Any, answer: dict[str, Any]) -> dict[str, Any]:
+        """The answer with its reward; the agent's process has no part in that. Raises as `compute_reward`."""
         return {**answer, "reward": await self._function.compute_reward(task, answer.get("value"))}
 
     async def stop(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runners.agent.executors import AgentError, PythonExecutor, RolloutInfo, WorkerProcessDied
+from runners.agent.executors import AgentError, AgentExecutor, PythonExecutor, RolloutInfo, WorkerProcessDied
 from runners.agent.launcher import AgentLauncher
 from runners.agent.process import AgentProcess
 
@@ -91,7 +91,7 @@ class SharedExecutor(PythonExecutor):
                 answer.set_result(reason)
 
 
-class SharedSlotExecutor:
+class SharedSlotExecutor(AgentExecutor):
     """One slot's part of a `SharedExecutor`."""
 
     def __init__(self, shared: SharedExecutor, slot: Callable[[], dict[str, str]]) -> None:

@@ -62,6 +62,7 @@ from runners.protocol.request import find_invalid_sampling
 from runners.recording import otlp
 from runners.recording.agent_events import EventContext, convert_event, parse_event
 from runners.recording.otlp_limits import InvalidOtlp
+from runners.recording.refusals import Refusals
 
 log = logging.getLogger(__name__)
 
@@ -242,7 +243,8 @@ class Gateway:
         attempt = running.recorder
         try:
             body = await read_limited_body(request)  # aiohttp has undone Content-Encoding
-            parse = partial(otlp.parse_request, signal, body, kind, attempt.rollout, attempt.root_id)
+            refusals = Refusals()
+            parse = partial(otlp.parse_request, signal, body, kind, attempt.rollout, attempt.root_id, refusals)
             if len(body) <= MAX_INLINE_BYTES:
                 spans = parse()
             else:
@@ -256,7 +258,10 @@ class Gateway:
             return otlp.error_response(400, kind, str(error))
         if slot.rollout is not running:
             return otlp.error_response(409, kind, "the rollout these spans belong to is over")
-        refused = sum(not attempt.add(span) for span in spans)
+        attempt.record_refusals(refusals)
+        for span in spans:
+            if refusal := attempt.add(span):
+                refusals.add(refusal)
         attempt.flush()
         try:
             await self._send(attempt, PUBLISH_TIMEOUT_SECONDS)
@@ -264,7 +269,7 @@ class Gateway:
             return otlp.error_response(429, kind, "the bus is full", retry_after=RETRY_AFTER_SECONDS)
         except (BusError, NatsError):
             return otlp.error_response(503, kind, "the bus does not answer", retry_after=RETRY_AFTER_SECONDS)
-        return otlp.success_response(signal, kind, refused)
+        return otlp.success_response(signal, kind, refusals)
 
     async def _event(self, request: web.Request) -> web.Response:
         slot, running = self._running(request)
@@ -273,8 +278,10 @@ class Gateway:
             span = convert_event(parse_event(body), EventContext.of(recorder, time.time_ns()))
         if slot.rollout is not running:
             raise ApiError(409, "no_rollout", "the rollout this event belongs to is over")
-        if not recorder.add(span):
-            raise ApiError(413, "request_too_large", "the attempt has no room for this event")
+        if refusal := recorder.add(span):
+            if refusal.kind in ("size", "room"):
+                raise ApiError(413, "request_too_large", "the attempt has no room for this event")
+            raise ApiError(400, "invalid_request_error", f"the event is refused: {refusal.sentence}")
         return web.json_response({})
 
     def _find_slot(self, request: web.Request) -> Slot:

@@ -7,6 +7,12 @@ from typing import Any
 TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "documents", "tools")
 """Fields that change how messages are rendered."""
 INTEGER_FIELDS = ("max_tokens", "max_completion_tokens", "n")
+"""Fields that the gateway itself has to understand."""
+WHOLE_FIELDS = (
+    *INTEGER_FIELDS, "logprobs", "min_tokens", "priority", "prompt_logprobs", "seed", "thinking_token_budget", "top_k",
+    "top_logprobs", "truncate_prompt_tokens",
+)  # fmt: skip
+"""Fields of whole numbers; clients whose numbers are all floats write 5.0 for 5."""
 
 SAMPLING_FIELDS = frozenset({
     "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "bad_words", "cache_salt", "chat_template",
@@ -41,6 +47,8 @@ class ChatRequest:
             raise ValueError("the request names no model")
         if chat and not isinstance(body.get("messages"), list):
             raise ValueError("the request has no list of messages")
+        whole = {field: int(body[field]) for field in WHOLE_FIELDS if _is_whole_float(body.get(field))}
+        body = {**body, **whole}
         for field in INTEGER_FIELDS:
             if not isinstance(body.get(field) or 0, int):
                 raise ValueError(f"{field} is a whole number")
@@ -106,6 +114,10 @@ class ChatRequest:
         if self.stream:
             body["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
         return body
+
+
+def _is_whole_float(value: Any) -> bool:
+    return isinstance(value, float) and value.is_integer()
 
 
 def find_invalid_sampling(sampling: dict[str, Any]) -> str:

@@ -9,9 +9,10 @@ from types import MappingProxyType
 from common.observability import metrics
 from runners.protocol.choice import SampledChoice
 from runners.protocol.token_history import TokenHistory
+from runners.recording.refusals import Refusal, Refusals
 from runners.recording.usage import UsageMeter
 from schemas import ids
-from schemas.base import Outcome
+from schemas.base import MAX_TIME_NS, Outcome
 from schemas.codec import MAX_BYTES, EncodeError, encode
 from schemas.semconv import attributes
 from schemas.semconv.rewards import extract_rewards
@@ -49,7 +50,7 @@ class AttemptRecorder:
     reward_spans: list[Span] = field(default_factory=list)
     """Spans that say a reward."""
     dropped_spans: int = 0
-    """Spans that found no room."""
+    """Spans that could not be kept."""
     history: TokenHistory = field(default_factory=TokenHistory)
     last_nodes: dict[str, str] = field(default_factory=dict)
     """By model, the inference node that answered last: its cache holds the prefix of the next call."""
@@ -88,16 +89,28 @@ class AttemptRecorder:
         """Model calls so far."""
         return self._meter.num_calls
 
-    def add(self, span: Span) -> bool:
-        """Keep a span, if there is room for it; one that an exporter sends again is kept once."""
+    def add(self, span: Span) -> Refusal | None:
+        """Keep a span, unless it is refused for the reason returned; one that an exporter sends again is kept once."""
         if span.span_id in self._ids:
-            return True
-        if not self._truncate_span(span):
-            return False
-        self._meter.add(span)
-        if any(True for _ in extract_rewards(span)):
-            self.reward_spans.append(span)
-        return True
+            return None
+        if span.end_ns > MAX_TIME_NS:
+            self.dropped_spans += 1
+            refusal = Refusal("time", f"its time {span.end_ns} ns is after the year 2262")
+        elif not self._truncate_span(span):
+            refusal = _explain_refusal(span)
+        else:
+            self._meter.add(span)
+            if any(True for _ in extract_rewards(span)):
+                self.reward_spans.append(span)
+            return None
+        metrics.spans_refused.labels(refusal.kind).inc()
+        return refusal
+
+    def record_refusals(self, refusals: Refusals) -> None:
+        """Count spans that were refused before they came here."""
+        self.dropped_spans += refusals.total
+        for kind, count in refusals.kinds.items():
+            metrics.spans_refused.labels(kind).inc(count)
 
     def _truncate_span(self, span: Span) -> bool:
         try:
@@ -289,6 +302,17 @@ class AttemptRecorder:
             scope=SCOPE,
             attributes=span_attributes,
         )
+
+
+def _explain_refusal(span: Span) -> Refusal:
+    """Why a span was not kept: it cannot be, or there is no room for it."""
+    try:
+        size = len(encode(span))
+    except EncodeError as error:
+        return Refusal("form" if error.__cause__ else "size", f"it cannot be recorded: {error}")
+    if size > MAX_SPAN_BYTES:
+        return Refusal("size", f"it takes {size} bytes, and a span may take {MAX_SPAN_BYTES}")
+    return Refusal("room", "the attempt has no room for more spans")
 
 
 def _truncate(text: str) -> str:

@@ -20,49 +20,51 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from runners.recording.otlp_json import normalize_json
-from runners.recording.otlp_limits import Budget, InvalidOtlp
+from runners.recording.otlp_json import UNREADABLE, fill_request
+from runners.recording.otlp_limits import InvalidOtlp
+from runners.recording.otlp_protobuf import parse_protobuf
 from runners.recording.otlp_spans import convert_logs, convert_spans
+from runners.recording.refusals import Refusals
 from schemas import ids
 from schemas.spans import Span
 
 SIGNALS = frozenset({"traces", "logs", "metrics"})
 JSON = "application/json"
-UNREADABLE = (
-    DecodeError, json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError, OverflowError,
-    SystemError,  # protobuf's own, for a key with half a character in it
-)  # fmt: skip
 
 
-def parse_request(signal: str, body: bytes, content_type: str, rollout: str, root_span_id: str) -> list[Span]:
+def parse_request(
+    signal: str, body: bytes, content_type: str, rollout: str, root_span_id: str, refusals: Refusals | None = None
+) -> list[Span]:
     """The spans of one export request, as spans of a rollout; raises `InvalidOtlp`. Of metrics nothing is kept.
 
-    ``signal`` is one of `SIGNALS`. Takes up to seconds for a large hostile body: not for the event loop's thread.
+    ``signal`` is one of `SIGNALS`. A span that cannot be kept is counted in ``refusals`` and costs no other.
+    Takes up to seconds for a large hostile body: not for the event loop's thread.
     """
-    trace = ids.trace_id(rollout)
+    trace, refusals = ids.trace_id(rollout), Refusals() if refusals is None else refusals
     if signal == "traces":
-        return convert_spans(_parsed(ExportTraceServiceRequest(), body, content_type), trace, root_span_id)
+        traces = ExportTraceServiceRequest()
+        _parse(traces, signal, body, content_type, refusals)
+        return convert_spans(traces, trace, root_span_id, refusals)
     if signal == "logs":
-        return convert_logs(_parsed(ExportLogsServiceRequest(), body, content_type), trace, root_span_id)
+        logs = ExportLogsServiceRequest()
+        _parse(logs, signal, body, content_type, refusals)
+        return convert_logs(logs, trace, root_span_id, refusals)
     return []
 
 
-def success_response(signal: str, content_type: str, refused: int) -> web.Response:
+def success_response(signal: str, content_type: str, refusals: Refusals) -> web.Response:
     """200; where something was not kept, how much and why."""
-    message: Any
     if signal == "metrics":
-        message = ExportMetricsServiceResponse()
-        message.partial_success.error_message = "metrics are not kept here: traces and logs are"
-    elif signal == "logs":
-        message = ExportLogsServiceResponse()
-        if refused:
-            message.partial_success.rejected_log_records = refused
-    else:
-        message = ExportTraceServiceResponse()
-        if refused:
-            message.partial_success.rejected_spans = refused
-    if refused:
-        message.partial_success.error_message = "the attempt has no room for more spans"
+        metrics = ExportMetricsServiceResponse()
+        metrics.partial_success.error_message = "metrics are not kept here: traces and logs are"
+        return _response(200, content_type, metrics)
+    message: Any = ExportLogsServiceResponse() if signal == "logs" else ExportTraceServiceResponse()
+    if refusals.total:
+        message.partial_success.error_message = refusals.describe()
+        if signal == "logs":
+            message.partial_success.rejected_log_records = refusals.total
+        else:
+            message.partial_success.rejected_spans = refusals.total
     return _response(200, content_type, message)
 
 
@@ -80,14 +82,13 @@ def _response(status: int, content_type: str, message: Message) -> web.Response:
     return web.Response(status=status, body=message.SerializeToString(), content_type="application/x-protobuf")
 
 
-def _parsed(request: Any, body: bytes, content_type: str) -> Any:
+def _parse(request: Message, signal: str, body: bytes, content_type: str, refusals: Refusals) -> None:
     try:
         if content_type == JSON:
-            json_format.ParseDict(normalize_json(json.loads(body), Budget()), request, ignore_unknown_fields=True)
+            fill_request(request, signal, json.loads(body), refusals)
         else:
-            request.ParseFromString(body)
+            parse_protobuf(request, body)
     except InvalidOtlp:
         raise
-    except UNREADABLE as error:
+    except (DecodeError, *UNREADABLE) as error:
         raise InvalidOtlp(f"not an OTLP request: {error}") from error
-    return request

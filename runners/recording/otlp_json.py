@@ -1,43 +1,133 @@
-"""OTLP's JSON as protobuf's JSON has it. Pure."""
+"""OTLP's JSON as protobuf's messages, each span by itself: an odd one costs no other. Pure."""
 
 import base64
 import json
+from collections.abc import Iterator
 from typing import Any
 
+from google.protobuf import json_format
+from google.protobuf.message import Message
 from opentelemetry.proto.trace.v1 import trace_pb2
 
-from runners.recording.otlp_limits import Budget
+from runners.recording.otlp_ids import LENGTHS, decode_id
+from runners.recording.otlp_limits import Budget, InvalidOtlp, check_count
+from runners.recording.refusals import InvalidSpan, Refusal, Refusals
+from schemas.text import replace_surrogates
 
 UNKNOWN = "lightningbus.otlp.unknown."
-IDS = frozenset({"traceId", "spanId", "parentSpanId"})
+NAMES = {
+    "traces": ("resource_spans", "scope_spans", "spans"),
+    "logs": ("resource_logs", "scope_logs", "log_records"),
+}
+"""Where spans, or log records, stand in a request."""
+UNREADABLE = (
+    json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError, OverflowError,
+    SystemError,  # protobuf's own, for a key with half a character in it
+)  # fmt: skip
+KNOWN_FIELDS = frozenset(
+    (*trace_pb2.Span.DESCRIPTOR.fields_by_camelcase_name, *trace_pb2.Span.DESCRIPTOR.fields_by_name)
+)
 
 
-def normalize_json(value: Any, budget: Budget) -> Any:
-    """Ids, which OTLP writes as hex, as base64; unknown fields of a span, which protobuf would drop, as attributes.
+def fill_request(request: Message, signal: str, body: Any, refusals: Refusals) -> None:
+    """Put what JSON holds into a request of ``signal``; what cannot be read is refused.
 
-    Raises `InvalidOtlp` for too many objects and lists, and what `json` and `bytes.fromhex` raise for wrong ones.
+    Raises `InvalidOtlp` for too much in one request, and ValueError where nothing can be read.
     """
-    if not isinstance(value, dict | list):
-        return value
-    budget.spend()
-    if isinstance(value, list):
-        return [normalize_json(element, budget) for element in value]
-    unknown = _unknown(value)
+    budget = Budget()
+    _count_objects(body, budget)
+    if not isinstance(body, dict):
+        raise ValueError("the request is no JSON object")
+    groups, scopes, records = NAMES[signal]
+    check_count(sum(len(_items(scope, records)) for group in _items(body, groups) for scope in _items(group, scopes)))
+    for group in _items(body, groups):
+        target = getattr(request, groups).add()
+        is_readable = _read_shared(group, scopes, target)
+        for scope in _items(group, scopes):
+            scope_target = getattr(target, scopes).add()
+            is_scope_readable = _read_shared(scope, records, scope_target) and is_readable
+            for record in _items(scope, records):
+                try:
+                    if not is_scope_readable:
+                        raise InvalidSpan("form", "its resource or scope is not as OTLP has it")
+                    _read(_fields_of(record, signal, budget), getattr(scope_target, records))
+                except InvalidOtlp:
+                    raise
+                except InvalidSpan as error:
+                    refusals.add(error.refusal)
+                except UNREADABLE as error:
+                    refusals.add(Refusal("form", f"it is not as OTLP has it: {error}"))
+
+
+def _read(fields: dict[str, Any], records: Any) -> None:
+    """Append what fields say to protobuf's list, unless they cannot be read."""
+    try:
+        json_format.ParseDict(fields, records.add(), ignore_unknown_fields=True)
+    except BaseException:
+        del records[-1]
+        raise
+
+
+def _items(holder: Any, name: str) -> list[Any]:
+    """The list of a field, by the name of protobuf's JSON or by its own; empty if there is none."""
+    if not isinstance(holder, dict):
+        return []
+    value = holder.get(_camel_case(name)) or holder.get(name)
+    return value if isinstance(value, list) else []
+
+
+def _read_shared(holder: Any, records: str, target: Message) -> bool:
+    """Read a resource or scope without what is below it; whether it could be read."""
+    below = (records, _camel_case(records))
+    try:
+        fields = {name: field for name, field in holder.items() if name not in below}
+        json_format.ParseDict(_normalize(fields), target, ignore_unknown_fields=True)
+    except UNREADABLE:
+        target.Clear()
+        return False
+    return True
+
+
+def _fields_of(record: Any, signal: str, budget: Budget) -> dict[str, Any]:
+    """Of a span or log record; those that protobuf would drop from a span become attributes."""
+    if not isinstance(record, dict):
+        raise InvalidSpan("form", f"it is no JSON object, but {json.dumps(record)[:40]}")
+    unknown = {name: field for name, field in record.items() if signal == "traces" and name not in KNOWN_FIELDS}
     budget.spend(len(unknown))
-    converted = {
-        key: base64.b64encode(bytes.fromhex(field)).decode() if key in IDS else normalize_json(field, budget)
-        for key, field in value.items()
-        if key not in unknown
-    }
+    fields: dict[str, Any] = _normalize({name: field for name, field in record.items() if name not in unknown})
     if unknown:  # as they came: converted they would be written as JSON within JSON, twice as long at each level
         kept = [{"key": UNKNOWN + key, "value": {"stringValue": json.dumps(field)}} for key, field in unknown.items()]
-        converted["attributes"] = [*converted.get("attributes", ()), *kept]
-    return converted
+        fields["attributes"] = [*(fields.get("attributes") or ()), *_normalize(kept)]
+    return fields
 
 
-def _unknown(value: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a span that this version of the protocol does not have; none of anything else."""
-    if "spanId" not in value or "startTimeUnixNano" not in value:
-        return {}
-    known = trace_pb2.Span.DESCRIPTOR.fields_by_camelcase_name
-    return {key: field for key, field in value.items() if key not in known}
+def _normalize(value: Any) -> Any:
+    """JSON as protobuf reads it: ids in base64, and no half characters. Raises `InvalidSpan` for a wrong id."""
+    if isinstance(value, str):
+        return value if value.isascii() else replace_surrogates(value)
+    if isinstance(value, list):
+        return [_normalize(element) for element in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        _normalize(name): base64.b64encode(decode_id(name, field)).decode() if name in LENGTHS else _normalize(field)
+        for name, field in value.items()
+    }
+
+
+def _count_objects(value: Any, budget: Budget) -> None:
+    """Count objects and lists before any is converted; raises `InvalidOtlp` for too many."""
+    below: list[Iterator[Any]] = [iter((value,))]
+    while below:
+        for element in below[-1]:
+            if isinstance(element, dict | list):
+                budget.spend()
+                below.append(iter(element.values() if isinstance(element, dict) else element))
+                break
+        else:
+            below.pop()
+
+
+def _camel_case(name: str) -> str:
+    first, *words = name.split("_")
+    return first + "".join(map(str.capitalize, words))

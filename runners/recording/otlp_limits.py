@@ -25,3 +25,9 @@ class Budget:
         self._left -= values
         if self._left < 0:
             raise InvalidOtlp(f"more than {MAX_VALUES} values in one request")
+
+
+def check_count(spans: int) -> None:
+    """Raise `InvalidOtlp` for too many spans, or log records, in one request."""
+    if spans > MAX_SPANS:
+        raise InvalidOtlp(f"{spans} spans in one request; the limit is {MAX_SPANS}")

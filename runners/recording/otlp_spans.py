@@ -1,7 +1,7 @@
 """OTLP's spans and log records as spans of a rollout. Pure."""
 
 import base64
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,8 +13,10 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1 import trace_pb2
 
+from runners.recording.otlp_ids import check_id
 from runners.recording.otlp_json import UNKNOWN
-from runners.recording.otlp_limits import MAX_SHARED_BYTES, MAX_SPANS, Budget, InvalidOtlp
+from runners.recording.otlp_limits import MAX_SHARED_BYTES, Budget, InvalidOtlp, check_count
+from runners.recording.refusals import InvalidSpan, Refusals
 from schemas import ids
 from schemas.semconv import attributes
 from schemas.spans import Span
@@ -43,8 +45,10 @@ class _ScopeContext:
     """The traces that become the rollout's."""
 
 
-def convert_spans(request: ExportTraceServiceRequest, trace_id: str, root_span_id: str) -> list[Span]:
-    """Raises `InvalidOtlp` for too much in one request."""
+def convert_spans(
+    request: ExportTraceServiceRequest, trace_id: str, root_span_id: str, refusals: Refusals
+) -> list[Span]:
+    """Spans of a rollout; one that cannot be kept is refused. Raises `InvalidOtlp` for too much in one request."""
     groups: list[ResourceGroup] = [
         (group.resource, [(scope.scope, scope.spans) for scope in group.scope_spans if scope.spans])
         for group in request.resource_spans
@@ -52,18 +56,33 @@ def convert_spans(request: ExportTraceServiceRequest, trace_id: str, root_span_i
     _check(groups)
     moved = {span.trace_id for _, scopes in groups for _, spans in scopes for span in spans}
     budget = Budget()
-    return [_span(span, shared, budget) for span, shared in _each(groups, trace_id, root_span_id, moved, budget)]
+    return _convert(_span, _each(groups, trace_id, root_span_id, moved, budget), budget, refusals)
 
 
-def convert_logs(request: ExportLogsServiceRequest, trace_id: str, root_span_id: str) -> list[Span]:
-    """Raises `InvalidOtlp` for too much in one request."""
+def convert_logs(request: ExportLogsServiceRequest, trace_id: str, root_span_id: str, refusals: Refusals) -> list[Span]:
+    """As `convert_spans`, of log records."""
     groups: list[ResourceGroup] = [
         (group.resource, [(scope.scope, scope.log_records) for scope in group.scope_logs if scope.log_records])
         for group in request.resource_logs
     ]
     _check(groups)
     budget = Budget()
-    return [_log(record, shared, budget) for record, shared in _each(groups, trace_id, root_span_id, (), budget)]
+    return _convert(_log, _each(groups, trace_id, root_span_id, (), budget), budget, refusals)
+
+
+def _convert(
+    convert: Callable[[Any, _ScopeContext, Budget], Span],
+    records: Iterable[tuple[Any, _ScopeContext]],
+    budget: Budget,
+    refusals: Refusals,
+) -> list[Span]:
+    converted = []
+    for record, shared in records:
+        try:
+            converted.append(convert(record, shared, budget))
+        except InvalidSpan as error:
+            refusals.add(error.refusal)
+    return converted
 
 
 def _check(groups: Iterable[ResourceGroup]) -> None:
@@ -74,8 +93,7 @@ def _check(groups: Iterable[ResourceGroup]) -> None:
         for scope, records in scopes:
             spans += len(records)
             shared += len(records) * (size + scope.ByteSize())
-    if spans > MAX_SPANS:
-        raise InvalidOtlp(f"{spans} spans in one request; the limit is {MAX_SPANS}")
+    check_count(spans)
     if shared > MAX_SHARED_BYTES:
         raise InvalidOtlp(
             f"resource and scope, counted for each span, have {shared} bytes; the limit is {MAX_SHARED_BYTES}"
@@ -111,6 +129,12 @@ def _span(span: trace_pb2.Span, shared: _ScopeContext, budget: Budget) -> Span:
         budget.spend()
         span_attributes[f"{UNKNOWN}{field.field_number}"] = _to_json_value(field.data)
     budget.spend(len(span.events) + len(span.links))
+    for name, value in (
+        ("traceId", span.trace_id), ("spanId", span.span_id), ("parentSpanId", span.parent_span_id)
+    ):  # fmt: skip
+        check_id(name, value)
+    if not span.span_id:
+        raise InvalidSpan("id", "it has no spanId")
     return Span(
         trace_id=shared.trace_id,
         span_id=span.span_id.hex(),
@@ -150,6 +174,7 @@ def _log(record: LogRecord, shared: _ScopeContext, budget: Budget) -> Span:
         "log.severity": record.severity_text,
     }
     log_attributes[attributes.LOG_BODY] = _value(record.body, budget)
+    check_id("spanId", record.span_id)
     # A record has no id of its own: its content names it, so that an exporter may send it twice.
     name = base64.b64encode(record.SerializeToString(deterministic=True)).decode()
     return Span(

@@ -9,8 +9,7 @@ SELECT * EXCEPT retention_days FROM {database}.raw_attempts FINAL
 SETTINGS do_not_merge_across_partitions_select_final = 1;
 
 CREATE OR REPLACE VIEW {database}.spans{on_cluster} AS
-SELECT * EXCEPT retention_days FROM {database}.raw_spans FINAL
-SETTINGS do_not_merge_across_partitions_select_final = 1;
+SELECT * EXCEPT retention_days FROM {database}.raw_spans FINAL;
 
 CREATE OR REPLACE VIEW {database}.model_calls{on_cluster} AS
 SELECT * EXCEPT retention_days FROM {database}.raw_model_calls FINAL

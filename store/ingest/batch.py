@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,15 +19,35 @@ ColumnTypes = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class DecodedMessage:
-    """A message with its rows."""
+    """A message with its rows, or with some of them."""
 
     delivery: Message
     rows: tuple[tuple[str, Row], ...]
+    selected: tuple[int, ...] | None = None
+    """Positions of the rows among all of the message; None: all of them."""
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Positions of the rows among all of the message."""
+        return tuple(range(len(self.rows))) if self.selected is None else self.selected
+
+    def select(self, positions: Collection[int]) -> "DecodedMessage":
+        """The message with some of these rows."""
+        chosen = set(positions)
+        kept = [(place, row) for place, row in zip(self.positions, self.rows, strict=True) if place in chosen]
+        return DecodedMessage(self.delivery, tuple(row for _, row in kept), tuple(place for place, _ in kept))
+
+    def without(self, tables: Collection[str]) -> "DecodedMessage":
+        """The message without its rows of some tables."""
+        if not tables:
+            return self
+        rows = zip(self.positions, self.rows, strict=True)
+        return self.select([place for place, (table, _) in rows if table not in tables])
 
 
 @dataclass(frozen=True, slots=True)
 class InsertBatch:
-    """The rows of a batch by table, also as Arrow tables, and a token that is the same for the same messages."""
+    """The rows of a batch by table, also as Arrow tables, and a token that is the same for the same rows."""
 
     rows: Mapping[str, Sequence[Row]]
     tables: dict[str, pa.Table]
@@ -41,7 +61,10 @@ def build_insert_batch(batch: Sequence[DecodedMessage], types: ColumnTypes) -> I
         for table, row in message.rows:
             rows[table].append(row)
     tables = {table: arrow.rows_to_arrow(table_rows, types[table]) for table, table_rows in rows.items()}
-    return InsertBatch(rows, tables, deduplication_token(message.delivery for message in batch))
+    token = deduplication_token(message.delivery for message in batch)
+    if parts := [f"{item.delivery.stream}:{item.delivery.sequence}:{item.selected}" for item in batch if item.selected]:
+        token = hashlib.sha256("\n".join([token, *sorted(parts)]).encode()).hexdigest()
+    return InsertBatch(rows, tables, token)
 
 
 def load_column_types(client: Client, database: str) -> ColumnTypes:

@@ -1,16 +1,21 @@
-"""Acknowledge, extend or dead-letter messages. The bus may be away: nothing here raises."""
+"""Acknowledge, keep, give back or dead-letter messages. The bus may be away: nothing here raises."""
 
+import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
+from contextlib import asynccontextmanager
 
 from bus.client import Bus
 from bus.dead_letters import DeadLetterQueue
 from bus.message import Message
+from bus.streams import ACK_WAIT_SECONDS
+from common.aio import cancel_and_wait
 
 log = logging.getLogger(__name__)
 
 DEAD_LETTER_RETRY_SECONDS = 30.0
+GIVE_BACK_SECONDS = 5.0
 
 
 async def acknowledge(deliveries: Iterable[Message]) -> None:
@@ -22,11 +27,28 @@ async def acknowledge(deliveries: Iterable[Message]) -> None:
             log.warning("inserted but not acknowledged, so it will be redelivered: %s", error)
 
 
-async def extend(deliveries: Iterable[Message]) -> None:
-    """Extend the ack wait of messages that are still in progress."""
-    for delivery in deliveries:
-        with contextlib.suppress(Exception):
-            await delivery.in_progress()
+@asynccontextmanager
+async def keep_extended(deliveries: Collection[Message]) -> AsyncIterator[None]:
+    """Extend the ack wait of messages that are not settled, again and again while the block runs."""
+
+    async def extend() -> None:
+        while True:
+            await asyncio.sleep(ACK_WAIT_SECONDS / 3)
+            for delivery in deliveries:
+                with contextlib.suppress(Exception):
+                    await delivery.in_progress()
+
+    extending = asyncio.create_task(extend())
+    try:
+        yield
+    finally:
+        await cancel_and_wait(extending)
+
+
+async def give_back(delivery: Message) -> None:
+    """Have a message delivered again, a little later."""
+    with contextlib.suppress(Exception):
+        await delivery.nak(GIVE_BACK_SECONDS)
 
 
 async def dead_letter(bus: Bus, delivery: Message, reason: str) -> None:

@@ -19,7 +19,14 @@ def span_batch_rows(batch: SpanBatch, metadata: EventMetadata) -> Iterator[tuple
         yield (
             "raw_spans",
             span_row(
-                batch.run_id, batch.task_id, batch.rollout_id, batch.attempt, batch.execution_id, span, retention_days
+                batch.run_id,
+                batch.task_id,
+                batch.rollout_id,
+                batch.attempt,
+                batch.execution_id,
+                span,
+                metadata.stored_ns,
+                retention_days,
             ),
         )
         if span.call is not None:
@@ -74,7 +81,10 @@ def task_rows(record: TaskRecord, metadata: EventMetadata) -> Iterator[tuple[str
     task, span = record.task, record.span
     identity = {"run_id": task.run_id, "task_id": task.id, "rollout_id": record.rollout_id}
     retention_days = metadata.retention_days(task.run_id)
-    yield "raw_spans", span_row(task.run_id, task.id, record.rollout_id, 0, "", span, retention_days)
+    yield (
+        "raw_spans",
+        span_row(task.run_id, task.id, record.rollout_id, 0, "", span, metadata.stored_ns, retention_days),
+    )
     yield (
         "raw_tasks",
         {
@@ -100,7 +110,14 @@ def task_rows(record: TaskRecord, metadata: EventMetadata) -> Iterator[tuple[str
 
 
 def span_row(
-    run_id: str, task_id: str, rollout_id: str, attempt: int, execution_id: str, span: Span, retention_days: int
+    run_id: str,
+    task_id: str,
+    rollout_id: str,
+    attempt: int,
+    execution_id: str,
+    span: Span,
+    stored_ns: int,
+    retention_days: int,
 ) -> Row:
     """The row of a span. One dict literal: most rows are spans, and merging dicts takes twice as long."""
     return {
@@ -123,5 +140,6 @@ def span_row(
         "resource": span.resource,
         "events": to_json(span.events) if span.events else "",
         "links": to_json(span.links) if span.links else "",
+        "stored_at": stored_ns,
         "retention_days": retention_days,
     }

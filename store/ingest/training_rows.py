@@ -50,7 +50,8 @@ def training_step_rows(step: TrainingStep, metadata: EventMetadata) -> Iterator[
     for span in step.spans:
         rollout = str(span.attributes.get(attributes.ROLLOUT, ""))
         task, attempt, execution = attempts.get(rollout, ("", 0, ""))
+        retention_days = metadata.retention_days(step.run_id)
         yield (
             "raw_spans",
-            span_row(step.run_id, task, rollout, attempt, execution, span, metadata.retention_days(step.run_id)),
+            span_row(step.run_id, task, rollout, attempt, execution, span, metadata.stored_ns, retention_days),
         )

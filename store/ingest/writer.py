@@ -1,54 +1,39 @@
-"""Inserts batches into ClickHouse, retries while it fails, cuts out rejected rows, then acknowledges."""
+"""Writes batches into ClickHouse, halves rejected ones down to the rejected rows, and settles their messages."""
 
 import asyncio
-import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from clickhouse_connect.driver.client import Client
-from clickhouse_connect.driver.exceptions import DatabaseError, DataError
 
 from bus.client import Bus
-from common.aio import run_in_daemon_thread
-from common.backoff import Backoff, RetryPolicy
+from bus.message import Message
 from common.observability import metrics, tracing
 from store.ingest.batch import ColumnTypes, DecodedMessage, InsertBatch, build_insert_batch
+from store.ingest.inserter import Insert, Inserter, Rejection
 from store.ingest.row import Row
-from store.ingest.settling import acknowledge, dead_letter, extend
+from store.ingest.settling import acknowledge, dead_letter, give_back, keep_extended
 
-log = logging.getLogger(__name__)
-
-RETRY_POLICY = RetryPolicy(0.2, 10.0)
 RATE_WINDOW_SECONDS = 10.0
 MAX_FAILURE_CHARS = 200
-POISON_CODES = frozenset({6, 27, 38, 41, 53, 69, 70, 72, 117, 131, 321, 469})
-"""ClickHouse's errors about a value: parsing, conversion, range, size, a constraint."""
+MAX_REJECTED_ROWS = 100
+"""Of one message; with more of them, what is left of it is not tried."""
+MAX_REASONS = 3
+"""Rejected rows that the reason of a dead letter describes."""
 
-INSERT_SETTINGS = {
-    "optimize_on_insert": "0",
-    "async_insert": "0",
-    # A crash can leave the rows in a table but not in the materialized view on it: a retry must write to the view too.
-    "deduplicate_blocks_in_dependent_materialized_views": "1",
-}
-Insert = Callable[[str, str, Any, dict[str, str]], int]
-"""Insert an Arrow table: database, table, columns, ClickHouse's settings; returns the number of rows that ClickHouse
-reports as written. Raises ClickHouse's errors; blocks."""
-
-
-class RowsMissingError(Exception):
-    """ClickHouse reports fewer rows than were sent, and no error."""
+T = TypeVar("T")
 
 
 class Writer:
     """Writes one batch at a time."""
 
     def __init__(self, bus: Bus, insert: Insert, database: str, types: ColumnTypes) -> None:
-        self._bus, self._insert_columns, self._database, self._types = bus, insert, database, types
+        self._bus, self._types = bus, types
+        self._inserter = Inserter(insert, database)
         self._written: deque[tuple[float, int]] = deque()  # (time, number of rows)
         self.rows = 0
-        self.problem = ""
         self.last_rollout_at = self.started_at = time.monotonic()
         """When a rollout was last written; in `time.monotonic`'s seconds."""
         self.num_failed_attempts = 0
@@ -58,69 +43,77 @@ class Writer:
         self.last_step_at: dict[str, float] = {}
         """When a training step of a model was last written."""
 
+    @property
+    def problem(self) -> str:
+        """Why nothing is inserted now; empty while ClickHouse takes rows."""
+        return self._inserter.problem
+
     def start_building(self, batch: Sequence[DecodedMessage]) -> "asyncio.Task[InsertBatch]":
         """Start to build a batch while another is written."""
         return asyncio.create_task(asyncio.to_thread(build_insert_batch, batch, self._types))
 
     async def write(self, batch: Sequence[DecodedMessage], columns: Awaitable[InsertBatch]) -> None:
-        """Insert with retries, then acknowledge; a poison row is found by bisection and dead-lettered.
+        """Insert and acknowledge; a message with rejected rows becomes a dead letter, and its other rows are inserted.
 
-        Errors of the batch and of the database are not raised.
+        Waits for a ClickHouse that cannot write. Errors of the batch and of the database are not raised.
         """
-        deliveries = [message.delivery for message in batch]
-        backoff = Backoff(RETRY_POLICY)
-        num_short = 0  # inserts that wrote too few rows
+        async with keep_extended([message.delivery for message in batch]):
+            await self._write(batch, columns)
+
+    async def _write(self, batch: Sequence[DecodedMessage], columns: Awaitable[InsertBatch]) -> None:
+        written: set[str] = set()
+        rejection = await self._insert(columns, written)
+        if rejection is None:
+            metrics.store_bytes.inc(sum(len(message.delivery.data) for message in batch))
+            with tracing.start_as_current_span("ack"):
+                await acknowledge(message.delivery for message in batch)
+        elif len(batch) > 1:
+            for half in halve([message.without(written) for message in batch]):
+                await self._write(half, self.start_building(half))
+        else:
+            await self._settle_parts(batch[0].delivery, await self._insert_parts(batch[0].without(written), rejection))
+
+    async def _insert_parts(self, message: DecodedMessage, rejection: Rejection) -> list[Rejection]:
+        """Insert all rows of a rejected message that can be; why the others cannot."""
+        if len(message.rows) < 2:
+            tables = " and ".join(table for table, _ in message.rows)
+            return [Rejection(f"a row of {tables}: {rejection.reason}", rejection.is_certain)]
+        rejections: list[Rejection] = []
+        for positions in halve(message.positions):
+            if len(rejections) >= MAX_REJECTED_ROWS:
+                return [*rejections, Rejection(f"{len(positions)} rows that were not tried")]
+            part = message.select(positions)
+            written: set[str] = set()
+            if problem := await self._insert(self.start_building([part]), written):
+                rejections += await self._insert_parts(part.without(written), problem)
+        return rejections
+
+    async def _settle_parts(self, delivery: Message, rejections: Sequence[Rejection]) -> None:
+        """Of a message whose rows were inserted one part after the other."""
+        if not rejections:
+            await acknowledge([delivery])
+        elif all(rejection.is_certain for rejection in rejections):
+            reasons = [rejection.reason for rejection in rejections[:MAX_REASONS]]
+            more = [f"{len(rejections) - MAX_REASONS} more"] if len(rejections) > MAX_REASONS else []
+            await dead_letter(self._bus, delivery, f"not insertable: {'; '.join([*reasons, *more])}")
+        else:  # whether the rows are at fault shows once ClickHouse takes others
+            await give_back(delivery)
+
+    async def _insert(self, columns: Awaitable[InsertBatch], written: set[str]) -> Rejection | None:
+        """As `Inserter.insert`; whatever is written counts."""
         try:
             built = await columns
-        except Exception as error:  # any error here is caused by these messages
-            await self._bisect_poison_rows(batch, error)
-            return
-        while True:
-            try:
-                with metrics.insert_duration.time(), tracing.start_as_current_span("insert"):
-                    await run_in_daemon_thread(self._insert, built, num_short)
-                break
-            except Exception as error:
-                if is_poison(error):
-                    self.problem = ""
-                    await self._bisect_poison_rows(batch, error)
-                    return
-                metrics.insert_failures.inc()
-                num_short += isinstance(error, RowsMissingError)
-                self.problem = _one_line(error)[:200]
-                delay = backoff.next_delay()
-                log.warning("not inserted, trying again in %.1f s: %s", delay, self.problem)
-            await asyncio.sleep(delay)
-            await extend(deliveries)
-        self.problem = ""
-        self._record_success(built.rows, sum(len(delivery.data) for delivery in deliveries))
-        with tracing.start_as_current_span("ack"):
-            await acknowledge(deliveries)
+        except Exception as error:  # any error here is caused by these rows
+            return Rejection.of(error)
+        rejection = await self._inserter.insert(built, written)
+        self._count({table: rows for table, rows in built.rows.items() if table in written})
+        return rejection
 
-    def _insert(self, columns: InsertBatch, num_short: int) -> None:
-        for table, arrow_table in columns.tables.items():
-            # Duplicate rows within one insert are merged later, with all others. The reply comes after the write. A
-            # partial insert is repeated under a new token: ClickHouse would skip it under the first one.
-            token = f"{table}:{columns.token}" + (f":{num_short}" if num_short else "")
-            settings = {"insert_deduplication_token": token, **INSERT_SETTINGS}
-            written = self._insert_columns(self._database, table, arrow_table, settings)
-            if written < arrow_table.num_rows:
-                raise RowsMissingError(f"ClickHouse wrote {written} of {arrow_table.num_rows} rows into {table}")
-
-    async def _bisect_poison_rows(self, batch: Sequence[DecodedMessage], error: Exception) -> None:
-        if len(batch) == 1:
-            await dead_letter(self._bus, batch[0].delivery, f"not insertable: {_one_line(error)[:500]}")
-            return
-        middle = len(batch) // 2
-        for half in (batch[:middle], batch[middle:]):
-            await self.write(half, self.start_building(half))
-
-    def _record_success(self, rows: Mapping[str, Sequence[Row]], num_bytes: int) -> None:
+    def _count(self, rows: Mapping[str, Sequence[Row]]) -> None:
         now, num_rows = time.monotonic(), sum(map(len, rows.values()))
         self.rows += num_rows
         for table, table_rows in rows.items():
             metrics.store_rows_inserted.labels(table.removeprefix("raw_")).inc(len(table_rows))
-        metrics.store_bytes.inc(num_bytes)
         self._written.append((now, num_rows))
         if attempts := rows.get("raw_attempts", ()):
             self.last_rollout_at = now
@@ -155,12 +148,7 @@ def insert_over_http(client: Client) -> Insert:
     return insert
 
 
-def is_poison(error: Exception) -> bool:
-    """Whether an insert failed because of a value in it, not because of the database. Pure."""
-    if isinstance(error, DatabaseError):
-        return isinstance(error, DataError) or (getattr(error, "code", None) or 0) in POISON_CODES
-    return False
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+def halve(items: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
+    """Both halves of at least two items. Pure."""
+    middle = len(items) // 2
+    return items[:middle], items[middle:]

@@ -4,10 +4,11 @@ A rollout counts once for each model that answered it. Its reward is the one tha
 ``rewards[name]`` where the setting ``reward`` names one, else the main reward.
 In training as the learner counts it (`learner.rollouts.assembler.training_reward`): a rollout that the agent failed
 counts as 0 under ``failed_rollouts: zero``, and is left out under ``mask``. One that infrastructure failed is left out.
-In an evaluation every failed rollout counts as 0, as in `lightningbus.run.evaluation`.
+In an evaluation every failed rollout counts as 0, as in `lightningbus.run.evaluation`. One whose reward function did
+not end counts nowhere.
 """
 
-from schemas.trajectory.attempt_selection import INFRA_OUTCOMES
+from schemas.trajectory.attempt_selection import UNREWARDED_OUTCOMES
 
 REWARD_SETTINGS = """
 SELECT run_id, model, JSONExtractString(last_settings, 'failed_rollouts') AS failed_rollouts,
@@ -20,12 +21,12 @@ FROM
 """
 """Settings of each model's learner, from its last step; empty before the first."""
 
-_INFRA = ", ".join(f"'{outcome}'" for outcome in sorted(INFRA_OUTCOMES))
+_UNREWARDED = ", ".join(f"'{outcome}'" for outcome in sorted(UNREWARDED_OUTCOMES))
 OWN_REWARD = """if(reward_name = '', reward, if(mapContains(rewards, reward_name), rewards[reward_name], NULL))"""
 """The reward that a model's learner trains on, NULL: the rollout has none."""
 COUNTED_REWARD = f"""multiIf(
-    outcome = 'ok', if(mode = 'eval', ifNull({OWN_REWARD}, 0.), {OWN_REWARD}),
-    mode = 'eval' OR (failed_rollouts = 'zero' AND outcome NOT IN ({_INFRA})), 0., NULL)"""
+    outcome = 'ok', if(mode = 'eval', ifNull({OWN_REWARD}, 0.), {OWN_REWARD}), outcome = 'reward_timeout', NULL,
+    mode = 'eval' OR (failed_rollouts = 'zero' AND outcome NOT IN ({_UNREWARDED})), 0., NULL)"""
 """The reward that a rollout counts with, NULL: left out; from its columns and `REWARD_SETTINGS`."""
 
 COUNTED_REWARDS = f"""

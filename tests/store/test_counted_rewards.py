@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from learner.rollouts.assembler import Rollout, training_reward
 from lightningbus.api.reward_curve import RewardCurve
+from lightningbus.run.evaluation import RESULTS
 from schemas.base import Event, Outcome
 from schemas.spans import SpanBatch
 from schemas.tasks import Task, TaskBatchRecord, TaskRecord
@@ -26,7 +27,7 @@ from store.ui.server import UiServer, serve
 from tests import seed_store
 from tests.store.conftest import StoreProcess, prepared
 
-FAILED: tuple[Outcome, ...] = ("agent_error", "timeout", "infra_error", "poison", "preempted")
+FAILED: tuple[Outcome, ...] = ("agent_error", "timeout", "infra_error", "poison", "preempted", "reward_timeout")
 VERSION, TASKS, SAMPLES = 3, 5, 4
 
 
@@ -92,6 +93,8 @@ def expected(events: list[Event], failed: str) -> dict[tuple[str, int], dict[str
     for batch in events:
         if not isinstance(batch, SpanBatch) or batch.end is None:
             continue
+        if batch.mode == "eval" and batch.end.outcome == "reward_timeout":
+            continue
         if batch.mode == "eval":
             by_task["eval", VERSION][batch.task_id].append(batch.end.reward or 0.0)
             continue
@@ -153,7 +156,20 @@ def test_the_setting_makes_a_difference(events: dict[str, list[Event]]) -> None:
 def test_with_equal_samples_the_standard_error_is_that_of_the_mean_over_problems(
     events: dict[str, list[Event]],
 ) -> None:
-    by_task = expected(events["mask"], "mask")["eval", VERSION]
-    assert {len(rewards) for rewards in by_task.values()} == {SAMPLES} and len(by_task) == TASKS
+    graded = expected(events["mask"], "mask")["eval", VERSION]
+    fewest = min(map(len, graded.values()))
+    by_task = {task: rewards[:fewest] for task, rewards in graded.items()}
+    assert fewest >= SAMPLES - 1 and len(by_task) == TASKS
     means = [mean(rewards) for rewards in by_task.values()]
     assert figures(by_task)["standard_error"] == stdev(means) / sqrt(TASKS)
+
+
+def test_an_evaluation_leaves_out_what_was_not_graded(store: StoreProcess, events: dict[str, list[Event]]) -> None:
+    graded = [mean(rewards) for rewards in expected(events["default"], "mask")["eval", VERSION].values()]
+    ungraded = [
+        e for e in events["default"] if isinstance(e, SpanBatch) and e.end and e.end.outcome == "reward_timeout"
+    ]
+    assert any(batch.mode == "eval" for batch in ungraded) and any(batch.mode == "train" for batch in ungraded)
+    parameters = {"run_id": "default", "suffix": "@default", "reward": ""}
+    ((_, actual, standard_error),) = store.sql.query(RESULTS, parameters=parameters).result_rows
+    assert actual == pytest.approx(mean(graded)) and standard_error == pytest.approx(stdev(graded) / sqrt(len(graded)))

@@ -2,8 +2,9 @@
 
 ``python worker_script.py exclusive|shared|reward module:function`` reads one JSON object per line from its standard
 input and writes one per line to its standard output, so that a sandbox may stand between. First it writes
-``{"ready": true}`` or ``{"error": "..."}``. For each ``{"job": n, "arguments": [...]}`` it writes
-``{"job": n, "value": ...}`` or ``{"job": n, "error": "...", "traceback": "..."}``.
+``{"ready": true, "concurrent": ...}``, which says whether the function is async, or ``{"error": "..."}``. For each
+``{"job": n, "arguments": [...]}`` it writes ``{"job": n, "value": ...}`` or
+``{"job": n, "error": "...", "traceback": "..."}``.
 
 - ``exclusive``: the agent runs one rollout at a time. Of Agent Lightning, it may be a class or an object too; the job's
   ``"rollout"`` says what `agent_lightning` needs to know.
@@ -15,6 +16,7 @@ input and writes one per line to its standard output, so that a sandbox may stan
 from __future__ import annotations
 
 import asyncio
+import decimal
 import importlib
 import importlib.util
 import inspect
@@ -45,16 +47,16 @@ def main() -> None:
         if mode == "reward":
             deny_ptrace()
         function = load(target)
-        if mode == "shared" and not inspect.iscoroutinefunction(function):
-            raise TypeError(f"{target} is no async function, so it cannot run many rollouts in one process")
         if mode == "exclusive":
             function = accept_rollout(function)
         else:
             check_parameters(function, PARAMETERS[mode])
+        if mode == "shared" and not is_async(function):
+            raise TypeError(f"{target} is no async function, so it cannot run many rollouts in one process")
     except BaseException as error:
         send(replies, {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
         return
-    send(replies, {"ready": True})
+    send(replies, {"ready": True, "concurrent": is_async(function)})
     if mode != "exclusive":
         asyncio.run(serve_shared(requests, replies, function))
         return
@@ -87,7 +89,7 @@ async def serve_shared(incoming: BinaryIO, outgoing: TextIO, function: Any) -> N
     async def serve(request: dict[str, Any]) -> None:
         answer = await run_one(function, request)
         del jobs[request["job"]]
-        writer.write(json.dumps(dict(answer, job=request["job"]), default=to_float).encode() + b"\n")
+        writer.write(json.dumps(dict(answer, job=request["job"]), default=to_json).encode() + b"\n")
 
     while True:
         line = await reader.readline()
@@ -106,7 +108,7 @@ async def run_one(function: Any, request: dict[str, Any]) -> dict[str, Any]:
     try:
         value = function(*request["arguments"], *endpoint)
         answer = {"value": await value if inspect.isawaitable(value) else value}
-        json.dumps(answer, default=to_float)
+        json.dumps(answer, default=to_json)
         return answer
     except asyncio.CancelledError:
         return {"error": "cancelled"}
@@ -120,6 +122,10 @@ def load(target: str) -> Any:
     for name in path.split("."):
         function = getattr(function, name)
     return function
+
+
+def is_async(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(function.__call__)
 
 
 def accept_rollout(agent: Any) -> Any:
@@ -159,7 +165,7 @@ def run(loop: asyncio.AbstractEventLoop, function: Any, arguments: list[Any]) ->
         value = function(*arguments)
         answer = {"value": loop.run_until_complete(value) if inspect.isawaitable(value) else value}
         flush_spans()
-        json.dumps(answer, default=to_float)
+        json.dumps(answer, default=to_json)
         return answer
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the agent's end is not ours
         flush_spans()
@@ -183,14 +189,21 @@ def flush_spans() -> None:
         traceback.print_exc()
 
 
-def to_float(value: Any) -> float:
-    if isinstance(value, numbers.Real):
+def to_json(value: Any) -> Any:
+    """A number of another library as Python's own: NumPy's and its kin's, also as an array of no dimensions."""
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        item = value.item()
+        if type(item) is not type(value):  # of NumPy's longest floats it is another such
+            return item
+    if isinstance(value, numbers.Rational) and value.denominator == 1:
+        return int(value)
+    if isinstance(value, (numbers.Real, decimal.Decimal)):
         return float(value)
     raise TypeError(f"a {type(value).__name__} is not JSON")
 
 
 def send(lines: TextIO, message: dict[str, Any]) -> None:
-    lines.write(json.dumps(message, default=to_float) + "\n")
+    lines.write(json.dumps(message, default=to_json) + "\n")
     lines.flush()
 
 

@@ -84,6 +84,8 @@ TTL toDateTime(started_at) + toIntervalDay(retention_days) DELETE WHERE retentio
 CREATE MATERIALIZED VIEW IF NOT EXISTS {database}.raw_rollouts_mv{on_cluster} TO {database}.raw_rollouts AS
 SELECT * FROM {database}.raw_attempts WHERE resolution != 'retried';
 
+-- Agents say when their spans began: neither partitions nor retention may depend on that. An insert takes rows of at
+-- most 100 partitions, and a date before 1970 or after 2106 wraps in a TTL.
 CREATE TABLE IF NOT EXISTS {database}.raw_spans{on_cluster}
 (
     run_id LowCardinality(String),
@@ -105,12 +107,13 @@ CREATE TABLE IF NOT EXISTS {database}.raw_spans{on_cluster}
     resource Map(LowCardinality(String), String) CODEC(ZSTD(1)),
     events String CODEC(ZSTD(1)),
     links String CODEC(ZSTD(1)),
+    stored_at DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)),
     retention_days UInt16,
     INDEX by_execution execution_id TYPE bloom_filter(0.01) GRANULARITY 1,
     INDEX by_trace trace_id TYPE bloom_filter(0.01) GRANULARITY 1
 )
-ENGINE = {replicated}ReplacingMergeTree PARTITION BY toYYYYMM(started_at) ORDER BY (run_id, rollout_id, attempt, execution_id, span_id)
-TTL toDateTime(started_at) + toIntervalDay(retention_days) DELETE WHERE retention_days > 0
+ENGINE = {replicated}ReplacingMergeTree ORDER BY (run_id, rollout_id, attempt, execution_id, span_id)
+TTL toDateTime(stored_at) + toIntervalDay(retention_days) DELETE WHERE retention_days > 0
 SETTINGS non_replicated_deduplication_window = 1000;
 
 -- A model call in a list: who, when, how much. Its tokens and texts are in the table after this one.

@@ -1,0 +1,43 @@
+"""Ids of traces and spans, as exporters write them. Pure."""
+
+import base64
+import binascii
+from typing import Any
+
+from runners.recording.refusals import InvalidSpan
+
+TRACE_BYTES, SPAN_BYTES = 16, 8
+LENGTHS = {"traceId": TRACE_BYTES, "spanId": SPAN_BYTES, "parentSpanId": SPAN_BYTES}
+LENGTHS |= {"trace_id": TRACE_BYTES, "span_id": SPAN_BYTES, "parent_span_id": SPAN_BYTES}
+"""Bytes of the ids, by their names in JSON; some exporters write the protocol's own names."""
+
+
+def decode_id(name: str, text: Any) -> bytes:
+    """An id of JSON: hexadecimal, as OTLP has it, or base64, as protobuf has it; none if it is null or empty.
+
+    Raises `InvalidSpan` for anything else.
+    """
+    if text is None or text == "":
+        return b""
+    if isinstance(text, str):
+        for decode in (bytes.fromhex, _decode_base64):
+            try:
+                value = decode(text)
+            except ValueError:
+                continue
+            if len(value) == LENGTHS[name]:
+                return value
+    raise InvalidSpan("id", f"{name} {str(text)[:40]!r} is not {LENGTHS[name]} bytes in hexadecimal")
+
+
+def check_id(name: str, value: bytes) -> None:
+    """Raise `InvalidSpan` for an id of another length, or of zeros only; none is right."""
+    if value and (len(value) != LENGTHS[name] or not any(value)):
+        raise InvalidSpan("id", f"{name} {value.hex()[:40]!r} is not {LENGTHS[name]} bytes, or zero")
+
+
+def _decode_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), b"-_" if "-" in text or "_" in text else None, True)
+    except binascii.Error as error:
+        raise ValueError(str(error)) from error

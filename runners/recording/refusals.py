@@ -1,0 +1,58 @@
+"""Spans and log records that are not kept, and why. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from schemas.text import shorten
+
+RefusalKind = Literal["id", "form", "time", "size", "room"]
+MAX_SENTENCES = 5
+"""Different reasons that an answer gives."""
+MAX_SENTENCE = 200
+"""Characters of one of them, which may repeat what was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a span is not kept: in a word for the metric, and in a sentence for whoever sent it."""
+
+    kind: RefusalKind
+    sentence: str
+
+
+class InvalidSpan(ValueError):
+    """A span cannot be kept; others of the same request can."""
+
+    def __init__(self, kind: RefusalKind, sentence: str) -> None:
+        super().__init__(sentence)
+        self.refusal = Refusal(kind, sentence)
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Those of one request."""
+
+    kinds: Counter[RefusalKind] = field(default_factory=Counter)
+    _sentences: Counter[str] = field(default_factory=Counter)
+
+    def add(self, refusal: Refusal, times: int = 1) -> None:
+        """Count a refusal."""
+        self.kinds[refusal.kind] += times
+        self._sentences[shorten(refusal.sentence, MAX_SENTENCE)] += times
+
+    @property
+    def total(self) -> int:
+        """How many spans are refused."""
+        return self.kinds.total()
+
+    def describe(self) -> str:
+        """Every reason with its count, the most frequent first."""
+        return "; ".join(_join(self._sentences.most_common(MAX_SENTENCES), len(self._sentences) - MAX_SENTENCES))
+
+
+def _join(counted: Iterable[tuple[str, int]], num_left: int) -> Iterable[str]:
+    yield from (f"{count} refused: {sentence}" for sentence, count in counted)
+    if num_left > 0:
+        yield f"{num_left} reasons more"
