@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -21,7 +21,6 @@ from runners.protocol.choice import SampledChoice
 from runners.protocol.dialects.base import Dialect
 from runners.protocol.external_answer import external_choices, is_visible
 from runners.protocol.json_text import decode_json
-from runners.protocol.prompts import substitute
 from schemas import ids, subjects
 
 log = logging.getLogger(__name__)
@@ -34,13 +33,13 @@ class ExternalCallHandler:
         """``send`` as for `ModelCallHandler`."""
         self._endpoints, self._send = endpoints, send
 
-    async def handle(self, request: web.Request, running: ActiveRollout, dialect: Dialect) -> web.StreamResponse:
-        """Answer one model call, with the rollout's prompts in it.
+    async def handle(
+        self, request: web.Request, running: ActiveRollout, dialect: Dialect, prompt_versions: Mapping[str, int]
+    ) -> web.StreamResponse:
+        """Answer one model call, in which ``prompt_versions`` were put.
 
         Raises as `ExternalEndpoints.attempt_call`, unless a stream has begun.
         """
-        substitution = substitute(dialect.call, running.prompts)
-        dialect.call = substitution.call
         task, recorder, call = running.task, running.recorder, dialect.call
         context = CallContext.create(recorder, call.model, task, running.deadline)
         if context.pinned is not None:
@@ -64,7 +63,7 @@ class ExternalCallHandler:
                 role=call.role,
                 request=call.to_record(),
                 parent=parent,
-                prompt_versions=substitution.versions,
+                prompt_versions=prompt_versions,
                 **times,
             )
         await send_ahead(self._send, recorder)

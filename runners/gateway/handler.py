@@ -23,7 +23,6 @@ from runners.protocol.accumulator import InvalidEngineOutput, StreamAccumulator,
 from runners.protocol.choice import SampledChoice
 from runners.protocol.dialects.base import Dialect
 from runners.protocol.json_text import encode_json
-from runners.protocol.prompts import substitute
 from runners.protocol.request import ChatRequest
 from runners.recording.attempt import AttemptRecorder
 from schemas import ids, subjects
@@ -53,13 +52,13 @@ class ModelCallHandler:
         """``send`` publishes what an attempt has cut so far, within seconds or raising `BusError`."""
         self._upstream, self._send, self._token_in_token_out = upstream, send, token_in_token_out
 
-    async def handle(self, request: web.Request, running: ActiveRollout, dialect: Dialect) -> web.StreamResponse:
-        """Answer one model call, with the rollout's prompts in it.
+    async def handle(
+        self, request: web.Request, running: ActiveRollout, dialect: Dialect, prompt_versions: Mapping[str, int]
+    ) -> web.StreamResponse:
+        """Answer one model call, in which ``prompt_versions`` were put.
 
         Raises as `Upstream.attempt_call` when nobody can, unless a stream has begun.
         """
-        substitution = substitute(dialect.call, running.prompts)
-        dialect.call = substitution.call
         task, attempt, call = running.task, running.recorder, dialect.call
         context = CallContext.create(attempt, call.model, task, running.deadline)
         prompt = await self._prompt(context, call, task.sampling_params)
@@ -76,7 +75,7 @@ class ModelCallHandler:
         parent = ids.parse_span_id(request.headers.get(subjects.TRACE_HEADER, ""))
         await send_ahead(self._send, attempt)  # of earlier calls: while the bus takes nothing, the agent waits
         interval = (started_ns, max(time.time_ns(), started_ns))
-        recording = _Recording(partial(_record, attempt, call, completed, parent, interval, substitution.versions))
+        recording = _Recording(partial(_record, attempt, call, completed, parent, interval, prompt_versions))
         asyncio.get_running_loop().call_soon(recording.run)  # where an agent reads slowly, and the answer waits for it
         try:
             answer = await (_send_answer(request, completed.body) if stream is None else stream.finish())

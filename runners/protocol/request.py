@@ -74,6 +74,12 @@ class ChatRequest:
         """Whether the agent wants the answer without what the model thought; it is recorded all the same."""
         return self.body.get("include_reasoning") is False
 
+    def num_choices(self, sampling: dict[str, Any]) -> int:
+        """Answers to sample, where ``sampling`` is forced: ``n`` for each prompt."""
+        n, prompt = {**self.body, **sampling}.get("n"), self.body.get("prompt")
+        has_several = not self.chat and isinstance(prompt, list) and any(isinstance(one, str | list) for one in prompt)
+        return (n if isinstance(n, int) and n > 0 else 1) * (len(prompt) if has_several and prompt else 1)
+
     def to_record(self) -> str:
         """The body as JSON, the conversation at its end: a call that goes on then begins as the one before it did."""
         last = "messages" if self.chat else "prompt"

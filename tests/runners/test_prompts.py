@@ -190,11 +190,9 @@ def test_a_prompt_of_a_role_leaves_no_trace_of_what_its_message_held() -> None:
 
 
 def test_an_opening_mark_goes_with_the_next_closing_one() -> None:
-    text = "<!-- prompt:other --> <!-- prompt:solver -->x<!-- /prompt --> <!-- prompt:solver -->y<!-- /prompt --> <!-- prompt:solver -->"
-    assert (
-        system_of(put(chat(text)))
-        == f"<!-- prompt:other --> <!-- prompt:solver -->x<!-- /prompt --> {IMPROVED} <!-- prompt:solver -->"
-    )
+    opening, closing = "<!-- prompt:solver -->", "<!-- /prompt -->"
+    unknown = f"<!-- prompt:other --> {opening}x{closing}"
+    assert system_of(put(chat(f"{unknown} {opening}y{closing} {opening}"))) == f"{unknown} {IMPROVED} {opening}"
 
 
 def test_what_is_no_message_is_left_alone() -> None:

@@ -60,20 +60,24 @@ def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _assistant_messages(blocks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """What the model said before: thoughts, text and calls in one message."""
-    message: dict[str, Any] = {"role": "assistant", "content": None}
+    texts, thoughts, calls = list[str](), list[str](), list[dict[str, Any]]()
     for block in blocks:
         kind = block.get("type")
         if kind == "text":
-            message["content"] = (message["content"] or "") + str(block.get("text") or "")
+            texts.append(str(block.get("text") or ""))
         elif kind == "thinking":
-            message["reasoning"] = message.get("reasoning", "") + str(block.get("thinking") or "")
+            thoughts.append(str(block.get("thinking") or ""))
         elif kind == "tool_use":
             arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
             function = {"name": block.get("name"), "arguments": arguments}
-            call = {"id": block.get("id"), "type": "function", "function": function}
-            message.setdefault("tool_calls", []).append(call)
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind != "redacted_thinking":
             raise ValueError(f"a block of type {kind!r} is not known here; send text and tool uses")
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts else None}
+    if thoughts:
+        message["reasoning"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
     yield message
 
 
