@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 import aiohttp
@@ -15,13 +16,22 @@ from aiohttp import web
 from nats.errors import Error as NatsError
 
 from bus.errors import BusError
+from runners.gateway.engine_failures import EnginesFailed
 from runners.gateway.slot import ActiveRollout
 from runners.gateway.sse import SseResponse, StreamNotResumable
 from runners.gateway.upstream import CallContext, EngineRejected, NoNodeAvailable, Upstream
 from runners.protocol import continuation, token_history
-from runners.protocol.accumulator import InvalidEngineOutput, StreamAccumulator, malformed_engine_output
+from runners.protocol.accumulator import StreamAccumulator
 from runners.protocol.choice import SampledChoice
 from runners.protocol.dialects.base import Dialect
+from runners.protocol.dialects.base import error as dialect_error
+from runners.protocol.engine_errors import (
+    EngineFailed,
+    InvalidEngineOutput,
+    RequestRefused,
+    UnrecordableAnswer,
+    malformed_engine_output,
+)
 from runners.protocol.json_text import encode_json
 from runners.protocol.request import ChatRequest
 from runners.recording.attempt import AttemptRecorder
@@ -61,13 +71,22 @@ class ModelCallHandler:
         """
         task, attempt, call = running.task, running.recorder, dialect.call
         context = CallContext.create(attempt, call.model, task, running.deadline)
+        if attempt.deadly_requests and (reason := attempt.deadly_requests.get(_fingerprint(call))):
+            raise EnginesFailed(reason, is_deadly=True)
         prompt = await self._prompt(context, call, task.sampling_params)
         completion = StreamAccumulator(call, task.sampling_params, context.pinned, prompt)
         stream = SseResponse(request, dialect, live=completion.is_resumable) if call.stream else None
         started_ns = time.time_ns()
         try:
             completed = await self._complete(context, completion, stream, dialect)
-        except (NoNodeAvailable, EngineRejected, StreamNotResumable) as error:
+        except EngineRejected as refused:
+            if stream is None or not stream.has_begun:
+                raise
+            return await stream.fail(str(refused), refused.status)
+        except (NoNodeAvailable, EnginesFailed, StreamNotResumable) as error:
+            if isinstance(error, EnginesFailed):
+                attempt.deadly_requests[_fingerprint(call)] = str(error)
+                attempt.add_engine_failure(str(error), error.is_deadly)
             if stream is None or not stream.has_begun:
                 raise
             attempt.infra_error = attempt.infra_error or str(error)
@@ -106,8 +125,15 @@ class ModelCallHandler:
                         choices = list(completion.sampled_choices())
                         body = dialect.answer(completion.to_response()) if stream is None else {}
                         return CompletedCall(choices, node_ids, body, completion.stopped_at_eos)
+                except RequestRefused as refused:
+                    raise reject_request(refused.status, str(refused)) from refused
+                except UnrecordableAnswer as error:
+                    raise reject_request(400, f"the answer to this request cannot be recorded: {error}") from error
                 except (InvalidEngineOutput, aiohttp.ClientError, TimeoutError, ValueError) as error:
-                    log.warning("%s: a model call failed amid the answer: %s", node.id, error or type(error).__name__)
+                    problem = str(error) or type(error).__name__
+                    log.warning("%s: a model call failed amid the answer: %s", node.id, problem)
+                    if not completion.has_progress:
+                        _add_failure(context, node, error, problem)
         raise AssertionError("attempt_call yields until an answer is whole, or raises")
 
     async def _prompt(self, context: CallContext, call: ChatRequest, sampling: dict[str, Any]) -> list[int] | None:
@@ -173,6 +199,24 @@ def _record(
             started_ns=started_ns,
             ended_ns=ended_ns,
         )
+
+
+def _fingerprint(call: ChatRequest) -> bytes:
+    """Of a request, by which it is known when it comes again."""
+    return blake2b(call.to_record().encode(errors="replace"), digest_size=16).digest()
+
+
+def reject_request(status: int, message: str) -> EngineRejected:
+    """What the agent is told of a request that is its own to put right."""
+    return EngineRejected(status, encode_json(dialect_error("invalid_request_error", message, status)))
+
+
+def _add_failure(context: CallContext, node: Heartbeat, error: Exception, problem: str) -> None:
+    """Of an engine that had the request, and gave no token."""
+    if isinstance(error, EngineFailed):
+        context.failures.add_error(node, problem)
+    elif isinstance(error, aiohttp.ClientError):
+        context.failures.add_break(node, problem)
 
 
 async def _send_answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:

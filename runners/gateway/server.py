@@ -27,6 +27,7 @@ from common.observability.metric_registry import request_metrics
 from common.unix_sockets import PathTooLongError, bind_unix_socket, private_directory
 from runners.agent.launcher import AgentStartError
 from runners.gateway.admission import Admission, RateLimited, RateLimits
+from runners.gateway.engine_failures import EnginesFailed
 from runners.gateway.external_call import ExternalCallHandler
 from runners.gateway.external_endpoints import ExternalEndpoints
 from runners.gateway.handler import PUBLISH_TIMEOUT_SECONDS, ModelCallHandler, PublishSpans
@@ -191,7 +192,7 @@ class Gateway:
                     return await self._external.handle(request, running, dialect, prompt_versions)
                 return await self._handler.handle(request, running, dialect, prompt_versions)
         except EngineRejected as refused:
-            body = translate_error(api, refused.status, refused.body)
+            body = translate_error(api, refused.status, refused.body, str(refused))
             return web.Response(status=refused.status, body=body, content_type="application/json")
 
     async def _count(self, request: web.Request) -> web.Response:
@@ -320,6 +321,9 @@ def _map_upstream_errors(running: ActiveRollout) -> Iterator[None]:
         yield
     except UnknownModel as error:
         raise ApiError(404, "model_not_found", str(error)) from error
+    except EnginesFailed as error:
+        running.recorder.add_engine_failure(str(error), error.is_deadly)
+        raise ApiError(503, "server_error", str(error)) from error
     except NoNodeAvailable as error:
         running.recorder.infra_error = running.recorder.infra_error or str(error)
         raise ApiError(504, "timeout", str(error)) from error
