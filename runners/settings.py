@@ -88,6 +88,11 @@ class RunnerSettings(RoleSettings):
     max_concurrent_requests: int = Field(
         64, ge=1, description="of an agent at the gateway, and answers that its calls ask for; beyond it 429"
     )
+    ignored_request_fields: list[str] = Field(
+        [],
+        description="fields of model calls that are left out; a field that nobody here knows is refused otherwise, for "
+        "it could change what a request means",
+    )
     rate_limit: float | None = Field(
         None, gt=0, description="of an agent at the gateway; beyond it 429, with when to come again"
     )

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -92,13 +92,15 @@ class Gateway:
         allowance: RateLimits | None = None,
         at_socket: bool = False,
         endpoints: ExternalEndpoints | None = None,
+        ignored_fields: Collection[str] = (),
     ) -> None:
         """``send`` publishes what an attempt has cut so far, within seconds or raising `BusError`.
 
         ``inference_api_key`` is for the inference nodes: agents have keys of their own. ``allowance`` is each slot's.
         ``at_socket``: listen on a Unix socket too, for agents that have no network. ``endpoints`` answer their models
-        before any node; they are open.
+        before any node; they are open. ``ignored_fields`` of requests are left out.
         """
+        self._ignored_fields = frozenset(ignored_fields)
         self.endpoints = endpoints or ExternalEndpoints({}, {})
         self._inference_api_key, self._sticky_weight_version = inference_api_key, sticky_weight_version
         self._send = send
@@ -180,7 +182,7 @@ class Gateway:
         slot, running = self._running(request)
         body = await read_limited_body(request)
         with raise_on_malformed():
-            parse = partial(_parse_call, api, body, running)
+            parse = partial(self._parse_call, api, body, running)
             dialect, prompt_versions = await self._decode(slot, parse, len(body), MAX_INLINE_CALL_BYTES)
             if problem := find_invalid_sampling(running.task.sampling_params):
                 raise ValueError(problem)
@@ -200,7 +202,7 @@ class Gateway:
         slot, running = self._running(request)
         task, body = running.task, await read_limited_body(request)
         with raise_on_malformed():
-            parse = partial(_parse_call, APIS["messages"], body, running)
+            parse = partial(self._parse_call, APIS["messages"], body, running)
             dialect, _ = await self._decode(slot, parse, len(body), MAX_INLINE_CALL_BYTES)
             call = dialect.call
         if call.model in self.endpoints.names:
@@ -281,6 +283,19 @@ class Gateway:
             raise ApiError(413, "request_too_large", "the attempt has no room for this event")
         return web.json_response({})
 
+    def _parse_call(self, api: Api, body: bytes, running: ActiveRollout) -> tuple[Dialect, Mapping[str, int]]:
+        """A model call, with the rollout's prompts in it, and their versions; raises as `raise_on_malformed` takes."""
+        fields = decode_json(body)
+        if isinstance(fields, dict):
+            fields = {name: value for name, value in fields.items() if name not in self._ignored_fields}
+        dialect = api.parse(fields, running.recorder.history)
+        call = resolve_model(dialect.call, running.task)
+        if call.model not in self.endpoints.names:
+            call.check_fields()
+        substitution = substitute(call, running.prompts)
+        dialect.call = substitution.call
+        return dialect, substitution.versions
+
     async def _decode(self, slot: Slot, decode: Callable[[], Decoded], num_bytes: int, max_inline: int) -> Decoded:
         """Decode a body of so many bytes: in the event loop, which waits for it, only up to ``max_inline``."""
         if num_bytes <= max_inline:
@@ -304,14 +319,6 @@ class Gateway:
         if slot.rollout is None:
             raise ApiError(409, "no_rollout", "no rollout is running: model calls and events belong to one")
         return slot, slot.rollout
-
-
-def _parse_call(api: Api, body: bytes, running: ActiveRollout) -> tuple[Dialect, Mapping[str, int]]:
-    """A model call, with the rollout's prompts in it, and their versions; raises as `raise_on_malformed` takes."""
-    dialect = api.parse(decode_json(body), running.recorder.history)
-    substitution = substitute(resolve_model(dialect.call, running.task), running.prompts)
-    dialect.call = substitution.call
-    return dialect, substitution.versions
 
 
 @contextmanager

@@ -4,6 +4,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from runners.protocol.request_fields import CHAT, COMPLETIONS, STREAM_OPTIONS
+
 TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "documents", "tools")
 """Fields that change how messages are rendered."""
 INTEGER_FIELDS = ("max_tokens", "max_completion_tokens", "n")
@@ -46,6 +48,11 @@ class ChatRequest:
                 raise ValueError(f"{field} is a whole number")
         model, _, role = name.partition(":")
         return cls(body, chat, model, role)
+
+    def check_fields(self) -> None:
+        """Raise ValueError for a field that would change what is meant, and that no engine would honour."""
+        (CHAT if self.chat else COMPLETIONS).check_known(self.body)
+        STREAM_OPTIONS.check_known(self.body.get("stream_options"))
 
     @property
     def stream(self) -> bool:

@@ -64,13 +64,13 @@ class Desk:
 
 
 @asynccontextmanager
-async def opened(bus: Bus) -> AsyncIterator[Desk]:
+async def opened(bus: Bus, **settings: Any) -> AsyncIterator[Desk]:
     attempt = AttemptRecorder(task(model="policy"), 1, "runner")
 
     async def send(attempt: AttemptRecorder, seconds: float) -> None:
         """Kept, for the test to look at."""
 
-    async with bus.fleet("inference") as fleet, Gateway(fleet, send, 1) as gateway:
+    async with bus.fleet("inference") as fleet, Gateway(fleet, send, 1, **settings) as gateway:
         while not fleet.members():
             await fleet.wait_for_change()
         (slot,) = gateway.slots

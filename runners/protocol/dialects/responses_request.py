@@ -8,14 +8,14 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from runners.protocol.dialects.base import text_of
+from runners.protocol.request_fields import (
+    RESPONSES,
+    RESPONSES_INCLUDE,
+    RESPONSES_REASONING,
+    RESPONSES_STREAM_OPTIONS,
+    RESPONSES_TEXT,
+)
 
-API_FIELDS = frozenset({
-    "background", "context_management", "conversation", "include", "input", "instructions", "max_output_tokens",
-    "max_tool_calls", "metadata", "parallel_tool_calls", "previous_response_id", "prompt", "prompt_cache_key",
-    "prompt_cache_retention", "reasoning", "safety_identifier", "service_tier", "store", "stream", "stream_options",
-    "text", "tool_choice", "tools", "top_logprobs", "truncation",
-})  # fmt: skip
-"""Fields of this API; all others mean the same in a chat, or are the engine's own."""
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
 
 Earlier = MutableMapping[str, list[Any]]
@@ -24,14 +24,15 @@ Earlier = MutableMapping[str, list[Any]]
 
 def chat(body: dict[str, Any], earlier: Earlier) -> dict[str, Any]:
     """The chat that a request stands for; raises ValueError with a sentence for the agent."""
-    for field in ("background", "conversation", "prompt"):
-        if body.get(field):
-            raise ValueError(f"{field} needs a service that keeps state; send the whole input instead")
-    request = {name: value for name, value in body.items() if name not in API_FIELDS and value is not None}
+    RESPONSES.check_refused(body)
+    text, reasoning = body.get("text") or {}, body.get("reasoning") or {}
+    RESPONSES_STREAM_OPTIONS.check_known(body.get("stream_options"))
+    RESPONSES_TEXT.check_known(text)
+    RESPONSES_REASONING.check_known(reasoning)
+    RESPONSES_INCLUDE.check_known(dict.fromkeys(body.get("include") or (), True))
+    request = {name: value for name, value in body.items() if name not in RESPONSES.names and value is not None}
     request |= {"messages": _messages(body, earlier), "stream": bool(body.get("stream"))}
     request["stream_options"] = {"include_usage": True}
-    text = body.get("text") or {}
-    reasoning = body.get("reasoning") or {}
     mapped = {
         "max_completion_tokens": body.get("max_output_tokens"),
         "parallel_tool_calls": body.get("parallel_tool_calls") if body.get("tools") else None,
@@ -166,4 +167,6 @@ def _format(output_format: dict[str, Any]) -> dict[str, Any] | None:
             if output_format.get(key) is not None
         }
         return {"type": "json_schema", "json_schema": schema}
+    if output_format.get("type") not in (None, "text", "json_object"):
+        raise ValueError(f"a text format of type {output_format.get('type')!r} is not known here")
     return {"type": "json_object"} if output_format.get("type") == "json_object" else None
