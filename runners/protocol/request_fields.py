@@ -124,7 +124,7 @@ CHAT = FieldTable(
         "functions": Refusal("is not served: use tools"),
         "modalities": Refusal("is not served: the model answers in text", (["text"],)),
         "return_prompt_text": Refusal(NOT_SHOWN),
-        "verbosity": Refusal("is not served: no chat template knows it; say in the prompt how long answers are to be", ("medium",)),
+        "verbosity": Refusal("is not served: say in the prompt how long answers are to be", ("medium",)),
         "web_search_options": Refusal("is not served: nothing is searched here; give the agent a tool for it"),
     },
 )  # fmt: skip
