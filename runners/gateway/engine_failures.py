@@ -55,13 +55,13 @@ class EngineFailures:
                     f"{MAX_FAILURES} engines {what} at this request, so it ends here: {places}", is_deadly
                 )
 
-    def except_failed(self, nodes: Sequence[Heartbeat]) -> Sequence[Heartbeat]:
-        """Nodes to ask: engines at which it has not failed; where there are none, those that have rested."""
+    def by_preference(self, nodes: Sequence[Heartbeat]) -> tuple[Sequence[Heartbeat], Sequence[Heartbeat]]:
+        """Nodes at whose engines the call has not failed, and those to ask where none of them can: they have rested."""
         if not self._failed_at:
-            return nodes
+            return nodes, ()
         fresh = [node for node in nodes if _engine_of(node) not in self._failed_at]
-        rested = asyncio.get_running_loop().time() - REST_SECONDS
-        return fresh or [node for node in nodes if self._failed_at[_engine_of(node)] <= rested]
+        rested_at = asyncio.get_running_loop().time() - REST_SECONDS
+        return fresh, [node for node in nodes if self._failed_at.get(_engine_of(node), rested_at + 1) <= rested_at]
 
 
 def _engine_of(node: Heartbeat) -> str:

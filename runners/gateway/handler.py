@@ -85,8 +85,9 @@ class ModelCallHandler:
             return await stream.fail(str(refused), refused.status)
         except (NoNodeAvailable, EnginesFailed, StreamNotResumable) as error:
             if isinstance(error, EnginesFailed):
-                attempt.deadly_requests[_fingerprint(call)] = str(error)
                 attempt.add_engine_failure(str(error), error.is_deadly)
+                if error.is_deadly:
+                    attempt.deadly_requests[_fingerprint(call)] = str(error)
             if stream is None or not stream.has_begun:
                 raise
             attempt.infra_error = attempt.infra_error or str(error)

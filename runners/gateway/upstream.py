@@ -209,8 +209,10 @@ class Upstream:
             served = self.known_models()
             if nodes and context.model not in served | context.expected:
                 raise UnknownModel(f"model {context.model!r} is not served; served: {', '.join(sorted(served))}")
-            usable = context.failures.except_failed(nodes)
-            node = self._select(context, self._rejecting.except_rejecting(usable)) or self._select(context, usable)
+            fresh, rested = context.failures.by_preference(nodes)
+            accepting = self._rejecting.except_rejecting
+            choices = (accepting(fresh), accepting(rested), [*fresh, *rested])
+            node = next(filter(None, (self._select(context, choice) for choice in choices)), None)
             if node is not None:
                 return node
             missing = routing.missing_version(nodes, context.model, context.pinned)

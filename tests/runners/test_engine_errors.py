@@ -162,7 +162,8 @@ async def test_a_request_that_a_living_engine_fails_at_is_tried_twice(bus: Bus) 
     async with asked(bus, engine) as (slot, recorder):
         status, answer = await ask(slot, "v1/chat/completions")
         assert status == 503 and "list index out of range" in answer
-        assert len(engine.requests) == 2 and recorder.infra_error and not recorder.poison_reason
+        assert len(engine.requests) == 2 and recorder.infra_error
+        assert (await ask(slot, "v1/chat/completions"))[0] == 503 and not recorder.poison_reason
 
 
 ASKS = """
