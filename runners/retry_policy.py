@@ -39,9 +39,11 @@ def find_problem(task: Task) -> str:
 
 
 def decide_next_action(task: Task, delivery: int, outcome: Outcome) -> RetryDecision:
-    """Deliveries count from 1. A preempted attempt is retried at once."""
+    """Deliveries count from 1. A preempted attempt is retried at once, one at which engines die is not."""
     if outcome == "preempted":
         return RetryDecision(retry_after=0.0)
+    if outcome == "poison":
+        return RetryDecision(dead_letter=True)
     if outcome not in INFRA_OUTCOMES:
         return RetryDecision()
     if delivery < task.max_attempts:

@@ -81,6 +81,8 @@ async def _run_executor(
         earned = rewards.resolve_rewards(answer, recorder.reward_spans)
         result = parse_result(answer)
     except TimeoutError:
+        if recorder.poison_reason:
+            return RolloutResult("poison", recorder.poison_reason)
         if recorder.infra_error or recorder.num_calls_waiting:
             return RolloutResult("infra_error", recorder.infra_error or waited_in_vain(recorder.waiting_reason))
         return RolloutResult("timeout", f"the agent did not end within its deadline of {seconds:g} s")
@@ -91,6 +93,8 @@ async def _run_executor(
     except (AgentStartError, WorkerProcessDied, PromptUnavailable) as error:
         return RolloutResult("infra_error", str(error))
     except (AgentError, rewards.InvalidReward) as error:
+        if recorder.poison_reason:
+            return RolloutResult("poison", recorder.poison_reason)
         if recorder.infra_error:
             return RolloutResult("infra_error", recorder.infra_error)
         if isinstance(error, AgentError) and error.detail:

@@ -88,6 +88,7 @@ class Runner:
                 RateLimits(settings.max_concurrent_requests, settings.rate_limit),
                 uses_socket(settings),
                 endpoints,
+                settings.ignored_request_fields,
             ) as self._gateway,
             self._bus.heartbeat("runner", self.id, self._describe),
             self._watchdog,

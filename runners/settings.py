@@ -91,7 +91,14 @@ class RunnerSettings(RoleSettings):
         "{worker} stand for its directory, its private one, its interpreter, that one's environment and installation, "
         "and our scripts; {relay}, {gateway} and {address} for what lets it reach the gateway without a network",
     )
-    max_concurrent_requests: int = Field(64, ge=1, description="of an agent at the gateway; beyond it 429")
+    max_concurrent_requests: int = Field(
+        64, ge=1, description="of an agent at the gateway, and answers that its calls ask for; beyond it 429"
+    )
+    ignored_request_fields: list[str] = Field(
+        [],
+        description="fields of model calls that are left out; a field that nobody here knows is refused otherwise, for "
+        "it could change what a request means",
+    )
     rate_limit: float | None = Field(
         None, gt=0, description="of an agent at the gateway; beyond it 429, with when to come again"
     )

@@ -179,8 +179,10 @@ class Gateway:
                             body=await response.read(), status=response.status, content_type=response.content_type
                         )
                     return await stream(request, response, stamp)
-            except (aiohttp.ClientConnectionError, TimeoutError):
+            except (aiohttp.ClientConnectorError, TimeoutError):
                 return _error(503, "the engine is not answering")
+            except aiohttp.ClientConnectionError:
+                return _error(502, "the engine closed the connection before it answered")
 
 
 def _not_ready(model: ServedModel) -> web.Response:

@@ -17,6 +17,10 @@ ROUNDING = 1e-7
 """Who comes when it was told to is not sent away for the last digit of a clock."""
 
 
+class TooManyChoices(ValueError):
+    """A call that asks for more answers than may ever be sampled at once."""
+
+
 class RateLimited(Exception):
     """A request that has to wait; the message says why, ``retry_after`` for how many seconds."""
 
@@ -30,6 +34,7 @@ class RateLimits:
     """What every slot may have; ``per_second`` None: as many as it likes."""
 
     max_concurrent: int = 64
+    """Requests, and answers that are sampled for them."""
     requests_per_second: float | None = None
 
 
@@ -44,6 +49,8 @@ class InFlightRequest:
     """One request being answered, and the bytes it counts for."""
 
     size: int
+    num_choices: int = 0
+    """Answers that engines sample for it."""
 
 
 @dataclass
@@ -73,6 +80,17 @@ class Admission:
             yield admitted
         finally:
             self.requests = [request for request in self.requests if request is not admitted]
+
+    def admit_choices(self, request: InFlightRequest, num_choices: int) -> None:
+        """Count the answers that a call asks for; raises `TooManyChoices`, or `RateLimited` while others are made."""
+        limit = self.limits.max_concurrent
+        if num_choices > limit:
+            raise TooManyChoices(
+                f"the call asks for {num_choices} answers at once; max_concurrent_requests of the runner allows {limit}"
+            )
+        if sum(other.num_choices for other in self.requests if other is not request) + num_choices > limit:
+            raise RateLimited(f"an agent may ask for {limit} answers at once", 1)
+        request.num_choices = num_choices
 
     def allow_keepalive(self, connection: Connection) -> bool:
         """Whether it may stay open for another request."""

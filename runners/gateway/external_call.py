@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -11,17 +11,17 @@ import aiohttp
 from aiohttp import web
 
 from runners.gateway.external_endpoints import ExternalEndpoints
-from runners.gateway.handler import PublishSpans, send_ahead
+from runners.gateway.handler import PublishSpans, reject_request, send_ahead
 from runners.gateway.requests import ApiError
 from runners.gateway.slot import ActiveRollout
 from runners.gateway.sse import SseResponse, StreamNotResumable
 from runners.gateway.upstream import CallContext, EngineRejected, NoNodeAvailable, events_of, waited_in_vain
-from runners.protocol.accumulator import InvalidEngineOutput, StreamAccumulator, malformed_engine_output
+from runners.protocol.accumulator import StreamAccumulator
 from runners.protocol.choice import SampledChoice
 from runners.protocol.dialects.base import Dialect
+from runners.protocol.engine_errors import InvalidEngineOutput, RequestRefused, malformed_engine_output
 from runners.protocol.external_answer import external_choices, is_visible
 from runners.protocol.json_text import decode_json
-from runners.protocol.prompts import substitute
 from schemas import ids, subjects
 
 log = logging.getLogger(__name__)
@@ -34,13 +34,13 @@ class ExternalCallHandler:
         """``send`` as for `ModelCallHandler`."""
         self._endpoints, self._send = endpoints, send
 
-    async def handle(self, request: web.Request, running: ActiveRollout, dialect: Dialect) -> web.StreamResponse:
-        """Answer one model call, with the rollout's prompts in it.
+    async def handle(
+        self, request: web.Request, running: ActiveRollout, dialect: Dialect, prompt_versions: Mapping[str, int]
+    ) -> web.StreamResponse:
+        """Answer one model call, in which ``prompt_versions`` were put.
 
         Raises as `ExternalEndpoints.attempt_call`, unless a stream has begun.
         """
-        substitution = substitute(dialect.call, running.prompts)
-        dialect.call = substitution.call
         task, recorder, call = running.task, running.recorder, dialect.call
         context = CallContext.create(recorder, call.model, task, running.deadline)
         if context.pinned is not None:
@@ -50,7 +50,11 @@ class ExternalCallHandler:
         started_ns = time.time_ns()
         try:
             body, choices = await self._complete(context, dialect, task.sampling_params, stream)
-        except (NoNodeAvailable, EngineRejected, StreamNotResumable) as error:
+        except EngineRejected as refused:
+            if stream is None or not stream.has_begun:
+                raise
+            return await stream.fail(str(refused), refused.status)
+        except (NoNodeAvailable, StreamNotResumable) as error:
             if stream is None or not stream.has_begun:
                 raise
             recorder.infra_error = recorder.infra_error or str(error)
@@ -64,7 +68,7 @@ class ExternalCallHandler:
                 role=call.role,
                 request=call.to_record(),
                 parent=parent,
-                prompt_versions=substitution.versions,
+                prompt_versions=prompt_versions,
                 **times,
             )
         await send_ahead(self._send, recorder)
@@ -87,6 +91,8 @@ class ExternalCallHandler:
                     choices = external_choices(call, sampling, answer, self._endpoints.host(name))
                     with malformed_engine_output():
                         return dialect.answer(answer) if stream is None else {}, choices
+                except RequestRefused as refused:
+                    raise reject_request(refused.status, str(refused)) from refused
                 except TimeoutError:
                     raise NoNodeAvailable(waited_in_vain(f"endpoint {name!r} did not finish its answer")) from None
                 except (InvalidEngineOutput, aiohttp.ClientError, ValueError) as error:

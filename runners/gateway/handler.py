@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 import aiohttp
@@ -15,15 +16,23 @@ from aiohttp import web
 from nats.errors import Error as NatsError
 
 from bus.errors import BusError
+from runners.gateway.engine_failures import EnginesFailed
 from runners.gateway.slot import ActiveRollout
 from runners.gateway.sse import SseResponse, StreamNotResumable
 from runners.gateway.upstream import CallContext, EngineRejected, NoNodeAvailable, Upstream
 from runners.protocol import continuation, token_history
-from runners.protocol.accumulator import InvalidEngineOutput, StreamAccumulator, malformed_engine_output
+from runners.protocol.accumulator import StreamAccumulator
 from runners.protocol.choice import SampledChoice
 from runners.protocol.dialects.base import Dialect
+from runners.protocol.dialects.base import error as dialect_error
+from runners.protocol.engine_errors import (
+    EngineFailed,
+    InvalidEngineOutput,
+    RequestRefused,
+    UnrecordableAnswer,
+    malformed_engine_output,
+)
 from runners.protocol.json_text import encode_json
-from runners.protocol.prompts import substitute
 from runners.protocol.request import ChatRequest
 from runners.recording.attempt import AttemptRecorder
 from schemas import ids, subjects
@@ -53,22 +62,32 @@ class ModelCallHandler:
         """``send`` publishes what an attempt has cut so far, within seconds or raising `BusError`."""
         self._upstream, self._send, self._token_in_token_out = upstream, send, token_in_token_out
 
-    async def handle(self, request: web.Request, running: ActiveRollout, dialect: Dialect) -> web.StreamResponse:
-        """Answer one model call, with the rollout's prompts in it.
+    async def handle(
+        self, request: web.Request, running: ActiveRollout, dialect: Dialect, prompt_versions: Mapping[str, int]
+    ) -> web.StreamResponse:
+        """Answer one model call, in which ``prompt_versions`` were put.
 
         Raises as `Upstream.attempt_call` when nobody can, unless a stream has begun.
         """
-        substitution = substitute(dialect.call, running.prompts)
-        dialect.call = substitution.call
         task, attempt, call = running.task, running.recorder, dialect.call
         context = CallContext.create(attempt, call.model, task, running.deadline)
+        if attempt.deadly_requests and (reason := attempt.deadly_requests.get(_fingerprint(call))):
+            raise EnginesFailed(reason, is_deadly=True)
         prompt = await self._prompt(context, call, task.sampling_params)
         completion = StreamAccumulator(call, task.sampling_params, context.pinned, prompt)
         stream = SseResponse(request, dialect, live=completion.is_resumable) if call.stream else None
         started_ns = time.time_ns()
         try:
             completed = await self._complete(context, completion, stream, dialect)
-        except (NoNodeAvailable, EngineRejected, StreamNotResumable) as error:
+        except EngineRejected as refused:
+            if stream is None or not stream.has_begun:
+                raise
+            return await stream.fail(str(refused), refused.status)
+        except (NoNodeAvailable, EnginesFailed, StreamNotResumable) as error:
+            if isinstance(error, EnginesFailed):
+                attempt.add_engine_failure(str(error), error.is_deadly)
+                if error.is_deadly:
+                    attempt.deadly_requests[_fingerprint(call)] = str(error)
             if stream is None or not stream.has_begun:
                 raise
             attempt.infra_error = attempt.infra_error or str(error)
@@ -76,7 +95,7 @@ class ModelCallHandler:
         parent = ids.parse_span_id(request.headers.get(subjects.TRACE_HEADER, ""))
         await send_ahead(self._send, attempt)  # of earlier calls: while the bus takes nothing, the agent waits
         interval = (started_ns, max(time.time_ns(), started_ns))
-        recording = _Recording(partial(_record, attempt, call, completed, parent, interval, substitution.versions))
+        recording = _Recording(partial(_record, attempt, call, completed, parent, interval, prompt_versions))
         asyncio.get_running_loop().call_soon(recording.run)  # where an agent reads slowly, and the answer waits for it
         try:
             answer = await (_send_answer(request, completed.body) if stream is None else stream.finish())
@@ -107,19 +126,29 @@ class ModelCallHandler:
                         choices = list(completion.sampled_choices())
                         body = dialect.answer(completion.to_response()) if stream is None else {}
                         return CompletedCall(choices, node_ids, body, completion.stopped_at_eos)
+                except RequestRefused as refused:
+                    raise reject_request(refused.status, str(refused)) from refused
+                except UnrecordableAnswer as error:
+                    raise reject_request(400, f"the answer to this request cannot be recorded: {error}") from error
                 except (InvalidEngineOutput, aiohttp.ClientError, TimeoutError, ValueError) as error:
-                    log.warning("%s: a model call failed amid the answer: %s", node.id, error or type(error).__name__)
+                    problem = str(error) or type(error).__name__
+                    log.warning("%s: a model call failed amid the answer: %s", node.id, problem)
+                    if not completion.has_progress:
+                        _add_failure(context, node, error, problem)
         raise AssertionError("attempt_call yields until an answer is whole, or raises")
 
     async def _prompt(self, context: CallContext, call: ChatRequest, sampling: dict[str, Any]) -> list[int] | None:
         """The tokens to ask with, where a new rendering of the history would not be what was sampled."""
         turn = context.recorder.history.longest_prefix(call) if call.chat and self._token_in_token_out else None
-        if turn is None or not continuation.can_resume(call, sampling) or turn.has_reasoning:
+        if turn is None or not continuation.can_resume(call, sampling):
+            return None
+        answered = call.body["messages"][: turn.num_messages]
+        if token_history.has_reasoning(answered):
             return None
         new = await self._upstream.tokenize(context, call.to_tokenize_request(call.body["messages"], is_answered=False))
         if new is None or new[: len(turn.tokens)] == turn.tokens:
             return None
-        old = await self._upstream.tokenize(context, call.to_tokenize_request(turn.messages, is_answered=True))
+        old = await self._upstream.tokenize(context, call.to_tokenize_request(answered, is_answered=True))
         return token_history.splice_prompt(turn.tokens, old, new) if old is not None else None
 
 
@@ -171,6 +200,24 @@ def _record(
             started_ns=started_ns,
             ended_ns=ended_ns,
         )
+
+
+def _fingerprint(call: ChatRequest) -> bytes:
+    """Of a request, by which it is known when it comes again."""
+    return blake2b(call.to_record().encode(errors="replace"), digest_size=16).digest()
+
+
+def reject_request(status: int, message: str) -> EngineRejected:
+    """What the agent is told of a request that is its own to put right."""
+    return EngineRejected(status, encode_json(dialect_error("invalid_request_error", message, status)))
+
+
+def _add_failure(context: CallContext, node: Heartbeat, error: Exception, problem: str) -> None:
+    """Of an engine that had the request, and gave no token."""
+    if isinstance(error, EngineFailed):
+        context.failures.add_error(node, problem)
+    elif isinstance(error, aiohttp.ClientError):
+        context.failures.add_break(node, problem)
 
 
 async def _send_answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:

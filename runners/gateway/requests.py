@@ -1,12 +1,14 @@
 """A request of an agent's before it is answered: how much of it is read, and how it is refused."""
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from aiohttp import web
 
 from common.http_server import read_body
 from runners.gateway.admission import InFlightRequest
+from runners.protocol.dialects.anthropic_request import ThreadUnsupported
 from runners.protocol.dialects.registry import find_api
 from runners.recording.otlp_limits import MAX_BYTES
 
@@ -22,9 +24,16 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class ApiError(Exception):
     """A request that is not answered: HTTP status, the error's name, a sentence; seconds until it may come again."""
 
-    def __init__(self, status: int, kind: str, message: str, retry_after: int | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        message: str,
+        retry_after: int | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(message)
-        self.status, self.kind = status, kind
+        self.status, self.kind, self.details = status, kind, details
         self.headers = {"Retry-After": str(retry_after)} if retry_after is not None else {}
 
 
@@ -71,6 +80,8 @@ def raise_on_malformed() -> Iterator[None]:
     """Around reading a request: whatever it is that cannot be read is the client's to put right."""
     try:
         yield
+    except ThreadUnsupported as error:
+        raise ApiError(400, "invalid_request_error", str(error), details=error.details) from error
     except (ValueError, RecursionError) as error:
         raise ApiError(400, "invalid_request_error", str(error)) from error
     except (TypeError, AttributeError, LookupError) as error:
@@ -85,6 +96,8 @@ async def render_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return await handler(request)
     except ApiError as away:
         body = find_api(request.path).error(away.status, away.kind, str(away))
+        if away.details:
+            body["error"]["details"] = away.details
         return web.json_response(body, status=away.status, headers=away.headers)
     except web.HTTPRequestTimeout as error:
         return web.json_response(find_api(request.path).error(408, "timeout", error.text or ""), status=408)

@@ -9,11 +9,11 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -27,6 +27,7 @@ from common.observability.metric_registry import request_metrics
 from common.unix_sockets import PathTooLongError, bind_unix_socket, private_directory
 from runners.agent.launcher import AgentStartError
 from runners.gateway.admission import Admission, RateLimited, RateLimits
+from runners.gateway.engine_failures import EnginesFailed
 from runners.gateway.external_call import ExternalCallHandler
 from runners.gateway.external_endpoints import ExternalEndpoints
 from runners.gateway.handler import PUBLISH_TIMEOUT_SECONDS, ModelCallHandler, PublishSpans
@@ -53,7 +54,7 @@ from runners.gateway.upstream import (
     UnknownModel,
     Upstream,
 )
-from runners.protocol.dialects.anthropic import AnthropicDialect
+from runners.protocol.dialects.base import Dialect
 from runners.protocol.dialects.registry import APIS, Api, translate_error
 from runners.protocol.json_text import decode_json
 from runners.protocol.model_names import models_of, resolve_model
@@ -70,6 +71,9 @@ WAITING_STATUS = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS,
 RETRY_AFTER_SECONDS = 1
 MAX_INLINE_BYTES = 8192
 """Of telemetry that is parsed in the event loop: giving it to a thread and waiting for the answer would take longer."""
+MAX_INLINE_CALL_BYTES = 64 * 1024
+"""Of a model call, or an event, that is parsed in the event loop."""
+Decoded = TypeVar("Decoded")
 SLOT_KEY = web.RequestKey("slot", Slot)
 """Of a request: the slot whose key it has."""
 
@@ -89,13 +93,15 @@ class Gateway:
         allowance: RateLimits | None = None,
         at_socket: bool = False,
         endpoints: ExternalEndpoints | None = None,
+        ignored_fields: Collection[str] = (),
     ) -> None:
         """``send`` publishes what an attempt has cut so far, within seconds or raising `BusError`.
 
         ``inference_api_key`` is for the inference nodes: agents have keys of their own. ``allowance`` is each slot's.
         ``at_socket``: listen on a Unix socket too, for agents that have no network. ``endpoints`` answer their models
-        before any node; they are open.
+        before any node; they are open. ``ignored_fields`` of requests are left out.
         """
+        self._ignored_fields = frozenset(ignored_fields)
         self.endpoints = endpoints or ExternalEndpoints({}, {})
         self._inference_api_key, self._sticky_weight_version = inference_api_key, sticky_weight_version
         self._send = send
@@ -106,7 +112,7 @@ class Gateway:
         """What a sandbox's words may name: the socket, as ``gateway``, and the ``address`` that agents are told."""
         self._exits = contextlib.ExitStack()
         self._token_in_token_out = token_in_token_out
-        self._decoder = ThreadPoolExecutor(1, "otlp")
+        self._decoder = ThreadPoolExecutor(1, "decoder")
         self._listening = HttpServer()
         before = [
             self._listening.middleware,
@@ -174,29 +180,32 @@ class Gateway:
             raise ApiError(429, "rate_limit_exceeded", str(error), error.retry_after) from error
 
     async def _call(self, api: Api, request: web.Request) -> web.StreamResponse:
-        _, running = self._running(request)
+        slot, running = self._running(request)
         body = await read_limited_body(request)
         with raise_on_malformed():
-            dialect = api.parse(decode_json(body), running.recorder.history)
-        dialect.call = resolve_model(dialect.call, running.task)
-        if problem := find_invalid_sampling(running.task.sampling_params):
-            raise ApiError(400, "invalid_request_error", problem)
+            parse = partial(self._parse_call, api, body, running)
+            dialect, prompt_versions = await self._decode(slot, parse, len(body), MAX_INLINE_CALL_BYTES)
+            if problem := find_invalid_sampling(running.task.sampling_params):
+                raise ValueError(problem)
+            num_choices = dialect.call.num_choices(running.task.sampling_params)
+            slot.admission.admit_choices(request[IN_FLIGHT_KEY], num_choices)
         try:
             with _map_upstream_errors(running):
                 if dialect.call.model in self.endpoints.names:
-                    return await self._external.handle(request, running, dialect)
-                return await self._handler.handle(request, running, dialect)
+                    return await self._external.handle(request, running, dialect, prompt_versions)
+                return await self._handler.handle(request, running, dialect, prompt_versions)
         except EngineRejected as refused:
-            body = translate_error(api, refused.status, refused.body)
+            body = translate_error(api, refused.status, refused.body, str(refused))
             return web.Response(status=refused.status, body=body, content_type="application/json")
 
     async def _count(self, request: web.Request) -> web.Response:
         """Tokens of a prompt that is not asked, as Anthropic's clients want to know them."""
-        _, running = self._running(request)
+        slot, running = self._running(request)
         task, body = running.task, await read_limited_body(request)
         with raise_on_malformed():
-            call = resolve_model(AnthropicDialect(decode_json(body)).call, task)
-            call = substitute(call, running.prompts).call
+            parse = partial(self._parse_call, APIS["messages"], body, running)
+            dialect, _ = await self._decode(slot, parse, len(body), MAX_INLINE_CALL_BYTES)
+            call = dialect.call
         if call.model in self.endpoints.names:
             raise ApiError(
                 400, "invalid_request_error", f"model {call.model!r} is external: its tokens are not counted"
@@ -245,11 +254,7 @@ class Gateway:
             body = await read_limited_body(request)  # aiohttp has undone Content-Encoding
             refusals = Refusals()
             parse = partial(otlp.parse_request, signal, body, kind, attempt.rollout, attempt.root_id, refusals)
-            if len(body) <= MAX_INLINE_BYTES:
-                spans = parse()
-            else:
-                async with slot.decoding:
-                    spans = await asyncio.get_running_loop().run_in_executor(self._decoder, parse)
+            spans = await self._decode(slot, parse, len(body), MAX_INLINE_BYTES)
         except web.HTTPRequestEntityTooLarge:
             return otlp.error_response(413, kind, too_large(request))
         except web.HTTPBadRequest as error:
@@ -275,7 +280,8 @@ class Gateway:
         slot, running = self._running(request)
         recorder, body = running.recorder, await read_limited_body(request)
         with raise_on_malformed():
-            span = convert_event(parse_event(body), EventContext.of(recorder, time.time_ns()))
+            event = await self._decode(slot, partial(parse_event, body), len(body), MAX_INLINE_CALL_BYTES)
+            span = convert_event(event, EventContext.of(recorder, time.time_ns()))
         if slot.rollout is not running:
             raise ApiError(409, "no_rollout", "the rollout this event belongs to is over")
         if refusal := recorder.add(span):
@@ -283,6 +289,26 @@ class Gateway:
                 raise ApiError(413, "request_too_large", "the attempt has no room for this event")
             raise ApiError(400, "invalid_request_error", f"the event is refused: {refusal.sentence}")
         return web.json_response({})
+
+    def _parse_call(self, api: Api, body: bytes, running: ActiveRollout) -> tuple[Dialect, Mapping[str, int]]:
+        """A model call, with the rollout's prompts in it, and their versions; raises as `raise_on_malformed` takes."""
+        fields = decode_json(body)
+        if isinstance(fields, dict):
+            fields = {name: value for name, value in fields.items() if name not in self._ignored_fields}
+        dialect = api.parse(fields, running.recorder.history)
+        call = resolve_model(dialect.call, running.task)
+        if call.model not in self.endpoints.names:
+            call.check_fields()
+        substitution = substitute(call, running.prompts)
+        dialect.call = substitution.call
+        return dialect, substitution.versions
+
+    async def _decode(self, slot: Slot, decode: Callable[[], Decoded], num_bytes: int, max_inline: int) -> Decoded:
+        """Decode a body of so many bytes: in the event loop, which waits for it, only up to ``max_inline``."""
+        if num_bytes <= max_inline:
+            return decode()
+        async with slot.decoding:
+            return await asyncio.get_running_loop().run_in_executor(self._decoder, decode)
 
     def _find_slot(self, request: web.Request) -> Slot:
         number = request.match_info["k"]
@@ -309,6 +335,9 @@ def _map_upstream_errors(running: ActiveRollout) -> Iterator[None]:
         yield
     except UnknownModel as error:
         raise ApiError(404, "model_not_found", str(error)) from error
+    except EnginesFailed as error:
+        running.recorder.add_engine_failure(str(error), error.is_deadly)
+        raise ApiError(503, "server_error", str(error)) from error
     except NoNodeAvailable as error:
         running.recorder.infra_error = running.recorder.infra_error or str(error)
         raise ApiError(504, "timeout", str(error)) from error

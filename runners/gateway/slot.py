@@ -31,7 +31,7 @@ class Slot:
     rollout: ActiveRollout | None = None
     admission: Admission = field(default_factory=Admission)
     decoding: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while its telemetry is decoded: one request of each slot, so that no slot waits for all of another's."""
+    """Held while a body of its agent's is decoded: one of each slot, so that no slot waits for all of another's."""
 
     def begin(
         self, recorder: AttemptRecorder, task: Task, deadline: float, prompts: tuple[PromptChoice, ...] = ()

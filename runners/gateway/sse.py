@@ -41,9 +41,9 @@ class SseResponse:
         self._kept.append(self._events.finish())
         return await self._end()
 
-    async def fail(self, reason: str) -> web.StreamResponse:
-        """It will not be."""
-        self._kept = [self._events.fail(reason)]
+    async def fail(self, reason: str, status: int = 500) -> web.StreamResponse:
+        """It will not be; ``status`` says whose fault that is."""
+        self._kept = [self._events.fail(reason, status)]
         return await self._end()
 
     async def _end(self) -> web.StreamResponse:

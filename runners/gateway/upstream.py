@@ -5,7 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import aiohttp
@@ -14,6 +14,7 @@ from bus.security.secrets import bearer_header
 from common.observability import metrics, tracing
 from runners.gateway import routing
 from runners.gateway.connection_reuse import ConnectionReuse
+from runners.gateway.engine_failures import EngineFailures
 from runners.gateway.rejecting_nodes import RejectingNodes
 from runners.protocol.json_text import decode_json, encode_exactly
 from runners.protocol.model_names import models_of
@@ -25,9 +26,13 @@ from schemas.tasks import Task
 log = logging.getLogger(__name__)
 
 RETRY_STATUS = frozenset({409, 429, 502, 503, 504})
+BROKE_OFF_STATUS = 502
+"""What a node says whose engine took a request and closed the connection."""
 FLEET_POLL_SECONDS = 0.25
 """How long a refused call waits for a change in the fleet before it asks again."""
 MAX_EVENT_BYTES = 16 * 1024 * 1024
+MAX_MESSAGE_BYTES = 500
+"""Of an error that is no JSON."""
 CONNECT_SECONDS = 5.0
 READ_TIMEOUT_SECONDS = 60.0
 """A connection that brings nothing for this long is dead; a node with work to do says at least that much."""
@@ -37,7 +42,7 @@ class EngineRejected(Exception):
     """The engine refused the request itself; the agent gets its status and body as they are."""
 
     def __init__(self, status: int, body: bytes) -> None:
-        super().__init__(f"status {status}")
+        super().__init__(_message_of(body) or f"status {status}")
         self.status, self.body = status, body
 
 
@@ -64,6 +69,7 @@ class CallContext:
     """The models that the task may call: they are waited for even if nobody has served them yet."""
     pinned: int | None
     deadline: float
+    failures: EngineFailures = field(default_factory=EngineFailures)
 
     @classmethod
     def create(cls, recorder: AttemptRecorder, model: str, task: Task, deadline: float) -> "CallContext":
@@ -126,7 +132,7 @@ class Upstream:
     ) -> AsyncGenerator[tuple[Heartbeat, AsyncIterator[dict[str, Any]]], None]:
         """Tries, one after the other: a node and its stream of chunks; the caller stops at one it can use.
 
-        Raises `EngineRejected`, `UnknownModel` or `NoNodeAvailable`.
+        Raises `EngineRejected`, `UnknownModel`, `NoNodeAvailable` or `EnginesFailed`.
         """
         attempt = context.recorder
         headers = {"X-Lightningbus-Rollout": attempt.rollout, "Content-Type": "application/json", **self._auth_headers}
@@ -134,6 +140,7 @@ class Upstream:
             headers["X-Lightningbus-Version"] = str(context.pinned)
         problem = "no inference node is ready"
         while True:
+            context.failures.check()
             node = await self._node(context, problem)
             if (preferred := self._preferred(context)) is not None:
                 headers["X-Lightningbus-Preferred-Version"] = str(preferred)
@@ -161,12 +168,20 @@ class Upstream:
                             problem = self._rejecting.add(node)
                         elif response.status in RETRY_STATUS:
                             problem = f"{node.id} answered {response.status}"
+                            if response.status == BROKE_OFF_STATUS:
+                                context.failures.add_break(node, "its engine closed the connection")
+                        elif response.status >= 500:
+                            rejected = EngineRejected(response.status, await response.read())
+                            problem = f"{node.id} answered {response.status}: {rejected}"
+                            context.failures.add_error(node, str(rejected))
                         else:
                             raise EngineRejected(response.status, await response.read())
                         tracing.set_error(span, problem)
             except (aiohttp.ClientError, TimeoutError) as error:
                 problem = f"{node.id} cannot be reached: {error or type(error).__name__}"
                 self._fleet.suspect("inference", node.id)
+                if not isinstance(error, aiohttp.ClientConnectorError | TimeoutError):  # it had the request
+                    context.failures.add_break(node, str(error) or type(error).__name__)
             finally:
                 self._open[node.id] -= 1
             metrics.upstream_retries.inc()
@@ -194,7 +209,10 @@ class Upstream:
             served = self.known_models()
             if nodes and context.model not in served | context.expected:
                 raise UnknownModel(f"model {context.model!r} is not served; served: {', '.join(sorted(served))}")
-            node = self._select(context, self._rejecting.except_rejecting(nodes)) or self._select(context, nodes)
+            fresh, rested = context.failures.by_preference(nodes)
+            accepting = self._rejecting.except_rejecting
+            choices = (accepting(fresh), accepting(rested), [*fresh, *rested])
+            node = next(filter(None, (self._select(context, choice) for choice in choices)), None)
             if node is not None:
                 return node
             missing = routing.missing_version(nodes, context.model, context.pinned)
@@ -214,6 +232,15 @@ class Upstream:
                 except TimeoutError:
                     if asyncio.get_running_loop().time() >= context.deadline:
                         raise
+
+
+def _message_of(body: bytes) -> str:
+    """The sentence of an error; what is none in OpenAI's form, as it is."""
+    try:
+        error = decode_json(body)
+        return str((error.get("error") or error)["message"])
+    except (ValueError, AttributeError, LookupError, TypeError, RecursionError):
+        return body[:MAX_MESSAGE_BYTES].decode(errors="replace")
 
 
 @contextmanager

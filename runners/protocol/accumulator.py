@@ -6,17 +6,20 @@ weight version made which token. Pure: dictionaries in, dictionaries and bytes o
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from runners.protocol import continuation
 from runners.protocol.choice import SampledChoice, SampledPiece, pack_array, version_spans
+from runners.protocol.engine_errors import InvalidEngineOutput, UnrecordableAnswer, raise_engine_error
 from runners.protocol.request import ChatRequest
 from schemas.spans import MAX_ENGINE_ID
 
 HIDDEN_FIELDS = frozenset({"weight_version", "engine_id", "prompt_token_ids", "usage"})
 """Fields of a chunk that agents get only if they ask."""
+
+BROKEN_OFF = frozenset({"abort", "error"})
+"""Reasons of an engine that ended an answer which the model had not."""
 
 SAMPLING_KEYS = (
     "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "seed", "stop", "n",
@@ -30,19 +33,6 @@ def recorded_sampling(call: ChatRequest, sampling: dict[str, Any]) -> dict[str, 
     """The sampling settings of a call, of which ``sampling`` is forced."""
     settings = {**call.body, **sampling}
     return {key: settings[key] for key in SAMPLING_KEYS if settings.get(key) is not None}
-
-
-class InvalidEngineOutput(ValueError):
-    """The engine's answer cannot be recorded exactly; the call counts as failed by our side."""
-
-
-@contextmanager
-def malformed_engine_output() -> Iterator[None]:
-    """Around reading what an engine says: in another form than it should be, it is an `InvalidEngineOutput`."""
-    try:
-        yield
-    except (TypeError, AttributeError, LookupError, OverflowError, RecursionError) as error:
-        raise InvalidEngineOutput(f"the engine's answer has not its form: {type(error).__name__}: {error}") from error
 
 
 @dataclass
@@ -136,6 +126,11 @@ class StreamAccumulator:
         return {**self._head, "choices": [], "usage": usage}
 
     @property
+    def has_progress(self) -> bool:
+        """Whether this try brought a token."""
+        return self.num_tokens > self._tokens_before_retry
+
+    @property
     def num_tokens(self) -> int:
         """Tokens sampled so far."""
         return sum(len(choice.token_ids) for choice in self._choices.values())
@@ -149,14 +144,16 @@ class StreamAccumulator:
         return chunk
 
     def _feed_chunk(self, chunk: dict[str, Any]) -> None:
-        """Take one chunk; raises `InvalidEngineOutput` when it is an error."""
+        """Take one chunk; raises `RequestRefused` or `InvalidEngineOutput` when it is an error."""
         if "error" in chunk:
-            raise InvalidEngineOutput(str((chunk["error"] or {}).get("message") or "the engine failed"))
+            raise_engine_error(chunk["error"] or {})
         self._head = self._head or {key: chunk[key] for key in ("id", "created", "model") if key in chunk}
         self._usage = chunk.get("usage") or self._usage
         self._prompt_ids = chunk.get("prompt_token_ids") or self._prompt_ids
         for delta in chunk.get("choices", ()):
             self._add_choice(self._choices.setdefault(delta["index"], _ChoiceState()), delta, chunk)
+            if delta.get("finish_reason") in BROKEN_OFF:
+                raise InvalidEngineOutput(f"the engine ended the answer with {delta['finish_reason']!r}")
 
     def _add_choice(self, choice: _ChoiceState, delta: dict[str, Any], chunk: dict[str, Any]) -> None:
         choice.text += delta.get("text") or ""
@@ -168,7 +165,8 @@ class StreamAccumulator:
                 choice.message[key] = value
             else:
                 choice.message[key] = (choice.message.get(key) or "") + value
-        choice.finish_reason = delta.get("finish_reason") or choice.finish_reason
+        if delta.get("finish_reason") not in BROKEN_OFF:
+            choice.finish_reason = delta.get("finish_reason") or choice.finish_reason
         choice.stop_reason = delta.get("stop_reason") or choice.stop_reason
         choice.prompt_ids = delta.get("prompt_token_ids") or choice.prompt_ids
         ids = delta.get("token_ids") or []
@@ -250,9 +248,9 @@ class StreamAccumulator:
             if choice.finish_reason is None:
                 raise InvalidEngineOutput("the engine's stream ended early")
             if prompt_ids is None:
-                raise InvalidEngineOutput("the engine gave no prompt token ids")
+                raise UnrecordableAnswer("the engine gave no prompt token ids")
             if len(choice.logprobs) != len(choice.token_ids) or None in choice.logprobs:
-                raise InvalidEngineOutput(
+                raise UnrecordableAnswer(
                     f"{len(choice.token_ids)} tokens came with {len(choice.logprobs)} log-probabilities"
                 )
             versions = [piece.version for piece in choice.pieces]

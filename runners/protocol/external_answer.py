@@ -3,8 +3,9 @@
 import json
 from typing import Any
 
-from runners.protocol.accumulator import InvalidEngineOutput, malformed_engine_output, recorded_sampling
+from runners.protocol.accumulator import recorded_sampling
 from runners.protocol.choice import ExternalAnswer, SampledChoice
+from runners.protocol.engine_errors import InvalidEngineOutput, malformed_engine_output
 from runners.protocol.request import ChatRequest
 from schemas.text import replace_surrogates
 

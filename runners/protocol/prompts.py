@@ -2,17 +2,20 @@
 
 A prompt is found in one of three ways: by its role, it is the whole system message of that role's calls; by marks,
 ``<!-- prompt:NAME -->…<!-- /prompt -->``; or by the exact text of its version 0, as the whole system message or a part.
+All places are found in the text as the agent sent it: what is put in is not searched again.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from runners.protocol.request import ChatRequest
 
 SYSTEM_ROLES = ("system", "developer")
-MARKED = re.compile(r"<!-- prompt:([A-Za-z0-9_-]{1,64}) -->(.*?)<!-- /prompt -->", re.S)
+MARK = re.compile(r"<!-- prompt:([A-Za-z0-9_-]{1,64}) -->|<!-- /prompt -->")
 MIN_PART_CHARS = 20
 """A shorter text is a prompt only as the whole message: as a part it could be found by chance."""
 
@@ -35,28 +38,42 @@ class Substitution:
     """A request with the chosen prompts in it."""
 
     call: ChatRequest
-    versions: Mapping[str, int]
+    versions: dict[str, int]
     """By prompt: the version that is in the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a text as the agent sent it has a prompt."""
+
+    start: int
+    end: int
+    prompt: PromptChoice
 
 
 def substitute(call: ChatRequest, prompts: Sequence[PromptChoice]) -> Substitution:
     """Put the chosen versions into a call's system messages; what holds no prompt stays as it is."""
     if not prompts or not call.chat:
         return Substitution(call, {})
-    versions: dict[str, int] = {}
-    messages = [_in_message(message, prompts, versions) for message in call.body["messages"]]
-    for prompt in prompts:
-        if prompt.role is not None and prompt.role == call.role:
-            messages = _as_system_message(messages, prompt.text)
-            versions[prompt.name] = prompt.version
+    messages, versions = list(call.body["messages"]), dict[str, int]()
+    by_text = [prompt for prompt in prompts if prompt.role is None]
+    by_role = [prompt for prompt in prompts if prompt.role is not None and prompt.role == call.role]
+    first = next((index for index, message in enumerate(messages) if _is_system(message)), None)
+    for index, message in enumerate(messages):
+        if _is_system(message) and not (by_role and index == first):
+            messages[index] = _in_message(message, by_text, versions)
+    for prompt in by_role:
+        versions[prompt.name] = prompt.version
     if not versions:
         return Substitution(call, {})
+    if by_role and first is None:
+        messages.insert(0, {"role": "system", "content": by_role[-1].text})
+    elif by_role and first is not None:
+        messages[first] = {**messages[first], "content": by_role[-1].text}
     return Substitution(replace(call, body={**call.body, "messages": messages}), versions)
 
 
-def _in_message(message: Any, prompts: Sequence[PromptChoice], versions: dict[str, int]) -> Any:
-    if not _is_system(message):
-        return message
+def _in_message(message: dict[str, Any], prompts: Sequence[PromptChoice], versions: dict[str, int]) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, str):
         return {**message, "content": _in_text(content, prompts, versions)}
@@ -72,39 +89,57 @@ def _in_part(part: Any, prompts: Sequence[PromptChoice], versions: dict[str, int
 
 
 def _in_text(text: str, prompts: Sequence[PromptChoice], versions: dict[str, int]) -> str:
-    by_name = {prompt.name: prompt for prompt in prompts if prompt.role is None}
-
-    def put(match: re.Match[str]) -> str:
-        prompt = by_name.get(match[1])
-        if prompt is None:
-            return match[0]
-        versions[prompt.name] = prompt.version
-        return prompt.text
-
-    text = MARKED.sub(put, text)
-    for prompt in by_name.values():
-        if prompt.name in versions:
-            continue
-        # The version itself is found too: the agent asked for it by name, or repeats what an earlier call was given.
-        # One text may be a part of the other: the longer one is looked for first.
-        for sent in sorted((prompt.original, prompt.text), key=len, reverse=True):
-            if text.strip() == sent.strip():
-                text = prompt.text
-            elif len(sent) >= MIN_PART_CHARS and sent in text:
-                text = text.replace(sent, prompt.text, 1)
-            else:
-                continue
-            versions[prompt.name] = prompt.version
-            break
-    return text
+    pieces, end = [], 0
+    for place in _places(text, prompts):
+        pieces += [text[end : place.start], place.prompt.text]
+        end = place.end
+        versions[place.prompt.name] = place.prompt.version
+    return "".join([*pieces, text[end:]])
 
 
-def _as_system_message(messages: list[Any], text: str) -> list[Any]:
-    """The first system message says this, and none other is left out; one is put in front where there is none."""
-    index = next((index for index, message in enumerate(messages) if _is_system(message)), None)
-    if index is None:
-        return [{"role": "system", "content": text}, *messages]
-    return [*messages[:index], {**messages[index], "content": text}, *messages[index + 1 :]]
+def _places(text: str, prompts: Sequence[PromptChoice]) -> Iterator[_Place]:
+    """All places in order, none of which overlap: the first counts, and of two that begin together the longer one."""
+    # A version's own text is a place too: the agent asked for it by name, or repeats what an earlier call was given.
+    sent = [(prompt.original, prompt) for prompt in prompts] + [(prompt.text, prompt) for prompt in prompts]
+    for words, prompt in sent:
+        if text.strip() == words.strip():
+            yield _Place(0, len(text), prompt)
+            return
+    searches = [_find_marks(text, prompts), *(partial(_find_words, text, *pair) for pair in sent)]
+    upcoming = [find(0) for find in searches]
+    while found := [place for place in upcoming if place is not None]:
+        place = min(found, key=lambda place: (place.start, -place.end))
+        yield place
+        upcoming = [
+            find(place.end) if known is not None and known.start < place.end else known
+            for find, known in zip(searches, upcoming, strict=True)
+        ]
+
+
+def _find_words(text: str, words: str, prompt: PromptChoice, start: int) -> _Place | None:
+    at = text.find(words, start) if len(words) >= MIN_PART_CHARS else -1
+    return _Place(at, at + len(words), prompt) if at >= 0 else None
+
+
+def _find_marks(text: str, prompts: Sequence[PromptChoice]) -> Callable[[int], _Place | None]:
+    """The search for marked places; an opening mark goes with the next closing one, whatever is between them."""
+    by_name = {prompt.name: prompt for prompt in prompts}
+    places: list[_Place] = []
+    opening: re.Match[str] | None = None
+    for mark in MARK.finditer(text):
+        if mark[1] is not None:
+            opening = opening or mark
+        elif opening is not None:
+            if (prompt := by_name.get(opening[1])) is not None:
+                places.append(_Place(opening.start(), mark.end(), prompt))
+            opening = None
+    starts = [place.start for place in places]
+
+    def find(start: int) -> _Place | None:
+        index = bisect_left(starts, start)
+        return places[index] if index < len(places) else None
+
+    return find
 
 
 def _is_system(message: Any) -> bool:

@@ -4,6 +4,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from runners.protocol.request_fields import CHAT, COMPLETIONS, STREAM_OPTIONS
+
 TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "documents", "tools")
 """Fields that change how messages are rendered."""
 INTEGER_FIELDS = ("max_tokens", "max_completion_tokens", "n")
@@ -55,6 +57,11 @@ class ChatRequest:
         model, _, role = name.partition(":")
         return cls(body, chat, model, role)
 
+    def check_fields(self) -> None:
+        """Raise ValueError for a field that would change what is meant, and that no engine would honour."""
+        (CHAT if self.chat else COMPLETIONS).check_known(self.body)
+        STREAM_OPTIONS.check_known(self.body.get("stream_options"))
+
     @property
     def stream(self) -> bool:
         """Whether the agent wants a stream itself."""
@@ -81,6 +88,12 @@ class ChatRequest:
     def hides_reasoning(self) -> bool:
         """Whether the agent wants the answer without what the model thought; it is recorded all the same."""
         return self.body.get("include_reasoning") is False
+
+    def num_choices(self, sampling: dict[str, Any]) -> int:
+        """Answers to sample, where ``sampling`` is forced: ``n`` for each prompt."""
+        n, prompt = {**self.body, **sampling}.get("n"), self.body.get("prompt")
+        has_several = not self.chat and isinstance(prompt, list) and any(isinstance(one, str | list) for one in prompt)
+        return (n if isinstance(n, int) and n > 0 else 1) * (len(prompt) if has_several and prompt else 1)
 
     def to_record(self) -> str:
         """The body as JSON, the conversation at its end: a call that goes on then begins as the one before it did."""

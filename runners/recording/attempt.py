@@ -62,6 +62,10 @@ class AttemptRecorder:
     """Why the last of them waits."""
     infra_error: str = ""
     """Why our own side failed a model call; empty while it did not."""
+    poison_reason: str = ""
+    """Why no engine is to be asked what this attempt asked; empty while none died of it."""
+    deadly_requests: dict[bytes, str] = field(default_factory=dict)
+    """Requests that are not asked again, by digest, and why."""
     traceparent: str = ""
     """The runner's own span of this attempt, where its traces are exported."""
     unrecordable_reason: str = ""
@@ -88,6 +92,12 @@ class AttemptRecorder:
     def calls(self) -> int:
         """Model calls so far."""
         return self._meter.num_calls
+
+    def add_engine_failure(self, reason: str, is_deadly: bool) -> None:
+        """Engines failed at a call; ``is_deadly``: no other attempt is to try it."""
+        self.infra_error = self.infra_error or reason
+        if is_deadly:
+            self.poison_reason = self.poison_reason or reason
 
     def add(self, span: Span) -> Refusal | None:
         """Keep a span, unless it is refused for the reason returned; one that an exporter sends again is kept once."""

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,13 +47,18 @@ class CallIndex:
     def __init__(self, calls: Sequence[RecordedCall]) -> None:
         self.calls = calls
         self._by_tool_call = {id: index for index, call in enumerate(calls) for id in call.tool_call_ids}
+        self._by_end = sorted((call.end_time, index) for index, call in enumerate(calls))
+        self._by_link: dict[tuple[str, str], list[int]] = {}
+        for index, call in enumerate(calls):
+            for link in _linkable(call):
+                self._by_link.setdefault(link, []).append(index)
 
     def find_referenced(self, span_attributes: Mapping[str, Any]) -> int | None:
         """The call that a span references: by links of Agent Lightning's, or by the tool call that it executes."""
-        links = list(span_kinds.agl_links(span_attributes))
+        links = [_normalized(*link) for link in span_kinds.agl_links(span_attributes)]
         if links:
-            matches = (index for index, call in enumerate(self.calls) if all(_matches(call, *link) for link in links))
-            return next(matches, None)
+            fewest, *others = sorted((self._by_link.get(link, []) for link in links), key=len)
+            return next((index for index in fewest if all(_contains(indices, index) for indices in others)), None)
         if attributes.TOOL_CALL in span_attributes:
             return self._by_tool_call.get(str(span_attributes[attributes.TOOL_CALL]))
         if not self._by_tool_call or span_kinds.kind_of("", span_attributes) != "tool":
@@ -62,13 +68,25 @@ class CallIndex:
 
     def find_preceding(self, start_time: float) -> int | None:
         """The call that was the last to end before a span started; None before the first."""
-        ended = [(call.end_time, index) for index, call in enumerate(self.calls) if call.end_time <= start_time]
-        return max(ended)[1] if ended else None
+        num_ended = bisect_right(self._by_end, start_time, key=lambda ended: ended[0])
+        return self._by_end[num_ended - 1][1] if num_ended else None
 
 
-def _matches(call: RecordedCall, key: str, value: str) -> bool:
-    if key == "span_id":
-        return call.span_id == value
-    if key == attributes.RESPONSE_ID:
-        return call.response_key == span_kinds.normalize_response_id(value) != ""
-    return key in call.attributes and attributes.to_text(call.attributes[key]) == value
+def _linkable(call: RecordedCall) -> Iterator[tuple[str, str]]:
+    """The links that match a call."""
+    yield "span_id", call.span_id
+    if call.response_key:
+        yield attributes.RESPONSE_ID, call.response_key
+    for key, value in call.attributes.items():
+        if key not in ("span_id", attributes.RESPONSE_ID):
+            yield key, attributes.to_text(value)
+
+
+def _normalized(key: str, value: str) -> tuple[str, str]:
+    return key, span_kinds.normalize_response_id(value) if key == attributes.RESPONSE_ID else value
+
+
+def _contains(indices: Sequence[int], index: int) -> bool:
+    """Whether an ascending list has an index."""
+    place = bisect_left(indices, index)
+    return place < len(indices) and indices[place] == index

@@ -6,9 +6,7 @@ from typing import Any
 
 def same_message(message: Any, other: Any) -> bool:
     """Whether two messages are equal; clients send a message back without its empty fields."""
-    if not isinstance(message, dict) or not isinstance(other, dict):
-        return bool(message == other)
-    return _without_empty(message) == _without_empty(other)
+    return bool(without_empty(message) == without_empty(other))
 
 
 def extends(messages: Sequence[Any], history: Sequence[Any]) -> bool:
@@ -16,5 +14,6 @@ def extends(messages: Sequence[Any], history: Sequence[Any]) -> bool:
     return len(messages) > len(history) and all(map(same_message, messages, history))
 
 
-def _without_empty(message: dict[Any, Any]) -> dict[Any, Any]:
-    return {key: value for key, value in message.items() if value}
+def without_empty(message: Any) -> Any:
+    """A message as it is compared; what is no message stays as it is."""
+    return {key: value for key, value in message.items() if value} if isinstance(message, dict) else message

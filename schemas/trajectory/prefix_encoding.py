@@ -6,7 +6,7 @@ calls' own texts, and a suffix. The digest of the full prompt proves that it was
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
@@ -39,50 +39,94 @@ class _KnownText:
     prefix_refs: tuple[PrefixRef, ...]
     own_text: bytes
     digest: Any
-    """Running SHA-256 of everything up to the end of the own text."""
+    """Running SHA-256 of everything up to the end of the own text; None where it was cut."""
+
+
+@dataclass(slots=True)
+class _Edge:
+    """A stretch of one call's own text, in the tree of all texts."""
+
+    call: int
+    start: int
+    end: int
+    branches: dict[bytes, "_Edge"] = field(default_factory=dict)
+    """What follows it, by the first unit or character."""
 
 
 class PrefixEncoder:
     """Encodes the texts of one attempt; ``unit`` is the number of bytes per element (4: token ids; 1: UTF-8).
 
-    ``limit`` is the largest suffix in bytes; what is over it is cut off.
+    ``limit`` is the largest suffix in bytes; what is over it is cut off. All texts are in one tree, a branch where two
+    begin to differ. So a text costs what it is long, however many there are.
     """
 
     def __init__(self, unit: int = TOKEN_BYTES, limit: int | None = None) -> None:
         self._unit, self._limit = unit, limit
         self._known: list[_KnownText] = []
+        self._root = _Edge(-1, 0, 0)
 
     def encode(self, prompt: bytes, response: bytes = b"") -> EncodedText:
-        """The prompt, encoded against the newest text that it extends, else the one that it shares most with."""
-        parent, shared_bytes = self._find_parent(prompt)
-        known = self._known[parent] if parent >= 0 else None
-        suffix = prompt[shared_bytes:]
-        if known is not None and shared_bytes == self._length(known):
-            digest = known.digest.copy()
+        """The prompt, encoded against the text that it shares most with."""
+        edge, offset, num_shared = self._follow(self._root, 0, prompt)
+        parent = self._known[edge.call] if num_shared else None
+        suffix = prompt[num_shared:]
+        prefix_refs = (*parent.prefix_refs, (edge.call, offset // self._unit)) if parent is not None else ()
+        if parent is not None and parent.digest is not None and offset == len(parent.own_text):
+            digest = parent.digest.copy()
             digest.update(suffix)
         else:
             digest = sha256(prompt)
-        prefix_refs = tuple(self._prefix_refs(parent, shared_bytes))
         prompt_sha256 = digest.digest()
         digest.update(response)
         kept = suffix if self._limit is None else suffix[: self._aligned(suffix, self._limit)]
-        self._known.append(_KnownText(prefix_refs, kept + response, digest))
+        known = _KnownText(prefix_refs, kept + response, digest if kept == suffix else None)
+        num_repeated = 0
+        if not kept:  # another answer to the same prompt may begin as this one does
+            edge, offset, num_repeated = self._follow(edge, offset, response)
+        self._add(known, edge, offset, num_repeated)
         return EncodedText(prefix_refs, kept, prompt_sha256, len(suffix) - len(kept))
 
-    def _find_parent(self, prompt: bytes) -> tuple[int, int]:
-        """Index of the text to refer to (-1: none), and the number of bytes shared with it."""
-        best = (-1, 0)
-        for index in reversed(range(len(self._known))):
-            length = self._length(self._known[index])
-            if length <= best[1]:
-                continue
-            text = self._full_text(index)
-            if prompt.startswith(text):
-                return index, length
-            shared_bytes = self._aligned(prompt, common_prefix_len(prompt, text))
-            if shared_bytes > best[1]:
-                best = (index, shared_bytes)
-        return best
+    def _follow(self, edge: _Edge, offset: int, text: bytes) -> tuple[_Edge, int, int]:
+        """Go on from a place in the tree as far as it says the text; the place there, and how much of the text it is.
+
+        A place is an edge and an offset in its call's own text.
+        """
+        position = 0
+        while position < len(text):
+            if offset == edge.end:
+                branch = edge.branches.get(self._first_unit(text, position))
+                if branch is None:
+                    break
+                edge, offset = branch, branch.start
+            num_equal = self._num_equal(text, position, edge, offset)
+            position, offset = position + num_equal, offset + num_equal
+            if offset < edge.end:
+                break
+        return edge, offset, position
+
+    def _num_equal(self, text: bytes, position: int, edge: _Edge, offset: int) -> int:
+        """Bytes of whole units, or characters, that a text and the rest of an edge share."""
+        length = min(len(text) - position, edge.end - offset)
+        rest = text[position : position + length]
+        said = self._known[edge.call].own_text[offset : offset + length]
+        return length if rest == said else self._aligned(rest, common_prefix_len(rest, said))
+
+    def _add(self, known: _KnownText, edge: _Edge, offset: int, start: int) -> None:
+        """Put a text into the tree, of whose own text all up to ``start`` is there already."""
+        call, own_text = len(self._known), known.own_text
+        self._known.append(known)
+        if start == len(own_text):
+            return
+        if offset < edge.end:
+            rest = _Edge(edge.call, offset, edge.end, edge.branches)
+            edge.end, edge.branches = offset, {self._first_unit(self._known[edge.call].own_text, offset): rest}
+        edge.branches[self._first_unit(own_text, start)] = _Edge(call, start, len(own_text))
+
+    def _first_unit(self, text: bytes, position: int) -> bytes:
+        """The unit, or UTF-8 character, at a position."""
+        lead = text[position]
+        width = 1 if lead < 0xC0 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+        return text[position : position + (self._unit if self._unit > 1 else width)]
 
     def _aligned(self, text: bytes, end: int) -> int:
         """The last boundary of a unit, or of a UTF-8 character, up to ``end``."""
@@ -91,25 +135,6 @@ class PrefixEncoder:
         while 0 < end < len(text) and text[end] & 0xC0 == 0x80:  # inside a UTF-8 character
             end -= 1
         return end
-
-    def _length(self, known: _KnownText) -> int:
-        return sum(length for _, length in known.prefix_refs) * self._unit + len(known.own_text)
-
-    def _full_text(self, index: int) -> bytes:
-        known = self._known[index]
-        prefixes = [self._known[call].own_text[: length * self._unit] for call, length in known.prefix_refs]
-        return b"".join([*prefixes, known.own_text])
-
-    def _prefix_refs(self, parent: int, shared_bytes: int) -> Iterable[PrefixRef]:
-        if shared_bytes == 0:
-            return
-        known = self._known[parent]
-        remaining = shared_bytes // self._unit
-        for call, length in (*known.prefix_refs, (parent, len(known.own_text) // self._unit)):
-            used = min(length, remaining)
-            if used:
-                yield call, used
-            remaining -= used
 
 
 def common_prefix_len(text: bytes, other: bytes) -> int:

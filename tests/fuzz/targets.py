@@ -31,9 +31,10 @@ from lightningbus.run.settings import load_run_settings
 from runners.agent.executors import AgentError, parse_reply
 from runners.gateway import routing
 from runners.gateway.requests import ApiError, raise_on_malformed
-from runners.gateway.upstream import events_of
-from runners.protocol.accumulator import InvalidEngineOutput, StreamAccumulator, malformed_engine_output
+from runners.gateway.upstream import EngineRejected, events_of
+from runners.protocol.accumulator import StreamAccumulator
 from runners.protocol.dialects.registry import APIS, translate_error
+from runners.protocol.engine_errors import InvalidEngineOutput, malformed_engine_output
 from runners.protocol.token_history import TokenHistory
 from runners.recording import otlp, rewards
 from runners.recording.agent_events import EventContext, convert_event, parse_event
@@ -237,7 +238,7 @@ def _chunked(replies: Callable[[bytes], None], data: bytes) -> None:
 
 def _refused(data: bytes) -> None:
     for api in APIS.values():
-        translate_error(api, 400, data)
+        translate_error(api, 400, data, str(EngineRejected(400, data)))
 
 
 def _engine(data: bytes) -> None:

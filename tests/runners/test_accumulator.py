@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from runners.protocol.accumulator import InvalidEngineOutput, StreamAccumulator
+from runners.protocol.accumulator import StreamAccumulator
+from runners.protocol.engine_errors import InvalidEngineOutput
 from runners.protocol.request import ChatRequest
 from schemas.spans import VersionSpan
 

@@ -292,3 +292,27 @@ async def test_an_attack_on_the_gateway_is_its_own_rollouts_affair(bus: Bus, eng
     assert "stolen" not in {span.name for span in good.spans}
     (forged,) = [span for span in bad.spans if span.name == "stolen"]
     assert forged.trace_id == bad.spans[-1].trace_id != good.spans[-1].trace_id
+
+
+async def test_answers_count_as_requests_do(bus: Bus, engine: ScriptedEngine) -> None:
+    """An engine samples them at once, whether one request asks for them or several."""
+    async with serving(bus, nothing, max_concurrent=4) as (slot, _), aiohttp.ClientSession() as http:
+        body = {"model": "policy", "messages": [{"role": "user", "content": "x"}], "n": 1000}
+        status, _, answer = await post(http, slot, "v1/chat/completions", json.dumps(body).encode())
+        assert status == 400
+        assert "1000 answers at once; max_concurrent_requests of the runner allows 4" in answer.decode()
+        prompts = {"model": "policy", "prompt": ["x", "y", "z"], "n": 2}
+        status, _, answer = await post(http, slot, "v1/completions", json.dumps(prompts).encode())
+        assert status == 400 and b"6 answers" in answer
+        assert not engine.requests
+
+
+def test_an_agent_waits_for_its_own_answers() -> None:
+    admission = Admission(RateLimits(max_concurrent=4))
+    with admission.request() as first, admission.request() as second:
+        admission.admit_choices(first, 3)
+        with pytest.raises(RateLimited, match="4 answers at once"):
+            admission.admit_choices(second, 2)
+        admission.admit_choices(second, 1)
+    with admission.request() as third:
+        admission.admit_choices(third, 4)

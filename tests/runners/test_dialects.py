@@ -16,7 +16,7 @@ from bus.client import Bus
 from runners.gateway.server import Gateway
 from runners.protocol.dialects.anthropic_request import chat as chat_of_messages
 from runners.protocol.dialects.responses_request import chat as chat_of_response
-from runners.protocol.token_history import ChatTurn
+from runners.protocol.token_history import has_reasoning
 from runners.recording.attempt import AttemptRecorder
 from schemas.spans import ModelCall, Span
 from tests.runners.conftest import PROMPT, ScriptedEngine, calls_of, task
@@ -64,13 +64,13 @@ class Desk:
 
 
 @asynccontextmanager
-async def opened(bus: Bus) -> AsyncIterator[Desk]:
+async def opened(bus: Bus, **settings: Any) -> AsyncIterator[Desk]:
     attempt = AttemptRecorder(task(model="policy"), 1, "runner")
 
     async def send(attempt: AttemptRecorder, seconds: float) -> None:
         """Kept, for the test to look at."""
 
-    async with bus.fleet("inference") as fleet, Gateway(fleet, send, 1) as gateway:
+    async with bus.fleet("inference") as fleet, Gateway(fleet, send, 1, **settings) as gateway:
         while not fleet.members():
             await fleet.wait_for_change()
         (slot,) = gateway.slots
@@ -485,5 +485,5 @@ def test_a_message_begun_for_the_model_is_gone_on_with() -> None:
 
 def test_thoughts_are_not_gone_on_with_as_tokens() -> None:
     request = {"role": "user", "content": "x"}
-    assert ChatTurn("policy", [request, {"role": "assistant", "content": "y", "reasoning": "hm"}], [1]).has_reasoning
-    assert not ChatTurn("policy", [request, {"role": "assistant", "content": "y"}], [1]).has_reasoning
+    assert has_reasoning([request, {"role": "assistant", "content": "y", "reasoning": "hm"}])
+    assert not has_reasoning([request, {"role": "assistant", "content": "y"}])

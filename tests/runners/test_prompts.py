@@ -4,6 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bus.client import Bus
 from bus.prompts import PromptRegistry
@@ -114,6 +116,83 @@ def test_two_prompts_of_one_message_are_both_put_in() -> None:
     tools = PromptChoice("tools", 1, "Use the calculator at most once.", "Use the calculator as often as you like.")
     done = put(chat(f"{ORIGINAL}\n{tools.original}"), PROMPT, tools)
     assert (system_of(done), done.versions) == (f"{IMPROVED}\n{tools.text}", {"solver": 4, "tools": 1})
+
+
+words = st.text("ab", min_size=1, max_size=3)
+
+
+@st.composite
+def texts_with_prompts(draw: st.DrawFn) -> tuple[str, str, list[PromptChoice], dict[str, int]]:
+    """What an agent sends, what the model is to see, the prompts, and which of them are in it."""
+    originals = draw(
+        st.lists(words.map(lambda word: f"original of a prompt: {word}"), min_size=2, max_size=4, unique=True)
+    )
+    marks = [f"<!-- prompt:p{number} -->{{}}<!-- /prompt -->" for number in range(len(originals))]
+    others = st.sampled_from([*originals, *(mark.format("x") for mark in marks)])
+    texts = [draw(others) if draw(st.booleans()) else f"version: {draw(others)}" for _ in originals]
+    prompts = [
+        PromptChoice(f"p{at}", at + 1, text, sent) for at, (text, sent) in enumerate(zip(texts, originals, strict=True))
+    ]
+    sent, expected, versions = "", "", {}
+    for at in draw(st.lists(st.integers(0, len(originals) - 1), min_size=1, max_size=6)):
+        is_marked = draw(st.booleans())
+        sent += "\n- " + (
+            marks[at].format(draw(others.filter(lambda text: "<" not in text))) if is_marked else originals[at]
+        )
+        expected += "\n- " + texts[at]
+        versions[f"p{at}"] = at + 1
+    return sent + "\n- end", expected + "\n- end", draw(st.permutations(prompts)), versions
+
+
+@given(texts_with_prompts())
+@settings(max_examples=300, deadline=None)
+def test_prompts_are_found_in_what_the_agent_sent_and_nowhere_else(
+    case: tuple[str, str, list[PromptChoice], dict[str, int]],
+) -> None:
+    """Whatever their texts hold: other prompts' texts or marks, or the beginning of another."""
+    sent, expected, prompts, versions = case
+    done = put(chat(sent), *prompts)
+    assert (system_of(done), done.versions) == (expected, versions)
+
+
+def test_a_prompt_that_holds_the_text_of_another_stays_as_it_is() -> None:
+    first = PromptChoice("first", 1, "Now read: the text of the second prompt.", "The text of the first prompt.")
+    second = PromptChoice("second", 1, "<!-- prompt:first -->x<!-- /prompt -->", "the text of the second prompt.")
+    for prompts in ((first, second), (second, first)):
+        done = put(chat(f"{first.original} {second.original}"), *prompts)
+        assert system_of(done) == f"{first.text} {second.text}"
+    swapped = [
+        PromptChoice(name, 1, text, sent)
+        for name, text, sent in (
+            ("a", "The text of the prompt B.", "The text of the prompt A."),
+            ("b", "The text of the prompt A.", "The text of the prompt B."),
+        )
+    ]
+    for prompts in (swapped, swapped[::-1]):
+        assert system_of(put(chat("The text of the prompt B.\nThe text of the prompt A."), *prompts)) == (
+            "The text of the prompt A.\nThe text of the prompt B."
+        )
+
+
+def test_of_two_prompts_that_begin_alike_the_longer_is_found() -> None:
+    short = PromptChoice("short", 1, "Brief.", "You answer questions.")
+    long = PromptChoice("long", 2, "At length.", "You answer questions. Use the calculator.")
+    for prompts in ((short, long), (long, short)):
+        done = put(chat(f"Today.\n{long.original}\n{short.original}"), *prompts)
+        assert (system_of(done), done.versions) == ("Today.\nAt length.\nBrief.", {"short": 1, "long": 2})
+        assert put(chat(long.original), *prompts).versions == {"long": 2}
+
+
+def test_a_prompt_of_a_role_leaves_no_trace_of_what_its_message_held() -> None:
+    role = PromptChoice("checker", 2, "Check twice.", "Check.", "checker")
+    done = put(chat(ORIGINAL, "policy:checker"), PROMPT, role)
+    assert (system_of(done), done.versions) == ("Check twice.", {"checker": 2})
+
+
+def test_an_opening_mark_goes_with_the_next_closing_one() -> None:
+    opening, closing = "<!-- prompt:solver -->", "<!-- /prompt -->"
+    unknown = f"<!-- prompt:other --> {opening}x{closing}"
+    assert system_of(put(chat(f"{unknown} {opening}y{closing} {opening}"))) == f"{unknown} {IMPROVED} {opening}"
 
 
 def test_what_is_no_message_is_left_alone() -> None:

@@ -16,6 +16,7 @@ def test_only_what_is_not_the_agents_doing_is_tried_again() -> None:
     assert retry_policy.decide_next_action(request, 2, "infra_error").retry_after == 2.0
     assert retry_policy.decide_next_action(request, 3, "infra_error") == retry_policy.RetryDecision(dead_letter=True)
     assert retry_policy.decide_next_action(request, 3, "preempted").retry_after == 0.0
+    assert retry_policy.decide_next_action(request, 1, "poison") == retry_policy.RetryDecision(dead_letter=True)
     for outcome in ("ok", "agent_error", "timeout"):
         assert retry_policy.decide_next_action(request, 1, outcome) == retry_policy.RetryDecision()  # type: ignore[arg-type]
     assert not retry_policy.is_exhausted(request, 3) and retry_policy.is_exhausted(request, 4)

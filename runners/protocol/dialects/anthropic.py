@@ -98,9 +98,9 @@ class AnthropicEncoder:
             + _event("message_stop")
         )
 
-    def fail(self, reason: str) -> bytes:
+    def fail(self, reason: str, status: int = 500) -> bytes:
         """An error ends the stream."""
-        return sse_event(error(500, reason), "error")
+        return sse_event(error(status, reason), "error")
 
     def _grow(self, what: tuple[str, int | None], block: dict[str, Any]) -> bytes:
         if self._open == what:

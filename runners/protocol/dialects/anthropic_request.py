@@ -5,30 +5,46 @@ Source: https://docs.anthropic.com/en/api/messages.
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
-API_FIELDS = frozenset({
-    "cache_control", "container", "context_management", "mcp_servers", "messages", "metadata", "output_config",
-    "output_format", "service_tier", "stop_sequences", "stream", "system", "thinking", "tool_choice", "tools",
-})  # fmt: skip
-"""Fields of this API; all others mean the same in a chat, or are the engine's own."""
+from runners.protocol.request_fields import (
+    MESSAGES,
+    MESSAGES_OUTPUT_CONFIG,
+    MESSAGES_THINKING,
+    MESSAGES_TOOL,
+    MESSAGES_TOOL_CHOICE,
+)
+
+THINKING = frozenset({"adaptive", "disabled", "enabled"})
+CHOICES = {"any": "required", "auto": "auto", "none": "none"}
+
+
+class ThreadUnsupported(ValueError):
+    """A request that relies on a conversation kept by the server; its details tell the vendor's client to send all."""
+
+    details: ClassVar[dict[str, Any]] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 def chat(body: dict[str, Any]) -> dict[str, Any]:
     """The chat that a request stands for; raises ValueError with a sentence for the agent."""
     if not isinstance(body.get("messages"), list):
         raise ValueError("the request has no list of messages")
-    request = {name: value for name, value in body.items() if name not in API_FIELDS and value is not None}
+    if body.get("thread"):
+        raise ThreadUnsupported(f"thread {MESSAGES.refused['thread'].reason}")
+    MESSAGES.check_refused(body)
+    request = {name: value for name, value in body.items() if name not in MESSAGES.names and value is not None}
     request |= {"messages": _messages(body), "stream": bool(body.get("stream"))}
     request["stream_options"] = {"include_usage": True}
-    choice = body.get("tool_choice") or {}
-    schema = (body.get("output_format") or (body.get("output_config") or {}).get("format")) or {}
+    choice, config = body.get("tool_choice") or {}, body.get("output_config") or {}
+    MESSAGES_OUTPUT_CONFIG.check_known(config)
+    MESSAGES_TOOL_CHOICE.check_known(choice)
     mapped = {
         "stop": body.get("stop_sequences") or None,
         "tools": [_tool(tool) for tool in body.get("tools") or ()] or None,
-        "tool_choice": _choice(choice) if body.get("tools") else None,
-        "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") else None,
-        "response_format": _format(schema) if schema.get("type") == "json_schema" else None,
+        "tool_choice": _choice(choice, bool(body.get("tools"))) if choice else None,
+        "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") and body.get("tools") else None,
+        "reasoning_effort": _effort(body.get("thinking") or {}, config.get("effort")),
+        "response_format": _format(body.get("output_format") or config.get("format")),
     }
     last = request["messages"][-1] if request["messages"] else {}
     if last.get("role") == "assistant" and "tool_calls" not in last:  # the answer goes on from these words
@@ -36,10 +52,19 @@ def chat(body: dict[str, Any]) -> dict[str, Any]:
     return {**request, **{name: value for name, value in mapped.items() if value is not None}}
 
 
+def _effort(thinking: dict[str, Any], effort: Any) -> Any:
+    """How much to think, as a chat says it."""
+    MESSAGES_THINKING.check_known(thinking)
+    kind = thinking.get("type")
+    if thinking and kind not in THINKING:
+        raise ValueError(f"thinking of type {kind!r} is not known here; known are {', '.join(sorted(THINKING))}")
+    return "none" if kind == "disabled" else effort
+
+
 def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if system := body.get("system"):
-        text = system if isinstance(system, str) else "\n\n".join(str(block.get("text") or "") for block in system)
+        text = system if isinstance(system, str) else "\n\n".join(map(_system_text, system))
         messages.append({"role": "system", "content": text})
     for message in body["messages"]:
         if not isinstance(message, dict) or message.get("role") not in ("user", "assistant", "system"):
@@ -60,20 +85,24 @@ def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _assistant_messages(blocks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """What the model said before: thoughts, text and calls in one message."""
-    message: dict[str, Any] = {"role": "assistant", "content": None}
+    texts, thoughts, calls = list[str](), list[str](), list[dict[str, Any]]()
     for block in blocks:
         kind = block.get("type")
         if kind == "text":
-            message["content"] = (message["content"] or "") + str(block.get("text") or "")
+            texts.append(str(block.get("text") or ""))
         elif kind == "thinking":
-            message["reasoning"] = message.get("reasoning", "") + str(block.get("thinking") or "")
+            thoughts.append(str(block.get("thinking") or ""))
         elif kind == "tool_use":
             arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
             function = {"name": block.get("name"), "arguments": arguments}
-            call = {"id": block.get("id"), "type": "function", "function": function}
-            message.setdefault("tool_calls", []).append(call)
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind != "redacted_thinking":
             raise ValueError(f"a block of type {kind!r} is not known here; send text and tool uses")
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts else None}
+    if thoughts:
+        message["reasoning"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
     yield message
 
 
@@ -83,7 +112,7 @@ def _user_messages(role: str, blocks: list[dict[str, Any]]) -> Iterator[dict[str
     for block in blocks:
         kind = block.get("type")
         if kind == "tool_result":
-            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _result(block.get("content"))}
+            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _result(block)}
         elif kind == "text":
             parts.append({"type": "text", "text": str(block.get("text") or "")})
         elif kind == "image":
@@ -97,33 +126,55 @@ def _user_messages(role: str, blocks: list[dict[str, Any]]) -> Iterator[dict[str
         yield {"role": role, "content": parts}
 
 
-def _result(content: Any) -> str:
-    if isinstance(content, str) or content is None:
-        return content or ""
-    if any(block.get("type") != "text" for block in content):
+def _system_text(block: dict[str, Any]) -> str:
+    if block.get("type") != "text":
+        raise ValueError(f"a system block of type {block.get('type')!r} is not known here; send text")
+    return str(block.get("text") or "")
+
+
+def _result(block: dict[str, Any]) -> str:
+    """What a tool gave back; that it failed is said in the text."""
+    content = block.get("content")
+    if isinstance(content, list) and any(part.get("type") != "text" for part in content):
         raise ValueError("a tool's result is text here; images and documents are not passed on")
-    return "".join(str(block.get("text") or "") for block in content)
+    text = content if isinstance(content, str) else "".join(str(part.get("text") or "") for part in content or ())
+    return f"Error: {text}" if block.get("is_error") and not text.lower().startswith("error") else text
 
 
 def _image(source: dict[str, Any]) -> str:
-    if source.get("type") == "base64":
+    kind = source.get("type")
+    if kind == "base64":
         return f"data:{source.get('media_type')};base64,{source.get('data')}"
-    return str(source.get("url") or "")
+    if kind == "url" and source.get("url"):
+        return str(source["url"])
+    raise ValueError(f"an image of source {kind!r} is not known here; send base64, or a URL")
 
 
 def _tool(tool: Any) -> dict[str, Any]:
     if not isinstance(tool, dict) or tool.get("type") not in (None, "custom"):
         raise ValueError("a tool of the vendor's runs there, not here; give the agent one of its own")
+    MESSAGES_TOOL.check_known(tool)
     function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool["input_schema"]}
+    function["strict"] = tool.get("strict")
     return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
 
-def _choice(choice: dict[str, Any]) -> Any:
+def _choice(choice: dict[str, Any], has_tools: bool) -> Any:
     kind = choice.get("type")
-    if kind == "tool":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    return {"any": "required", "none": "none"}.get(str(kind), "auto")
+    if kind not in CHOICES and kind != "tool":
+        raise ValueError(f"a tool_choice of type {kind!r} is not known here")
+    if not has_tools:
+        if kind in ("any", "tool"):
+            raise ValueError(f"a tool_choice of type {kind!r} needs tools, and the request has none")
+        return None
+    return {"type": "function", "function": {"name": choice.get("name")}} if kind == "tool" else CHOICES[str(kind)]
 
 
-def _format(output_format: dict[str, Any]) -> dict[str, Any]:
+def _format(output_format: Any) -> dict[str, Any] | None:
+    if not output_format:
+        return None
+    if output_format.get("type") != "json_schema":
+        raise ValueError(
+            f"an output format of type {output_format.get('type')!r} is not known here; send a json_schema"
+        )
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": output_format.get("schema")}}

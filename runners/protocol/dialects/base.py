@@ -15,8 +15,8 @@ class StreamEncoder(Protocol):
     def finish(self) -> bytes:
         """What is said when the answer is whole."""
 
-    def fail(self, reason: str) -> bytes:
-        """What is said when it will not be."""
+    def fail(self, reason: str, status: int = 500) -> bytes:
+        """What is said when it will not be, by an HTTP status."""
 
 
 class Dialect(Protocol):
@@ -59,15 +59,19 @@ class OpenAIEncoder:
         """The mark of the end."""
         return b"data: [DONE]\n\n"
 
-    def fail(self, reason: str) -> bytes:
+    def fail(self, reason: str, status: int = 500) -> bytes:
         """An error where a chunk would be."""
-        return sse_event(error("server_error", reason))
+        return sse_event(error(error_code(status), reason, status))
+
+
+def error_code(status: int) -> str:
+    """The name of an error by its HTTP status."""
+    return "invalid_request_error" if 400 <= status < 500 else "server_error"
 
 
 def error(kind: str, message: str, status: int = 500) -> dict[str, Any]:
     """An error as OpenAI's API says it: what went wrong is its code, and whose fault it was is its type."""
-    kind_of_error = "invalid_request_error" if 400 <= status < 500 else "server_error"
-    return {"error": {"message": message, "type": kind_of_error, "param": None, "code": kind}}
+    return {"error": {"message": message, "type": error_code(status), "param": None, "code": kind}}
 
 
 def sse_event(data: dict[str, Any], event: str = "") -> bytes:

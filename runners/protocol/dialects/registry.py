@@ -58,13 +58,8 @@ def find_api(path: str) -> Api:
     return APIS.get(behind, APIS["messages" if behind.startswith("messages") else "chat/completions"])
 
 
-def translate_error(api: Api, status: int, body: bytes) -> bytes:
-    """An engine's error, which it says in OpenAI's way, as this API says it."""
+def translate_error(api: Api, status: int, body: bytes, message: str) -> bytes:
+    """An engine's error, which it says in OpenAI's way, and its ``message``, as this API says it."""
     if api.error is _openai:
         return body
-    try:
-        error = json.loads(body)
-        message = str((error.get("error") or error).get("message"))
-    except (ValueError, AttributeError):
-        message = body[:500].decode(errors="replace")
     return json.dumps(api.error(status, "", message)).encode()

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from runners.protocol.dialects.base import sse_event
+from runners.protocol.dialects.base import error_code, sse_event
 from runners.protocol.dialects.responses_items import function_item, item_id, message_item, reasoning_item
 
 Shown = Callable[[dict[str, Any], str | None, list[Any]], dict[str, Any]]
@@ -57,9 +57,9 @@ class ResponsesEncoder:
         self._remember(response["id"], self._message())
         return events + self._event(f"response.{response['status']}", response=response)
 
-    def fail(self, reason: str) -> bytes:
+    def fail(self, reason: str, status: int = 500) -> bytes:
         """An error ends the stream."""
-        return self._event("error", code="server_error", message=reason, param=None)
+        return self._event("error", code=error_code(status), message=reason, param=None)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._number += 1

@@ -8,14 +8,14 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from runners.protocol.dialects.base import text_of
+from runners.protocol.request_fields import (
+    RESPONSES,
+    RESPONSES_INCLUDE,
+    RESPONSES_REASONING,
+    RESPONSES_STREAM_OPTIONS,
+    RESPONSES_TEXT,
+)
 
-API_FIELDS = frozenset({
-    "background", "context_management", "conversation", "include", "input", "instructions", "max_output_tokens",
-    "max_tool_calls", "metadata", "parallel_tool_calls", "previous_response_id", "prompt", "prompt_cache_key",
-    "prompt_cache_retention", "reasoning", "safety_identifier", "service_tier", "store", "stream", "stream_options",
-    "text", "tool_choice", "tools", "top_logprobs", "truncation",
-})  # fmt: skip
-"""Fields of this API; all others mean the same in a chat, or are the engine's own."""
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
 
 Earlier = MutableMapping[str, list[Any]]
@@ -24,14 +24,15 @@ Earlier = MutableMapping[str, list[Any]]
 
 def chat(body: dict[str, Any], earlier: Earlier) -> dict[str, Any]:
     """The chat that a request stands for; raises ValueError with a sentence for the agent."""
-    for field in ("background", "conversation", "prompt"):
-        if body.get(field):
-            raise ValueError(f"{field} needs a service that keeps state; send the whole input instead")
-    request = {name: value for name, value in body.items() if name not in API_FIELDS and value is not None}
+    RESPONSES.check_refused(body)
+    text, reasoning = body.get("text") or {}, body.get("reasoning") or {}
+    RESPONSES_STREAM_OPTIONS.check_known(body.get("stream_options"))
+    RESPONSES_TEXT.check_known(text)
+    RESPONSES_REASONING.check_known(reasoning)
+    RESPONSES_INCLUDE.check_known(dict.fromkeys(body.get("include") or (), True))
+    request = {name: value for name, value in body.items() if name not in RESPONSES.names and value is not None}
     request |= {"messages": _messages(body, earlier), "stream": bool(body.get("stream"))}
     request["stream_options"] = {"include_usage": True}
-    text = body.get("text") or {}
-    reasoning = body.get("reasoning") or {}
     mapped = {
         "max_completion_tokens": body.get("max_output_tokens"),
         "parallel_tool_calls": body.get("parallel_tool_calls") if body.get("tools") else None,
@@ -50,57 +51,76 @@ def _messages(body: dict[str, Any], earlier: Earlier) -> list[dict[str, Any]]:
     if before := body.get("previous_response_id"):
         if before not in earlier:
             raise ValueError(f"previous_response_id {before!r} is of no response in this rollout")
-        messages += copy.deepcopy(earlier[before])
+        *history, answer = earlier[before]
+        messages += [*history, copy.deepcopy(answer)]  # to which items may be added
     value = body.get("input")
     if isinstance(value, str):
         return [*messages, {"role": "user", "content": value}]
     if not isinstance(value, list):
         raise ValueError("the request has no input")
+    conversation = _Conversation(messages)
     for item in value:
         if not isinstance(item, dict):
             raise ValueError("an input item is a JSON object")
-        _add(messages, item)
+        conversation.add(item)
     return messages
 
 
-def _add(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
-    kind = item.get("type") or "message"
-    if kind == "message":
+class _Conversation:
+    """Messages, to which items are added one by one."""
+
+    def __init__(self, messages: list[dict[str, Any]]) -> None:
+        self._messages = messages
+        self._call_ids = {call["id"] for call in (messages[-1].get("tool_calls") or () if messages else ())}
+        """Of the calls of the last message."""
+
+    def add(self, item: dict[str, Any]) -> None:
+        """Raises ValueError with a sentence for the agent."""
+        kind = item.get("type") or "message"
+        if kind == "message":
+            self._add_message(item)
+        elif kind == "function_call":
+            self._add_call(item)
+        elif kind == "function_call_output":
+            content = _content(item.get("output"))
+            if not isinstance(content, str):
+                raise ValueError("a function's output is text here; images and files are not passed on")
+            self._messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
+        elif kind == "reasoning":
+            thought = text_of(item.get("content")) or text_of(item.get("summary"))
+            if thought:
+                self._begin_answer()["reasoning"] = thought
+        else:
+            raise ValueError(f"an input item of type {kind!r} is not known here; send messages and function calls")
+
+    def _add_message(self, item: dict[str, Any]) -> None:
         role = ROLES.get(str(item.get("role")))
         if role is None:
             raise ValueError(f"no message has the role {item.get('role')!r}")
         content = _content(item.get("content"))
         if role == "assistant":
-            _assistant_message(messages)["content"] = content if isinstance(content, str) else text_of(content)
+            self._answer()["content"] = content if isinstance(content, str) else text_of(content)
         else:
-            messages.append({"role": role, "content": content})
-    elif kind == "function_call":
+            self._messages.append({"role": role, "content": content})
+
+    def _add_call(self, item: dict[str, Any]) -> None:
+        answer, call_id = self._answer(goes_on=True), item.get("call_id")
+        if call_id in self._call_ids:  # previous_response_id brought it already
+            return
+        self._call_ids.add(call_id)
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
-        call = {"id": item.get("call_id"), "type": "function", "function": function}
-        calls = _assistant_message(messages, goes_on=True).setdefault("tool_calls", [])
-        if call["id"] not in [known["id"] for known in calls]:  # one that previous_response_id brought already
-            calls.append(call)
-    elif kind == "function_call_output":
-        output = item.get("output")
-        content = _content(output)
-        if not isinstance(content, str):
-            raise ValueError("a function's output is text here; images and files are not passed on")
-        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
-    elif kind == "reasoning":
-        thought = text_of(item.get("content")) or text_of(item.get("summary"))
-        if thought:
-            messages.append({"role": "assistant", "content": None, "reasoning": thought})
-    else:
-        raise ValueError(f"an input item of type {kind!r} is not known here; send messages and function calls")
+        answer.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
 
+    def _answer(self, goes_on: bool = False) -> dict[str, Any]:
+        """The assistant's message that an item belongs to: text follows what was thought, calls follow text."""
+        last = self._messages[-1] if self._messages else {}
+        has_content = last.get("content") is not None or "tool_calls" in last
+        return self._begin_answer() if last.get("role") != "assistant" or (has_content and not goes_on) else last
 
-def _assistant_message(messages: list[dict[str, Any]], goes_on: bool = False) -> dict[str, Any]:
-    """The assistant's message that an item belongs to: text follows what was thought, calls follow text."""
-    last = messages[-1] if messages else {}
-    has_content = last.get("content") is not None or "tool_calls" in last
-    if last.get("role") != "assistant" or (has_content and not goes_on):
-        messages.append({"role": "assistant", "content": None})
-    return messages[-1]
+    def _begin_answer(self) -> dict[str, Any]:
+        self._messages.append({"role": "assistant", "content": None})
+        self._call_ids = set()
+        return self._messages[-1]
 
 
 def _content(content: Any) -> Any:
@@ -147,4 +167,6 @@ def _format(output_format: dict[str, Any]) -> dict[str, Any] | None:
             if output_format.get(key) is not None
         }
         return {"type": "json_schema", "json_schema": schema}
+    if output_format.get("type") not in (None, "text", "json_object"):
+        raise ValueError(f"a text format of type {output_format.get('type')!r} is not known here")
     return {"type": "json_object"} if output_format.get("type") == "json_object" else None

@@ -1,0 +1,69 @@
+"""Engines that failed at one request: it is not taken from one to the next until none is left."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from schemas.fleet import Heartbeat
+
+MAX_FAILURES = 2
+REST_SECONDS = 1.0
+"""How long an engine that failed is not asked again: by then its node knows whether it lives."""
+DEATH = "EngineCore encountered an issue"
+"""How vLLM begins the error of a core that has died."""
+
+
+class EnginesFailed(Exception):
+    """A request at which engines failed, and which is not asked again; ``is_deadly``: they died, or broke off."""
+
+    def __init__(self, message: str, is_deadly: bool) -> None:
+        super().__init__(message)
+        self.is_deadly = is_deadly
+
+
+@dataclass(slots=True)
+class EngineFailures:
+    """Where one call failed before it had a token, and how."""
+
+    _broken: dict[str, str] = field(default_factory=dict)
+    """By engine that died, or whose connection broke: what happened there."""
+    _errors: list[str] = field(default_factory=list)
+    """What engines said that live."""
+    _failed_at: dict[str, float] = field(default_factory=dict)
+    """By engine, in the event loop's time."""
+
+    def add_break(self, node: Heartbeat, problem: str) -> None:
+        """The engine died, or its connection broke. That of one that lives may break any number of times."""
+        self._broken[_engine_of(node)] = f"{node.id}: {problem}"
+        self._failed_at[_engine_of(node)] = asyncio.get_running_loop().time()
+
+    def add_error(self, node: Heartbeat, message: str) -> None:
+        """The engine answered that it failed."""
+        if message.startswith(DEATH):
+            self.add_break(node, message)
+        else:
+            self._errors.append(f"{node.id}: {message}")
+            self._failed_at[_engine_of(node)] = asyncio.get_running_loop().time()
+
+    def check(self) -> None:
+        """Raise `EnginesFailed` once it is enough."""
+        for failures, is_deadly in ((list(self._broken.values()), True), (self._errors, False)):
+            if len(failures) >= MAX_FAILURES:
+                what = "broke off" if is_deadly else "failed"
+                places = "; ".join(failures)
+                raise EnginesFailed(
+                    f"{MAX_FAILURES} engines {what} at this request, so it ends here: {places}", is_deadly
+                )
+
+    def by_preference(self, nodes: Sequence[Heartbeat]) -> tuple[Sequence[Heartbeat], Sequence[Heartbeat]]:
+        """Nodes at whose engines the call has not failed, and those to ask where none of them can: they have rested."""
+        if not self._failed_at:
+            return nodes, ()
+        fresh = [node for node in nodes if _engine_of(node) not in self._failed_at]
+        rested_at = asyncio.get_running_loop().time() - REST_SECONDS
+        return fresh, [node for node in nodes if self._failed_at.get(_engine_of(node), rested_at + 1) <= rested_at]
+
+
+def _engine_of(node: Heartbeat) -> str:
+    """Of a node, its engine process; a restarted one is another."""
+    return str(node.status.get("engine_id") or node.id)
