@@ -95,6 +95,11 @@ gateway_requests = register(
     "The runner's gateway answers an agent; 499: the agent went away.",
     "4xx: the agent's requests. 5xx: no node answered before the rollout's deadline.", ["status"],
 )  # fmt: skip
+calls_without_tokens = register(
+    Counter, "runner", "runner_calls_without_tokens_total",
+    "A model call is recorded as text alone: token ids are missing, or the agent left before it got anything.",
+    "It is not trained; its span says why. Rising: a parser of the engine's swallows tokens, or agents give up early.",
+)  # fmt: skip
 tokens = register(
     Counter, "runner", "runner_tokens_total",
     "A model call is recorded: tokens of its `prompt`, tokens of its `completion`.",

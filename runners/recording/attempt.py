@@ -12,7 +12,7 @@ from runners.protocol.token_history import TokenHistory
 from runners.recording.usage import UsageMeter
 from schemas import ids
 from schemas.base import Outcome
-from schemas.codec import MAX_BYTES, EncodeError, encode
+from schemas.codec import MAX_BYTES, EncodeError, EncodeTooLarge, encode
 from schemas.semconv import attributes
 from schemas.semconv.rewards import extract_rewards
 from schemas.spans import AttemptResult, ModelCall, Span, SpanBatch
@@ -92,29 +92,35 @@ class AttemptRecorder:
         """Keep a span, if there is room for it; one that an exporter sends again is kept once."""
         if span.span_id in self._ids:
             return True
-        if not self._truncate_span(span):
+        if self._keep(span):
             return False
         self._meter.add(span)
         if any(True for _ in extract_rewards(span)):
             self.reward_spans.append(span)
         return True
 
-    def _truncate_span(self, span: Span) -> bool:
+    def _keep(self, span: Span) -> str:
+        """Put a span into the next batch; returns why it cannot be, in a sentence, or nothing."""
+        size, problem = 0, ""
         try:
             size = len(encode(span))
-        except EncodeError:
+        except EncodeTooLarge:
             size = MAX_BYTES
-        full = len(self._ids) >= MAX_ATTEMPT_SPANS or self._bytes + size > MAX_ATTEMPT_BYTES
-        if full or size > MAX_SPAN_BYTES:
+        except EncodeError as error:
+            problem = str(error)
+        is_full = len(self._ids) >= MAX_ATTEMPT_SPANS or self._bytes + size > MAX_ATTEMPT_BYTES
+        if is_full or size > MAX_SPAN_BYTES:
+            problem = f"a call may take {MAX_SPAN_BYTES} bytes, an attempt {MAX_ATTEMPT_BYTES}"
+        if problem:
             self.dropped_spans += 1
-            return False
+            return problem
         if self._pending and self._pending_bytes + size > BATCH_BYTES:
             self.flush()
         self._pending.append(span)
         self._ids.add(span.span_id)
         self._pending_bytes += size
         self._bytes += size
-        return True
+        return ""
 
     def add_call(
         self,
@@ -178,18 +184,20 @@ class AttemptRecorder:
             kind="client",
             start_ns=started_ns,
             end_ns=ended_ns,
-            status="ok",
+            status="error" if part.missing_tokens else "ok",
+            status_message=part.missing_tokens,
             scope=SCOPE,
             attributes=span_attributes,
             call=call,
         )
         self._meter.add_call(call, prompt_tokens, span)
+        if part.missing_tokens:
+            metrics.calls_without_tokens.inc()
         metrics.tokens.labels("prompt").inc(prompt_tokens)
         metrics.tokens.labels("completion").inc(response_tokens)
-        if not self._truncate_span(span):
+        if problem := self._keep(span):
             self.unrecordable_reason = (
-                f"model call {index} of {prompt_tokens} + {response_tokens} tokens cannot be recorded: "
-                f"a call may take {MAX_SPAN_BYTES} bytes, an attempt {MAX_ATTEMPT_BYTES}"
+                f"model call {index} of {prompt_tokens} + {response_tokens} tokens cannot be recorded: {problem}"
             )
 
     def flush(self) -> None:
