@@ -51,7 +51,7 @@ class EncodeError(ValueError):
     """The event cannot be written: it is too large, or has a value that MessagePack cannot represent."""
 
 
-class EncodeTooLarge(EncodeError):
+class EncodeTooLargeError(EncodeError):
     """The event would take more than `MAX_BYTES`."""
 
 
@@ -68,7 +68,7 @@ def encode(event: Event) -> bytes:
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise EncodeError(f"{type(event).__name__} cannot be written: {error}") from error
     if len(data) > MAX_BYTES:
-        raise EncodeTooLarge(f"{type(event).__name__} is {len(data)} bytes; the limit is {MAX_BYTES}")
+        raise EncodeTooLargeError(f"{type(event).__name__} is {len(data)} bytes; the limit is {MAX_BYTES}")
     return data
 
 

@@ -12,7 +12,7 @@ from runners.protocol.token_history import TokenHistory
 from runners.recording.usage import UsageMeter
 from schemas import ids
 from schemas.base import Outcome
-from schemas.codec import MAX_BYTES, EncodeError, EncodeTooLarge, encode
+from schemas.codec import MAX_BYTES, EncodeError, EncodeTooLargeError, encode
 from schemas.semconv import attributes
 from schemas.semconv.rewards import extract_rewards
 from schemas.spans import AttemptResult, ModelCall, Span, SpanBatch
@@ -104,7 +104,7 @@ class AttemptRecorder:
         size, problem = 0, ""
         try:
             size = len(encode(span))
-        except EncodeTooLarge:
+        except EncodeTooLargeError:
             size = MAX_BYTES
         except EncodeError as error:
             problem = str(error)
