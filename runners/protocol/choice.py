@@ -65,8 +65,15 @@ class SampledChoice:
 
     def without_tokens(self, reason: str) -> "SampledChoice":
         """The choice as text alone, which is not trained."""
-        nothing = {"prompt_ids": b"", "response_ids": b"", "logprobs": b"", "token_texts": (), "weight_versions": ()}
-        return replace(self, missing_tokens=reason, **nothing)
+        return replace(
+            self,
+            missing_tokens=reason,
+            prompt_ids=b"",
+            response_ids=b"",
+            logprobs=b"",
+            token_texts=(),
+            weight_versions=(),
+        )
 
     @property
     def num_tokens(self) -> list[int]:
