@@ -156,7 +156,7 @@ async def test_an_unstreamed_answer_is_vllms_own(bus: Bus, tmp_path: Path) -> No
             "parallel_tool_calls": False,
             "structured_outputs": {"choice": [ANSWERS["two calls"]]},
         }
-        cases["two choices"] = {"tools": TOOLS, "n": 2, "structured_outputs": {"choice": [CALL]}}
+        cases["two choices"] = {"tools": TOOLS, "n": 2, "temperature": 1.0, "structured_outputs": {"choice": [CALL]}}
         cases["thoughts without tools"] = {"structured_outputs": {"choice": [ANSWERS["a thought and text"]]}}
         for name, case in cases.items():
             expected, actual = await bed.both(**case)
