@@ -63,7 +63,10 @@ async def run_agent(
         count_fault(f"rollout {recorder.rollout}", error)
         result = RolloutResult("infra_error", f"the runner failed: {type(error).__name__}: {error}")
     finally:
+        running = slot.rollout
         slot.end()
+        if running is not None:
+            await running.end_calls()
     return replace(result, error=shorten(result.error, MAX_ERROR))
 
 

@@ -51,6 +51,10 @@ class EncodeError(ValueError):
     """The event cannot be written: it is too large, or has a value that MessagePack cannot represent."""
 
 
+class EncodeTooLargeError(EncodeError):
+    """The event would take more than `MAX_BYTES`."""
+
+
 def schema_of(event: Event | type[Event]) -> str:
     """Value of the ``Lightningbus-Schema`` header: name and version, e.g. ``Task/2``."""
     kind = event if isinstance(event, type) else type(event)
@@ -64,7 +68,7 @@ def encode(event: Event) -> bytes:
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise EncodeError(f"{type(event).__name__} cannot be written: {error}") from error
     if len(data) > MAX_BYTES:
-        raise EncodeError(f"{type(event).__name__} is {len(data)} bytes; the limit is {MAX_BYTES}")
+        raise EncodeTooLargeError(f"{type(event).__name__} is {len(data)} bytes; the limit is {MAX_BYTES}")
     return data
 
 

@@ -2,8 +2,14 @@
 
 
 def replace_surrogates(text: str) -> str:
-    """Replace each half of a surrogate pair, which JSON allows and UTF-8 cannot encode, by a question mark."""
-    return text.encode(errors="replace").decode()
+    """Join the halves of surrogate pairs, and replace each single half by a question mark.
+
+    JSON allows halves, and UTF-8 cannot encode them.
+    """
+    if text.isascii():
+        return text
+    joined = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+    return joined.encode(errors="replace").decode()
 
 
 def shorten(text: str, limit: int) -> str:

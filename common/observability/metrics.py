@@ -102,6 +102,11 @@ spans_refused = register(
     "Rising: the agent's instrumentation; the answer to its exporter says what is wrong (`partialSuccess`).",
     ["reason"],
 )  # fmt: skip
+calls_without_tokens = register(
+    Counter, "runner", "runner_calls_without_tokens_total",
+    "A model call is recorded as text alone: token ids are missing, or the agent left before it got anything.",
+    "It is not trained; its span says why. Rising: a parser of the engine's swallows tokens, or agents give up early.",
+)  # fmt: skip
 tokens = register(
     Counter, "runner", "runner_tokens_total",
     "A model call is recorded: tokens of its `prompt`, tokens of its `completion`.",

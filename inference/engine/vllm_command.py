@@ -4,6 +4,7 @@ import os
 import sys
 from pathlib import Path
 
+from inference.engine.answer_parser import MIDDLEWARE
 from inference.engine.plugin import BACKEND
 from inference.settings import InferenceSettings
 from inference.version_registry import capacity
@@ -38,6 +39,8 @@ def command(settings: InferenceSettings, socket: Path) -> list[str]:
         arguments["reasoning-parser"] = settings.reasoning_parser
     if settings.tool_parser is not None:
         arguments["tool-call-parser"] = settings.tool_parser
+    if parsers(settings):
+        arguments["middleware"] = MIDDLEWARE
     flat = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
     quiet = ["--disable-uvicorn-access-log"]
     adapters = [] if settings.lora is None else ["--enable-lora"]
@@ -48,6 +51,14 @@ def command(settings: InferenceSettings, socket: Path) -> list[str]:
     # All names answer /tokenize, which needs no weights.
     names = ["--served-model-name", *settings.models]
     return [*server, *flat, *names, *quiet, *eager, *adapters, *tools, *settings.vllm_args]
+
+
+def parsers(settings: InferenceSettings) -> list[str]:
+    """What vLLM parses answers for: ``reasoning``, ``tool``, both, or nothing."""
+    words = {word.partition("=")[0].replace("_", "-") for word in settings.vllm_args}
+    has_reasoning = settings.reasoning_parser is not None or "--reasoning-parser" in words
+    has_tools = settings.tool_parser is not None or "--tool-call-parser" in words
+    return ["reasoning"] * has_reasoning + ["tool"] * has_tools
 
 
 def environment(settings: InferenceSettings, sockets: Path) -> dict[str, str]:

@@ -77,6 +77,7 @@ class Gateway:
         self._app = app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=middlewares)
         app.router.add_post("/v1/chat/completions", self._forward)
         app.router.add_post("/v1/completions", self._forward)
+        app.router.add_post("/v1/chat/completions/parse", self._pass_on)
         app.router.add_post("/tokenize", self._pass_on)
         app.router.add_get("/v1/models", self._pass_on)
         app.router.add_get("/metrics", self._pass_on)  # vLLM's own

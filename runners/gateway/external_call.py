@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -14,7 +15,7 @@ from runners.gateway.external_endpoints import ExternalEndpoints
 from runners.gateway.handler import PublishSpans, reject_request, send_ahead
 from runners.gateway.requests import ApiError
 from runners.gateway.slot import ActiveRollout
-from runners.gateway.sse import SseResponse, StreamNotResumable
+from runners.gateway.sse import AgentLeft, SseResponse, StreamNotResumable
 from runners.gateway.upstream import CallContext, EngineRejected, NoNodeAvailable, events_of, waited_in_vain
 from runners.protocol.accumulator import StreamAccumulator
 from runners.protocol.choice import SampledChoice
@@ -22,6 +23,8 @@ from runners.protocol.dialects.base import Dialect
 from runners.protocol.engine_errors import InvalidEngineOutput, RequestRefused, malformed_engine_output
 from runners.protocol.external_answer import external_choices, is_visible
 from runners.protocol.json_text import decode_json
+from runners.protocol.request import ChatRequest
+from runners.recording.attempt import AttemptRecorder
 from schemas import ids, subjects
 
 log = logging.getLogger(__name__)
@@ -48,34 +51,41 @@ class ExternalCallHandler:
             raise ApiError(400, "invalid_request_error", pin)
         stream = SseResponse(request, dialect, live=True) if call.stream else None
         started_ns = time.time_ns()
-        try:
-            body, choices = await self._complete(context, dialect, task.sampling_params, stream)
-        except EngineRejected as refused:
-            if stream is None or not stream.has_begun:
-                raise
-            return await stream.fail(str(refused), refused.status)
-        except (NoNodeAvailable, StreamNotResumable) as error:
-            if stream is None or not stream.has_begun:
-                raise
-            recorder.infra_error = recorder.infra_error or str(error)
-            return await stream.fail(str(error))
         parent = ids.parse_span_id(request.headers.get(subjects.TRACE_HEADER, ""))
-        times = {"started_ns": started_ns, "ended_ns": max(time.time_ns(), started_ns)}
-        for choice in choices:
-            recorder.add_call(
-                choice,
-                node="",
-                role=call.role,
-                request=call.to_record(),
-                parent=parent,
-                prompt_versions=prompt_versions,
-                **times,
-            )
+        record = partial(_record, recorder, call, parent, started_ns, prompt_versions)
+        completion = StreamAccumulator(call, task.sampling_params)
+        with running.open_call():
+            try:
+                body, choices = await self._complete(context, dialect, task.sampling_params, stream, completion)
+            except EngineRejected as refused:
+                if stream is None or not stream.has_begun:
+                    raise
+                return await stream.fail(str(refused), refused.status)
+            except (NoNodeAvailable, StreamNotResumable) as error:
+                if stream is None or not stream.has_begun:
+                    raise
+                recorder.infra_error = recorder.infra_error or str(error)
+                return await stream.fail(str(error))
+            except (AgentLeft, asyncio.CancelledError) as reason:
+                if stream is None or not stream.has_begun:
+                    raise
+                completion.cut()
+                host = self._endpoints.host(call.model)
+                record(external_choices(call, task.sampling_params, completion.to_response(), host))
+                if isinstance(reason, AgentLeft):
+                    return stream.response
+                raise
+            record(choices)
         await send_ahead(self._send, recorder)
         return web.json_response(body) if stream is None else await stream.finish()
 
     async def _complete(
-        self, context: CallContext, dialect: Dialect, sampling: dict[str, Any], stream: SseResponse | None
+        self,
+        context: CallContext,
+        dialect: Dialect,
+        sampling: dict[str, Any],
+        stream: SseResponse | None,
+        completion: StreamAccumulator,
     ) -> tuple[dict[str, Any], list[SampledChoice]]:
         """Ask until an answer is whole: as the agent gets it if it asked for no stream, and as it is recorded."""
         call, name = dialect.call, context.model
@@ -84,10 +94,11 @@ class ExternalCallHandler:
         async with aclosing(self._endpoints.attempt_call(context, path, payload)) as tries:
             async for response, mark_complete in tries:
                 try:
+                    completion.reset()
                     if stream is not None:
                         stream.restart()
                     async with asyncio.timeout_at(context.deadline):
-                        answer = await _read_answer(response, mark_complete, StreamAccumulator(call, sampling), stream)
+                        answer = await _read_answer(response, mark_complete, completion, stream)
                     choices = external_choices(call, sampling, answer, self._endpoints.host(name))
                     with malformed_engine_output():
                         return dialect.answer(answer) if stream is None else {}, choices
@@ -98,6 +109,28 @@ class ExternalCallHandler:
                 except (InvalidEngineOutput, aiohttp.ClientError, ValueError) as error:
                     log.warning("endpoint %r: a call failed amid the answer: %s", name, error)
         raise AssertionError("attempt_call yields until an answer is whole, or raises")
+
+
+def _record(
+    recorder: AttemptRecorder,
+    call: ChatRequest,
+    parent: str,
+    started_ns: int,
+    prompt_versions: Mapping[str, int],
+    choices: list[SampledChoice],
+) -> None:
+    ended_ns = max(time.time_ns(), started_ns)
+    for choice in choices:
+        recorder.add_call(
+            choice,
+            node="",
+            role=call.role,
+            request=call.to_record(),
+            parent=parent,
+            prompt_versions=prompt_versions,
+            started_ns=started_ns,
+            ended_ns=ended_ns,
+        )
 
 
 async def _read_answer(

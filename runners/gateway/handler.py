@@ -16,9 +16,10 @@ from aiohttp import web
 from nats.errors import Error as NatsError
 
 from bus.errors import BusError
+from runners.gateway.answer_parsing import parse_whole
 from runners.gateway.engine_failures import EnginesFailed
 from runners.gateway.slot import ActiveRollout
-from runners.gateway.sse import SseResponse, StreamNotResumable
+from runners.gateway.sse import AgentLeft, SseResponse, StreamNotResumable
 from runners.gateway.upstream import CallContext, EngineRejected, NoNodeAvailable, Upstream
 from runners.protocol import continuation, token_history
 from runners.protocol.accumulator import StreamAccumulator
@@ -44,6 +45,8 @@ PUBLISH_TIMEOUT_SECONDS = 5.0
 """How long an exporter, or a model call, waits for the bus to take spans."""
 MAX_MODEL_LEN = 4096
 """Taken where a node does not say how long its model's context is."""
+UNSEEN = "the agent left before it got anything of the answer"
+"""Why a call has no tokens to train: nothing that came later hangs on them."""
 
 PublishSpans = Callable[[AttemptRecorder, float], Awaitable[None]]
 
@@ -73,48 +76,63 @@ class ModelCallHandler:
         context = CallContext.create(attempt, call.model, task, running.deadline)
         if attempt.deadly_requests and (reason := attempt.deadly_requests.get(_fingerprint(call))):
             raise EnginesFailed(reason, is_deadly=True)
-        prompt = await self._prompt(context, call, task.sampling_params)
-        completion = StreamAccumulator(call, task.sampling_params, context.pinned, prompt)
-        stream = SseResponse(request, dialect, live=completion.is_resumable) if call.stream else None
+        node_ids: list[str] = []
         started_ns = time.time_ns()
-        try:
-            completed = await self._complete(context, completion, stream, dialect)
-        except EngineRejected as refused:
-            if stream is None or not stream.has_begun:
-                raise
-            return await stream.fail(str(refused), refused.status)
-        except (NoNodeAvailable, EnginesFailed, StreamNotResumable) as error:
-            if isinstance(error, EnginesFailed):
-                attempt.add_engine_failure(str(error), error.is_deadly)
-                if error.is_deadly:
-                    attempt.deadly_requests[_fingerprint(call)] = str(error)
-            if stream is None or not stream.has_begun:
-                raise
-            attempt.infra_error = attempt.infra_error or str(error)
-            return await stream.fail(str(error))
         parent = ids.parse_span_id(request.headers.get(subjects.TRACE_HEADER, ""))
-        await send_ahead(self._send, attempt)  # of earlier calls: while the bus takes nothing, the agent waits
-        interval = (started_ns, max(time.time_ns(), started_ns))
-        recording = _Recording(partial(_record, attempt, call, completed, parent, interval, prompt_versions))
-        asyncio.get_running_loop().call_soon(recording.run)  # where an agent reads slowly, and the answer waits for it
-        try:
-            answer = await (_send_answer(request, completed.body) if stream is None else stream.finish())
-        finally:
-            recording.run()
+        recording = _Recording(partial(_record, attempt, call, node_ids, parent, started_ns, prompt_versions))
+        with running.open_call(), recording:
+            prompt = await self._prompt(context, call, task.sampling_params)
+            completion = StreamAccumulator(call, task.sampling_params, context.pinned, prompt)
+            stream = SseResponse(request, dialect, live=completion.is_resumable) if call.stream else None
+            try:
+                answer = await self._complete(context, completion, stream, dialect, node_ids)
+            except EngineRejected as refused:
+                if stream is None or not stream.has_begun:
+                    raise
+                return await stream.fail(str(refused), refused.status)
+            except (NoNodeAvailable, EnginesFailed, StreamNotResumable) as error:
+                if isinstance(error, EnginesFailed):
+                    attempt.add_engine_failure(str(error), error.is_deadly)
+                    if error.is_deadly:
+                        attempt.deadly_requests[_fingerprint(call)] = str(error)
+                if stream is None or not stream.has_begun:
+                    raise
+                attempt.infra_error = attempt.infra_error or str(error)
+                return await stream.fail(str(error))
+            except (AgentLeft, asyncio.CancelledError) as reason:
+                if stream is None:
+                    raise
+                recording.choices = _cut_choices(completion, is_seen=stream.has_begun)
+                recording.is_in_history = completion.stopped_at_eos
+                if isinstance(reason, AgentLeft):
+                    return stream.response
+                raise
+            recording.choices, recording.is_in_history = answer.choices, completion.stopped_at_eos
+            await send_ahead(self._send, attempt)  # of earlier calls: while the bus takes nothing, the agent waits
+            # Where an agent reads slowly, the record does not wait for it.
+            asyncio.get_running_loop().call_soon(recording.run)
+            response = await (_send_answer(request, answer.body) if stream is None else stream.finish())
         await send_ahead(self._send, attempt)
-        return answer
+        return response
 
     async def _complete(
-        self, context: CallContext, completion: StreamAccumulator, stream: SseResponse | None, dialect: Dialect
+        self,
+        context: CallContext,
+        completion: StreamAccumulator,
+        stream: SseResponse | None,
+        dialect: Dialect,
+        node_ids: list[str],
     ) -> "CompletedCall":
-        """Ask nodes until an answer is whole; raises as `Upstream.attempt_call`."""
-        node_ids: list[str] = []
+        """Ask nodes until an answer is whole; ``node_ids`` gets those that sampled it.
+
+        Raises as `Upstream.attempt_call`, and `AgentLeft`.
+        """
         async with aclosing(
             self._upstream.attempt_call(context, lambda node: completion.request(_max_model_len(node)))
         ) as tries:
             async for node, chunks in tries:
                 if not completion.is_resuming:
-                    node_ids = []
+                    node_ids.clear()
                     if stream is not None:
                         stream.restart()
                 try:
@@ -123,9 +141,11 @@ class ModelCallHandler:
                             if node.id not in node_ids:
                                 node_ids.append(node.id)
                             await _forward_chunk(chunk, context, completion, stream)
+                        if stream is None and completion.has_ended:
+                            await parse_whole(self._upstream, context, node, completion)
                         choices = list(completion.sampled_choices())
                         body = dialect.answer(completion.to_response()) if stream is None else {}
-                        return CompletedCall(choices, node_ids, body, completion.stopped_at_eos)
+                        return CompletedCall(choices, body)
                 except RequestRefused as refused:
                     raise reject_request(refused.status, str(refused)) from refused
                 except UnrecordableAnswer as error:
@@ -152,44 +172,52 @@ class ModelCallHandler:
         return token_history.splice_prompt(turn.tokens, old, new) if old is not None else None
 
 
-class _Recording:
-    """Recording a call once, after its answer was handed to the socket and before anything else is read."""
+@dataclass(frozen=True, slots=True)
+class CompletedCall:
+    """A whole answer; ``body`` is for an agent that asked for no stream."""
 
-    def __init__(self, record: Callable[[], None]) -> None:
-        self._record: Callable[[], None] | None = record
+    choices: list[SampledChoice]
+    body: dict[str, Any]
+
+
+class _Recording:
+    """Recording a call once: after its answer was handed to the socket, at the latest when the block ends."""
+
+    def __init__(self, record: Callable[[list[SampledChoice], bool], None]) -> None:
+        self._record = record
+        self.choices: list[SampledChoice] = []
+        """What is recorded; empty: nothing yet, or nothing any more."""
+        self.is_in_history = False
+        """Whether a later turn may go on with the tokens of the answer."""
+
+    def __enter__(self) -> "_Recording":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.run()
 
     def run(self) -> None:
         """Record it, unless that was done."""
-        record, self._record = self._record, None
-        if record is not None:
-            record()
-
-
-@dataclass(frozen=True, slots=True)
-class CompletedCall:
-    """A whole answer, with the nodes that sampled it; ``body`` is for an agent that asked for no stream."""
-
-    choices: list[SampledChoice]
-    node_ids: list[str]
-    body: dict[str, Any]
-    stopped_at_eos: bool
-    """See `StreamAccumulator.stopped_at_eos`."""
+        choices, self.choices = self.choices, []
+        if choices:
+            self._record(choices, self.is_in_history)
 
 
 def _record(
     recorder: AttemptRecorder,
     call: ChatRequest,
-    completed: CompletedCall,
+    node_ids: list[str],
     parent: str,
-    interval: tuple[int, int],
+    started_ns: int,
     prompt_versions: Mapping[str, int],
+    choices: list[SampledChoice],
+    is_in_history: bool,
 ) -> None:
-    if call.chat and completed.stopped_at_eos:
-        first = completed.choices[0]
+    first = choices[0]
+    if call.chat and is_in_history and not first.missing_tokens:
         recorder.history.add(call, json.loads(first.response), first.num_tokens)
-    request, node = call.to_record(), ",".join(completed.node_ids)
-    started_ns, ended_ns = interval
-    for choice in completed.choices:
+    request, node, ended_ns = call.to_record(), ",".join(node_ids), max(time.time_ns(), started_ns)
+    for choice in choices:
         recorder.add_call(
             choice,
             node=node,
@@ -218,6 +246,19 @@ def _add_failure(context: CallContext, node: Heartbeat, error: Exception, proble
         context.failures.add_error(node, problem)
     elif isinstance(error, aiohttp.ClientError):
         context.failures.add_break(node, problem)
+
+
+def _cut_choices(completion: StreamAccumulator, is_seen: bool) -> list[SampledChoice]:
+    """What was sampled of an answer that the agent stopped reading."""
+    if not completion.num_tokens:
+        return []
+    completion.cut()
+    try:
+        choices = list(completion.sampled_choices())
+    except InvalidEngineOutput as error:
+        log.warning("a model call that the agent left cannot be recorded: %s", error)
+        return []
+    return choices if is_seen else [choice.without_tokens(UNSEEN) for choice in choices]
 
 
 async def _send_answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:

@@ -2,6 +2,8 @@
 
 import asyncio
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from runners.gateway.admission import Admission
@@ -19,6 +21,26 @@ class ActiveRollout:
     deadline: float
     prompts: tuple[PromptChoice, ...] = ()
     """The prompts that its calls get."""
+    _open_calls: set["asyncio.Task[None]"] = field(default_factory=set)
+
+    @contextmanager
+    def open_call(self) -> Iterator[None]:
+        """Around answering a model call, until it is recorded."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._open_calls.add(task)
+        try:
+            yield
+        finally:
+            self._open_calls.discard(task)
+
+    async def end_calls(self) -> None:
+        """Cut what is still being answered, and record it: the agent has ended, and reads no more."""
+        calls = set(self._open_calls)
+        for call in calls:
+            call.cancel()
+        if calls:
+            await asyncio.wait(calls)
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """What a streaming agent gets."""
 
+from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
@@ -11,12 +12,16 @@ class StreamNotResumable(Exception):
     """An answer the agent has seen the beginning of can neither be gone on with nor begun anew."""
 
 
+class AgentLeft(Exception):
+    """The agent has closed its connection before the answer's end."""
+
+
 class SseResponse:
     """What a streaming agent gets: chunk by chunk, or, where nothing could be gone on with, all of it at the end."""
 
     def __init__(self, request: web.Request, dialect: Dialect, live: bool) -> None:
         self._request, self._dialect, self._live = request, dialect, live
-        self._response = web.StreamResponse(
+        self.response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
         )
         self._events = dialect.events()
@@ -47,16 +52,20 @@ class SseResponse:
         return await self._end()
 
     async def _end(self) -> web.StreamResponse:
-        await self._response.write_eof(await self._begin())
-        return self._response
+        with suppress(ConnectionError):  # whoever does not read to the end has what it wants
+            await self.response.write_eof(await self._begin())
+        return self.response
 
     async def _flush(self) -> None:
-        await self._response.write(await self._begin())
+        try:
+            await self.response.write(await self._begin())
+        except ConnectionError as error:
+            raise AgentLeft from error
 
     async def _begin(self) -> bytes:
         """What was kept back, for an answer that has begun now."""
         if not self.has_begun:
             self.has_begun = True
-            await self._response.prepare(self._request)
+            await self.response.prepare(self._request)
         data, self._kept = b"".join(self._kept), []
         return data

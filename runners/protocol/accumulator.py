@@ -4,22 +4,24 @@ Upstream is always asked for a stream with token ids and log-probabilities, beca
 weight version made which token. Pure: dictionaries in, dictionaries and bytes out.
 """
 
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import math
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from runners.protocol import continuation
-from runners.protocol.choice import SampledChoice, SampledPiece, pack_array, version_spans
+from runners.protocol.choice import SampledChoice, pack_array, version_spans
+from runners.protocol.choice_state import ChoiceState
 from runners.protocol.engine_errors import InvalidEngineOutput, UnrecordableAnswer, raise_engine_error
 from runners.protocol.request import ChatRequest
-from schemas.spans import MAX_ENGINE_ID
+from schemas.text import replace_surrogates
 
 HIDDEN_FIELDS = frozenset({"weight_version", "engine_id", "prompt_token_ids", "usage"})
 """Fields of a chunk that agents get only if they ask."""
 
 BROKEN_OFF = frozenset({"abort", "error"})
 """Reasons of an engine that ended an answer which the model had not."""
+CLIENT_CLOSED = "client_closed"
+"""The finish reason of an answer that the agent stopped reading before its end."""
 
 SAMPLING_KEYS = (
     "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "seed", "stop", "n",
@@ -33,26 +35,6 @@ def recorded_sampling(call: ChatRequest, sampling: dict[str, Any]) -> dict[str, 
     """The sampling settings of a call, of which ``sampling`` is forced."""
     settings = {**call.body, **sampling}
     return {key: settings[key] for key in SAMPLING_KEYS if settings.get(key) is not None}
-
-
-@dataclass
-class _ChoiceState:
-    message: dict[str, Any] = field(default_factory=dict)
-    tool_calls: dict[int, dict[str, Any]] = field(default_factory=dict)
-    text: str = ""
-    finish_reason: str | None = None
-    stop_reason: Any = None
-    prompt_ids: list[int] | None = None
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    token_texts: list[str] = field(default_factory=list)
-    logprobs_seen: list[dict[str, Any]] = field(default_factory=list)
-    pieces: list[SampledPiece] = field(default_factory=list)
-
-    @property
-    def is_plain_text(self) -> bool:
-        """Whether it is text so far: not what a parser made of it, nor tokens that a parser still keeps back."""
-        return self.message.keys() <= {"role", "content"} and bool(self.message.get("content") or self.text)
 
 
 class StreamAccumulator:
@@ -77,7 +59,7 @@ class StreamAccumulator:
         self._head: dict[str, Any] = {}
         self._usage: dict[str, Any] | None = None
         self._prompt_ids: list[int] | None = None
-        self._choices: dict[int, _ChoiceState] = {}
+        self._choices: dict[int, ChoiceState] = {}
         self._tokens_before_retry = 0  # tokens of the tries before this one
 
     def request(self, max_model_len: int) -> tuple[str, dict[str, Any]]:
@@ -150,41 +132,15 @@ class StreamAccumulator:
         self._head = self._head or {key: chunk[key] for key in ("id", "created", "model") if key in chunk}
         self._usage = chunk.get("usage") or self._usage
         self._prompt_ids = chunk.get("prompt_token_ids") or self._prompt_ids
-        for delta in chunk.get("choices", ()):
-            self._add_choice(self._choices.setdefault(delta["index"], _ChoiceState()), delta, chunk)
-            if delta.get("finish_reason") in BROKEN_OFF:
-                raise InvalidEngineOutput(f"the engine ended the answer with {delta['finish_reason']!r}")
-
-    def _add_choice(self, choice: _ChoiceState, delta: dict[str, Any], chunk: dict[str, Any]) -> None:
-        choice.text += delta.get("text") or ""
-        for key, value in (delta.get("delta") or {}).items():
-            if key == "tool_calls":
-                for piece in value or ():
-                    _extend(choice.tool_calls.setdefault(piece.get("index", 0), {}), piece)
-            elif key == "role" or not isinstance(value, str):
-                choice.message[key] = value
-            else:
-                choice.message[key] = (choice.message.get(key) or "") + value
-        if delta.get("finish_reason") not in BROKEN_OFF:
-            choice.finish_reason = delta.get("finish_reason") or choice.finish_reason
-        choice.stop_reason = delta.get("stop_reason") or choice.stop_reason
-        choice.prompt_ids = delta.get("prompt_token_ids") or choice.prompt_ids
-        ids = delta.get("token_ids") or []
-        if not ids:
-            return
-        if (version := chunk.get("weight_version")) is None:
-            raise InvalidEngineOutput("the node did not say which weight version made these tokens")
-        choice.token_ids += ids
-        choice.pieces.append(SampledPiece(version, str(chunk.get("engine_id", ""))[:MAX_ENGINE_ID], len(ids)))
-        logprobs = delta.get("logprobs") or {}
-        choice.logprobs_seen.append(logprobs)
-        if self._call.chat:
-            entries = logprobs.get("content") or ()
-            choice.logprobs += [entry["logprob"] for entry in entries]
-            choice.token_texts += [str(entry.get("token", "")) for entry in entries]
-        else:
-            choice.logprobs += logprobs.get("token_logprobs") or ()
-            choice.token_texts += logprobs.get("tokens") or ()
+        for part in chunk.get("choices", ()):
+            if part.get("token_ids") and chunk.get("weight_version") is None:
+                raise InvalidEngineOutput("the node did not say which weight version made these tokens")
+            reason = part.get("finish_reason")
+            is_broken_off = reason in BROKEN_OFF
+            taken = {**part, "finish_reason": None} if is_broken_off else part
+            self._choices.setdefault(part["index"], ChoiceState()).add(taken, chunk)
+            if is_broken_off:
+                raise InvalidEngineOutput(f"the engine ended the answer with {reason!r}")
 
     def to_agent_chunk(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
         """The chunk as a streaming agent gets it: without what it did not ask for; None if nothing is left."""
@@ -198,11 +154,23 @@ class StreamAccumulator:
         hidden = set() if self._call.wants_token_ids else {"token_ids", "prompt_token_ids"}
         if not self._call.wants_logprobs:
             hidden.add("logprobs")
-        visible["choices"] = [{k: v for k, v in delta.items() if k not in hidden} for delta in chunk.get("choices", ())]
-        if self._call.hides_reasoning and self._call.chat:
-            for delta in visible["choices"]:
-                delta["delta"] = _without_thoughts(delta.get("delta") or {})
+        visible["choices"] = [{k: v for k, v in part.items() if k not in hidden} for part in chunk.get("choices", ())]
+        if self._call.chat:
+            for part in visible["choices"]:
+                part["delta"] = self._shown_delta(part)
         return visible
+
+    def _shown_delta(self, part: dict[str, Any]) -> dict[str, Any]:
+        """What a streaming agent gets of a choice: text as it comes, and tool calls once all of them are whole."""
+        delta = {k: v for k, v in (part.get("delta") or {}).items() if v is not None and k != "tool_calls"}
+        choice = self._choices.get(part.get("index", 0))
+        if part.get("finish_reason") and choice is not None and (calls := choice.message.calls(self._response_id)):
+            delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
+        return _without_thoughts(delta) if self._call.hides_reasoning else delta
+
+    @property
+    def _response_id(self) -> str:
+        return str(self._head.get("id", ""))
 
     def to_response(self) -> dict[str, Any]:
         """The whole answer for an agent that asked for no stream."""
@@ -222,11 +190,11 @@ class StreamAccumulator:
             response["choices"].append(entry)
         return response
 
-    def _shown_message(self, choice: _ChoiceState) -> dict[str, Any]:
-        message = _message(choice)
+    def _shown_message(self, choice: ChoiceState) -> dict[str, Any]:
+        message = choice.whole_message(self._response_id)
         return _without_thoughts(message) if self._call.hides_reasoning else message
 
-    def _logprobs(self, choice: _ChoiceState) -> dict[str, Any] | None:
+    def _logprobs(self, choice: ChoiceState) -> dict[str, Any] | None:
         if not self._call.wants_logprobs:
             return None
         merged: dict[str, Any] = {}
@@ -235,6 +203,39 @@ class StreamAccumulator:
                 merged[key] = [*merged.get(key, ()), *(values or ())]
         return merged
 
+    def needs_parsing(self, parsers: Collection[str]) -> bool:
+        """Whether the engine's parsers for whole texts, of which a node says what they parse, have a say."""
+        has_tools = bool({**self._call.body, **self._sampling_overrides}.get("tools"))
+        return self._call.chat and ("reasoning" in parsers or ("tool" in parsers and has_tools))
+
+    def parse_request(self) -> dict[str, Any]:
+        """Asks the engine what an agent would get that asked for no stream."""
+        return {
+            "request": self._call.to_engine_request(self._sampling_overrides),
+            "prompt_token_ids": self._prompt_ids,
+            "choices": [
+                {
+                    "index": index,
+                    "token_ids": choice.token_ids,
+                    "finish_reason": "stop" if choice.finish_reason == "tool_calls" else choice.finish_reason,
+                    "stop_reason": choice.stop_reason,
+                }
+                for index, choice in sorted(self._choices.items())
+            ],
+        }
+
+    def use_parsed(self, parts: list[dict[str, Any]]) -> None:
+        """Take the answer to `parse_request` instead of what the stream added up to."""
+        for part in parts:
+            choice = self._choices[part["index"]]
+            choice.parsed = {"role": "assistant", "content": None, **part["message"]}
+            choice.finish_reason = part["finish_reason"]
+
+    def cut(self) -> None:
+        """End the choices that have not ended: the agent has stopped reading."""
+        for choice in self._choices.values():
+            choice.finish_reason = choice.finish_reason or CLIENT_CLOSED
+
     def sampled_choices(self) -> Iterator[SampledChoice]:
         """What was sampled, choice by choice; raises `InvalidEngineOutput` rather than guess.
 
@@ -242,6 +243,7 @@ class StreamAccumulator:
         """
         if not self._choices:
             raise InvalidEngineOutput("the engine's stream ended without an answer")
+        missing = self._missing_tokens()
         for index in sorted(self._choices):
             choice = self._choices[index]
             prompt_ids = choice.prompt_ids or self._prompt_ids
@@ -260,43 +262,32 @@ class StreamAccumulator:
                 raise InvalidEngineOutput(
                     f"tokens of another version than {self._pinned}: the weights changed meanwhile"
                 )
-            yield SampledChoice(
+            sampled = SampledChoice(
                 model=self._call.model,
-                response_id=str(self._head.get("id", "")),
+                response_id=replace_surrogates(self._response_id),
                 prompt_ids=pack_array("I", prompt_ids),
                 response_ids=pack_array("I", choice.token_ids),
                 logprobs=pack_array("f", choice.logprobs),
                 token_texts=tuple(choice.token_texts) if len(choice.token_texts) == len(choice.token_ids) else (),
                 weight_versions=tuple(version_spans(choice.pieces)),
-                finish_reason=str(choice.finish_reason),
+                finish_reason=replace_surrogates(str(choice.finish_reason)),
                 sampling=self._sampling,
-                response=json.dumps(_message(choice) if self._call.chat else choice.text, ensure_ascii=False),
+                response=choice.to_record(self._response_id, self._call.chat),
             )
+            yield sampled.without_tokens(missing) if missing else sampled
 
-
-def _message(choice: _ChoiceState) -> dict[str, Any]:
-    message = {"role": "assistant", "content": None, **choice.message}
-    if choice.tool_calls:
-        message["tool_calls"] = [_tool_call(choice.tool_calls[at]) for at in sorted(choice.tool_calls)]
-        message["content"] = message["content"] or None
-    return message
-
-
-def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
-    """With arguments, which OpenAI always says; an engine's stream may end before them, or leave out empty ones."""
-    function = {"arguments": "", **(call.get("function") or {})}
-    return {**{key: value for key, value in call.items() if key != "index"}, "function": function}
+    def _missing_tokens(self) -> str:
+        """How many tokens the engine counts and did not give, in a sentence; empty if all came."""
+        usage = self._usage or {}
+        of_one_prompt = self._call.chat or isinstance(self._call.body.get("prompt"), str)
+        prompt_ids = self._prompt_ids or next((choice.prompt_ids for choice in self._choices.values()), None) or ()
+        come = {"completion_tokens": self.num_tokens, "prompt_tokens": len(prompt_ids) if of_one_prompt else math.inf}
+        for name, number in come.items():
+            counted = usage.get(name)
+            if isinstance(counted, int) and counted > number:
+                return f"the engine counts {counted} {name.replace('_', ' ')}, and gave the ids of {number}"
+        return ""
 
 
 def _without_thoughts(message: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in message.items() if key not in ("reasoning", "reasoning_content")}
-
-
-def _extend(whole: dict[str, Any], piece: dict[str, Any]) -> None:
-    for key, value in piece.items():
-        if isinstance(value, dict):
-            _extend(whole.setdefault(key, {}), value)
-        elif isinstance(value, str) and key == "arguments":
-            whole[key] = (whole.get(key) or "") + value
-        elif value is not None:
-            whole[key] = value

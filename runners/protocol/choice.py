@@ -3,7 +3,7 @@
 import struct
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -60,6 +60,20 @@ class SampledChoice:
     response: str
     external: ExternalAnswer | None = None
     """Set where no inference node answered: then there are no token ids, log-probabilities and versions."""
+    missing_tokens: str = ""
+    """Why the tokens of an inference node's answer are left out of the record; empty if they are in it."""
+
+    def without_tokens(self, reason: str) -> "SampledChoice":
+        """The choice as text alone, which is not trained."""
+        return replace(
+            self,
+            missing_tokens=reason,
+            prompt_ids=b"",
+            response_ids=b"",
+            logprobs=b"",
+            token_texts=(),
+            weight_versions=(),
+        )
 
     @property
     def num_tokens(self) -> list[int]:

@@ -18,17 +18,17 @@ def external_choices(call: ChatRequest, sampling: dict[str, Any], response: Any,
             raise InvalidEngineOutput("the answer has no choices")
         usage = response.get("usage") or {}
         counts = (_count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens")))
-        model = str(response.get("model") or "")
+        model = replace_surrogates(str(response.get("model") or ""))
         return [
             SampledChoice(
                 model=call.model,
-                response_id=str(response.get("id") or ""),
+                response_id=replace_surrogates(str(response.get("id") or "")),
                 prompt_ids=b"",
                 response_ids=b"",
                 logprobs=b"",
                 token_texts=(),
                 weight_versions=(),
-                finish_reason=str(choice.get("finish_reason") or ""),
+                finish_reason=replace_surrogates(str(choice.get("finish_reason") or "")),
                 sampling=recorded_sampling(call, sampling),
                 response=replace_surrogates(
                     json.dumps(choice["message"] if call.chat else choice["text"], ensure_ascii=False)

@@ -9,11 +9,11 @@ from types import MappingProxyType
 from common.observability import metrics
 from runners.protocol.choice import SampledChoice
 from runners.protocol.token_history import TokenHistory
-from runners.recording.refusals import Refusal, Refusals
+from runners.recording.refusals import InvalidSpan, Refusal, Refusals
 from runners.recording.usage import UsageMeter
 from schemas import ids
 from schemas.base import MAX_TIME_NS, Outcome
-from schemas.codec import MAX_BYTES, EncodeError, encode
+from schemas.codec import MAX_BYTES, EncodeError, EncodeTooLargeError, encode
 from schemas.semconv import attributes
 from schemas.semconv.rewards import extract_rewards
 from schemas.spans import AttemptResult, ModelCall, Span, SpanBatch
@@ -103,18 +103,13 @@ class AttemptRecorder:
         """Keep a span, unless it is refused for the reason returned; one that an exporter sends again is kept once."""
         if span.span_id in self._ids:
             return None
-        if span.end_ns > MAX_TIME_NS:
-            self.dropped_spans += 1
-            refusal = Refusal("time", f"its time {span.end_ns} ns is after the year 2262")
-        elif not self._truncate_span(span):
-            refusal = _explain_refusal(span)
-        else:
-            self._meter.add(span)
-            if any(True for _ in extract_rewards(span)):
-                self.reward_spans.append(span)
-            return None
-        metrics.spans_refused.labels(refusal.kind).inc()
-        return refusal
+        if refusal := self._keep(span):
+            metrics.spans_refused.labels(refusal.kind).inc()
+            return refusal
+        self._meter.add(span)
+        if any(True for _ in extract_rewards(span)):
+            self.reward_spans.append(span)
+        return None
 
     def record_refusals(self, refusals: Refusals) -> None:
         """Count spans that were refused before they came here."""
@@ -122,22 +117,24 @@ class AttemptRecorder:
         for kind, count in refusals.kinds.items():
             metrics.spans_refused.labels(kind).inc(count)
 
-    def _truncate_span(self, span: Span) -> bool:
+    def _keep(self, span: Span) -> Refusal | None:
+        """Put a span into the next batch; returns why it cannot be, or nothing."""
         try:
-            size = len(encode(span))
-        except EncodeError:
-            size = MAX_BYTES
-        full = len(self._ids) >= MAX_ATTEMPT_SPANS or self._bytes + size > MAX_ATTEMPT_BYTES
-        if full or size > MAX_SPAN_BYTES:
+            size = _measure(span)
+            if len(self._ids) >= MAX_ATTEMPT_SPANS or self._bytes + size > MAX_ATTEMPT_BYTES:
+                raise InvalidSpan(
+                    "room", f"an attempt may take {MAX_ATTEMPT_SPANS} spans and {MAX_ATTEMPT_BYTES} bytes"
+                )
+        except InvalidSpan as error:
             self.dropped_spans += 1
-            return False
+            return error.refusal
         if self._pending and self._pending_bytes + size > BATCH_BYTES:
             self.flush()
         self._pending.append(span)
         self._ids.add(span.span_id)
         self._pending_bytes += size
         self._bytes += size
-        return True
+        return None
 
     def add_call(
         self,
@@ -201,19 +198,20 @@ class AttemptRecorder:
             kind="client",
             start_ns=started_ns,
             end_ns=ended_ns,
-            status="ok",
+            status="error" if part.missing_tokens else "ok",
+            status_message=part.missing_tokens,
             scope=SCOPE,
             attributes=span_attributes,
             call=call,
         )
         self._meter.add_call(call, prompt_tokens, span)
+        if part.missing_tokens:
+            metrics.calls_without_tokens.inc()
         metrics.tokens.labels("prompt").inc(prompt_tokens)
         metrics.tokens.labels("completion").inc(response_tokens)
-        if not self._truncate_span(span):
-            self.unrecordable_reason = (
-                f"model call {index} of {prompt_tokens} + {response_tokens} tokens cannot be recorded: "
-                f"a call may take {MAX_SPAN_BYTES} bytes, an attempt {MAX_ATTEMPT_BYTES}"
-            )
+        if refusal := self._keep(span):
+            size = f"{prompt_tokens} + {response_tokens} tokens"
+            self.unrecordable_reason = f"model call {index} of {size} cannot be recorded: {refusal.sentence}"
 
     def flush(self) -> None:
         """What has been added so far is a batch of its own."""
@@ -314,15 +312,19 @@ class AttemptRecorder:
         )
 
 
-def _explain_refusal(span: Span) -> Refusal:
-    """Why a span was not kept: it cannot be, or there is no room for it."""
+def _measure(span: Span) -> int:
+    """Bytes of a span on the wire; raises `InvalidSpan` for one that cannot be recorded."""
+    if span.end_ns > MAX_TIME_NS:
+        raise InvalidSpan("time", f"its time {span.end_ns} ns is after the year 2262")
     try:
         size = len(encode(span))
+    except EncodeTooLargeError:
+        size = MAX_BYTES
     except EncodeError as error:
-        return Refusal("form" if error.__cause__ else "size", f"it cannot be recorded: {error}")
+        raise InvalidSpan("form", f"it cannot be written: {error}") from error
     if size > MAX_SPAN_BYTES:
-        return Refusal("size", f"it takes {size} bytes, and a span may take {MAX_SPAN_BYTES}")
-    return Refusal("room", "the attempt has no room for more spans")
+        raise InvalidSpan("size", f"a span may take {MAX_SPAN_BYTES} bytes")
+    return size
 
 
 def _truncate(text: str) -> str:

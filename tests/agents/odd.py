@@ -45,6 +45,16 @@ def streams(task):
     return float(bool(text) and len(finished) == 1)
 
 
+def leaves(task):
+    """1.0 at the end of the first tool's text: what the model says after it is not read, nor the stream closed."""
+    messages = [{"role": "user", "content": "which tool?"}]
+    stream = client.chat.completions.create(model="policy", messages=messages, stream=True)
+    for chunk in stream:
+        if chunk.choices and chunk.choices[0].delta.content == "</tool>":
+            break
+    return 1.0
+
+
 def completes(task):
     """The older route, with log-probabilities that the agent asked for itself."""
     answer = client.completions.create(model="policy", prompt="<|user|>compute 12 plus 34", max_tokens=4, logprobs=1)

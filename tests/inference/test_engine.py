@@ -4,13 +4,15 @@ import asyncio
 import socket
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bus.client import Bus
 from common.listeners import AddressInUseError
 from inference import node
-from inference.engine.vllm_command import command, environment
+from inference.engine.answer_parser import MIDDLEWARE
+from inference.engine.vllm_command import command, environment, parsers
 from inference.engine.vllm_server import EngineError, VllmServer
 from inference.settings import AdapterSettings, InferenceSettings
 
@@ -29,6 +31,7 @@ def test_vllm_listens_on_its_socket_alone_and_gives_the_probabilities_sampled_fr
     parsing = command(settings.model_copy(update={"tool_parser": "hermes", "reasoning_parser": "qwen3"}), tmp_path)
     options = dict(zip(parsing[4::2], parsing[5::2], strict=False))
     assert (options["--tool-call-parser"], options["--reasoning-parser"]) == ("hermes", "qwen3")
+    assert options["--middleware"] == MIDDLEWARE and "--middleware" not in words
     assert "--enable-auto-tool-choice" in parsing and "--enable-auto-tool-choice" not in words
     adapted = settings.model_copy(update={"lora": AdapterSettings(rank=9, max_loaded_versions=2)})
     words_adapted = command(adapted, tmp_path)
@@ -41,6 +44,19 @@ def test_vllm_listens_on_its_socket_alone_and_gives_the_probabilities_sampled_fr
         and reported["HF_HUB_OFFLINE"] == "1"
         and reported["OMP_NUM_THREADS"] == "1"
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, []),
+        ({"tool_parser": "hermes"}, ["tool"]),
+        ({"reasoning_parser": "qwen3"}, ["reasoning"]),
+        ({"vllm_args": ["--reasoning-parser=qwen3", "--tool_call_parser", "hermes"]}, ["reasoning", "tool"]),
+    ],
+)
+def test_a_node_says_what_its_engine_parses(tmp_path: Path, fields: dict[str, Any], expected: list[str]) -> None:
+    assert parsers(InferenceSettings(model_path=tmp_path, **fields)) == expected
 
 
 async def test_a_directory_without_a_model_is_refused(bus: Bus, tmp_path: Path) -> None:

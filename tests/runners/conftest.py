@@ -83,6 +83,7 @@ class ScriptedEngine:
             event = {
                 "weight_version": self.version,
                 "id": f"chatcmpl-{len(self.requests):032x}",
+                "object": "chat.completion.chunk",
                 "model": "policy",
                 "created": 1,
             }
@@ -96,18 +97,27 @@ class ScriptedEngine:
         """Renders no chats, as an engine without a template."""
         return web.Response(status=404)
 
-    @asynccontextmanager
-    async def serving(self, bus: Bus, model: str = "policy", id: str = "scripted") -> AsyncIterator["ScriptedEngine"]:
-        app = web.Application()
+    def routes(self, app: web.Application) -> None:
+        """What a node serves."""
         app.router.add_post("/v1/chat/completions", self._answer)
         app.router.add_post("/v1/completions", self._answer)
         app.router.add_post("/tokenize", self.tokenize)
+
+    def status(self) -> dict[str, Any]:
+        """What its heartbeat says beside state and version."""
+        return {}
+
+    @asynccontextmanager
+    async def serving(self, bus: Bus, model: str = "policy", id: str = "scripted") -> AsyncIterator["ScriptedEngine"]:
+        app = web.Application()
+        self.routes(app)
         server = web.AppRunner(app)
         await server.setup()
         site = web.TCPSite(server, "127.0.0.1", 0)
         await site.start()
         self.address = site.name if ":0" not in site.name else f"http://127.0.0.1:{server.addresses[0][1]}"
         alive = {"state": "ready", "address": self.address, "model": model, "version": 3}
+        alive |= {"status": self.status()}
         async with bus.heartbeat("inference", id, lambda: alive):
             try:
                 yield self

@@ -40,7 +40,8 @@ MESSAGE = {"role": "assistant", "content": "It adds.", "tool_calls": [TOOL_CALL]
 class ScriptedEndpoint:
     """Answers `MESSAGE` to who has the key, plain or streamed; ``faults`` are played first, one per request.
 
-    A fault is a status, ``break`` (amid the text), ``break early`` (before it), ``no JSON`` or ``hang``.
+    A fault is a status, ``break`` (amid the text), ``break early`` (before it), ``stall`` (amid the text), ``no JSON``
+    or ``hang``.
     """
 
     def __init__(self) -> None:
@@ -94,6 +95,8 @@ class ScriptedEndpoint:
                 assert request.transport is not None
                 request.transport.close()
                 return response
+            if (number, fault) == (2, "stall"):
+                await asyncio.Event().wait()
             event = {**HEAD, "choices": [{"index": 0, "finish_reason": None, **piece}]}
             await response.write(f"data: {json.dumps(event)}{end}".encode())
         await response.write(f"data: {json.dumps({**HEAD, 'choices': [], 'usage': USAGE})}{end}".encode())

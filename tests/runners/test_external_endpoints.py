@@ -1,6 +1,7 @@
 """An OpenAI-compatible endpoint outside the fleet answers a model: over real HTTP, by the vendors' own clients."""
 
 import asyncio
+import json
 import logging
 import re
 from typing import Any
@@ -142,6 +143,21 @@ async def test_a_stream_that_breaks_off_amid_its_text_ends_in_an_error() -> None
             async for _ in await ask(office, stream=True):
                 pass
         assert "broke off" in office.recorder.infra_error and not office.spans
+
+
+async def test_a_stream_that_the_agent_leaves_is_recorded_as_far_as_it_came() -> None:
+    async with opened() as office:
+        office.endpoint.faults = ["stall"]
+        async with await ask(office, stream=True) as stream:
+            async for chunk in stream:
+                if chunk.choices[0].delta.content:
+                    break
+        async with asyncio.timeout(60):
+            while office.slot.admission.requests:
+                await asyncio.sleep(0.01)
+        (span,) = office.spans
+    assert span.call is not None and span.call.finish_reason == "client_closed"
+    assert json.loads(span.call.response) == {"role": "assistant", "content": "It "}
 
 
 async def test_what_the_endpoint_refuses_the_agent_is_told_without_the_key() -> None:

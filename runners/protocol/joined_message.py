@@ -1,0 +1,152 @@
+"""The message that the deltas of one streamed choice add up to. Pure.
+
+Engines and endpoints differ in how they cut a message: a null says nothing, a call's id, name and arguments come in any
+order, and pieces of several calls may share an index or have none.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from schemas.text import replace_surrogates
+
+FIXED = frozenset({"role", "type", "id", "name", "index"})
+"""Fields that are said once, or repeated; the texts of all others are appended."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """One tool call so far."""
+
+    index: int | None
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+    others: dict[str, Any] = field(default_factory=dict)
+    """Fields beside these, such as ``type``."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its arguments are complete JSON."""
+        try:
+            json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            return False
+        return True
+
+
+class JoinedMessage:
+    """Takes deltas in order."""
+
+    def __init__(self) -> None:
+        self._fields: dict[str, Any] = {}
+        self._calls: list[_Call] = []
+        self._by_id: dict[tuple[int | None, str], _Call] = {}
+        self._last: dict[int | None, _Call] = {}
+        """The call that a piece with this index belongs to; None: the last piece of all."""
+
+    @property
+    def is_plain_text(self) -> bool:
+        """Whether it has content alone."""
+        return not self._calls and self._fields.keys() <= {"role", "content"}
+
+    @property
+    def has_content(self) -> bool:
+        """Whether it says something."""
+        return bool(self._fields.get("content"))
+
+    def add(self, delta: dict[str, Any]) -> None:
+        """Take what one chunk adds."""
+        for piece in delta.get("tool_calls") or ():
+            self._add_call(piece)
+        _merge(self._fields, {key: value for key, value in delta.items() if key != "tool_calls"})
+
+    def calls(self, response_id: str) -> list[dict[str, Any]]:
+        """The calls in order, each whole; one without an id gets one that is made of the response's."""
+        calls = self._calls
+        if all(call.index is not None for call in calls):
+            calls = sorted(calls, key=lambda call: call.index or 0)
+        tail = response_id.rpartition("-")[2]
+        return [
+            _clean({
+                "id": call.id or f"call_{tail}_{position}",
+                "type": "function",
+                **call.others,
+                "function": {"name": call.name, "arguments": call.arguments},
+            })
+            for position, call in enumerate(calls)
+        ]  # fmt: skip
+
+    def whole(self, response_id: str) -> dict[str, Any]:
+        """The message as an answer without a stream has it."""
+        message = {"role": "assistant", "content": None, **_clean(self._fields)}
+        if self._calls:
+            message["content"] = message["content"] or None
+            message["tool_calls"] = self.calls(response_id)
+        return message
+
+    def _add_call(self, piece: dict[str, Any]) -> None:
+        function = piece.get("function") or {}
+        id, name, arguments = piece.get("id") or "", function.get("name") or "", function.get("arguments")
+        if arguments is None:
+            arguments = ""
+        elif not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        index = piece.get("index")
+        call = self._find(index, id)
+        if call is None or (not id and _begins_another(call, name, arguments)):
+            call = _Call(index)
+            self._calls.append(call)
+        self._last[index] = self._last[None] = call
+        if id:
+            call.id = id
+            self._by_id[index, id] = self._by_id[None, id] = call
+        if name != call.name:
+            call.name = name if name.startswith(call.name) else call.name + name
+        call.arguments += arguments
+        _merge(call.others, {key: value for key, value in piece.items() if key not in ("id", "index", "function")})
+
+    def _find(self, index: int | None, id: str) -> _Call | None:
+        """The call that a piece goes on with: that of its id, else the last of its index unless that has another id."""
+        if id and (known := self._by_id.get((index, id))) is not None:
+            return known
+        last = self._last.get(index)
+        return None if last is not None and id and last.id else last
+
+
+def _begins_another(call: _Call, name: str, arguments: str) -> bool:
+    """Whether a piece without an id, but with a name, is of a new call: the one before it has all it needs."""
+    return bool(name and call.name and call.arguments and (name != call.name or arguments)) and call.is_whole
+
+
+def _merge(whole: dict[str, Any], added: dict[str, Any]) -> None:
+    for key, value in added.items():
+        before = whole.get(key)
+        if value is None:
+            continue
+        if isinstance(value, dict) and isinstance(before, dict | None):
+            _merge(whole.setdefault(key, {}) if before is None else before, value)
+        elif key not in FIXED and isinstance(value, str) and isinstance(before, str):
+            whole[key] = before + value
+        elif isinstance(before, list) or (before and isinstance(value, list)):
+            whole[key] = [*_parts(before), *_parts(value)]
+        else:
+            whole[key] = value
+
+
+def _parts(content: Any) -> list[Any]:
+    """Content as a list: some endpoints cut it into parts, and give its end as text."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return content if isinstance(content, list) else [content]
+
+
+def _clean(value: Any) -> Any:
+    """With the halves of characters that were cut between deltas joined, and single halves replaced."""
+    if isinstance(value, str):
+        return replace_surrogates(value)
+    if isinstance(value, dict):
+        return {key: _clean(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_clean(item) for item in value]
+    return value
