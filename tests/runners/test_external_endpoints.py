@@ -198,7 +198,7 @@ async def test_an_unreachable_endpoint_is_named() -> None:
 
 @pytest.mark.parametrize("fault", ["hang", "503"])
 async def test_an_endpoint_that_never_answers_is_waited_for_until_the_deadline(fault: str) -> None:
-    async with opened(seconds=3.0) as office:
+    async with opened(seconds=5.0) as office:
         office.endpoint.faults = [fault] * 10_000
         with pytest.raises(openai.APIStatusError) as late:
             await ask(office)
