@@ -27,7 +27,8 @@ from store.embedded.http_interface import HttpInterface
 from store.embedded.readonly_guard import KEY_FILE, WRITER
 from store.ingest.batch import ColumnTypes, load_column_types
 from store.ingest.ingester import Ingester
-from store.ingest.writer import Insert, Writer, insert_over_http
+from store.ingest.inserter import Insert
+from store.ingest.writer import Writer, insert_over_http
 from store.lost_rollouts import LostRolloutCounter
 from store.rollout_retention import RolloutRetention
 from store.settings import StoreSettings

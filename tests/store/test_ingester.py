@@ -17,8 +17,9 @@ from schemas.base import Outcome
 from store.ingest import ingester as module
 from store.ingest.batch import load_column_types
 from store.ingest.ingester import IN_FLIGHT_BOUNDS, Ingester, in_flight_for
+from store.ingest.inserter import Insert
 from store.ingest.rows import build_rows
-from store.ingest.writer import Insert, Writer, insert_over_http
+from store.ingest.writer import Writer, insert_over_http
 from store.settings import StoreSettings
 from tests.factories import batches
 from tests.polling import HANG_SECONDS

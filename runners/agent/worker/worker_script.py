@@ -196,7 +196,8 @@ def to_json(value: Any) -> Any:
         if type(item) is not type(value):  # of NumPy's longest floats it is another such
             return item
     if isinstance(value, numbers.Rational) and value.denominator == 1:
-        return int(value)
+        numerator: Any = value.numerator
+        return int(numerator)
     if isinstance(value, (numbers.Real, decimal.Decimal)):
         return float(value)
     raise TypeError(f"a {type(value).__name__} is not JSON")
