@@ -209,7 +209,9 @@ class Learner:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     def _oldest_served_version(self) -> int | None:
-        return self._served_version.oldest(self._nodes.members(), time.monotonic())
+        """The oldest that nodes serve; without nodes the newest on the bus, which one that starts loads."""
+        served = self._served_version.oldest(self._nodes.members(), time.monotonic())
+        return self._publisher.last.version if served is None and self._publisher.last is not None else served
 
     async def _watch_nodes(self, dispatcher: Dispatcher) -> None:
         while True:

@@ -67,7 +67,7 @@ def test_a_first_start_is_version_0_of_epoch_1() -> None:
     ],
     ids=[
         "as it was", "not published yet", "a step after", "steps after, the last not published", "none published",
-        "stopped again while steps were made again", "a checkpoint was not finished", "no record", "a record is missing",
+        "stopped again amid them", "a checkpoint was not finished", "no record", "a record is missing",
         "the last is not recorded", "another learner was there",
     ],
 )  # fmt: skip
