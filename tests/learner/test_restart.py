@@ -29,6 +29,7 @@ from tests.factories import batches
 from tests.learner.conftest import settings_for
 
 SAMPLES, BOUND, STEPS, NUM_STOPS = 2, 1, 7, 3
+SLOW_SECONDS = 1.0
 
 
 @dataclass
@@ -42,27 +43,25 @@ class Training:
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run_agents(self) -> None:
-        """Answer each task by the newest version; one in six comes to its end only after the next step."""
-        held: list[tuple[int, Task, int]] = []
-        async with self.bus.pull(runner_consumer("default", "train"), slots=8) as puller:
+        """Answer each task by the newest version; one in six takes as long as some training steps."""
+        async with (
+            self.bus.pull(runner_consumer("default", "train"), slots=8) as puller,
+            asyncio.TaskGroup() as rollouts,
+        ):
             async for delivery in puller:
                 task = delivery.decode_as(Task)
                 self.dispatched.add(task.id)
                 version = await self._newest_version()
                 await delivery.ack()
-                if self.rng.random() < 1 / 6:
-                    held.append((len(self.steps), task, version))
-                else:
-                    await self._answer(task, version)
-                for entry in [entry for entry in held if entry[0] < len(self.steps) or len(held) > 3]:
-                    held.remove(entry)
-                    await self._answer(*entry[1:])
+                seconds = SLOW_SECONDS if self.rng.random() < 1 / 6 else 0.0
+                rollouts.create_task(self._answer(task, version, seconds))
 
     async def _newest_version(self) -> int:
         return (await anext(aiter(WeightRegistry(self.bus, "policy").list_versions())))[0].version
 
-    async def _answer(self, task: Task, version: int) -> None:
+    async def _answer(self, task: Task, version: int, seconds: float) -> None:
         """A rollout of one call, of tokens and a reward that follow from its id."""
+        await asyncio.sleep(seconds)  # as long as the agent takes
         rng = random.Random(task.id + str(task.sample_index))
         (batch,) = batches(task.id, task.sample_index, rng.random(), parts=1, run=task.run_id, samples=task.group_size)
         assert batch.spans[0].call is not None
@@ -85,7 +84,7 @@ class Training:
                     self.steps.append(event)
                     self.news.set()
 
-    async def made(self, num_steps: int) -> None:
+    async def steps_made(self, num_steps: int) -> None:
         """Wait until so many steps were said, those made again included."""
         while len(self.steps) < num_steps:
             self.news.clear()
@@ -136,16 +135,16 @@ async def test_steps_since_the_checkpoint_are_made_again_and_no_token_is_beyond_
     async with training(bus, interval) as run:
         for number in range(NUM_STOPS):
             stop = asyncio.Event()
-            life = asyncio.create_task(live(nats_url, settings, stop, run.made(len(run.steps) + 2)))
+            life = asyncio.create_task(live(nats_url, settings, stop, run.steps_made(len(run.steps) + 2)))
             if number % 2:
-                await run.made(len(run.steps) + 1)
+                await run.steps_made(len(run.steps) + 1)
                 stop.set()
             await life
         await live(nats_url, settings, asyncio.Event(), asyncio.Event().wait())
-        await run.made(len(run.steps))
+        await run.steps_made(len(run.steps))
         async with asyncio.timeout(30):
             while not any(event.step == STEPS for event in run.kept):
-                await run.made(len(run.steps) + 1)
+                await run.steps_made(len(run.steps) + 1)
         manifests = [manifest async for manifest, _ in WeightRegistry(bus, "policy").list_versions()][::-1]
     kept = run.kept
     assert [event.step for event in kept if event.batch_sha256] == [*range(1, STEPS + 1)]
