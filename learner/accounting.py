@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 
+from common.observability import metrics
 from learner.batching.rollout_dispositions import SURPLUS, describe_missing_reward, excluded, not_finished
 from learner.rollouts.assembler import Rollout, training_reward
 from learner.rollouts.consumer import RolloutConsumer
 from learner.rollouts.rejection_streak import RejectionStreak
 from learner.settings.learner import LearnerSettings
-from schemas.training import RolloutDisposition
+from schemas.training import RolloutDisposition, TrainingStep
 
 
 class ExcludedRollouts:
@@ -65,3 +66,16 @@ class ExcludedRollouts:
 
     def _exclude(self, rollouts: list[Rollout], reason: str) -> None:
         self.add(excluded(rollouts, reason, self._settings), rollouts)
+
+
+def update_metrics(event: TrainingStep) -> None:
+    """Count a training step, and what it did with each rollout."""
+    metrics.steps.inc()
+    metrics.step_duration.observe((event.ended_ns - event.started_ns) / 1e9)
+    metrics.learner_idle.inc(event.metrics["seconds/idle"])
+    metrics.learner_weight_version.set(event.version)
+    metrics.reward_mean.set(event.metrics["reward/mean"])
+    metrics.staleness.set(event.metrics["staleness/mean"])
+    metrics.trained_tokens.inc(event.metrics["tokens"])
+    for disposition in event.rollouts:
+        metrics.learner_rollouts.labels("trained" if disposition.trained else "excluded").inc()

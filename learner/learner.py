@@ -21,8 +21,9 @@ from learner.accounting import ExcludedRollouts
 from learner.batching.batch import BatchBuilder
 from learner.batching.tokenizer import find_vocabulary_size, load_detokenizer
 from learner.checkpointing.checkpoint import TRAINER, Checkpoints, LearnerState
-from learner.checkpointing.resume import initial_state
+from learner.checkpointing.resume import resume
 from learner.checkpointing.step_committer import StepCommitter
+from learner.checkpointing.step_replay import StepReplay
 from learner.errors import LearnerError, as_learner_error
 from learner.publishing.broadcaster import Broadcaster
 from learner.publishing.publisher import WeightPublisher, needs_full_weights
@@ -112,8 +113,16 @@ class Learner:
         """Start anew or from the checkpoint, under an epoch of our own."""
         settings = self._settings
         problems = load_tasks(settings.tasks) if settings.tasks is not None else []
-        last, checkpoint = await self._publisher.refresh(), self._checkpoints.latest()
-        self._initial_state = state = initial_state(checkpoint, last, settings)
+        last, checkpoint, journal = (
+            await self._publisher.refresh(),
+            self._checkpoints.latest(),
+            self._checkpoints.journal,
+        )
+        journal.load()
+        records = journal.since(checkpoint[1].journal_mark) if checkpoint else ()
+        begin = resume(checkpoint, last, settings, records)
+        self._initial_state, replay = begin.state, StepReplay(begin.steps)
+        state = begin.state
         consumer = RolloutConsumer(
             self._bus,
             settings,
@@ -122,6 +131,7 @@ class Learner:
             state.closed_groups,
             state.stream_mark,
         )
+        consumer.groups.members_at_close = replay.find_members()
         await self._check_capacity(consumer)
         try:
             builder, trainer = await self._in_thread(
@@ -139,7 +149,9 @@ class Learner:
             self._oldest_served_version,
             consumer.groups.closed,
             consumer.attempt_ended.set,
+            journal.record_group,
         )
+        dispatcher.advance(state.step + len(replay), state.version + len(replay))
         await dispatcher.restore(state.outstanding, state.groups_by_others)
         loop = TrainingLoop(
             bus=self._bus,
@@ -155,6 +167,7 @@ class Learner:
             nodes=self._nodes,
             audits=AuditLog(self._bus, settings.model, from_leader=True),
             in_thread=self._in_thread,
+            replay=replay,
         )
         if checkpoint is None:
             await consumer.find_position()  # so that the first checkpoint, too, knows its stream
@@ -162,13 +175,19 @@ class Learner:
         else:
             path = checkpoint[0]
         loop.state = state = await committer.claim_epoch(path, checkpoint, state)
+        if checkpoint is not None and state.version != checkpoint[1].version:  # its number is on no checkpoint yet
+            loop.abandon_replay()
+            await committer.write_checkpoint(loop.checkpoint_state(state))
         metrics.learner_weight_version.set(state.version)
         if state.last_step_event:
             loop.last_event = decode(TrainingStep, state.last_step_event)
             await loop.publish_step(loop.last_event)
         if checkpoint is not None:
-            log.info("resumed at step %d, version %d, epoch %d", state.step, state.version, state.epoch)
-        dispatcher.advance(state.step, state.version)
+            log.info(
+                "resumed at step %d, version %d, epoch %d; %d steps are made again",
+                state.step, state.version, state.epoch, len(replay),
+            )  # fmt: skip
+        dispatcher.advance(state.step + len(replay), state.version + len(replay))
         return loop
 
     async def _check_capacity(self, consumer: RolloutConsumer) -> None:
@@ -190,7 +209,9 @@ class Learner:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     def _oldest_served_version(self) -> int | None:
-        return self._served_version.oldest(self._nodes.members(), time.monotonic())
+        """The oldest that nodes serve; without nodes the newest on the bus, which one that starts loads."""
+        served = self._served_version.oldest(self._nodes.members(), time.monotonic())
+        return self._publisher.last.version if served is None and self._publisher.last is not None else served
 
     async def _watch_nodes(self, dispatcher: Dispatcher) -> None:
         while True:

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from msgspec.structs import replace
 from nats.errors import Error as NatsError
@@ -15,31 +16,40 @@ from nats.errors import Error as NatsError
 from bus.client import Bus
 from bus.errors import BusError
 from bus.fleet.heartbeats import Fleet
-from bus.fleet.node_state import is_ready
 from bus.weights.audit_log import AuditLog
 from common.observability import metrics, tracing
-from learner.accounting import ExcludedRollouts
+from common.observability.faults import count_fault
+from learner.accounting import ExcludedRollouts, update_metrics
 from learner.batching.batch import Batch, BatchBuilder
-from learner.batching.batch_warnings import find_warnings
-from learner.batching.rollout_dispositions import STALE, build_spans, find_tasks_to_replace, quarantine_reasons
+from learner.batching.batch_warnings import find_new_warnings
+from learner.batching.rollout_dispositions import (
+    STALE,
+    build_spans,
+    find_tasks_to_replace,
+    quarantine_reasons,
+)
+from learner.batching.unbuildable import UnbuildableBatches, exclude_group, find_culprits
 from learner.checkpointing.checkpoint import LearnerState
+from learner.checkpointing.resume import skip_versions
 from learner.checkpointing.step_committer import InThread, StepCommitter
+from learner.checkpointing.step_replay import StepReplay, describe_step
 from learner.errors import as_learner_error
 from learner.publishing.publisher import NONCE_BYTES
 from learner.rollouts.assembler import Rollout
 from learner.rollouts.consumer import RolloutConsumer
 from learner.rollouts.dispatcher import Dispatcher
+from learner.rollouts.fresh_node import wait_for_version
 from learner.rollouts.groups import RolloutGroup, in_dispatch_order
 from learner.rollouts.loss_recovery import LossRecovery
+from learner.rollouts.slow_groups import SlowGroups
 from learner.settings.learner import LearnerSettings
 from learner.settings.own_function import OwnFunctionError
 from learner.training.trainer import Trainer
 from schemas import ids, subjects
 from schemas.audit import AuditVerdict
 from schemas.codec import encode
-from schemas.fleet import Heartbeat
 from schemas.semconv import attributes
-from schemas.training import TrainingStep
+from schemas.training import RolloutDisposition, TrainingStep
 
 log = logging.getLogger(__name__)
 
@@ -61,16 +71,19 @@ class TrainingLoop:
     nodes: Fleet
     audits: AuditLog
     in_thread: InThread
+    replay: StepReplay = field(default_factory=StepReplay)
+    """The steps since the checkpoint: these are made first."""
     last_event: TrainingStep | None = None
     phase: str = "waiting"
     missing_version: int | None = None
     """The version that a node must serve before training goes on, if it waits for that."""
-    awaited: list[str] = field(default_factory=list)
-    """Tasks of slow groups that the next step waits for."""
     last_metrics: dict[str, float] = field(default_factory=dict)
-    _waits_since: float | None = None
     _warned: set[str] = field(default_factory=set)
     _is_slow: bool = False
+    _unbuildable: UnbuildableBatches = field(default_factory=UnbuildableBatches)
+
+    def __post_init__(self) -> None:
+        self.slow_groups = SlowGroups(self.dispatcher, self.settings)
 
     async def run(self) -> None:
         """Train until `max_steps`, then publish what became of the rollouts that came too late."""
@@ -88,8 +101,8 @@ class TrainingLoop:
     @property
     def blocked_on(self) -> str:
         """What the loop waits for, if it is not any rollout; empty: it is."""
-        if self.awaited:
-            return f"{len(self.awaited)} slow groups, which the next step would put beyond max_staleness"
+        if self.slow_groups.awaited:
+            return f"{len(self.slow_groups.awaited)} slow groups, which the next step would put beyond max_staleness"
         version = self.missing_version if self.missing_version is not None else self.dispatcher.missing_version
         return "" if version is None else f"a node that serves version {version} or a newer one"
 
@@ -110,6 +123,7 @@ class TrainingLoop:
             groups_dispatched=self.dispatcher.num_dispatched,
             groups_by_others=self.dispatcher.num_by_others,
             outstanding=self.dispatcher.outstanding(trained),
+            journal_mark=self.committer.journal.add_mark(self.replay.steps),
         )
 
     async def _next_groups(self) -> list[RolloutGroup]:
@@ -118,8 +132,9 @@ class TrainingLoop:
             self.consumer.groups.drop(self.dispatcher.take_surplus())
             await self.dispatcher.replace_dropped(self.excluded.collect())
             self._slow_down()
-            self.consumer.groups.drop(self.dispatcher.find_replacements_of_others(self.consumer.groups.ready))
-            groups = self.consumer.groups.pop_ready(self.settings.groups_per_step, self._choose_groups)
+            if self.replay and self.consumer.has_caught_up and not self.replay.is_ready(self.consumer.groups):
+                await self._go_on_without_replay("rollouts of theirs are not on the bus any more")
+            groups = self._pop_groups()
             metrics.groups_ready.set(len(self.consumer.groups.ready))
             if groups:
                 self.dispatcher.start_batch(group.task_id for group in groups)
@@ -127,10 +142,34 @@ class TrainingLoop:
             await self._checkpoint_if_filling()
             self.dispatcher.wake()
             self.consumer.attempt_ended.clear()
-            waits = [seconds_left, self._seconds_to_go_on()]
+            waits = [seconds_left, self.slow_groups.seconds_left]
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min((wait for wait in waits if wait is not None), default=None)):
                     await self.consumer.attempt_ended.wait()
+
+    def _pop_groups(self) -> list[RolloutGroup]:
+        """The groups of the next step; none if they are not ready."""
+        groups = self.consumer.groups
+        if self.replay:
+            return self.replay.take(groups)
+        groups.drop(self.dispatcher.find_replacements_of_others(groups.ready))
+        return groups.pop_ready(self.settings.groups_per_step, self._choose_groups)
+
+    def abandon_replay(self) -> None:
+        """Make no step again: the groups of those steps are trained as any other."""
+        groups = {trained.task_id: trained.group for trained in self.replay.abandon() if trained.group is not None}
+        self.consumer.groups.members_at_close = {}
+        self.dispatcher.put_back(groups, self.consumer.groups.ended_rollouts())
+
+    async def _go_on_without_replay(self, reason: str, dropped: Sequence[str] = ()) -> None:
+        """Give the weights as they are a number that no others had, and a checkpoint; ``dropped`` are not trained."""
+        steps = self.replay.steps
+        newest = max(self.committer.published_version, *(step.version for step in steps))
+        log.warning("%d steps cannot be made again: %s; goes on from step %d", len(steps), reason, self.state.step)
+        self.abandon_replay()
+        await self.dispatcher.replace_dropped(dropped)
+        await self._write_checkpoint(replace(self.state, version=skip_versions(self.state.version, newest)))
+        self.dispatcher.advance(self.state.step, self.state.version)
 
     def _slow_down(self) -> None:
         """Dispatch groups one by one while they give nothing: without end, they cost what rollouts cost."""
@@ -148,48 +187,36 @@ class TrainingLoop:
         if self.settings.staleness.order == "dispatch" and dispatched:
             return in_dispatch_order(ready, dispatched, self.consumer.groups.closed)
         chosen = self.dispatcher.order_by_deadline(ready)[: self.settings.groups_per_step]
-        return [] if self._must_wait({group.task_id for group in chosen}) else chosen
-
-    def _must_wait(self, batch: set[str]) -> bool:
-        """Whether a step without slow groups would leave them beyond the bound, and they may still be waited for."""
-        self.awaited = self.dispatcher.find_awaited(batch) if len(batch) == self.settings.groups_per_step else []
-        if not self.awaited:
-            self._waits_since = None
-            return False
-        self._waits_since = self._waits_since or time.monotonic()
-        if self._seconds_to_go_on() != 0:
-            return True
-        log.warning("training waits no longer for %d slow groups, and will train them late", len(self.awaited))
-        self.dispatcher.give_up(self.awaited)
-        self.awaited, self._waits_since = [], None
-        return False
-
-    def _seconds_to_go_on(self) -> float | None:
-        """Seconds until slow groups are waited for no longer; None: there are none."""
-        if self._waits_since is None:
-            return None
-        limit = self.settings.staleness.max_wait_seconds
-        limit = self.settings.max_group_seconds if limit is None else limit
-        return max(0.0, self._waits_since + limit - time.monotonic())
+        return [] if self.slow_groups.must_be_waited_for({group.task_id for group in chosen}) else chosen
 
     async def _train_on(self, groups: list[RolloutGroup], idle_seconds: float) -> None:
         started_ns = time.time_ns()  # before verdicts are read: a step that starts after a verdict knows it
         rollouts = {rollout.id: rollout for group in groups for rollout in group.rollouts}
-        quarantined = quarantine_reasons(rollouts.values(), await self._refresh_verdicts(), self.settings.model)
+        verdicts = await self._refresh_verdicts()
         try:
             with tracing.start_as_current_span("batch"):
-                batch: Batch = await self.in_thread(self.builder.build, groups, self.state.version, quarantined)
-        except ValueError as error:  # raised by a credit function or an estimator
+                batch, digest = await self.in_thread(self._build, groups, verdicts)
+        except OwnFunctionError as error:
             raise as_learner_error(error) from error
-        self._log_warnings(batch)
-        if not batch.sequences:
-            await self._drop_batch(batch, groups, rollouts)
+        except Exception as error:  # whatever the rollouts lead to, they lead to it again
+            await self._exclude_unbuildable(groups, verdicts, error)
             return
-        with tracing.start_as_current_span("train"):
-            try:
+        for sentence in find_new_warnings(batch.metrics, self.settings.credit.method, self._warned):
+            log.warning("%s", sentence)
+        if not batch.sequences:
+            await self._drop_batch(batch.dispositions, groups)
+            return
+        try:
+            with tracing.start_as_current_span("train"):
                 step_metrics = await self.in_thread(self.trainer.step, batch)
-            except OwnFunctionError as error:
-                raise as_learner_error(error) from error
+        except OwnFunctionError as error:
+            raise as_learner_error(error) from error
+        except Exception as error:
+            if not self.trainer.can_go_on:
+                raise
+            await self._exclude_unbuildable(groups, verdicts, error)
+            return
+        self._unbuildable.end()
         state = replace(
             self.state,
             step=self.state.step + 1,
@@ -209,18 +236,11 @@ class TrainingLoop:
             ended_ns=ended_ns,
             rollouts=(*batch.dispositions, *self.excluded.drain()),
             metrics={**batch.metrics, **step_metrics, **self.recovery.status(), **idle},
-            batch_sha256=await self.in_thread(batch.compute_sha256),
+            batch_sha256=digest,
             settings=self.settings.model_dump_json(),
             spans=(),
         )
         await self._commit(state, replace(event, spans=build_spans(event, rollouts)), groups, rollouts)
-
-    def _log_warnings(self, batch: Batch) -> None:
-        """Each once."""
-        for subject, sentence in find_warnings(batch.metrics, self.settings.credit.method).items():
-            if subject not in self._warned:
-                self._warned.add(subject)
-                log.warning("%s", sentence)
 
     async def _refresh_verdicts(self) -> Sequence[AuditVerdict]:
         """The auditor's verdicts; those known before while the bus is away."""
@@ -228,24 +248,45 @@ class TrainingLoop:
             await self.audits.refresh()
         return self.audits.state.verdicts
 
-    async def _drop_batch(self, batch: Batch, groups: list[RolloutGroup], rollouts: dict[str, Rollout]) -> None:
-        reasons = {disposition.exclusion_reason for disposition in batch.dispositions}
+    def _build(self, groups: Sequence[RolloutGroup], verdicts: Sequence[AuditVerdict]) -> tuple[Batch, str]:
+        """The batch of some groups, and its digest."""
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        batch = self.builder.build(
+            groups, self.state.version, quarantine_reasons(rollouts, verdicts, self.settings.model)
+        )
+        return batch, batch.compute_sha256()
+
+    async def _exclude_unbuildable(
+        self, groups: Sequence[RolloutGroup], verdicts: Sequence[AuditVerdict], error: Exception
+    ) -> None:
+        """Exclude the groups that no batch can be made of, all if each could be one; the others are ready again.
+
+        Raises `LearnerError` if that happened too often in a row: it is no fault of the rollouts then.
+        """
+        count_fault("groups are excluded, because their batch cannot be built", error)
+        errors = await self.in_thread(find_culprits, partial(self._build, verdicts=verdicts), groups, error)
+        culprits = [group for group in groups if group.task_id in errors]
+        if len(culprits) == len(groups):
+            self._unbuildable.add(error)
+        self.consumer.groups.put_back(group for group in groups if group not in culprits)
+        excluded = [exclude_group(group, errors[group.task_id], self.settings) for group in culprits]
+        await self._drop_batch([disposition for dispositions in excluded for disposition in dispositions], culprits)
+
+    async def _drop_batch(self, dispositions: Sequence[RolloutDisposition], groups: Sequence[RolloutGroup]) -> None:
+        """Nothing of these groups is trained."""
+        reasons = {disposition.exclusion_reason for disposition in dispositions}
         log.warning("%d groups gave nothing to train on: %s", len(groups), reasons)
-        self.excluded.add_batch(batch.dispositions, rollouts.values(), len(groups))
-        if reasons == {STALE}:
-            await self._wait_for_fresh_node()  # else the same old weights would sample as many more, without end
-        await self.dispatcher.replace_dropped([group.task_id for group in groups])
-
-    async def _wait_for_fresh_node(self) -> None:
-        """Wait for a node that serves a version that is not too old to train on."""
-        oldest = self.state.version - self.settings.max_staleness
-        self.missing_version = oldest
-        while not any(self._serves(beat, oldest) for beat in self.nodes.members()):
-            await self.nodes.wait_for_change()
-        self.missing_version = None
-
-    def _serves(self, beat: Heartbeat, oldest: int) -> bool:
-        return is_ready(beat.state) and beat.model == self.settings.model and (beat.version or 0) >= oldest
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        self.excluded.add_batch(dispositions, rollouts, len(groups))
+        self.dispatcher.start_batch(())
+        tasks = [group.task_id for group in groups]
+        if self.replay:
+            await self._go_on_without_replay("nothing of a batch can be trained now", tasks)
+        if reasons == {STALE}:  # else the same old weights would sample as many more, without end
+            self.missing_version = self.state.version - self.settings.max_staleness
+            await wait_for_version(self.nodes, self.settings.model, self.missing_version)
+            self.missing_version = None
+        await self.dispatcher.replace_dropped(tasks)
 
     async def _commit(
         self, state: LearnerState, event: TrainingStep, groups: list[RolloutGroup], rollouts: dict[str, Rollout]
@@ -255,6 +296,8 @@ class TrainingLoop:
         self.consumer.mark_consumed(rollouts.values())
         await self.dispatcher.replace_dropped(find_tasks_to_replace(event.rollouts))
         trained = {group.task_id for group in groups}
+        if not self.replay.complete(state.version):
+            self.committer.journal.append(describe_step(state.version, groups, self.dispatcher.find_group))
         is_written = self.committer.is_checkpoint_due(state.step, await self._is_stream_filling())
         if is_written:
             state = self.checkpoint_state(replace(state, last_step_event=encode(event)), trained)
@@ -262,12 +305,13 @@ class TrainingLoop:
             await self.committer.commit(state, is_written)
         self.state, self.last_event = state, event
         self.excluded.streak.end()
-        _update_metrics(event)
+        update_metrics(event)
         if is_written:
             await self.consumer.acknowledge(state.stream_position)
         await self.publish_step(event, unique=True)
         await self.recovery.resolve()
-        self.dispatcher.advance(state.step, state.version, trained)
+        num_ahead = len(self.replay)
+        self.dispatcher.advance(state.step + num_ahead, state.version + num_ahead, trained)
         log.info("step %d/%d: reward %.3f", state.step, self.settings.max_steps, event.metrics["reward/mean"])
 
     async def _is_stream_filling(self) -> bool:
@@ -279,7 +323,13 @@ class TrainingLoop:
         """Write a checkpoint between two steps if rollouts that are not trained on fill the stream."""
         if not self.consumer.fill.is_filling or self.consumer.replay_position() <= self.consumer.acked_up_to:
             return
-        state = self.checkpoint_state(self.state)
+        await self._write_checkpoint(self.state)
+        await self._is_stream_filling()
+        log.info("checkpoint between two steps: the stream was filling")
+
+    async def _write_checkpoint(self, state: LearnerState) -> None:
+        """A checkpoint between two steps, of ``state``."""
+        state = self.checkpoint_state(state)
         dispositions = self.excluded.drain()
         if self.last_event is not None:
             state = replace(state, last_step_event=encode(self.last_event))
@@ -290,8 +340,6 @@ class TrainingLoop:
         await self.committer.write_checkpoint(state)
         self.state = state
         await self.consumer.acknowledge(state.stream_position)
-        await self._is_stream_filling()
-        log.info("checkpoint between two steps: the stream was filling")
 
     async def _publish_remaining(self) -> None:
         """Report what ended after the last step was built."""
@@ -299,15 +347,3 @@ class TrainingLoop:
         dispositions = tuple(self.excluded.drain())
         if dispositions and self.last_event is not None:
             await self.publish_step(replace(self.last_event, rollouts=dispositions, spans=()), "rest")
-
-
-def _update_metrics(event: TrainingStep) -> None:
-    metrics.steps.inc()
-    metrics.step_duration.observe((event.ended_ns - event.started_ns) / 1e9)
-    metrics.learner_idle.inc(event.metrics["seconds/idle"])
-    metrics.learner_weight_version.set(event.version)
-    metrics.reward_mean.set(event.metrics["reward/mean"])
-    metrics.staleness.set(event.metrics["staleness/mean"])
-    metrics.trained_tokens.inc(event.metrics["tokens"])
-    for disposition in event.rollouts:
-        metrics.learner_rollouts.labels("trained" if disposition.trained else "excluded").inc()

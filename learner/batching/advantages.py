@@ -1,6 +1,7 @@
 """Advantages by verl's estimators, by their own names, or by your own: one score per rollout in, its advantage out."""
 
 import inspect
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ GAE = "gae"
 SUPPLIED_ARGS = {"token_level_rewards", "response_mask", "index", "config", "epsilon", "kwargs"}
 BATCHWIDE = {"reinforce_plus_plus", "reinforce_plus_plus_baseline", "gdpo", "gpg"}
 """verl's estimators that scale by statistics of the whole batch."""
+RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 2.0**-21, 1e-12
+"""Scores that differ by less are equal: four steps of float32, or the error of a float64 sum that cancels out."""
 WEIGHS_LENGTHS = {"opo"}
 """verl's estimators whose baseline weighs rollouts by their length."""
 
@@ -73,22 +76,40 @@ def make_estimator(settings: AlgorithmSettings) -> Estimator:
 
         if len(scores) == 1 and name in BATCHWIDE:
             return [0.0]  # one score has no deviation, and verl refuses it
-        lengths = torch.ones(len(scores), 1)
+        lengths = torch.ones(len(scores), 1, dtype=torch.float64)
         if name in WEIGHS_LENGTHS:
             if num_tokens is None:
                 raise ValueError(f"adv_estimator: {name!r} needs the number of tokens of each score; pass num_tokens")
-            lengths = torch.tensor(num_tokens, dtype=torch.float32).clamp(min=1)[:, None]
+            lengths = torch.tensor(num_tokens, dtype=torch.float64).clamp(min=1)[:, None]
         group_numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
         advantages, _ = function(
-            token_level_rewards=torch.tensor(scores, dtype=torch.float32)[:, None],
+            token_level_rewards=torch.tensor(scores, dtype=torch.float64)[:, None],  # float32 has no squares of 10²⁰
             response_mask=lengths,  # verl sums it for the length, and multiplies the advantage by it
             **({"index": np.array([group_numbers[group] for group in groups])} if "index" in taken else {}),
             **({"config": config} if "config" in taken else {}),
             **arguments,
         )
-        return [float(value) for value in (advantages / lengths)[:, 0]]
+        compared = groups if "index" in taken else [None] * len(scores)
+        is_equal = find_equal(scores, compared)
+        values = (advantages / lengths)[:, 0].tolist()
+        return [0.0 if is_equal[group] else value for group, value in zip(compared, values, strict=True)]
 
     return Estimator(estimate, is_batchwide=name in BATCHWIDE)
+
+
+def find_equal(scores: Sequence[float], groups: Sequence[Hashable]) -> dict[Hashable, bool]:
+    """By group: whether it has several scores and they are equal, up to the errors of floating-point sums.
+
+    These have no advantage. A division by their standard deviation would make one of the error.
+    """
+    members: dict[Hashable, list[float]] = {}
+    for score, group in zip(scores, groups, strict=True):
+        members.setdefault(group, []).append(score)
+    return {
+        group: len(values) > 1
+        and math.isclose(min(values), max(values), rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
+        for group, values in members.items()
+    }
 
 
 def _make_own_estimator(path: str, settings: AlgorithmSettings) -> Estimator:

@@ -1,7 +1,6 @@
 """The batch of one training step: groups in; sequences, advantages and the disposition of every rollout out. Pure."""
 
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +34,7 @@ OTHER_MODEL = "model"
 """Why a call is excluded that another model answered."""
 WITHOUT_CREDIT = "credit"
 """Why a call is excluded that the credit method does not train."""
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
 NOBODY: Mapping[str, str] = MappingProxyType({})
 
 
@@ -173,7 +173,9 @@ class BatchBuilder:
             raise ValueError(f"credit: {name!r} gave {len(credited)} lists for {len(episodes)} rollouts")
         advantages: list[list[float | None]] = [[0.0] * len(rollout.calls) for rollout in rollouts]
         for (index, episode), values in zip(episodes.items(), credited, strict=True):
-            if len(values) != episode.num_calls or not all(value is None or math.isfinite(value) for value in values):
+            if len(values) != episode.num_calls or not all(
+                value is None or abs(value) <= MAX_FLOAT32 for value in values
+            ):
                 raise ValueError(f"credit: {name!r} gave {values} for a rollout of {episode.num_calls} calls")
             for position, value in zip(own_positions[index], values, strict=True):
                 advantages[index][position] = None if value is None else float(value)

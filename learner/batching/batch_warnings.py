@@ -1,6 +1,6 @@
 """What a batch says about settings that do not fit: said once in the log, and a metric of every step. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableSet
 
 IGNORED_REWARDS = "rewards/ignored"
 """Calls with a step reward that the credit method does not use."""
@@ -27,3 +27,10 @@ def find_warnings(metrics: Mapping[str, float], credit: str) -> dict[str, str]:
             "log-probabilities are of another distribution than the learner's, and ratios are off with nothing moved"
         )
     return sentences
+
+
+def find_new_warnings(metrics: Mapping[str, float], credit: str, known: MutableSet[str]) -> list[str]:
+    """Sentences about what is not ``known`` yet; from now on it is."""
+    sentences = {what: text for what, text in find_warnings(metrics, credit).items() if what not in known}
+    known |= sentences.keys()
+    return list(sentences.values())

@@ -29,6 +29,8 @@ QUARANTINED = "quarantined"
 
 def failure_reason(rollout: Rollout, settings: LearnerSettings) -> str:
     """Why a rollout that failed has no reward to train on; empty if it has one, or should have."""
+    if rollout.problem:
+        return rollout.problem
     failed = rollout.outcome != "ok" and (rollout.outcome in UNREWARDED_OUTCOMES or settings.failed_rollouts == "mask")
     return rollout.outcome if failed else ""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from learner.checkpointing.journal import Journal
 from learner.checkpointing.seal import InvalidSealError, check_seal, load_key, write_seal
 from learner.rollouts.pacing import DispatchedGroup
 from learner.rollouts.stream_position import StreamMark
@@ -55,6 +56,8 @@ class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
     """The step's TrainingStep, encoded: published again after a crash, in case it had not been."""
     nonce: str = ""
     """Of the message id it is published under, both times."""
+    journal_mark: str = ""
+    """Where in the journal the checkpoint was taken."""
 
 
 class Checkpoints:
@@ -62,6 +65,8 @@ class Checkpoints:
 
     def __init__(self, directory: Path, kept: int = 2) -> None:
         self._directory, self._kept = directory, kept
+        self.journal = Journal(directory)
+        """What was done since the newest one."""
         self._key = directory.with_name(f"{directory.name}.key")
 
     @contextmanager

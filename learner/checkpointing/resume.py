@@ -1,21 +1,38 @@
-"""Where a learner begins: anew, or where the newest checkpoint and the bus say. Pure."""
+"""Where a learner begins: anew, or where the newest checkpoint, its journal and the bus say. Pure."""
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from learner.checkpointing.checkpoint import LearnerState
+from learner.checkpointing.journal import EpochClaim, GroupRecord, JournalRecord, StepRecord
 from learner.errors import LearnerError
+from learner.rollouts.pacing import DispatchedGroup
 from learner.settings.learner import LearnerSettings
 from schemas.weights.events import WeightManifest
 
 
-def initial_state(
-    checkpoint: tuple[Path, LearnerState] | None, last: WeightManifest | None, settings: LearnerSettings
-) -> LearnerState:
-    """The state to begin with, under an epoch of its own; ``last`` is the newest version on the bus.
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """The state to begin with, and the steps that are made again before any other: those since the checkpoint."""
 
-    Raises `LearnerError` when the two do not belong together.
+    state: LearnerState
+    steps: Sequence[StepRecord] = ()
+
+
+def resume(
+    checkpoint: tuple[Path, LearnerState] | None,
+    last: WeightManifest | None,
+    settings: LearnerSettings,
+    records: Iterable[JournalRecord] = (),
+) -> Resumption:
+    """Where to begin, under an epoch of its own; ``last`` is the newest version on the bus.
+
+    ``records`` are those of the journal since the checkpoint. Raises `LearnerError` when the parts do not belong
+    together.
     """
     if checkpoint is None:
         if last is not None:
@@ -23,14 +40,62 @@ def initial_state(
                 f"model {settings.model!r} has version {last.version} on this bus, but {settings.checkpoint_dir} "
                 "holds no checkpoint to go on from: give the right checkpoints, or another model name"
             )
-        return LearnerState(run_id=settings.run, model=settings.model)
+        return Resumption(LearnerState(run_id=settings.run, model=settings.model))
     path, state = checkpoint
     if (state.run_id, state.model) != (settings.run, settings.model):
         raise LearnerError(
             f"checkpoints: {path} is of run {state.run_id!r}, model {state.model!r}, "
             f"not of run {settings.run!r}, model {settings.model!r}"
         )
-    epoch = max(state.epoch, last.epoch if last else 0) + 1
-    # Steps made after the checkpoint are undone: their numbers are not given again to other weights.
-    version = state.version if last is None or last.version <= state.version else last.version + 1
-    return replace(state, epoch=epoch, version=version)
+    records = list(records)
+    steps = _steps_since(state, records)
+    known_epoch = max([state.epoch, *(record.epoch for record in records if isinstance(record, EpochClaim))])
+    version = state.version
+    if last is not None and last.version > version:
+        reached = steps[-1].version if steps else version
+        if last.version > reached or last.epoch > known_epoch:
+            version, steps = skip_versions(version, max(last.version, reached)), []
+    state = replace(
+        _with_groups(state, records, steps),
+        epoch=max(known_epoch, last.epoch if last else 0) + 1,
+        version=version,
+    )
+    return Resumption(state, steps)
+
+
+def skip_versions(version: int, newest: int) -> int:
+    """The number from which a learner at ``version`` goes on whose steps up to ``newest`` cannot be made again.
+
+    Those weights may have sampled tokens. They are ``newest - version`` updates away from the ones to go on with, so
+    the difference of two versions is never less than the updates between their weights.
+    """
+    return newest + (newest - version)
+
+
+def _steps_since(state: LearnerState, records: Iterable[JournalRecord]) -> list[StepRecord]:
+    """The recorded steps from the checkpoint on, one after the other."""
+    by_version = {record.version: record for record in records if isinstance(record, StepRecord)}
+    versions = takewhile(by_version.__contains__, range(state.version + 1, state.version + 1 + len(by_version)))
+    return [by_version[version] for version in versions]
+
+
+def _with_groups(state: LearnerState, records: Iterable[JournalRecord], steps: Iterable[StepRecord]) -> LearnerState:
+    """The state with the groups dispatched since the checkpoint; those of ``steps`` are waited for by nobody else."""
+    dispatched = [record for record in records if isinstance(record, GroupRecord)]
+    groups = {_key(group): group for group in (*state.outstanding, *(record.group for record in dispatched))}
+    for trained in (trained for step in steps for trained in step.groups if trained.group is not None):
+        groups.pop(_key(trained.group), None)
+    known = {record.group.number for record in dispatched}
+    num_dispatched = state.groups_dispatched
+    while num_dispatched in known:
+        num_dispatched += 1
+    return replace(
+        state,
+        outstanding=list(groups.values()),
+        groups_dispatched=num_dispatched,
+        groups_by_others=max([state.groups_by_others, *(record.groups_by_others for record in dispatched)]),
+    )
+
+
+def _key(group: DispatchedGroup) -> tuple[int, int]:
+    return group.number, group.replacement

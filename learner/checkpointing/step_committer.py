@@ -6,7 +6,8 @@ from typing import Any
 
 from bus.errors import FencedError
 from learner.checkpointing.checkpoint import TRAINER, Checkpoints, LearnerState
-from learner.checkpointing.resume import initial_state
+from learner.checkpointing.journal import EpochClaim, Journal
+from learner.checkpointing.resume import resume
 from learner.publishing.canary_prompts import CanaryPrompts
 from learner.publishing.publisher import WeightPublisher, fenced_error
 from learner.publishing.weight_files import BASE, WEIGHTS, write_full, write_weights
@@ -35,6 +36,16 @@ class StepCommitter:
         )
         self._publisher, self._checkpoints, self._in_thread = publisher, checkpoints, in_thread
 
+    @property
+    def journal(self) -> Journal:
+        """The journal of the checkpoints."""
+        return self._checkpoints.journal
+
+    @property
+    def published_version(self) -> int:
+        """The newest version on the bus; -1: there is none."""
+        return self._publisher.last.version if self._publisher.last is not None else -1
+
     async def publish_base(self) -> None:
         """With LoRA: what adapters are added to goes onto the bus once."""
         if self._settings.lora.lora_rank:
@@ -44,20 +55,27 @@ class StepCommitter:
 
     async def write_initial_checkpoint(self, state: LearnerState) -> Path:
         """The checkpoint a run begins with."""
-        path = await self._in_thread(self._write, state)
-        return Path(await self._in_thread(self._checkpoints.commit, path, state))
+        return await self._commit(await self._in_thread(self._write, state), state)
 
     async def claim_epoch(
         self, path: Path, checkpoint: tuple[Path, LearnerState] | None, state: LearnerState
     ) -> LearnerState:
-        """Publish the version to begin with; a learner that is still at work is overtaken. Returns what was claimed."""
+        """Publish the version to begin with; a learner that is still at work is overtaken. Returns what was claimed.
+
+        That version is the newest one on the bus where the steps to it are made again, else that of the checkpoint.
+        """
         while True:
+            self.journal.append(EpochClaim(state.epoch))
             try:
-                await self._publish(path, state)
+                if self.published_version > state.version:
+                    await self._publisher.claim(state.epoch)
+                else:
+                    await self._publish(path, state)
             except FencedError as error:
                 if checkpoint is None:
                     raise fenced_error(state.model, state.epoch) from error
-                state = initial_state(checkpoint, await self._publisher.refresh(), self._settings)
+                records = self.journal.since(checkpoint[1].journal_mark)
+                state = resume(checkpoint, await self._publisher.refresh(), self._settings, records).state
             else:
                 return state
 
@@ -72,10 +90,12 @@ class StepCommitter:
 
         The version first, because only the newest learner gets beyond publishing: an older one, still alive somewhere,
         must not replace a checkpoint nor acknowledge what the newer one has yet to read. Raises `LearnerError` then.
+        Of a step that is made again the version is out already.
         """
+        await self._in_thread(self.journal.sync)
         if is_written:
             await self.write_checkpoint(state)
-        elif state.step % self._settings.weight_sync_interval == 0:
+        elif state.step % self._settings.weight_sync_interval == 0 and state.version > self.published_version:
             path = self._settings.checkpoint_dir
             await self._in_thread(write_weights, self._trainer, path / WEIGHTS)
             await self._publish_or_stop(path, state)
@@ -83,10 +103,14 @@ class StepCommitter:
     async def write_checkpoint(self, state: LearnerState) -> None:
         """A checkpoint of the weights as they are, whose version is published unless it is out already."""
         path = await self._in_thread(self._write, state)
-        last = self._publisher.last
-        if last is None or (last.version, last.epoch) != (state.version, state.epoch):
+        if state.version > self.published_version:
             await self._publish_or_stop(path, state)
-        await self._in_thread(self._checkpoints.commit, path, state)
+        await self._commit(path, state)
+
+    async def _commit(self, path: Path, state: LearnerState) -> Path:
+        final = Path(await self._in_thread(self._checkpoints.commit, path, state))
+        self.journal.trim(state.journal_mark)
+        return final
 
     async def _publish_or_stop(self, path: Path, state: LearnerState) -> None:
         try:

@@ -13,6 +13,7 @@ from nats.errors import Error as NatsError
 
 from bus.client import Bus
 from bus.errors import BusError, FencedError
+from bus.verified_download import sha256_of
 from bus.weights.registry import WeightRegistry
 from bus.weights.signed_log import Entry, SignedLog
 from bus.weights.transports.factory import open_transport
@@ -79,7 +80,7 @@ class WeightPublisher:
         self._base_path: Path | None = None
         self._file = settings.checkpoint_dir / PUBLISHED
         self._has_last_file = False
-        """Whether ``_file`` is the file of ``last``, because this process wrote it."""
+        """Whether ``_file`` is the file of ``last``."""
         self._lock = asyncio.Lock()
         self.last: WeightManifest | None = None
 
@@ -133,6 +134,15 @@ class WeightPublisher:
         async with self._lock:
             await self._publish(path, version, epoch, step, canary)
 
+    async def claim(self, epoch: int) -> None:
+        """The newest version once more, under an epoch of this learner's own; raises as `publish`."""
+        async with self._lock:
+            assert self.last is not None
+            manifest = replace(self.last, epoch=epoch, broadcast=None, created_at_ns=time.time_ns())
+            await self._replace_last(manifest)
+            self.last = manifest
+            self._has_last_file = await asyncio.to_thread(_is_file_of, manifest, self._file)
+
     async def keep_published(self, was_reset: asyncio.Event) -> None:
         """Publish the newest version again whenever the bus has lost it, for ever; looks each time the event is set.
 
@@ -167,6 +177,9 @@ class WeightPublisher:
         return all(blob.name in names for blob in (*version.blobs, *(link.blob for link in version.chain)))
 
     async def _publish_again(self, lost: WeightManifest) -> None:
+        if not self._has_last_file:
+            log.warning("the bus lost version %d, and its file is not here: nodes wait for the next one", lost.version)
+            return
         if self._base_path is not None:
             await self.publish_base(self._base_path)
         name = blob_name(lost.model, lost.version, lost.epoch)
@@ -279,6 +292,15 @@ class WeightPublisher:
         for name in gone:
             await self._transport.delete(BUCKET, name)
         self._blob_names = [name for name in self._blob_names if name not in gone]
+
+
+def _is_file_of(manifest: WeightManifest, path: Path) -> bool:
+    try:
+        if manifest.fingerprint:
+            return fingerprint(path) == manifest.fingerprint
+        return sha256_of(path) == manifest.blobs[-1].sha256
+    except (OSError, InvalidSafetensors):
+        return False
 
 
 def fenced_error(model: str, epoch: int) -> LearnerError:

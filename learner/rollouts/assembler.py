@@ -1,6 +1,5 @@
 """Span batches into whole attempts. Pure: any order, duplicates and several attempts give the same result."""
 
-import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -8,6 +7,7 @@ from learner.rollouts.intermediate_rewards import intermediate_rewards
 from learner.settings.algorithm import AirRule
 from schemas import ids
 from schemas.base import Outcome
+from schemas.semconv.rewards import is_usable
 from schemas.spans import ModelCall, SpanBatch
 from schemas.trajectory.attempt_selection import UNREWARDED_OUTCOMES, Resolution, resolution_of
 
@@ -31,6 +31,8 @@ class Rollout:
     first_sequence: int
     """Stream position of its first batch: replay must not begin later while it is unused."""
     last_sequence: int
+    problem: str = ""
+    """Why it cannot be read; empty: it can."""
 
     @property
     def models(self) -> dict[str, list[int]]:
@@ -116,14 +118,38 @@ def build_rollout(
     )
 
 
+def build_unreadable(batch: SpanBatch, sequence: int, problem: str) -> Rollout | None:
+    """The attempt that ends with a batch and cannot be read: its group does not wait. None: the attempt goes on."""
+    if batch.end is None:
+        return None
+    return Rollout(
+        id=batch.rollout_id,
+        task_id=batch.task_id,
+        sample_index=batch.sample_index,
+        group_size=batch.group_size,
+        attempt=batch.attempt,
+        execution_id=batch.execution_id,
+        outcome=batch.end.outcome,
+        resolution=resolution_of(batch.end),
+        reward=None,
+        calls=(),
+        rewards=(),
+        first_sequence=sequence,
+        last_sequence=sequence,
+        problem=problem,
+    )
+
+
 def choose_reward(main: float | None, by_name: Mapping[str, float], name: str) -> float | None:
-    """The reward of a rollout that a policy is trained on; None if it has none, or one that is not finite."""
+    """The reward of a rollout that a policy is trained on; None if it has none, or one that training cannot use."""
     value = by_name.get(name) if name else main
-    return value if value is not None and math.isfinite(value) else None
+    return value if value is not None and is_usable(value) else None
 
 
 def training_reward(rollout: Rollout, failed: str) -> float | None:
     """Reward for training, or None: masked. ``failed`` is the setting for rollouts the agent failed."""
+    if rollout.problem:
+        return None
     if rollout.outcome == "ok":
         return rollout.reward
     if rollout.outcome in UNREWARDED_OUTCOMES or failed == "mask":

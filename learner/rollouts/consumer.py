@@ -18,7 +18,7 @@ from common.aio import first_completed
 from common.observability import metrics
 from common.observability.faults import count_fault
 from learner.errors import LearnerError
-from learner.rollouts.assembler import Assembler, Rollout, build_rollout, training_reward
+from learner.rollouts.assembler import Assembler, Rollout, build_rollout, build_unreadable, training_reward
 from learner.rollouts.groups import GroupBuffer
 from learner.rollouts.stream_fill import StreamFill
 from learner.rollouts.stream_position import StreamGap, StreamMark, find_gap, resume_at
@@ -74,7 +74,7 @@ class RolloutConsumer:
         """The delivery to come next, as the broker counts them for a consumer."""
         self.groups = GroupBuffer(settings.max_group_seconds, self._is_valid, closed, settings.algorithm.min_group_size)
         self.attempt_ended = asyncio.Event()
-        """Set whenever an attempt has ended, or the bus begins to fill."""
+        """Set whenever an attempt has ended, the bus begins to fill, or all is read that was there at the start."""
         self.was_reset = asyncio.Event()
         """Set when reading begins anew: the bus may have lost something. Whoever waits for it clears it."""
         self.fill = StreamFill(bus, settings.model)
@@ -82,6 +82,7 @@ class RolloutConsumer:
         """The stream as it is known now."""
         self.next_sequence = position
         """Position of what has not been delivered yet."""
+        self._end_at_start: int | None = None
         self.gaps: asyncio.Queue[StreamGap] = asyncio.Queue()
         """What the bus lost, each put here when what it has kept is read."""
 
@@ -105,6 +106,7 @@ class RolloutConsumer:
                     await asyncio.sleep(RESET_PAUSE_SECONDS)
                     continue
                 self.was_reset.set()
+                self.attempt_ended.set()
                 began = time.monotonic()
                 missed, now = await self._consume_until_gap(puller), time.monotonic()
                 if not missed:
@@ -136,10 +138,17 @@ class RolloutConsumer:
         self.stream_mark = replace(continuation.mark, tasks=tasks.created_at)
         self.acked_up_to = self.stream_mark.offset + continuation.sequence
         self.next_sequence = max(self.next_sequence, self.acked_up_to)
+        if self._end_at_start is None:
+            self._end_at_start = self.stream_mark.offset + stream.last_seq if stream.num_messages else 0
         if gap is not None:
             self.gap = gap
             self._note_gap(continuation.sequence if stream.num_messages else stream.last_seq + 1)
         return continuation.sequence
+
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether all is read that the stream had when this learner first looked."""
+        return self._end_at_start is not None and self.next_sequence > self._end_at_start
 
     def _note_gap(self, sequence: int) -> None:
         """Hand the gap on once everything before a stream sequence is read that the stream has kept."""
@@ -187,6 +196,8 @@ class RolloutConsumer:
             self._assemble(delivery, position)
             self.next_sequence = position + 1
             self.stream_mark = replace(self.stream_mark, last=delivery.sequence)
+            if position == self._end_at_start:
+                self.attempt_ended.set()
         self._note_gap(delivery.sequence + 1)
         if not self._unacked or delivery.sequence > self._unacked[-1].sequence:  # else it comes again, after `ack_wait`
             delivery.data = b""  # held only to be acknowledged
@@ -223,13 +234,23 @@ class RolloutConsumer:
 
     def _assemble(self, delivery: Message, position: int) -> None:
         try:
-            self._add(delivery.decode_as(SpanBatch), position)
+            batch = delivery.decode_as(SpanBatch)
         except DecodeError as error:
-            log.warning("span batch %d is left out: %s", delivery.sequence, error)  # the store keeps it as dead letter
+            self._leave_out(delivery, error)  # the store keeps it as dead letter
+            return
+        try:
+            self._add(batch, position)
+        except DecodeError as error:
+            self._leave_out(delivery, error)
         except Exception as error:  # whatever a message leads to, it is read no better the next time
             count_fault(f"span batch {delivery.sequence} is left out", error)
-        else:
-            return
+            metrics.rejected_batches.inc()
+            unreadable = build_unreadable(batch, position, f"cannot be read: {type(error).__name__}: {error}"[:200])
+            if unreadable is not None:
+                self._take(unreadable)
+
+    def _leave_out(self, delivery: Message, error: DecodeError) -> None:
+        log.warning("span batch %d is left out: %s", delivery.sequence, error)
         metrics.rejected_batches.inc()
 
     def _add(self, batch: SpanBatch, position: int) -> None:
@@ -244,10 +265,13 @@ class RolloutConsumer:
         else:
             rollout = self._assembler.add(batch, position)
         if rollout is not None:
-            self.groups.add(rollout, time.monotonic())
-            if rollout.task_id in self.groups.closed:
-                self._assembler.discard([rollout.task_id])
-            self.attempt_ended.set()
+            self._take(rollout)
+
+    def _take(self, rollout: Rollout) -> None:
+        self.groups.add(rollout, time.monotonic())
+        if rollout.task_id in self.groups.closed:
+            self._assembler.discard([rollout.task_id])
+        self.attempt_ended.set()
 
     def _is_valid(self, rollout: Rollout) -> bool:
         return training_reward(rollout, self._settings.failed_rollouts) is not None

@@ -39,6 +39,7 @@ class RunDispatch:
     def __init__(self, bus: Bus, settings: LearnerSettings, problems: Sequence[TaskInput]) -> None:
         self._bus, self._run, self._model = bus, settings.run, settings.model
         self.subject, self.announced_on = subjects.dispatch_mark(settings.run), subjects.dispatched(settings.run)
+        self._max_group_seconds = settings.max_group_seconds
         self._settings_sha256 = hash_shared_settings(settings, problems)
         self._sequence = 0
         self._groups_by_model: Mapping[str, int] = {}
@@ -73,6 +74,12 @@ class RunDispatch:
     def num_by_others(self) -> int:
         """Groups that learners of other models dispatched, as of the last look."""
         return sum(count for model, count in self._groups_by_model.items() if model != self._model)
+
+    def count_ended(self, num_dispatched: int, num_by_others: int) -> int:
+        """How many groups others dispatched since so many were, as of the last look, if all of them have ended."""
+        if time.time() - self.marked_at_ns / 1e9 <= self._max_group_seconds:
+            return 0
+        return min(max(0, self.num_by_others - num_by_others), max(0, self.num_groups - num_dispatched))
 
     async def advance(self, num_groups: int) -> None:
         """This learner put a group on the bus, so there are so many now; a greater count stays.

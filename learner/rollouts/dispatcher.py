@@ -16,15 +16,15 @@ from bus.client import Bus
 from bus.errors import BusError
 from bus.task_file import TaskInput
 from bus.task_publisher import TaskPublisher, build_record
+from learner.rollouts.admission import Admission
 from learner.rollouts.dispatch_mark import RunDispatch
 from learner.rollouts.group_tasks import GroupTasks
 from learner.rollouts.groups import RolloutGroup
+from learner.rollouts.lost_tasks import LostTasks
 from learner.rollouts.outstanding import OutstandingGroups
 from learner.rollouts.pacing import (
     DispatchedGroup,
-    Pace,
     find_awaited,
-    num_admitted_groups,
     oldest_first,
     order_by_deadline,
 )
@@ -52,26 +52,27 @@ class Dispatcher:
         served_version: Callable[[], int | None] = lambda: None,
         closed: Container[str] = (),
         on_surplus: Callable[[], None] = lambda: None,
+        record: Callable[[DispatchedGroup, int], None] = lambda group, num_by_others: None,
     ) -> None:
         """``served_version`` is the oldest that nodes serve, None if no node is known.
 
         ``closed`` are the tasks that wait for no rollout any more. ``on_surplus`` is called when `surplus` has grown.
+        ``record`` keeps a group and `num_by_others` for `restore`: whenever it is new, and before and after its tasks
+        go out.
         """
-        self._on_surplus = on_surplus
+        self._on_surplus, self._record = on_surplus, record
         self._problems, self._settings, self._closed = problems, settings, closed
         self._publisher, self._queue = TaskPublisher(bus), TaskQueue(bus, settings.agent)
-        self._served_version = served_version
+        self._admission = Admission(settings, served_version)
         self._group_tasks = GroupTasks(problems, settings)
         self._bus, self._run = bus, RunDispatch(bus, settings, problems)
         self._outstanding = OutstandingGroups()
         self._groups = self._outstanding.by_task
-        self._lost: deque[tuple[str, Collection[int], str]] = deque()
+        self._lost = LostTasks()
         self._num_adopted = 0  # groups of others, less the surplus
         self._served_at_looks: deque[int] = deque(maxlen=2)  # at the last looks that found groups of others
         self._is_mark_new = False
-        self._nonce = ""  # of the last loss: the broker may still know ids of tasks that nobody has any more
         self._wake = asyncio.Event()
-        self._step = self._version = 0
         self._pause = self._dispatched_at = 0.0
         self._restored_version = 0  # the newest under which a restored group went out
         self.num_dispatched = num_dispatched
@@ -82,22 +83,31 @@ class Dispatcher:
     async def restore(self, groups: Iterable[DispatchedGroup], num_by_others: int = 0) -> None:
         """Restore the groups that were dispatched before and are neither trained nor dropped.
 
-        What other learners of the run have dispatched since then is adopted; ``num_by_others`` is how many groups
-        that were then. Raises `LearnerError` as `RunDispatch`.
+        Whatever else the run has dispatched since then is adopted; ``num_by_others`` is how many groups others had
+        dispatched then. Raises `LearnerError` as `RunDispatch`.
         """
         for group in groups:
-            version = group.served_version if group.is_published else None
-            self._restored_version = max(self._restored_version, version or 0)
-            self._groups[(await self._group_tasks.make(group))[0].id] = replace(group, served_version=version)
+            self._restored_version = max(self._restored_version, group.served_version or 0)
+            self._groups[(await self._group_tasks.make(group))[0].id] = replace(group)
         self.num_by_others = num_by_others
         if self._problems:
             num_groups = await self._run.refresh(from_leader=True)
-            if time.time() - self._run.marked_at_ns / 1e9 > self._settings.max_group_seconds:
-                # What others dispatched has ended, one way or the other.
-                num_ended = max(0, self._run.num_by_others - self.num_by_others)
-                self.num_dispatched = max(self.num_dispatched, min(num_groups, self.num_dispatched + num_ended))
-                self.num_by_others = self._run.num_by_others
-            await self._adopt()
+            num_ended = self._run.count_ended(self.num_dispatched, num_by_others)
+            self.num_dispatched, self.num_by_others = self.num_dispatched + num_ended, num_by_others + num_ended
+            # Nodes have served no older version since the last group that is known, and never one beyond the bound.
+            oldest = max(self._restored_version, self._admission.version - self._settings.max_staleness)
+            await self._adopt(num_groups - self.num_dispatched, min(self._admission.served, oldest))
+
+    def put_back(self, groups: Mapping[str, DispatchedGroup], ended: Mapping[str, Container[int]]) -> None:
+        """Groups by task are outstanding again; ``ended`` are samples by task, for what the bus has lost of them."""
+        self._groups.update(groups)
+        if self._lost.nonce:
+            self.dispatch_again(ended, self._lost.nonce)
+        self._wake.set()
+
+    def find_group(self, task: str) -> DispatchedGroup | None:
+        """A copy of an outstanding group, by its task."""
+        return self._outstanding.copy(task)
 
     def outstanding(self, trained: Container[str] = ()) -> list[DispatchedGroup]:
         """The groups that are dispatched and neither dropped nor ``trained``, in the order of dispatch."""
@@ -111,13 +121,12 @@ class Dispatcher:
     @property
     def is_behind(self) -> bool:
         """Whether tasks that the bus lost are not published again yet."""
-        return bool(self._lost)
+        return len(self._lost) > 0
 
     @property
     def missing_version(self) -> int | None:
         """The version that a node must serve before anything is dispatched; None: nobody waits for one."""
-        oldest = self._version - self._settings.max_staleness
-        return oldest if self._is_bounded and self._served < oldest else None
+        return self._admission.missing_version
 
     def wake(self) -> None:
         """Look again: a group has closed, or nodes serve another version."""
@@ -128,7 +137,7 @@ class Dispatcher:
 
         ``trained`` are the tasks of the last step: they go at once with it, or more would be admitted meanwhile.
         """
-        self._step, self._version = step, version
+        self._admission.step, self._admission.version = step, version
         self._outstanding.remove(trained)
         self._outstanding.batch = frozenset()
         self._wake.set()
@@ -150,7 +159,9 @@ class Dispatcher:
             again = DispatchedGroup(number=group.number, replacement=group.replacement + 1)
             name = (await self._group_tasks.make(again))[0].id
             del self._groups[task]
-            self._groups[name] = again
+            if name not in self._groups:  # else it was restored, and a replay comes to the same
+                self._groups[name] = again
+                self._record(again, self.num_by_others)
         self._wake.set()
 
     def limit_rate(self, pause: float) -> None:
@@ -173,13 +184,17 @@ class Dispatcher:
 
     def order_by_deadline(self, ready: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         """Ready groups in the order in which they are to be trained."""
-        if not self._is_bounded:
+        if not self._admission.is_bounded:
             return oldest_first(ready, self._groups)
-        return order_by_deadline(ready, self._groups, self._pace())
+        return order_by_deadline(ready, self._groups, self._admission.pace())
 
     def find_awaited(self, batch: Collection[str]) -> list[str]:
         """Tasks whose open group would be beyond the bound later if a batch of tasks were trained now, without it."""
-        return find_awaited(batch, self._groups, self._closed, self._pace()) if self._is_bounded else []
+        return (
+            find_awaited(batch, self._groups, self._closed, self._admission.pace())
+            if self._admission.is_bounded
+            else []
+        )
 
     def give_up(self, tasks: Iterable[str]) -> None:
         """Training waits no longer for these open groups: they will be trained late."""
@@ -199,9 +214,8 @@ class Dispatcher:
         ``ended`` are samples by task. ``nonce`` is the same only for the same loss: the broker may still know the
         message ids of what it lost. Returns the number of tasks.
         """
-        self._nonce = nonce
         missing = self._outstanding.missing_samples(self._settings.group_size, ended, self._closed)
-        self._lost.extend((task, samples, nonce) for task, samples in missing.items())
+        self._lost.add(missing, nonce)
         self._wake.set()
         return sum(map(len, missing.values()))
 
@@ -229,7 +243,9 @@ class Dispatcher:
                 await self._look_at_run()
             elif self._lost:
                 await self._publish_lost()
-            elif self._outstanding.num_started >= (1 if self._pause else self._num_admitted()):
+            elif self._outstanding.is_interrupted:
+                await self._publish_next()
+            elif self._outstanding.num_started >= (1 if self._pause else self._admission.num_groups()):
                 await self._wake.wait()
             elif (seconds := self._dispatched_at + self._pause - time.monotonic()) > 0:
                 await self._wait_for_wake(seconds)
@@ -238,30 +254,9 @@ class Dispatcher:
             else:
                 await self._wait_for_wake(QUEUE_POLL_SECONDS)
 
-    def _num_admitted(self, served: int | None = None) -> int:
-        """Groups that may be dispatched and not trained yet; of a version that was ``served``, or an older one."""
-        settings = self._settings
-        num_left = (settings.max_steps - self._step) * settings.groups_per_step
-        if not self._is_bounded:
-            return num_left
-        return min(num_left, num_admitted_groups(self._pace(served)))
-
-    def _pace(self, served: int | None = None) -> Pace:
-        served = self._served if served is None else served
-        return Pace(self._version, served, self._settings.max_staleness, self._settings.groups_per_step)
-
-    @property
-    def _is_bounded(self) -> bool:
-        return self._settings.staleness.admission == "bounded"
-
-    @property
-    def _served(self) -> int:
-        served = self._served_version()
-        return self._version if served is None else min(served, self._version)
-
     async def _has_room(self) -> bool:
         """Whether runners have taken what is queued; without runners, one step's groups are queued."""
-        if not self._is_bounded:
+        if not self._admission.is_bounded:
             return True
         room = await self._queue.has_room(self._settings.group_size)
         return self._outstanding.num_started < self._settings.groups_per_step if room is None else room
@@ -272,34 +267,32 @@ class Dispatcher:
                 await self._wake.wait()
 
     async def _publish_next(self) -> None:
-        """Publish the oldest replacement, else the next task of the pass.
+        """Publish the oldest group that is not all on the bus, else the next task of the pass.
 
-        After a return to an older checkpoint a replay may have closed its group already: then it needs no tasks. It
-        needs their record, if the learner ended before that was on the bus.
+        If the learner ended in the middle, a replay may have closed the group already: then it needs no tasks. It needs
+        their record, which may not be on the bus.
         """
         group = self._outstanding.find_unpublished()
         if group is None:
             await self._look_at_run()
-            if self._outstanding.num_started >= self._num_admitted():
+            if self._outstanding.num_started >= self._admission.num_groups():
                 return
             group = DispatchedGroup(number=self.num_dispatched)
         self._dispatched_at = time.monotonic()
-        tasks, nonce = await self._group_tasks.make(group), self._nonce
+        tasks, nonce = await self._group_tasks.make(group), self._lost.nonce
         task = tasks[0].id
-        is_recorded = not group.replacement and not nonce and group.number < self._run.num_groups  # before a restart
+        if group.served_version is None:
+            group.served_version = self._admission.served
+            self._record(group, self.num_by_others)
         if task in self._closed:
-            if not is_recorded:
-                now = time.time_ns()
-                records = [build_record(each, now, now) for each in tasks]
-                await self._publisher.record_tasks(records, timeout=math.inf, nonce=nonce)
-            self._groups.pop(task, None)
+            now = time.time_ns()
+            records = [build_record(each, now, now) for each in tasks]
+            await self._publisher.record_tasks(records, timeout=math.inf, nonce=nonce)
         else:
-            # One that went out before a restart did so under a version that the checkpoint's last one bounds.
-            group.served_version = min(self._served, self._restored_version) if is_recorded else self._served
             self._groups[task] = group  # before: what is lost on its way is outstanding too
-            if not is_recorded:
-                await self._publisher.publish_tasks(tasks, timeout=math.inf, nonce=nonce)
-            group.is_published = True
+            await self._publisher.publish_tasks(tasks, timeout=math.inf, nonce=nonce)
+        group.is_published = True
+        self._record(group, self.num_by_others)
         self.num_dispatched = max(self.num_dispatched, group.number + 1)
         if not group.replacement and self.num_dispatched > self._run.num_groups:
             await self._run.advance(self.num_dispatched)
@@ -311,38 +304,40 @@ class Dispatcher:
         except (NatsError, BusError, DecodeError) as error:
             log.warning("cannot see what other learners dispatched: %s", str(error) or type(error).__name__)
             return
-        await self._adopt()
+        num_new = self._run.num_by_others - self.num_by_others
+        served = self._admission.served
+        if num_new > 0:
+            served = min([served, *self._served_at_looks])
+            self._served_at_looks.append(self._admission.served)
+        await self._adopt(min(num_new, self._run.num_groups - self.num_dispatched), served)
 
-    async def _adopt(self) -> None:
+    async def _adopt(self, num_groups: int, served: int) -> None:
         """Groups of others are this learner's too: it trains its own calls of them.
 
         If there are more than it can train within the bound, the oldest ones are left to the others. Another learner
         says that a group is dispatched after it has published it, one group after the other. So what is new at a look
-        went out after the look before the last, and its tokens may be of the version that was served then.
+        went out after the look before the last, and its tokens may be of the version that was ``served`` then.
         """
-        num_new = self._run.num_by_others - self.num_by_others
+        num_by_others = self._run.num_by_others - self.num_by_others
         self.num_by_others = self._run.num_by_others
-        served = self._served
-        if num_new > 0:
-            served = min([served, *self._served_at_looks])
-            self._served_at_looks.append(self._served)
-        for _ in range(min(num_new, self._run.num_groups - self.num_dispatched)):
+        for place in range(num_groups):
             group = DispatchedGroup(number=self.num_dispatched, served_version=served, is_published=True)
             task = (await self._group_tasks.make(group))[0].id
             if task not in self._groups and task not in self._closed:
                 self._groups[task] = group
-                self._num_adopted += 1
+                self._num_adopted += place < num_by_others
+            self._record(group, self.num_by_others)
             self.num_dispatched += 1
-        if not self._is_bounded:
+        if not self._admission.is_bounded:
             return
-        num_surplus = self._outstanding.leave_beyond(self._num_admitted, self._num_adopted)
+        num_surplus = self._outstanding.leave_beyond(self._admission.num_groups, self._num_adopted)
         self._num_adopted -= num_surplus
         if num_surplus:
             self._on_surplus()
 
     async def _publish_lost(self) -> None:
-        task, samples, nonce = self._lost[0]
+        task, samples, nonce = self._lost.first
         if task in self._groups:
             tasks = await self._group_tasks.make(self._groups[task])
             await self._publisher.publish_tasks([tasks[sample] for sample in samples], timeout=math.inf, nonce=nonce)
-        self._lost.popleft()
+        self._lost.remove_first()

@@ -1,6 +1,6 @@
 """Rollouts of one task into GRPO's group. Pure; time is passed in."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from learner.rollouts.assembler import Rollout
@@ -55,6 +55,8 @@ class GroupBuffer:
         """Attempts of groups that were dropped; see `drop`."""
         self.closed: dict[str, None] = dict.fromkeys(closed)
         """Tasks whose group is closed, oldest first."""
+        self.members_at_close: Mapping[str, Collection[str]] = {}
+        """Executions by task: a group of just these is closed, though others are missing."""
         self._dropped: set[str] = set()
 
     def add(self, rollout: Rollout, now: float) -> None:
@@ -80,8 +82,12 @@ class GroupBuffer:
             self.late_attempts += [before] if before else []
         else:
             self.late_attempts.append(rollout)
-        if group.complete:
+        if group.complete or self._has_members_at_close(group):
             self._close(group)
+
+    def _has_members_at_close(self, group: RolloutGroup) -> bool:
+        wanted = self.members_at_close.get(group.task_id)
+        return wanted is not None and {rollout.execution_id for rollout in group.members.values()} == wanted
 
     def drop(self, tasks: Iterable[str]) -> None:
         """Do not train on these tasks: what has ended of them, and what ends yet, goes to `surplus_attempts`."""
@@ -113,6 +119,10 @@ class GroupBuffer:
             return []
         self.ready = [group for group in self.ready if group not in taken]
         return taken
+
+    def put_back(self, groups: Iterable[RolloutGroup]) -> None:
+        """These groups were taken and not trained on: they are the first that are ready."""
+        self.ready = [*groups, *self.ready]
 
     def pending_rollouts(self) -> Iterator[Rollout]:
         """Every attempt not yet handed out."""

@@ -1,7 +1,6 @@
 """Intermediate rewards of calls, from the spans an agent emits: explicit ones, and what rules make of others. Pure."""
 
 import json
-import math
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from learner.settings.algorithm import AirRule
 from schemas.semconv import attributes
 from schemas.semconv.call_attribution import CallIndex, RecordedCall
-from schemas.semconv.rewards import extract_rewards
+from schemas.semconv.rewards import extract_rewards, is_usable
 from schemas.semconv.span_kinds import kind_of
 from schemas.spans import ModelCall, Span
 
@@ -31,7 +30,7 @@ def intermediate_rewards(spans: Sequence[Span], outcome_span: str, rules: Sequen
             continue
         reward = sum(rule.reward for rule in rules if _fits(rule, span))
         if span.span_id != outcome_span:
-            reward += sum(map(_finite, extract_rewards(span)))
+            reward += sum(map(_read, extract_rewards(span)))
         if reward:
             named = call_index.find_referenced(span.attributes)
             index = named if named is not None else call_index.find_preceding(span.start_ns)
@@ -52,13 +51,13 @@ def _fits(rule: AirRule, span: Span) -> bool:
     )
 
 
-def _finite(value: Any) -> float:
-    """A reward span that says something else than a number says nothing; text is what the store makes of a number."""
+def _read(value: Any) -> float:
+    """A reward span that says something else than a reward says nothing; text is what the store makes of a number."""
     try:
         number = float(json.loads(attributes.to_text(value)))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, RecursionError):
         return 0.0
-    return number if math.isfinite(number) else 0.0
+    return number if is_usable(number) else 0.0
 
 
 def _call(span: Span) -> ModelCall:

@@ -10,7 +10,7 @@ from learner.rollouts.pacing import DispatchedGroup
 
 
 class OutstandingGroups:
-    """Groups by their task; one whose tasks are not on the bus yet has no served version."""
+    """Groups by their task; one of which no task is on the bus has no served version."""
 
     def __init__(self) -> None:
         self.by_task: dict[str, DispatchedGroup] = {}
@@ -23,14 +23,24 @@ class OutstandingGroups:
         """Copies of the groups, but those of some tasks."""
         return [replace(group) for task, group in self.by_task.items() if task not in without]
 
+    def copy(self, task: str) -> DispatchedGroup | None:
+        """A copy of the group of a task; None: there is none."""
+        return replace(self.by_task[task]) if task in self.by_task else None
+
     @property
     def num_started(self) -> int:
         """Groups of which tasks are on the bus, or on their way there."""
         return sum(group.served_version is not None for group in self.by_task.values())
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether tasks of a group were on their way to the bus when the learner ended: they are not waited for."""
+        return any(group.served_version is not None and not group.is_published for group in self.by_task.values())
+
     def find_unpublished(self) -> DispatchedGroup | None:
-        """The oldest group whose tasks are not all on the bus; None: there is none."""
-        return next((group for group in self.by_task.values() if not group.is_published), None)
+        """The oldest group whose tasks are not all on the bus, first one that was begun; None: there is none."""
+        unpublished = (group for group in self.by_task.values() if not group.is_published)
+        return min(unpublished, key=lambda group: group.served_version is None, default=None)
 
     def remove(self, tasks: Iterable[str]) -> None:
         """These are trained or dropped."""

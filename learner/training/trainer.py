@@ -82,6 +82,7 @@ class Trainer:
             self._engine, served_dtype(settings.model_path, settings.weights.dtype), is_writer=self.group.rank == 0
         )
         self._has_adapters = settings.lora.lora_rank > 0
+        self._is_updating = False
         self._critic = Critic(settings, device) if settings.algorithm.adv_estimator == GAE else None
         self._reference = None
         if (
@@ -109,6 +110,7 @@ class Trainer:
 
         Those of the pass before the update are absent where it was not made (`actor.old_log_prob_interval`).
         """
+        self._is_updating = False
         sequences, settings = batch.sequences, self._settings
         segments = Segments(sequences)
         behavior = [sequence.logprobs for sequence in sequences]
@@ -170,6 +172,11 @@ class Trainer:
             engine_state.load(self._critic.engine, path / "critic")
 
     @property
+    def can_go_on(self) -> bool:
+        """Whether a step that raised has changed nothing: no weight, and no other rank has its part of it."""
+        return not self._is_updating and self.group.size == 1
+
+    @property
     def _num_steps(self) -> int:
         """Training steps so far, those before a restart included."""
         return int(self._engine.lr_scheduler.last_epoch)
@@ -180,21 +187,24 @@ class Trainer:
         Raises `LearnerError` as `SkippedSteps.check`.
         """
         actor = self._settings.actor
-        updates: list[dict[str, float]] = []
-        for _ in range(actor.ppo_epochs):
-            for indices in split_mini_batches(batch, actor.ppo_mini_batch_size):
-                rows = inputs.select(indices)
-                weights = loss_weights(rows.sequences, actor.loss_agg_mode, batch.num_tokens)
-                if self._critic is None:  # whose values are learned from every row
-                    places = find_rows_with_gradient(self._settings, rows.fields["advantages"])
-                    rows, weights = rows.select(places), [weights[place] for place in places]
-                updates.append(self._update(rows, weights, ess))
+        mini_batches = split_mini_batches(batch, actor.ppo_mini_batch_size)
+        parts = [self._select(batch, inputs, indices) for indices in mini_batches]
+        updates = [self._update(rows, weights, ess) for _ in range(actor.ppo_epochs) for rows, weights in parts]
         for warning in self._skipped_steps.check(updates):
             if self.group.rank == 0:
                 log.warning("%s", warning)
         names = dict.fromkeys(name for update in updates for name in update)
         means = {name: float(np.mean([update[name] for update in updates if name in update])) for name in names}
         return {**divide_entropy(means), **count_skipped(updates)}
+
+    def _select(self, batch: Batch, inputs: TokenInputs, indices: Sequence[int]) -> tuple[TokenInputs, list[float]]:
+        """The rows of a mini-batch, and the weight of a token in each."""
+        rows = inputs.select(indices)
+        weights = list(loss_weights(rows.sequences, self._settings.actor.loss_agg_mode, batch.num_tokens))
+        if self._critic is None:  # whose values are learned from every row
+            places = find_rows_with_gradient(self._settings, rows.fields["advantages"])
+            rows, weights = rows.select(places), [weights[place] for place in places]
+        return rows, weights
 
     def _update(self, inputs: TokenInputs, weights: Sequence[float], ess: float | None) -> dict[str, float]:
         """One optimiser step on the sequences of a mini-batch, each with a weight; metrics over all ranks.
@@ -209,6 +219,7 @@ class Trainer:
             TokenInputs(inputs.sequences, {**inputs.fields, "weights": token_weights}), self._train
         )
         metrics: dict[str, Any] = {}
+        self._is_updating = True
         if self._critic is not None:
             metrics |= self._critic.train(batch.copy())
         if self._critic is None or self._num_steps >= self._settings.critic.warmup:

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from runners.recording.attempt import AttemptRecorder
-from runners.recording.rewards import parse_rewards
+from runners.recording.rewards import parse_reward, parse_rewards
 from schemas import ids
 from schemas.semconv import attributes
 from schemas.spans import Span
@@ -135,7 +135,10 @@ def _reward_attributes(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _convert_agl_event(body: dict[str, Any], context: EventContext) -> Span:
-    """``{"event_type": str, "data": {...}}``; that of a ``reward`` has the reward in ``data["value"]``."""
+    """``{"event_type": str, "data": {...}}``; that of a ``reward`` has the reward in ``data["value"]``.
+
+    Raises ValueError with a sentence, also for a number that can be no reward.
+    """
     kind, data = body["event_type"], body.get("data", {})
     if not isinstance(kind, str) or not kind or not isinstance(data, dict):
         raise ValueError('an event has the form {"event_type": "reward", "data": {"value": 1.0}}')
@@ -143,5 +146,7 @@ def _convert_agl_event(body: dict[str, Any], context: EventContext) -> Span:
     if kind == "reward":
         if "value" not in data:
             raise ValueError("the data of a reward has a value")
+        if isinstance(data["value"], int | float):
+            parse_reward(data["value"])
         span_attributes[attributes.AGL_REWARD] = data["value"]
     return context.to_span(f"agentlightning.{kind[:MAX_NAME]}", AGL_SCOPE, span_attributes)

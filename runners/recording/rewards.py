@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.semconv import attributes
-from schemas.semconv.rewards import MAIN, extract_rewards, find_main, named_rewards
+from schemas.semconv.rewards import MAIN, MAX_REWARD, extract_rewards, find_main, is_usable, named_rewards
 from schemas.spans import MAX_REWARDS, Span
 
 NO_REWARD = (
@@ -20,7 +20,7 @@ UNNAMED = (MAIN, "primary", "0")
 
 
 class InvalidReward(ValueError):
-    """Something stood where a reward should, and was not a finite number."""
+    """Something stood where a reward should, and was not a number that can be one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Rewards:
 
 
 def parse_reward(value: Any, name: str = "") -> float:
-    """A finite float; booleans count as 1 and 0. Raises `InvalidReward`."""
+    """A float within `MAX_REWARD`; booleans count as 1 and 0. Raises `InvalidReward`."""
     what = f"the reward {name!r}" if name else "a reward"
     if not isinstance(value, int | float):
         raise InvalidReward(f"{what} is a number, not {str(value)[:80]!r}")
@@ -44,6 +44,8 @@ def parse_reward(value: Any, name: str = "") -> float:
         reward = math.inf
     if not math.isfinite(reward):
         raise InvalidReward(f"{what} is a finite number, not {str(value)[:80]}")
+    if not is_usable(reward):
+        raise InvalidReward(f"{what} lies between -{MAX_REWARD:g} and {MAX_REWARD:g}, and this one is {reward:g}")
     return reward
 
 

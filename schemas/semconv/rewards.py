@@ -1,5 +1,6 @@
 """Rewards in spans: our attributes, Agent Lightning's, and OpenTelemetry's evaluation events. Pure."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -8,6 +9,14 @@ from schemas.spans import Span
 
 MAIN = "reward"
 """Name of the reward that counts for the rollout, also of one without a name."""
+
+MAX_REWARD = 1e12
+"""A reward lies between minus this and this: sums and squares of many of them, and gradients, are finite in float32."""
+
+
+def is_usable(reward: float) -> bool:
+    """Whether training can use a number as a reward."""
+    return math.isfinite(reward) and abs(reward) <= MAX_REWARD
 
 
 def extract_rewards(span: Span) -> Iterator[Any]:

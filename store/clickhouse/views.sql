@@ -87,6 +87,15 @@ FROM {database}.completions
 ARRAY JOIN
     arrayEnumerate(response_ids) AS number, response_ids AS token, logprobs AS logprob, token_versions AS version;
 
+-- Tokens trained on, by rollout and version that sampled them: age is the updates between the weights that sampled a token
+-- and those that trained it.
+CREATE OR REPLACE VIEW {database}.trained_tokens{on_cluster} AS
+SELECT run_id, model, step, task_id, rollout_id, attempt, execution_id, token_version, num_tokens,
+    toInt64(version) - 1 - toInt64(token_version) AS age
+FROM {database}.training_rollouts
+ARRAY JOIN mapKeys(version_tokens) AS token_version, mapValues(version_tokens) AS num_tokens
+WHERE trained;
+
 -- Published, and never ended: must stay empty once the queue is.
 CREATE OR REPLACE VIEW {database}.check_unfinished_rollouts{on_cluster} AS
 SELECT run_id, task_id, rollout_id, sample_index, mode, evaluation, enqueued_at FROM {database}.tasks

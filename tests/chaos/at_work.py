@@ -84,11 +84,18 @@ class Busy:
 
 @asynccontextmanager
 async def at_work(
-    place: Path, report: Report, name: str, steps: int, token_seconds: float, evaluate: bool = True, **more: Any
+    place: Path,
+    report: Report,
+    name: str,
+    steps: int,
+    token_seconds: float,
+    evaluate: bool = True,
+    bound: int | None = None,
+    **more: Any,
 ) -> AsyncIterator[tuple[RunningSystem, Log]]:
     """A system with work to do while the block runs; then it is let finish, and judged.
 
-    ``evaluate``: evaluation tasks are published beside the learner's.
+    ``evaluate``: evaluation tasks are published beside the learner's. ``bound``: no trained token may be older.
     """
     log = Log()
     async with (
@@ -100,7 +107,7 @@ async def at_work(
             await system.tap.rollouts(WARM_UP)
             yield system, log
         await system.finished(FINISH_SECONDS)
-        report.add(name, log, await judge(system, busy.rollouts, system.vocabulary), memory.seen)
+        report.add(name, log, await judge(system, busy.rollouts, system.vocabulary, bound), memory.seen)
 
 
 @contextmanager

@@ -81,6 +81,14 @@ async def kill(system: RunningSystem, log: Log, target: str) -> None:
     await _recovered(system, log, f"kill -9 {kind(target)}", target, since, system.signal(target, signal.SIGKILL))
 
 
+async def restart(system: RunningSystem, log: Log, target: str) -> None:
+    """SIGTERM, as an operator stops a role, and a new start; wait until it works again."""
+    child = await system.take_down(target)
+    since = time.monotonic()
+    await system.bring_up(child)
+    await _recovered(system, log, f"restart {kind(target)}", target, since)
+
+
 async def _recovered(
     system: RunningSystem, log: Log, fault: str, target: str, since: float, old: int | None = None
 ) -> None:

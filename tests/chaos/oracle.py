@@ -41,8 +41,25 @@ WHERE ended_at > (SELECT max(started_at) FROM training_steps WHERE model = '{mod
 """
 
 
-async def judge(system: RunningSystem, request: Iterable[str], vocabulary: int) -> Verdict:
-    """Compare everything; ``asked`` are the rollouts the harness published itself.
+TOKEN_AGES = """
+SELECT u.step, u.rollout_id, u.version - 1 - v AS age, count() FROM training_rollouts AS u
+INNER JOIN completions AS c ON u.run_id = c.run_id AND u.rollout_id = c.rollout_id AND u.execution_id = c.execution_id
+ARRAY JOIN c.token_versions AS v WHERE u.trained GROUP BY ALL
+"""
+UNTRAINED = """
+SELECT t.rollout_id FROM tasks AS t
+LEFT ANTI JOIN (SELECT rollout_id FROM training_rollouts WHERE trained OR exclusion_reason != '') AS u
+ON t.rollout_id = u.rollout_id WHERE t.mode = 'train'
+"""
+REMADE = """
+SELECT step, uniqExact(batch_sha256), count() FROM raw_training_steps FINAL WHERE batch_sha256 != '' GROUP BY step
+"""
+
+
+async def judge(system: RunningSystem, request: Iterable[str], vocabulary: int, max_age: int | None = None) -> Verdict:
+    """Compare everything; ``request`` are the rollouts the harness published itself.
+
+    ``max_age``: no trained token may be older, in updates of the weights, and every dispatched task is accounted for.
 
     Where the bus lost acknowledged data, what is missing counts as lost with it; all that is there must still be right.
     """
@@ -71,6 +88,10 @@ async def judge(system: RunningSystem, request: Iterable[str], vocabulary: int) 
         "INNER JOIN prompts USING (run_id, rollout_id, execution_id, call)"
     )
     _calls(verdict, calls, vocabulary)
+    if max_age is not None:
+        _ages(verdict, rows(TOKEN_AGES), max_age)
+        verdict.lost += [f"dispatched {rollout} was neither trained nor excluded" for (rollout,) in rows(UNTRAINED)]
+        _remade(verdict, rows(REMADE))
     if system.state_was_lost:
         verdict.counts["lost with the bus"] = len(verdict.lost)
         verdict.lost, verdict.wrong = [], [sentence for sentence in verdict.wrong if "by the rule" not in sentence]
@@ -127,6 +148,22 @@ def _training(verdict: Verdict, tap: Tap, uses: list[tuple[Any, ...]], later: se
         verdict.lost += [
             f"the learner never accounted for {rollout}" for rollout in sorted(to_train - trained.keys() - later)
         ]
+
+
+def _ages(verdict: Verdict, ages: list[tuple[Any, ...]], max_age: int) -> None:
+    verdict.counts["trained tokens"] = sum(count for *_, count in ages)
+    verdict.wrong += ["no token was trained"] * (not ages)
+    verdict.wrong += [
+        f"step {step} trained {count} tokens of {rollout} that were {age} updates old"
+        for step, rollout, age, count in ages
+        if not 0 <= age <= max_age
+    ]
+
+
+def _remade(verdict: Verdict, steps: list[tuple[Any, ...]]) -> None:
+    """A step that is made again after a stop is made of the same batch, to the bit."""
+    verdict.counts["steps made again"] = sum(times - 1 for _, _, times in steps)
+    verdict.wrong += [f"step {step} was made of {batches} batches" for step, batches, _ in steps if batches > 1]
 
 
 def _calls(verdict: Verdict, calls: list[tuple[Any, ...]], vocabulary: int) -> None:

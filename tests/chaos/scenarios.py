@@ -4,10 +4,12 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 from bus.embedded.nats_server import NatsServer, free_port
 from bus.task_file import TaskInput
+from common.aio import first_completed
 from lightningbus.run.publishing import expand_samples, publish_all
 from tests.chaos import absence, faults, state_loss
 from tests.chaos.at_work import FINISH_SECONDS, at_work, small_disk, steps_for
@@ -22,6 +24,7 @@ DISK_MIB = 96
 STORE_DISK_MIB = 256
 STALL_SECONDS = 10.0
 ABSENCE_STEPS, BUS_LOSS_STEPS = 12, 12
+RESTART_STEPS, RESTART_BOUND, RESTART_GROUPS, RESTART_SAMPLES = 16, 1, 2, 4
 TWO_LEARNERS_STEPS, STEPS_ALONE = 12, 3
 SOAK_ROLLOUTS, SOAK_STEPS = 20_000, 16
 SOAK_MIB, SOAK_DESCRIPTORS, SOAK_DISK_KIB = 100.0, 40, 40.0
@@ -101,6 +104,30 @@ async def checkpoints(place: Path, report: Report, rng: random.Random, kills: in
         await state_loss.truncated_checkpoint(system, log)
 
 
+async def _restarts(interval: int, place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
+    """The learner stopped at random, by ``kill -9`` and as its operator would: no token is trained beyond the bound.
+
+    One rollout in ten takes many steps, and checkpoints are ``interval`` steps apart.
+    """
+    num_stops = max(1, kills // 5)
+    steps = max(RESTART_STEPS, 6 * num_stops)
+    learner = {
+        "checkpoint_interval": interval, "max_staleness": RESTART_BOUND, "groups_per_step": RESTART_GROUPS,
+        "group_size": RESTART_SAMPLES,
+    }  # fmt: skip
+    name = f"restarts_{interval}"
+    async with at_work(
+        place, report, name, steps, 0.01, evaluate=False, learner=learner, entrypoint="steady:solve_with_stragglers",
+        bound=RESTART_BOUND,
+    ) as (system, log):  # fmt: skip
+        for stop in rng.sample([faults.kill, faults.restart] * num_stops, 2 * num_stops):
+            num_ended = len(system.tap.ended) + rng.randrange(3 * RESTART_GROUPS * RESTART_SAMPLES)
+            await first_completed(system.tap.rollouts(num_ended), asyncio.shield(system.learners["learner"]))
+            if system.learners["learner"].done():
+                break
+            await stop(system, log, "learner")
+
+
 async def store_disk(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
     """A disk without room under the embedded ClickHouse."""
     with small_disk(place / "store", STORE_DISK_MIB) as disk:
@@ -174,6 +201,8 @@ SCENARIOS: dict[str, Scenario] = {
     "storage": storage,
     "agents": bad_agents,
     "checkpoints": checkpoints,
+    "restarts_1": partial(_restarts, 1),
+    "restarts_3": partial(_restarts, 3),
     "store_disk": store_disk,
     "bus_loss": bus_loss,
     "absences": absences,

@@ -12,6 +12,7 @@ from tests.chaos.__main__ import prepare
 from tests.chaos.at_work import at_work, steps_for
 from tests.chaos.report import Report
 from tests.chaos.scenarios import (
+    SCENARIOS,
     absences,
     bus_loss,
     checkpoints,
@@ -82,6 +83,13 @@ async def test_a_learner_killed_between_checkpoints_or_with_a_truncated_one_lose
     report = Report(SEED)
     await checkpoints(place, report, random.Random(SEED), kills=0, rollouts=0)
     assert report.good, str(report.verdicts["checkpoints"])
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+async def test_no_token_is_trained_beyond_the_bound_however_the_learner_is_stopped(place: Path, interval: int) -> None:
+    report, name = Report(SEED), f"restarts_{interval}"
+    await SCENARIOS[name](place, report, random.Random(SEED), kills=15, rollouts=0)
+    assert report.good, f"seed {SEED}: {report.verdicts[name]}"
 
 
 async def test_nothing_is_lost_when_the_disk_of_embedded_clickhouse_is_full(place: Path) -> None:

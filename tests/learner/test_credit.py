@@ -1,13 +1,16 @@
 """Credit and advantages: each method against its formula, worked by hand."""
 
+import math
 import sys
 from math import nan
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import assume, given
 from msgspec.structs import replace
 
 from learner.batching import credit
@@ -18,6 +21,7 @@ from learner.rollouts.intermediate_rewards import intermediate_rewards
 from learner.settings.algorithm import AirRule, AlgorithmSettings, CreditSettings
 from learner.settings.learner import LearnerSettings
 from learner.training.token_weights import loss_weights
+from schemas.semconv.rewards import MAX_REWARD
 from schemas.spans import Span
 from tests.factories import group, model_call, rollout
 
@@ -269,3 +273,46 @@ def test_a_reward_after_anothers_call_goes_to_the_own_call_before_it() -> None:
     assert episode.num_tokens == (20, 40)
     assert episode.rewards == (0.375, 1.0) and episode.states == ("s1", "s3")
     assert Episode.of_calls("a", 1.0, [0.5], ["s0"], [], [10]).num_calls == 0
+
+
+COMPARING = (
+    "grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "reinforce_plus_plus_baseline", "opo", "gpg", "gdpo",
+    "grpo_passk",
+)  # fmt: skip
+NOISY = ([0.1] * 8, [0.1 + 0.2, 0.3] * 4, [sum([0.1] * 10), 1.0] * 4, [0.1 + 0.2 - 0.3, 0.0] * 4, [1e12 / 3] * 8)
+
+
+@pytest.mark.parametrize("divided", [True, False])
+@pytest.mark.parametrize("name", COMPARING)
+def test_rewards_that_are_equal_up_to_the_error_of_a_sum_have_no_advantage(name: str, divided: bool) -> None:
+    """Beside a group whose rewards differ, which has its own as before."""
+    estimate = make_estimator(AlgorithmSettings(adv_estimator=name, norm_adv_by_std_in_grpo=divided))
+    for noisy in NOISY:
+        groups, lengths = ["equal"] * 8 + ["other"] * 4, [3, 5, 1, 2] * 3
+        advantages = estimate([*noisy, 1.0, 0.0, 0.0, 0.5], groups, lengths)
+        assert advantages[:8] == [0.0] * 8 and any(advantages[8:])
+
+
+def test_a_batch_of_equal_rewards_has_no_advantage_where_no_task_is_compared() -> None:
+    estimate = make_estimator(AlgorithmSettings(adv_estimator="reinforce_plus_plus"))
+    assert estimate([0.1 + 0.2, 0.3, 0.3], ["a", "b", "c"]) == [0.0] * 3
+    assert estimate([0.31, 0.3, 0.3], ["a", "b", "c"])[0] > 0
+
+
+@given(
+    st.sampled_from(COMPARING), st.booleans(),
+    st.lists(st.floats(-MAX_REWARD, MAX_REWARD), min_size=2, max_size=12),
+)  # fmt: skip
+def test_every_reward_there_may_be_has_a_finite_advantage(name: str, divided: bool, rewards: list[float]) -> None:
+    estimate = make_estimator(AlgorithmSettings(adv_estimator=name, norm_adv_by_std_in_grpo=divided))
+    advantages = estimate(rewards, ["a"] * len(rewards), [1] * len(rewards))
+    assert all(math.isfinite(np.float32(advantage)) for advantage in advantages)
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-4, 1e3), st.integers(2, 8))
+def test_a_difference_that_counts_is_kept(reward: float, difference: float, size: int) -> None:
+    """A hundredth of a per mille, say: only what float32 could not tell is equal."""
+    assume(difference > 1e-6 * (abs(reward) + difference))
+    estimate = make_estimator(AlgorithmSettings())
+    advantages = estimate([reward + difference, *[reward] * size], ["a"] * (size + 1))
+    assert advantages[0] > 0 > advantages[1]

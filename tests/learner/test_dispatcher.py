@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from nats.js.errors import NotFoundError
 from pydantic import ValidationError
 
@@ -104,7 +105,7 @@ async def test_groups_that_were_outstanding_at_a_restart_are_restored_in_their_o
     ]
     await before.restore(groups)
     before.advance(0, 0, ["nobody"])
-    assert before.outstanding() == [*groups[:2], DispatchedGroup(number=99_998)], "the last may be half published"
+    assert before.outstanding() == groups, "the last may be half published: its tokens may be of that version"
     again = Dispatcher(bus, problems(5), settings(), 100_000)
     await again.restore(before.outstanding())
     assert [*again.outstanding_tasks] == [*before.outstanding_tasks] and len(again.outstanding_tasks) == 3
@@ -334,7 +335,7 @@ async def test_a_learner_that_is_behind_leaves_the_oldest_groups_to_the_others(b
     assert again.num_dispatched == 8 and len(again.outstanding_tasks) == 4
     alone = Dispatcher(bus, problems(9), several("writer"), num_dispatched=4)
     await alone.restore([])
-    assert alone.take_surplus() == [] and alone.num_dispatched == 4, "its own groups are dispatched as training goes on"
+    assert alone.take_surplus() == [] and alone.num_dispatched == 8, "its own groups stay"
 
 
 async def test_a_group_of_another_learner_counts_by_the_version_served_when_it_went_out(bus: Bus) -> None:
@@ -416,6 +417,53 @@ async def test_a_group_that_went_out_before_a_restart_counts_by_the_version_serv
             lambda: len(after.outstanding()) == 2 and all(group.is_published for group in after.outstanding())
         )
     assert [group.served_version for group in after.outstanding()] == [0, 0]
+
+
+async def test_what_went_out_after_the_checkpoint_is_outstanding_though_it_has_ended_since(bus: Bus) -> None:
+    """Each group under the version it was dispatched by: it has its deadline, and its place among those admitted."""
+    await bus.ensure_consumer(runner_consumer("default", "train"))
+    limits = settings(groups_per_step=1, max_staleness=1)
+    recorded: dict[int, DispatchedGroup] = {}
+    served = 0
+
+    def record(group: DispatchedGroup, num_by_others: int) -> None:
+        recorded[group.number] = replace(group)
+
+    before = Dispatcher(bus, problems(9), limits, served_version=lambda: served, record=record)
+    await before.restore([])
+    before.advance(0, 0)
+    async with dispatching(before):
+        first = await tasks_of(bus, 4)
+        served = 1
+        before.advance(1, 1, [first[0].id])
+        second = await tasks_of(bus, 2)
+        await until_marked(bus, 3)
+    names = [first[0].id, first[2].id, second[0].id]
+    kept = [group for number, group in recorded.items() if number > 0]
+    closed = {*names}
+    for groups, num_known, expected in ((kept, 3, [0, 1]), ([], 1, [0, 0])):
+        after = Dispatcher(bus, problems(9), limits, num_known, served_version=lambda: 1, closed=set(names[:1]))
+        after.advance(1, 1)
+        await after.restore(groups)
+        assert [*after.outstanding_tasks] == names[1:]
+        assert [group.served_version for group in after.outstanding()] == expected, "at most that, if it is not known"
+        async with dispatching(after):
+            await asyncio.sleep(0)
+            assert after.num_dispatched == 3, "two groups are as many as are admitted"
+    after = Dispatcher(bus, problems(9), limits, 3, served_version=lambda: 1, closed=closed)
+    await after.restore(kept)
+    assert [*after.outstanding_tasks] == names[1:], "what a replay has closed is trained yet"
+
+
+async def test_tasks_that_a_stop_interrupted_go_out_before_more_are_admitted(bus: Bus) -> None:
+    """Training may wait for their group, and for room nobody else makes."""
+    await bus.ensure_consumer(runner_consumer("default", "train"))
+    dispatcher = Dispatcher(bus, problems(9), settings(groups_per_step=1, max_staleness=0))
+    await dispatcher.restore([DispatchedGroup(number=0, served_version=0)])
+    async with dispatching(dispatcher):
+        tasks = await tasks_of(bus, 2)
+        await eventually(lambda: all(group.is_published for group in dispatcher.outstanding()))
+    assert {task.id for task in tasks} == {*dispatcher.outstanding_tasks}
 
 
 async def test_learners_that_dispatch_other_tasks_in_one_run_are_refused(bus: Bus) -> None:

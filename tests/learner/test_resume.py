@@ -3,11 +3,23 @@
 from pathlib import Path
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
+from msgspec.structs import replace
 
 from learner.checkpointing.checkpoint import CheckpointError, Checkpoints, LearnerState
-from learner.checkpointing.resume import initial_state
+from learner.checkpointing.journal import (
+    CheckpointMark,
+    EpochClaim,
+    GroupRecord,
+    JournalRecord,
+    StepRecord,
+    TrainedGroup,
+)
+from learner.checkpointing.resume import Resumption, resume, skip_versions
 from learner.errors import LearnerError
+from learner.rollouts.pacing import DispatchedGroup
 from learner.settings.learner import LearnerSettings
 from schemas.weights.events import Blob, WeightManifest
 
@@ -25,27 +37,79 @@ def on_the_bus(version: int, epoch: int) -> WeightManifest:
     )
 
 
+def step(version: int, *numbers: int) -> StepRecord:
+    """The record of a step that trained these groups."""
+    return StepRecord(version, [TrainedGroup(f"t{number}", [f"t{number}.0-1"], group(number)) for number in numbers])
+
+
+def group(number: int, served: int | None = 5, replacement: int = 0) -> DispatchedGroup:
+    return DispatchedGroup(number=number, served_version=served, is_published=True, replacement=replacement)
+
+
 def test_a_first_start_is_version_0_of_epoch_1() -> None:
-    assert initial_state(None, None, SETTINGS) == LearnerState(run_id="run", model="policy")
+    assert resume(None, None, SETTINGS) == Resumption(LearnerState(run_id="run", model="policy"))
 
 
 @pytest.mark.parametrize(
-    ("version", "epoch", "expected"),
-    [(5, 2, (5, 3)), (4, 1, (5, 3)), (7, 2, (8, 3)), (7, 6, (8, 7))],
-    ids=["as it was", "not published yet", "steps are undone", "another learner was there"],
-)
-def test_a_restart_has_an_epoch_of_its_own_and_gives_no_number_to_other_weights(
-    version: int, epoch: int, expected: tuple[int, int]
+    ("version", "epoch", "records", "expected"),
+    [
+        (5, 2, [], (5, 3, [])),
+        (4, 1, [], (5, 3, [])),
+        (6, 2, [step(6, 0)], (5, 3, [6])),
+        (7, 2, [step(6, 0), step(7, 1), step(8, 2)], (5, 3, [6, 7, 8])),
+        (5, 2, [step(6, 0)], (5, 3, [6])),
+        (7, 3, [step(6, 0), step(7, 1), EpochClaim(3)], (5, 4, [6, 7])),
+        (7, 2, [CheckpointMark("a"), step(6, 0), step(7, 1), CheckpointMark("b"), step(7, 1)], (5, 3, [6, 7])),
+        (7, 2, [], (9, 3, [])),
+        (7, 2, [step(7, 0)], (9, 3, [])),
+        (7, 2, [step(6, 0)], (9, 3, [])),
+        (7, 6, [step(6, 0), step(7, 1)], (9, 7, [])),
+    ],
+    ids=[
+        "as it was", "not published yet", "a step after", "steps after, the last not published", "none published",
+        "stopped again amid them", "a checkpoint was not finished", "no record", "a record is missing",
+        "the last is not recorded", "another learner was there",
+    ],
+)  # fmt: skip
+def test_a_restart_makes_the_steps_since_its_checkpoint_again_and_gives_no_number_to_other_weights(
+    version: int, epoch: int, records: list[JournalRecord], expected: tuple[int, int, list[int]]
 ) -> None:
-    begun = initial_state((Path("c"), state()), on_the_bus(version, epoch), SETTINGS)
-    assert (begun.version, begun.epoch, begun.step) == (*expected, 5)
+    begun = resume((Path("c"), state()), on_the_bus(version, epoch), SETTINGS, records)
+    steps = [record.version for record in begun.steps]
+    assert (begun.state.version, begun.state.epoch, steps) == expected and begun.state.step == 5
+
+
+@given(st.integers(0, 50), st.integers(1, 50), st.integers(0, 100))
+def test_where_steps_are_lost_the_difference_of_versions_is_never_less_than_the_updates_between(
+    kept: int, num_lost: int, sampled: int
+) -> None:
+    """Back from the lost version to the one they have in common, and on to the one that is trained."""
+    newest = kept + num_lost
+    sampled = min(sampled, newest)
+    assert skip_versions(kept, newest) - sampled >= abs(sampled - kept) and skip_versions(kept, newest) > newest
+
+
+def test_groups_dispatched_since_the_checkpoint_are_outstanding_but_those_of_steps_made_again() -> None:
+    before = state(outstanding=[group(2), group(3)], groups_dispatched=4, groups_by_others=1)
+    records: list[JournalRecord] = [
+        GroupRecord(replace(group(4, 6), is_published=False)),
+        step(6, 3),
+        GroupRecord(group(4, 6)),
+        GroupRecord(group(2, None, replacement=1)),
+        GroupRecord(group(5, 7), 3),
+    ]
+    begun = resume((Path("c"), before), on_the_bus(6, 2), SETTINGS, records)
+    assert begun.state.outstanding == [group(2), group(4, 6), group(2, None, replacement=1), group(5, 7)]
+    assert (begun.state.groups_dispatched, begun.state.groups_by_others) == (6, 3)
+    lost = resume((Path("c"), before), on_the_bus(7, 9), SETTINGS, records)
+    assert lost.steps == [] and group(3) in lost.state.outstanding, "it is trained as any other"
 
 
 def test_what_does_not_belong_together_is_refused() -> None:
     with pytest.raises(LearnerError, match="has version 3 on this bus, but runs/checkpoints holds no checkpoint"):
-        initial_state(None, on_the_bus(3, 1), SETTINGS)
+        resume(None, on_the_bus(3, 1), SETTINGS)
     with pytest.raises(LearnerError, match="is of run 'other'"):
-        initial_state((Path("c"), state(run_id="other")), None, SETTINGS)
+        resume((Path("c"), state(run_id="other")), None, SETTINGS)
 
 
 def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path: Path) -> None:

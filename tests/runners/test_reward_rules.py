@@ -7,6 +7,7 @@ import pytest
 
 from runners.recording import rewards
 from runners.recording.rewards import Rewards
+from schemas.semconv.rewards import MAX_REWARD
 from schemas.spans import Span
 
 SCORE = "gen_ai.evaluation.score.value"
@@ -128,6 +129,34 @@ def test_what_is_not_a_finite_number_is_no_reward(answer: dict[str, Any]) -> Non
 def test_wrong_named_rewards_are_a_sentence(value: dict[str, Any], sentence: str) -> None:
     with pytest.raises(rewards.InvalidReward, match=re.escape(sentence)):
         rewards.resolve_rewards({"value": value}, [])
+
+
+LARGE = [1e39, -1e39, 3.4e38, 10**400, -(10**400), MAX_REWARD * 1.001]
+
+
+@pytest.mark.parametrize("number", LARGE)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda number: {"value": number},
+        lambda number: {"value": {"reward": number}},
+        lambda number: {"value": {"reward": {"a": number}}},
+        lambda number: {"value": {"reward": 1.0, "rewards": {"a": number}}},
+        lambda number: {"value": 1.0, "reward": number},
+        lambda number: {"value": 1.0, "reward": {"rewards": {"a": number}}},
+    ],
+)
+def test_a_reward_beyond_the_bound_is_refused_wherever_it_stands(number: float, answer: Any) -> None:
+    """float32 has no squares of it, or not even the number."""
+    with pytest.raises(rewards.InvalidReward, match=r"lies between -1e\+12 and 1e\+12|is a finite number"):
+        rewards.resolve_rewards(answer(number), [])
+    assert rewards.resolve_rewards(answer(MAX_REWARD), []).reward in (1.0, MAX_REWARD)
+
+
+@pytest.mark.parametrize("number", [1e39, -2e12])
+def test_a_reward_beyond_the_bound_in_a_span_or_event_is_refused(number: float) -> None:
+    with pytest.raises(rewards.InvalidReward, match="lies between"):
+        rewards.resolve_rewards({"value": None}, [span(number, 1, "lightningbus.reward")])
 
 
 def test_wrong_named_rewards_of_the_last_span_are_a_sentence() -> None:

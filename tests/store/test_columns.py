@@ -74,7 +74,7 @@ UNNAMED = {"retention_days", "prompt_prefix_refs", "request_prefix_refs"}
 """Columns that no view has."""
 DERIVED = {
     "runs", "tokens", "prompts", "quarantined_rollouts", "check_unfinished_rollouts", "check_duplicate_training",
-    "check_prompt_digests", "check_quarantined_training", "counted_rewards",
+    "check_prompt_digests", "check_quarantined_training", "counted_rewards", "trained_tokens",
 }  # fmt: skip
 """Views with columns that no table has."""
 METRICS = {

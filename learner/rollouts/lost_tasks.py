@@ -1,0 +1,30 @@
+"""Tasks that the bus lost, in the order in which they are published once more. Pure."""
+
+from collections import deque
+from collections.abc import Collection, Mapping
+
+
+class LostTasks:
+    """Samples by task, each with the nonce of its loss: the broker may still know the message ids of what it lost."""
+
+    def __init__(self) -> None:
+        self._tasks: deque[tuple[str, Collection[int], str]] = deque()
+        self.nonce = ""
+        """Of the last loss; empty: nothing was lost yet."""
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def add(self, samples: Mapping[str, Collection[int]], nonce: str) -> None:
+        """Take samples by task."""
+        self.nonce = nonce
+        self._tasks.extend((task, numbers, nonce) for task, numbers in samples.items())
+
+    @property
+    def first(self) -> tuple[str, Collection[int], str]:
+        """The task that is next, its samples, and the nonce of the loss."""
+        return self._tasks[0]
+
+    def remove_first(self) -> None:
+        """That task is on the bus again."""
+        self._tasks.popleft()

@@ -1,0 +1,178 @@
+"""A learner that is stopped again and again, with a real broker and trainer: what it trains then, on which weights."""
+
+import asyncio
+import json
+import random
+from array import array
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from dataclasses import replace as with_fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from bus.client import Bus
+from bus.streams import STORE_EVENTS, runner_consumer
+from bus.weights.registry import WeightRegistry
+from common.aio import cancel_and_wait, first_completed
+from learner.learner import run as run_learner
+from learner.settings.learner import LearnerSettings
+from schemas import subjects
+from schemas.spans import VersionSpan
+from schemas.tasks import Task
+from schemas.training import TrainingStep
+from schemas.weights.events import WeightManifest
+from tests.factories import batches
+from tests.learner.conftest import settings_for
+
+SAMPLES, BOUND, STEPS, NUM_STOPS = 2, 1, 7, 3
+SLOW_SECONDS = 1.0
+
+
+@dataclass
+class Training:
+    """What a run with lives of a learner has said."""
+
+    bus: Bus
+    rng: random.Random
+    steps: list[TrainingStep] = field(default_factory=list)
+    dispatched: set[str] = field(default_factory=set)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run_agents(self) -> None:
+        """Answer each task by the newest version; one in six takes as long as some training steps."""
+        async with (
+            self.bus.pull(runner_consumer("default", "train"), slots=8) as puller,
+            asyncio.TaskGroup() as rollouts,
+        ):
+            async for delivery in puller:
+                task = delivery.decode_as(Task)
+                self.dispatched.add(task.id)
+                version = await self._newest_version()
+                await delivery.ack()
+                seconds = SLOW_SECONDS if self.rng.random() < 1 / 6 else 0.0
+                rollouts.create_task(self._answer(task, version, seconds))
+
+    async def _newest_version(self) -> int:
+        return (await anext(aiter(WeightRegistry(self.bus, "policy").list_versions())))[0].version
+
+    async def _answer(self, task: Task, version: int, seconds: float) -> None:
+        """A rollout of one call, of tokens and a reward that follow from its id."""
+        await asyncio.sleep(seconds)  # as long as the agent takes
+        rng = random.Random(task.id + str(task.sample_index))
+        (batch,) = batches(task.id, task.sample_index, rng.random(), parts=1, run=task.run_id, samples=task.group_size)
+        assert batch.spans[0].call is not None
+        tokens = [rng.randrange(64) for _ in range(3)]
+        call = replace(
+            batch.spans[0].call,
+            response_ids=array("I", tokens).tobytes(),
+            weight_versions=(VersionSpan(version=version, start=0, end=3),),
+        )
+        sent = replace(batch, spans=(replace(batch.spans[0], call=call),))
+        await self.bus.publish(subjects.rollout("train"), sent, msg_id=f"{task.id}:{task.sample_index}")
+
+    async def listen(self) -> None:
+        """Every step on the bus."""
+        async with self.bus.pull(with_fields(STORE_EVENTS, durable="listener"), slots=8) as puller:
+            async for delivery in puller:
+                event = delivery.event()
+                await delivery.ack()
+                if isinstance(event, TrainingStep):
+                    self.steps.append(event)
+                    self.news.set()
+
+    async def steps_made(self, num_steps: int) -> None:
+        """Wait until so many steps were said, those made again included."""
+        while len(self.steps) < num_steps:
+            self.news.clear()
+            await self.news.wait()
+
+    @property
+    def kept(self) -> list[TrainingStep]:
+        """The steps, less those that a later life undid: as the store's view has them."""
+        first = dict[int, int]()
+        for event in self.steps:
+            first[event.epoch] = min(first.get(event.epoch, event.step), event.step)
+        return [
+            event
+            for event in self.steps
+            if not any(epoch > event.epoch and event.step >= step for epoch, step in first.items())
+        ]
+
+
+@asynccontextmanager
+async def training(bus: Bus, seed: int) -> AsyncIterator[Training]:
+    await bus.ensure_consumer(runner_consumer("default", "train"))
+    await bus.ensure_consumer(with_fields(STORE_EVENTS, durable="listener"))
+    run = Training(bus, random.Random(seed))
+    tasks = [asyncio.create_task(work) for work in (run.run_agents(), run.listen())]
+    try:
+        yield run
+    finally:
+        await cancel_and_wait(*tasks)
+
+
+async def live(url: str, settings: LearnerSettings, stop: asyncio.Event, killed: Any) -> None:
+    """One life of a learner: to its last step, until it is asked to ``stop``, or until it is ``killed``."""
+    async with Bus.connect(url, name="learner") as bus:
+        await first_completed(run_learner(bus, settings, stop), killed)
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+@pytest.mark.timeout(600)
+async def test_steps_since_the_checkpoint_are_made_again_and_no_token_is_beyond_the_bound(
+    bus: Bus, nats_url: str, model_path: Path, tmp_path: Path, interval: int
+) -> None:
+    lines = [json.dumps({"id": f"q{number}", "input": number}) + "\n" for number in range(40)]
+    (tmp_path / "tasks.jsonl").write_text("".join(lines))
+    settings = settings_for(
+        model_path, tasks=tmp_path / "tasks.jsonl", checkpoint_dir=tmp_path / "checkpoints", group_size=SAMPLES,
+        groups_per_step=2, max_steps=STEPS, max_staleness=BOUND, checkpoint_interval=interval,
+    )  # fmt: skip
+    async with training(bus, interval) as run:
+        for number in range(NUM_STOPS):
+            stop = asyncio.Event()
+            life = asyncio.create_task(live(nats_url, settings, stop, run.steps_made(len(run.steps) + 2)))
+            if number % 2:
+                await run.steps_made(len(run.steps) + 1)
+                stop.set()
+            await life
+        await live(nats_url, settings, asyncio.Event(), asyncio.Event().wait())
+        await run.steps_made(len(run.steps))
+        async with asyncio.timeout(30):
+            while not any(event.step == STEPS for event in run.kept):
+                await run.steps_made(len(run.steps) + 1)
+        manifests = [manifest async for manifest, _ in WeightRegistry(bus, "policy").list_versions()][::-1]
+    kept = run.kept
+    assert [event.step for event in kept if event.batch_sha256] == [*range(1, STEPS + 1)]
+    assert all(event.version == event.step for event in kept), "a version is the number of updates"
+    ages = [
+        event.version - 1 - version
+        for event in kept
+        for use in event.rollouts
+        for version, num_tokens in use.version_tokens
+        if use.trained and num_tokens
+    ]
+    assert min(ages) >= 0 and max(ages) <= BOUND
+    trained = [use.rollout_id for event in kept for use in event.rollouts if use.trained]
+    assert len(trained) == len(set(trained)) == STEPS * 2 * SAMPLES
+    assert {use.task_id for event in kept for use in event.rollouts} == run.dispatched, "nothing is left"
+    for step in range(1, STEPS + 1):
+        digests = {event.batch_sha256 for event in run.steps if event.step == step}
+        assert len(digests) == 1, f"step {step} was made again of other rollouts"
+    check_versions(manifests)
+    if interval > 1:
+        assert len(run.steps) > len(kept), "steps were made again"
+
+
+def check_versions(manifests: list[WeightManifest]) -> None:
+    """Each version is one file, under whatever epoch; and versions only grow."""
+    by_version: dict[int, set[str]] = {}
+    for manifest in manifests:
+        by_version.setdefault(manifest.version, set()).add(manifest.fingerprint)
+    assert all(len(fingerprints) == 1 for fingerprints in by_version.values())
+    versions = [manifest.version for manifest in manifests]
+    assert versions == sorted(versions) and by_version.keys() == {*range(STEPS + 1)}
