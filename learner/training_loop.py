@@ -24,7 +24,7 @@ from learner.batching.batch_warnings import find_warnings
 from learner.batching.rollout_dispositions import STALE, build_spans, find_tasks_to_replace, quarantine_reasons
 from learner.checkpointing.checkpoint import LearnerState
 from learner.checkpointing.step_committer import InThread, StepCommitter
-from learner.errors import as_learner_error
+from learner.errors import LearnerError, as_learner_error
 from learner.publishing.publisher import NONCE_BYTES
 from learner.rollouts.assembler import Rollout
 from learner.rollouts.consumer import RolloutConsumer
@@ -117,6 +117,9 @@ class TrainingLoop:
             seconds_left = self.consumer.expire()
             self.consumer.groups.drop(self.dispatcher.take_surplus())
             await self.dispatcher.replace_dropped(self.excluded.collect())
+            if verdict := self.excluded.streak.verdict:
+                await self._checkpoint_between_steps()  # a learner that goes on later does not count them again
+                raise LearnerError(verdict)
             self._slow_down()
             self.consumer.groups.drop(self.dispatcher.find_replacements_of_others(self.consumer.groups.ready))
             groups = self.consumer.groups.pop_ready(self.settings.groups_per_step, self._choose_groups)
@@ -133,7 +136,7 @@ class TrainingLoop:
                     await self.consumer.attempt_ended.wait()
 
     def _slow_down(self) -> None:
-        """Dispatch groups one by one while they give nothing: without end, they cost what rollouts cost."""
+        """Dispatch groups one by one while they give nothing: they cost what rollouts cost."""
         streak = self.excluded.streak
         if streak.is_too_long and not self._is_slow:
             log.error("%s", streak.problem)
@@ -277,8 +280,13 @@ class TrainingLoop:
 
     async def _checkpoint_if_filling(self) -> None:
         """Write a checkpoint between two steps if rollouts that are not trained on fill the stream."""
-        if not self.consumer.fill.is_filling or self.consumer.replay_position() <= self.consumer.acked_up_to:
-            return
+        if self.consumer.fill.is_filling and self.consumer.replay_position() > self.consumer.acked_up_to:
+            await self._checkpoint_between_steps()
+            await self._is_stream_filling()
+            log.info("checkpoint between two steps: the stream was filling")
+
+    async def _checkpoint_between_steps(self) -> None:
+        """Write a checkpoint after which nothing is read again of what has been left out."""
         state = self.checkpoint_state(self.state)
         dispositions = self.excluded.drain()
         if self.last_event is not None:
@@ -290,8 +298,6 @@ class TrainingLoop:
         await self.committer.write_checkpoint(state)
         self.state = state
         await self.consumer.acknowledge(state.stream_position)
-        await self._is_stream_filling()
-        log.info("checkpoint between two steps: the stream was filling")
 
     async def _publish_remaining(self) -> None:
         """Report what ended after the last step was built."""

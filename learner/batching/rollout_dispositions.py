@@ -33,6 +33,11 @@ def failure_reason(rollout: Rollout, settings: LearnerSettings) -> str:
     return rollout.outcome if failed else ""
 
 
+def is_passing(reason: str) -> bool:
+    """Whether what a rollout is excluded for is no fault of the agent or the settings, and may be over soon."""
+    return reason in (STALE, *INFRA_OUTCOMES) or reason.startswith(QUARANTINED)
+
+
 def describe_missing_reward(settings: LearnerSettings) -> str:
     """Why a rollout is excluded that ended well, without the reward that the model is trained on."""
     return f"{NO_REWARD} {settings.reward!r}" if settings.reward else NO_REWARD
