@@ -34,9 +34,10 @@ async def sql_client(
     has no store of its own here; raises `UserError` where that store knows no such run.
     """
     named = find_named_run(run) if run else None
-    url = url or os.environ.get(SQL_VARIABLE) or (_find_running(named) if named is not None else None)
+    running = _find_running(named) if named is not None else None
+    url = url or os.environ.get(SQL_VARIABLE) or running
     own = named if url is None and named is not None and named.has_stored_data() else None
-    is_checked = bool(run) and own is None and (named is None or url != _find_running(named))
+    is_checked = bool(run) and own is None and (url is None or url != running)
     if url is None and own is None:
         url = await find_running_store()
 

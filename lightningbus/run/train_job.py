@@ -56,14 +56,22 @@ async def run(
     if resume:
         check_resumable(directory.path, description, min(learner.max_steps for learner in job.learners))
     with directory.reserved():
-        for line in await run_checks_apart(settings):
-            console().print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
+        await _check(settings)
         with directory.opened(fresh=not resume):
             if not resume:
                 write_record(directory.path, description)
             title = f"lightningbus train · {settings.name}"
             async with start_stack(directory, settings.bus, title, settings.policies) as stack:
                 return await train(stack, settings, job.learners, job.eval, None, rounds)
+
+
+async def _check(settings: RunSettings) -> None:
+    """Make the checks of a dry run, and print what they found; raises `UserError`."""
+    screen = console()
+    with screen.status("checking model, ports and agent") if screen.is_terminal else contextlib.nullcontext():
+        findings = await run_checks_apart(settings)
+    for line in findings:
+        screen.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
 async def train(

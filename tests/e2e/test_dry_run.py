@@ -105,7 +105,10 @@ CALLS = {
 
 def make_model(path: Path, template: Callable[[str], str] = str) -> Path:
     """A tiny model; ``template`` changes its chat template."""
-    model = tiny_model(path)
+    model = tiny_model(
+        path, vocab_size=320, hidden_size=128, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+    )  # fmt: skip
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.chat_template = template(tokenizer.chat_template)
     tokenizer.save_pretrained(model)

@@ -82,7 +82,7 @@ def running(command: list[str], cwd: Path) -> Iterator["subprocess.Popen[str]"]:
 
 def wait_until_up(process: "subprocess.Popen[str]", command: str, place: Path) -> None:
     """Until its servers are there."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     endpoints = RunDirectory(place / "runs" / NAME)
     while True:
         assert process.poll() is None, (place / "errors.log").read_text()

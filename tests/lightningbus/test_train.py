@@ -110,7 +110,7 @@ def kill_once(is_time: Callable[[], object], directory: Path) -> list[dict[str, 
             command, cwd=directory, stdout=log, stderr=log, env={**environment(), "PYTHONPATH": str(ROOT)}
         )
     try:
-        until(lambda: bool(is_time()) or process.poll() is not None, True, 120)
+        until(lambda: bool(is_time()) or process.poll() is not None, True, 300)
     finally:
         process.kill()
         process.wait()
