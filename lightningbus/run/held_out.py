@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from clickhouse_connect.driver.client import Client
 
 from bus.task_file import TaskInput
-from lightningbus.run.evaluation import NODE_SECONDS, SAMPLINGS, Evaluation, evaluate
+from lightningbus.run.evaluation import NODE_SECONDS, ROLLOUT_SECONDS, SAMPLINGS, Evaluation, evaluate
 from lightningbus.run.pinned_version import VersionPins
 from lightningbus.run.prompt_versions import read_prompt_versions
 from lightningbus.run.settings import EvalSettings
@@ -94,8 +94,8 @@ class HeldOut:
         problems: list[TaskInput],
         evaluations: Iterable[Evaluation],
         on_evaluation: Callable[[Evaluation], Awaitable[None]],
-        rollout_timeout: float,
         reward: str = "",
+        rollout_timeout: float = ROLLOUT_SECONDS,
     ) -> None:
         """``reward`` names the reward that counts; empty: the main one.
 

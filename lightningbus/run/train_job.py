@@ -117,8 +117,8 @@ class _Training:
             self._pins = VersionPins(self._stack.bus, results.run, models)
             self._held_out = HeldOut(
                 self._stack, self._client, results.run, self._heldout, self._pins, self._settings.role_models, problems,
-                results.evaluations, self._add_evaluation, self._learners[0].rollout_timeout_seconds,
-                self._learners[0].reward,
+                results.evaluations, self._add_evaluation, self._learners[0].reward,
+                self._learners[0].rollout_timeout_seconds,
             )  # fmt: skip
             self._rounds: list[Turn] = []
             if self._runner is not None:
