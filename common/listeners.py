@@ -20,7 +20,7 @@ def open_listener(host: str, port: int, setting: str, advice: str = "set another
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while attempting")[0]
         raise AddressInUseError(f"{setting}: cannot listen on {host}:{port}: {reason}; {advice}") from error
 
 

@@ -3,9 +3,16 @@
 from collections.abc import Iterable, Sequence
 
 from common.observability import metrics
-from learner.batching.rollout_dispositions import SURPLUS, describe_missing_reward, excluded, not_finished
+from learner.batching.rollout_dispositions import (
+    SURPLUS,
+    describe_missing_reward,
+    excluded,
+    is_passing,
+    not_finished,
+)
 from learner.rollouts.assembler import Rollout, training_reward
 from learner.rollouts.consumer import RolloutConsumer
+from learner.rollouts.groups import RolloutGroup
 from learner.rollouts.rejection_streak import RejectionStreak
 from learner.settings.learner import LearnerSettings
 from schemas.training import RolloutDisposition, TrainingStep
@@ -17,7 +24,7 @@ class ExcludedRollouts:
     def __init__(self, consumer: RolloutConsumer, settings: LearnerSettings) -> None:
         self._consumer, self._settings = consumer, settings
         self._dispositions: list[RolloutDisposition] = []
-        self.streak = RejectionStreak((settings.max_staleness + 1) * settings.groups_per_step)
+        self.streak = RejectionStreak(settings.num_groups_under_way, settings.failed_groups_limit)
 
     def collect(self) -> list[str]:
         """Note the groups and attempts that came to nothing since; returns the tasks of those groups."""
@@ -26,7 +33,7 @@ class ExcludedRollouts:
         if groups.ready:
             self.streak.note_ready()
         for group in groups.rejected:
-            self._reject(group.rollouts)
+            self._reject(group)
         self._exclude(groups.late_attempts, "late")
         self._dispositions += not_finished(groups.missing_samples)
         self._exclude(groups.surplus_attempts, SURPLUS)
@@ -46,15 +53,17 @@ class ExcludedRollouts:
     def add_batch(self, uses: Sequence[RolloutDisposition], rollouts: Iterable[Rollout], num_groups: int) -> None:
         """Note a batch that gave nothing to train on."""
         self.add(uses, rollouts)
-        self.streak.add(num_groups, (use.exclusion_reason for use in uses), is_batch=True)
+        reasons = [use.exclusion_reason for use in uses]
+        self.streak.add(num_groups, reasons, is_batch=True, is_outage=all(map(is_passing, reasons)))
 
     def drain(self) -> list[RolloutDisposition]:
         """All that has been noted; from now on it is the taker's to tell."""
         taken, self._dispositions = self._dispositions, []
         return taken
 
-    def _reject(self, rollouts: list[Rollout]) -> None:
+    def _reject(self, group: RolloutGroup) -> None:
         """Note a group with too few rewards: a rollout without one says so."""
+        rollouts = group.rollouts
         failed = self._settings.failed_rollouts
         has_reward = {rollout.id for rollout in rollouts if training_reward(rollout, failed) is not None}
         before = len(self._dispositions)
@@ -62,7 +71,10 @@ class ExcludedRollouts:
             [rollout for rollout in rollouts if rollout.id not in has_reward], describe_missing_reward(self._settings)
         )
         self._exclude([rollout for rollout in rollouts if rollout.id in has_reward], "group of fewer than two")
-        self.streak.add(1, [disposition.exclusion_reason for disposition in self._dispositions[before:]])
+        reasons = [disposition.exclusion_reason for disposition in self._dispositions[before:]]
+        example = next((f"{each.id}: {each.outcome}: {each.error}" for each in rollouts if each.error), "")
+        num_passing = sum(map(is_passing, reasons)) + group.group_size - len(rollouts)
+        self.streak.add(1, reasons, is_outage=2 * num_passing >= group.group_size, example=example)
 
     def _exclude(self, rollouts: list[Rollout], reason: str) -> None:
         self.add(excluded(rollouts, reason, self._settings), rollouts)

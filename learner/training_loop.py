@@ -22,18 +22,13 @@ from common.observability.faults import count_fault
 from learner.accounting import ExcludedRollouts, update_metrics
 from learner.batching.batch import Batch, BatchBuilder
 from learner.batching.batch_warnings import find_new_warnings
-from learner.batching.rollout_dispositions import (
-    STALE,
-    build_spans,
-    find_tasks_to_replace,
-    quarantine_reasons,
-)
+from learner.batching.rollout_dispositions import STALE, build_spans, find_tasks_to_replace, quarantine_reasons
 from learner.batching.unbuildable import UnbuildableBatches, exclude_group, find_culprits
 from learner.checkpointing.checkpoint import LearnerState
 from learner.checkpointing.resume import skip_versions
 from learner.checkpointing.step_committer import InThread, StepCommitter
 from learner.checkpointing.step_replay import StepReplay, describe_step
-from learner.errors import as_learner_error
+from learner.errors import LearnerError, as_learner_error
 from learner.publishing.publisher import NONCE_BYTES
 from learner.rollouts.assembler import Rollout
 from learner.rollouts.consumer import RolloutConsumer
@@ -131,6 +126,9 @@ class TrainingLoop:
             seconds_left = self.consumer.expire()
             self.consumer.groups.drop(self.dispatcher.take_surplus())
             await self.dispatcher.replace_dropped(self.excluded.collect())
+            if verdict := self.excluded.streak.verdict:
+                await self._write_checkpoint(self.state)  # a learner that goes on later does not count them again
+                raise LearnerError(verdict)
             self._slow_down()
             if self.replay and self.consumer.has_caught_up and not self.replay.is_ready(self.consumer.groups):
                 await self._go_on_without_replay("rollouts of theirs are not on the bus any more")
@@ -172,7 +170,7 @@ class TrainingLoop:
         self.dispatcher.advance(self.state.step, self.state.version)
 
     def _slow_down(self) -> None:
-        """Dispatch groups one by one while they give nothing: without end, they cost what rollouts cost."""
+        """Dispatch groups one by one while they give nothing: they cost what rollouts cost."""
         streak = self.excluded.streak
         if streak.is_too_long and not self._is_slow:
             log.error("%s", streak.problem)
@@ -321,14 +319,13 @@ class TrainingLoop:
 
     async def _checkpoint_if_filling(self) -> None:
         """Write a checkpoint between two steps if rollouts that are not trained on fill the stream."""
-        if not self.consumer.fill.is_filling or self.consumer.replay_position() <= self.consumer.acked_up_to:
-            return
-        await self._write_checkpoint(self.state)
-        await self._is_stream_filling()
-        log.info("checkpoint between two steps: the stream was filling")
+        if self.consumer.fill.is_filling and self.consumer.replay_position() > self.consumer.acked_up_to:
+            await self._write_checkpoint(self.state)
+            await self._is_stream_filling()
+            log.info("checkpoint between two steps: the stream was filling")
 
     async def _write_checkpoint(self, state: LearnerState) -> None:
-        """A checkpoint between two steps, of ``state``."""
+        """A checkpoint between two steps, of ``state``, after which nothing is read again of what has been left out."""
         state = self.checkpoint_state(state)
         dispositions = self.excluded.drain()
         if self.last_event is not None:

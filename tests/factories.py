@@ -79,6 +79,7 @@ def batches(
     samples: int = 4,
     outcome: Outcome = "ok",
     final: bool = True,
+    error: str = "",
 ) -> list[SpanBatch]:
     """One attempt in ``parts`` span batches, a model call in each."""
     built = []
@@ -87,7 +88,7 @@ def batches(
         call = model_call(part, [5, 6], [7, 8, 9])
         span = Span(trace_id="t", span_id=f"{part}", name="chat", call=call, **times)
         ended = {"started_ns": START_NS, "ended_ns": START_NS + SECOND_NS}
-        end = AttemptResult(outcome=outcome, is_final=final, reward=reward, num_spans=parts, **ended)
+        end = AttemptResult(outcome=outcome, is_final=final, reward=reward, num_spans=parts, error=error, **ended)
         built.append(
             SpanBatch(
                 run_id=run,

@@ -14,7 +14,7 @@ from schemas.quarantine import find_verdict
 from schemas.semconv import attributes
 from schemas.spans import Span
 from schemas.training import RolloutDisposition, TrainingStep
-from schemas.trajectory.attempt_selection import UNREWARDED_OUTCOMES
+from schemas.trajectory.attempt_selection import INFRA_OUTCOMES, UNREWARDED_OUTCOMES
 
 SCOPE = "lightningbus.learner"
 STALE = "stale"
@@ -33,6 +33,11 @@ def failure_reason(rollout: Rollout, settings: LearnerSettings) -> str:
         return rollout.problem
     failed = rollout.outcome != "ok" and (rollout.outcome in UNREWARDED_OUTCOMES or settings.failed_rollouts == "mask")
     return rollout.outcome if failed else ""
+
+
+def is_passing(reason: str) -> bool:
+    """Whether what a rollout is excluded for is no fault of the agent or the settings, and may be over soon."""
+    return reason in (STALE, *INFRA_OUTCOMES) or reason.startswith(QUARANTINED)
 
 
 def describe_missing_reward(settings: LearnerSettings) -> str:

@@ -31,6 +31,8 @@ class Rollout:
     first_sequence: int
     """Stream position of its first batch: replay must not begin later while it is unused."""
     last_sequence: int
+    error: str = ""
+    """What went wrong, in the runner's words."""
     problem: str = ""
     """Why it cannot be read; empty: it can."""
 
@@ -115,6 +117,7 @@ def build_rollout(
         rewards=intermediate_rewards(spans, end.reward_span, rules),
         first_sequence=first_sequence,
         last_sequence=last_sequence,
+        error=end.error,
     )
 
 

@@ -1,9 +1,11 @@
-"""Groups that gave nothing to train on, one after the other: why, and how slowly the next ones are tried. Pure."""
+"""Groups that gave nothing to train on, one after the other: why, how slowly others are tried, when to end. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable
 
-MAX_REASONS = 3
+from schemas.text import shorten
+
+MAX_REASONS, MAX_ERROR_CHARS = 3, 300
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 30.0
 """Before the next group is dispatched, once there were too many in a row; it doubles with each of them."""
 MAX_DOUBLINGS = 10
@@ -12,17 +14,35 @@ MAX_DOUBLINGS = 10
 class RejectionStreak:
     """Counts groups since the last one that could be trained."""
 
-    def __init__(self, limit: int) -> None:
-        """``limit`` groups in a row may give nothing, then groups are dispatched one by one."""
-        self._limit = limit
-        self._num_groups = 0
+    def __init__(self, limit: int, max_groups: int | None = None) -> None:
+        """``limit`` groups in a row may give nothing, then groups are dispatched one by one.
+
+        ``max_groups``: after so many in a row there is no use in others; None: never.
+        """
+        self._limit, self._max_groups = limit, max_groups
+        self._num_groups = self._num_failed = 0
         self._reasons: Counter[str] = Counter()
+        self._example = ""
         self._has_dropped_batch = False
 
-    def add(self, num_groups: int, reasons: Iterable[str], *, is_batch: bool = False) -> None:
-        """These groups gave nothing, for ``reasons``, one for each rollout; ``is_batch``: a whole batch was dropped."""
+    def add(
+        self,
+        num_groups: int,
+        reasons: Iterable[str],
+        *,
+        is_batch: bool = False,
+        is_outage: bool = False,
+        example: str = "",
+    ) -> None:
+        """These groups gave nothing, for ``reasons``, one for each rollout; ``is_batch``: a whole batch was dropped.
+
+        ``is_outage``: others would not have failed at another time, so they are no reason to end. ``example``: a
+        rollout and its error.
+        """
         self._num_groups += num_groups
+        self._num_failed += 0 if is_outage else num_groups
         self._reasons.update(reasons)
+        self._example = example or self._example
         self._has_dropped_batch |= is_batch
 
     def note_ready(self) -> None:
@@ -32,8 +52,9 @@ class RejectionStreak:
 
     def end(self) -> None:
         """A training step was made."""
-        self._num_groups, self._has_dropped_batch = 0, False
+        self._num_groups, self._num_failed, self._has_dropped_batch = 0, 0, False
         self._reasons.clear()
+        self._example = ""
 
     @property
     def is_too_long(self) -> bool:
@@ -53,5 +74,17 @@ class RejectionStreak:
         """The streak in a sentence; empty: it is not too long."""
         if not self.is_too_long:
             return ""
+        return f"{self._findings}: they are tried one by one now"
+
+    @property
+    def verdict(self) -> str:
+        """Why there is no use in going on, in a sentence; empty: there may be."""
+        if self._max_groups is None or self._num_failed < self._max_groups:
+            return ""
+        example = f"; for example {shorten(self._example, MAX_ERROR_CHARS)}" if self._example else ""
+        return f"{self._findings}{example}: correct that and resume the run, or raise max_failed_groups"
+
+    @property
+    def _findings(self) -> str:
         reasons = ", ".join(f"{count} {reason}" for reason, count in self._reasons.most_common(MAX_REASONS))
-        return f"the last {self._num_groups} groups gave nothing to train on ({reasons}): they are tried one by one now"
+        return f"the last {self._num_groups} groups gave nothing to train on ({reasons})"

@@ -16,6 +16,10 @@ RETRY_SECONDS = 60.0
 """Between two attempts of a rollout: a runner that died is noticed, and another one has room."""
 
 
+GROUPS_ONE_BY_ONE = 10
+"""Tried with pauses, once all that were under way gave nothing to train on."""
+
+
 class StalenessSettings(BaseModel):
     """What is done about `max_staleness`: before a task goes out, when a group is taken, and in the batch."""
 
@@ -79,6 +83,13 @@ class LearnerSettings(ModelRoleSettings):
     failed_rollouts: Literal["mask", "zero"] = Field(
         "mask", description="an agent that raised or ran out of time: left out, or reward 0"
     )
+    max_failed_groups: int | None = Field(
+        None,
+        ge=1,
+        description="groups in a row that may give nothing to train on, as when every agent fails; then the learner "
+        "ends with the reasons. Failures of the infrastructure do not count. None: all that are under way at once, and "
+        "10 more, which are tried one by one",
+    )
     train_roles: list[str] = Field([], description="roles to train (the part after ':' in the model name); none: all")
     reward: str = Field(
         "",
@@ -132,6 +143,16 @@ class LearnerSettings(ModelRoleSettings):
     def main_model(self) -> str:
         """The model that agents call by name."""
         return self.task_model or self.model
+
+    @property
+    def num_groups_under_way(self) -> int:
+        """Groups that the bound on staleness admits at once."""
+        return (self.max_staleness + 1) * self.groups_per_step
+
+    @property
+    def failed_groups_limit(self) -> int:
+        """Groups in a row that may give nothing to train on."""
+        return self.max_failed_groups or self.num_groups_under_way + GROUPS_ONE_BY_ONE
 
     @property
     def has_single_update(self) -> bool:

@@ -11,6 +11,7 @@ from rich.text import Text
 from common.printable import printable_json
 from lightningbus.run.discovery import connect
 from lightningbus.run.role_process import on_stop_signals
+from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.terminal import output
 from schemas import subjects
 from schemas.codec import DecodeError, decode
@@ -19,8 +20,13 @@ from schemas.spans import SpanBatch
 COLOURS = {"ok": "green", "preempted": "dim"}
 
 
-async def tail_rollouts(url: str | None, run: str, outcome: str, as_json: bool, count: int | None) -> None:
-    """Print until asked to stop, or until ``count`` have been printed; ``given`` is where the bus is, if said."""
+async def tail_rollouts(
+    url: str | None, run: str, outcome: str, as_json: bool, count: int | None, directory: RunDirectory | None = None
+) -> None:
+    """Print until asked to stop, or until ``count`` have been printed.
+
+    The bus is at ``url``, else that of the run of a ``directory``, else the one that is up here.
+    """
     stop = asyncio.Event()
     on_stop_signals(asyncio.get_running_loop(), stop)
     console = output()
@@ -44,7 +50,7 @@ async def tail_rollouts(url: str | None, run: str, outcome: str, as_json: bool, 
         if count is not None and len(seen) >= count:
             stop.set()
 
-    async with connect(url, "tail") as bus:
+    async with connect(url, "tail", run=directory) as bus:
         for mode in ("train", "eval"):
             await bus.nc.subscribe(subjects.rollout(mode), cb=on_message)
         await bus.nc.flush()

@@ -11,9 +11,9 @@ from rich.rule import Rule
 from rich.text import Text
 
 from common.printable import printable_json
-from lightningbus.analysis.run_names import check_run
 from lightningbus.run.agent_spans import AGENT_SPANS
 from lightningbus.run.role_process import UserError
+from lightningbus.run.run_names import check_run
 from lightningbus.run.terminal import Terminal, render_html, render_text
 from schemas.semconv.rewards import reward_dimensions
 from schemas.semconv.span_kinds import entity_name, kind_of, summarize

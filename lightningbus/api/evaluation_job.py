@@ -1,7 +1,7 @@
 """`evaluate`: a model, or a weight version of a run, on tasks."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -105,7 +105,7 @@ def _policies_of(runs: Path, run: str | None, path: str, source: str | dict[str,
         learner: dict[str, Any] = {"model_path": path, "tasks": source, "max_steps": 0}
         node: dict[str, Any] = {"model_path": path}
         for name, fields in recorded.items():
-            learner |= {"model": name, "reward": fields.get("reward") or ""}
+            learner |= {"model": name, **_pick(fields)}
             node["model"] = name
         return {"inference": [node], "learner": learner}
     paths = {name: fields["model_path"] for name, fields in recorded.items()}
@@ -114,12 +114,18 @@ def _policies_of(runs: Path, run: str | None, path: str, source: str | dict[str,
         "learners": [
             {
                 "model": name, "model_path": where, "tasks": source, "max_steps": 0,
-                "reward": recorded[name].get("reward") or "",
+                **_pick(recorded[name]),
             }
             for name, where in paths.items()
         ],
         "role_models": next(iter(recorded.values())).get("role_models") or {},
     }  # fmt: skip
+
+
+def _pick(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a run's learner an evaluation goes by."""
+    timeout = recorded.get("rollout_timeout_seconds")
+    return {"reward": recorded.get("reward") or "", **({"rollout_timeout_seconds": timeout} if timeout else {})}
 
 
 def _model_of(runs: Path, run: str | None) -> str:

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 from bus.task_file import TaskInput
 from common.name_suggestions import suggest_name
-from lightningbus.run.evaluation import SAMPLINGS
+from lightningbus.run.evaluation import ROLLOUT_SECONDS, SAMPLINGS
 from lightningbus.run.live_evaluation import LiveEvaluation
 from lightningbus.run.publishing import NAME, Publication
 from lightningbus.run.role_process import UserError
@@ -65,7 +65,10 @@ class EvaluateOptions(TypedDict, total=False):
     role_models: Mapping[str, str]
     """Models that answer for some roles of the agent; default: the run's."""
     deadline: float
-    """Seconds that each sampling may take, and that an evaluation of others is waited for."""
+    """Seconds without the end of a rollout, beyond its timeout, after which a sampling is given up; also how long an
+    evaluation of others is waited for."""
+    rollout_timeout: float
+    """Seconds a rollout may take, which then counts as 0; default: the learner's `rollout_timeout_seconds`."""
 
 
 def build_publication(options: Mapping[str, Any]) -> Publication:
@@ -90,6 +93,7 @@ def build_live_evaluation(
     values["versions"] = _versions_of(models, main, values.pop("version"))
     values.setdefault("role_models", learner.get("role_models") or {})
     values["reward"] = learner.get("reward") or ""
+    values.setdefault("rollout_timeout", learner.get("rollout_timeout_seconds") or ROLLOUT_SECONDS)
     samplings = parse_samplings(values.pop("sampling"))
     check_label(values["label"])
     if values["samples"] < 1:

@@ -34,7 +34,7 @@ class EvaluateSettings(SectionSettings, total=False):
     max_model_len: int
     """Longest prompt and answer, in tokens."""
     deadline: float
-    """Seconds an evaluation may take."""
+    """Seconds without the end of a rollout, beyond its timeout, after which an evaluation is given up."""
     samples: int
     """Sampled answers to each held-out task."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from bus.task_file import TaskInput, load_tasks
 from bus.weights.registry import WeightRegistry
 from learner.settings.learner import LearnerSettings
-from lightningbus.run.evaluation import Evaluation, format_label
+from lightningbus.run.evaluation import ROLLOUT_SECONDS, Evaluation, format_label
 from lightningbus.run.held_out import PolicyVersions, evaluate_once_served
 from lightningbus.run.pinned_version import all_pinned, find_version
 from lightningbus.run.prompt_versions import read_prompt_versions
@@ -77,7 +77,8 @@ async def run(settings: RunSettings, job: EvaluateJob) -> dict[str, Evaluation]:
 async def _evaluate(
     stack: LocalStack, sql: str, settings: RunSettings, job: EvaluateJob, versions: Mapping[str, int]
 ) -> dict[str, Evaluation]:
-    reward = settings.all_learners[0].reward if settings.all_learners else ""
+    learner = next(iter(settings.all_learners), None)
+    reward, rollout_timeout = (learner.reward, learner.rollout_timeout_seconds) if learner else ("", ROLLOUT_SECONDS)
     prompts = await read_prompt_versions(stack.bus, job.eval.agent)
     policies = PolicyVersions(versions, settings.main_model, settings.role_models, reward, prompts)
     stack.view.set_phase(f"problems under {format_label(versions)}: {', then '.join(job.samplings)}")
@@ -86,7 +87,7 @@ async def _evaluate(
     results = {}
     for name in job.samplings:
         results[name] = await evaluate_once_served(
-            stack, client, settings.name, job.eval, job.problems, name, policies, job.label_prefix
+            stack, client, settings.name, job.eval, job.problems, name, policies, rollout_timeout, job.label_prefix
         )
         stack.view.set_note(f"{name}: {results[name].format_mean()}")
     return results

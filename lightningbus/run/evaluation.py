@@ -25,6 +25,8 @@ NO_ROLES: Mapping[str, str] = MappingProxyType({})
 NO_PROMPTS: Mapping[str, int] = MappingProxyType({})
 SAMPLINGS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 1.0}}
 """How problems are answered, by the label of the evaluation."""
+ROLLOUT_SECONDS = 60.0
+"""How long a rollout may take where no learner of the run says it."""
 NODE_SECONDS = 600.0
 """Longest wait for a node that serves the version."""
 
@@ -116,6 +118,7 @@ async def evaluate(
     samples: int,
     sampling: dict[str, Any],
     deadline: float = 120.0,
+    rollout_timeout: float = ROLLOUT_SECONDS,
     model: str = DEFAULT_POLICY,
     role_models: Mapping[str, str] = NO_ROLES,
     prompt_versions: Mapping[str, int] = NO_PROMPTS,
@@ -127,10 +130,11 @@ async def evaluate(
     ``versions`` has one version of each model that is pinned, ``model`` among them: the one agents call by name.
     ``role_models`` are the models that answer for some roles, ``prompt_versions`` the prompts of all rollouts.
     ``reward`` names the reward that counts; empty: the main one. Results that are there already count: only what is
-    missing is published. Raises `UserError` when they are not all there within ``deadline`` seconds, or when a token
-    came from another version.
+    missing is published. A rollout that takes longer than ``rollout_timeout`` seconds ends as `timeout`; like any other
+    that fails it counts as 0. Raises `UserError` when none ends for ``deadline`` seconds more than that, or when a
+    token came from another version.
     """
-    started = time.monotonic()
+    started, patience = time.monotonic(), deadline + rollout_timeout
     suffix = f"@{run}-{label}-v{format_versions(versions)}"
     if prompt_versions:
         suffix += f"-p{format_versions(prompt_versions)}"
@@ -149,12 +153,12 @@ async def evaluate(
             weight_versions=dict(versions),
             prompt_versions=dict(prompt_versions),
             sampling_params=sampling,
-            deadline=deadline,
+            deadline=rollout_timeout,
         )
     )
     num_ended = 0
     try:
-        async with asyncio.timeout(deadline), bus.fleet("store") as stores:
+        async with asyncio.timeout(patience) as limit, bus.fleet("store") as stores:
 
             async def query(statement: str) -> Sequence[Sequence[Any]]:
                 while True:
@@ -166,16 +170,19 @@ async def evaluate(
 
             ended_ids = {rollout_id for (rollout_id,) in await query(ENDED)}
             missing = [task for task in tasks if ids.rollout_id(task.id, task.sample_index) not in ended_ids]
-            await publish_all(bus, missing, timeout=deadline, on_done=lambda: None)
-            while (num_ended := (await query(NUM_ENDED))[0][0]) < len(tasks):
+            await publish_all(bus, missing, timeout=patience, on_done=lambda: None)
+            while (ended := (await query(NUM_ENDED))[0][0]) < len(tasks):
+                if ended > num_ended:
+                    limit.reschedule(asyncio.get_running_loop().time() + patience)
+                num_ended = ended
                 await stores.wait_for_change()  # the store says each second what it has inserted
             actual_versions = await query(VERSIONS)
             ((num_ok, mean, standard_error),) = await query(RESULTS)
             failed = await query(FAILED) if num_ok < len(tasks) else []
     except TimeoutError:
         raise UserError(
-            f"evaluation {label} of version {format_versions(versions)}: {num_ended} of {len(tasks)} rollouts ended "
-            f"in {deadline:g} s: raise eval.deadline"
+            f"evaluation {label} of version {format_versions(versions)}: {num_ended} of {len(tasks)} rollouts ended, "
+            f"and none in the last {patience:g} s: `lightningbus status` says what is up; or raise eval.deadline"
         ) from None
     for name, actual in actual_versions:
         if name in versions and list(actual) not in ([], [versions[name]]):

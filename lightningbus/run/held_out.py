@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from clickhouse_connect.driver.client import Client
 
 from bus.task_file import TaskInput
-from lightningbus.run.evaluation import NODE_SECONDS, SAMPLINGS, Evaluation, evaluate
+from lightningbus.run.evaluation import NODE_SECONDS, ROLLOUT_SECONDS, SAMPLINGS, Evaluation, evaluate
 from lightningbus.run.pinned_version import VersionPins
 from lightningbus.run.prompt_versions import read_prompt_versions
 from lightningbus.run.settings import EvalSettings
@@ -52,6 +52,7 @@ async def evaluate_once_served(
     problems: Sequence[TaskInput],
     sampling: str,
     policies: PolicyVersions,
+    rollout_timeout: float,
     label_prefix: str = "",
 ) -> Evaluation:
     """Answer the problems under versions as ``sampling`` of `SAMPLINGS` says, once nodes serve them.
@@ -72,6 +73,7 @@ async def evaluate_once_served(
         samples=settings.samples if sampling == "sampled" else 1,
         sampling=SAMPLINGS[sampling],
         deadline=settings.deadline,
+        rollout_timeout=rollout_timeout,
         agent=settings.agent,
         reward=policies.reward,
     )
@@ -93,14 +95,16 @@ class HeldOut:
         evaluations: Iterable[Evaluation],
         on_evaluation: Callable[[Evaluation], Awaitable[None]],
         reward: str = "",
+        rollout_timeout: float = ROLLOUT_SECONDS,
     ) -> None:
         """``reward`` names the reward that counts; empty: the main one.
 
-        ``evaluations``: those of earlier starts; ``on_evaluation`` is called with each new one.
+        ``rollout_timeout``: seconds a rollout may take; ``evaluations``: those of earlier starts; ``on_evaluation`` is
+        called with each new one.
         """
         self._stack, self._client, self._run, self._settings = stack, client, run, settings
         self._pins, self._main, self._role_models, self._reward = pins, pins.main, role_models, reward
-        self._problems, self._on_evaluation = problems, on_evaluation
+        self._problems, self._on_evaluation, self._rollout_timeout = problems, on_evaluation, rollout_timeout
         self._ended = {
             (evaluation.label, _key(evaluation.versions), _key(evaluation.prompt_versions))
             for evaluation in evaluations
@@ -123,8 +127,9 @@ class HeldOut:
             if key in self._ended:
                 continue
             evaluation = await evaluate_once_served(
-                self._stack, self._client, self._run, self._settings, self._problems, label, policies
-            )
+                self._stack, self._client, self._run, self._settings, self._problems, label, policies,
+                self._rollout_timeout,
+            )  # fmt: skip
             self._ended.add(key)
             await self._on_evaluation(evaluation)
 

@@ -39,7 +39,9 @@ class LiveEvaluation:
     samples: int
     """Sampled answers to each problem."""
     deadline: float
-    """Seconds that each sampling may take."""
+    """Seconds without the end of a rollout, beyond ``rollout_timeout``, after which a sampling is given up."""
+    rollout_timeout: float
+    """Seconds that a rollout may take; one that takes longer counts as 0."""
     agent: str
     role_models: Mapping[str, str]
     """Models that answer for roles of the agent."""
@@ -112,6 +114,7 @@ async def _evaluate(
         samples=job.samples if sampling == "sampled" else 1,
         sampling=SAMPLINGS[sampling],
         deadline=job.deadline,
+        rollout_timeout=job.rollout_timeout,
         agent=job.agent,
         reward=job.reward,
     )

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bus.stream_sizes import DEFAULT_MIB, MAX_ACK_PENDING, MIB
@@ -14,6 +14,7 @@ from lightningbus.run.job_consistency import find_differences, find_inconsistenc
 from lightningbus.run.learner_checks import check_learner
 from lightningbus.run.memory_check import Target, check_memory
 from lightningbus.run.model_checks import check_configuration, check_model, find_weights
+from lightningbus.run.port_checks import check_ports
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import EvalSettings, RunSettings, describe_problems
 from lightningbus.run.stack import child_specs
@@ -70,6 +71,9 @@ def _keep_versions_ahead(learner: LearnerSettings) -> LearnerSettings:
 def run_checks(settings: RunSettings, job: TrainJob, target: Target) -> Iterator[str]:
     """Sentences of what was found to be in order; raises `UserError` at the first thing that is not."""
     assert job.learner.tasks is not None
+    is_here = target.gpu_memory_gib is None
+    if is_here:
+        check_ports(settings)
     for path in (job.learner.tasks, job.eval.tasks):
         problems = load_tasks(path)
         yield f"{path}: {len(problems)} tasks"
@@ -84,7 +88,8 @@ def run_checks(settings: RunSettings, job: TrainJob, target: Target) -> Iterator
         yield from check_learner(learner, target)
         yield from check_memory(learner, settings.inference, target)
     for runner in {runner.model_dump_json(): runner for runner in settings.runners}.values():
-        yield from asyncio.run(try_agent(runner, describe_trial(settings, job, runner.agent_name)))
+        trial = replace(describe_trial(settings, job, runner.agent_name), is_here=is_here)
+        yield from asyncio.run(try_agent(runner, trial))
 
 
 def check_alone(learner: LearnerSettings, target: Target) -> Iterator[str]:
@@ -117,7 +122,7 @@ def describe_trial(settings: RunSettings, job: TrainJob, agent: str) -> TrialTas
         seconds, sampling_params = learner.rollout_timeout_seconds, learner.sampling_params
     else:
         tasks, wanted = heldout.tasks, []
-        seconds, sampling_params = heldout.deadline, dict[str, Any]()
+        seconds, sampling_params = learner.rollout_timeout_seconds, dict[str, Any]()
     return TrialTask(
         load_tasks(tasks)[0],
         mode,
@@ -127,6 +132,7 @@ def describe_trial(settings: RunSettings, job: TrainJob, agent: str) -> TrialTas
         role_models=learner.role_models,
         served_models=[*settings.policies, *(model for node in settings.inference for model in node.models)],
         wanted_rewards=wanted,
+        nodes=settings.inference,
     )
 
 

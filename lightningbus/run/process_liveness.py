@@ -4,14 +4,14 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from bus.client import Bus
 from bus.fleet.heartbeats import Fleet
 from lightningbus.run.supervisor import Supervisor
 from schemas import subjects
-from schemas.fleet import Alert
+from schemas.fleet import Alert, Heartbeat
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +53,18 @@ class ProcessLiveness:
         return absent
 
 
+def are_started(pids: Iterable[int | None], members: Sequence[Heartbeat]) -> bool:
+    """Whether each of these processes has told that its start is over. Pure."""
+    return {beat.pid for beat in members if beat.state != "starting"}.issuperset(pids)
+
+
 class LivenessWatch:
     """Publishes an alert when a child of the supervisor is absent, and again when it is back."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, supervisor: Supervisor) -> None:
+    def __init__(self, bus: Bus, fleet: Fleet, supervisor: Supervisor, on_started: Callable[[], None]) -> None:
+        """``on_started`` is called once, when every child has started."""
         self._bus, self._fleet, self._supervisor = bus, fleet, supervisor
+        self._on_started, self._has_started = on_started, False
         self._liveness = ProcessLiveness(START_SECONDS, ABSENT_SECONDS)
         self._absent: dict[str, str] = {}
         self._roles: dict[str, str] = {}
@@ -76,7 +83,11 @@ class LivenessWatch:
             self._roles |= self._supervisor.expected()
             pids = self._supervisor.pids()
             expected = {name: pids.get(name) for name in self._supervisor.expected()}
-            alive = {beat.pid for beat in self._fleet.members()}
+            members = self._fleet.members()
+            alive = {beat.pid for beat in members}
+            if not self._has_started and expected and are_started(expected.values(), members):
+                self._has_started = True
+                self._on_started()
             absent = self._liveness.find_absent(expected, alive, time.monotonic())
             before, self._absent = self._absent, absent
             for name in before.keys() - absent.keys():

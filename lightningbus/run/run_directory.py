@@ -58,31 +58,71 @@ class RunDirectory:
 
     def create(self) -> "RunDirectory":
         """Make it, for its owner alone, and make it the latest."""
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name in PARTS:
-            (self.path / name).mkdir(exist_ok=True)
-        link = self.path.parent / LATEST
-        link.unlink(missing_ok=True)
-        link.symlink_to(self.path.name)
+        self._make()
+        self.make_latest()
         return self
+
+    def make_latest(self) -> None:
+        """Let `LATEST` name this run."""
+        link = self.path.parent / LATEST
+        new = link.with_name(f".{LATEST}-{os.getpid()}")
+        new.unlink(missing_ok=True)
+        new.symlink_to(self.path.name)
+        new.replace(link)
+
+    def is_beside_another(self) -> bool:
+        """Whether the latest run is another one, and up."""
+        latest = RunDirectory.latest(self.path.parent)
+        if latest is None or latest.path == self.path.resolve():
+            return False
+        try:
+            return latest.read_endpoints() is not None
+        except BusError:
+            return False
 
     @contextmanager
     def lock(self, fresh: bool = False) -> Iterator["RunDirectory"]:
-        """`create` it and keep it for this process while the block runs.
+        """`reserved` and `opened` at once: keep it for this process while the block runs."""
+        with self.reserved(), self.opened(fresh):
+            yield self
 
-        ``fresh`` moves an earlier run of the same name aside first. Raises `bus.BusError`, and changes nothing, while
-        another process works in it.
+    @contextmanager
+    def reserved(self) -> Iterator[None]:
+        """Keep its name for this process while the block runs; nothing in it is changed.
+
+        Raises `bus.BusError` while another process works in it.
+        """
+        with self._locked():
+            with self._parts_locked():
+                pass
+            yield
+
+    @contextmanager
+    def opened(self, fresh: bool = False) -> Iterator[None]:
+        """Make it, inside `reserved`; ``fresh`` moves an earlier run of the same name aside first.
+
+        Raises `bus.BusError`, and changes nothing, while another process works in a part of it.
         """
         with ExitStack() as exits:
-            exits.enter_context(self._locked())
-            with ExitStack() as parts:
-                for name in LOCKED_PARTS:
-                    if (self.path / name).exists():
-                        parts.enter_context(lock_directory(self.path / name))
+            with self._parts_locked():
                 if fresh and any(self.path.glob("[!.]*")):
                     self._move_aside()
                     exits.enter_context(self._locked())
-            yield self.create()
+            self._make()
+            yield
+
+    def _make(self) -> None:
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in PARTS:
+            (self.path / name).mkdir(exist_ok=True)
+
+    @contextmanager
+    def _parts_locked(self) -> Iterator[None]:
+        with ExitStack() as parts:
+            for name in LOCKED_PARTS:
+                if (self.path / name).exists():
+                    parts.enter_context(lock_directory(self.path / name))
+            yield
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

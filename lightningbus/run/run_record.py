@@ -19,7 +19,7 @@ CHANGEABLE = {
     "learner": {
         *("max_steps", "rollout_timeout_seconds", "max_attempts", "group_timeout_seconds", "cpu_threads", "id"),
         *("disk_free_mib", "checkpoint_interval", "rollout_bytes", "keep_last_checkpoints", "keep_weight_versions"),
-        "health_address",
+        *("health_address", "max_failed_groups"),
     },
     "eval": {"every", "deadline"},
     "optimize": {"every", "budget", "round_budget", "max_iterations", "deadline", "reflection"},

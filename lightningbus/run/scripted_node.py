@@ -9,6 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
+from lightningbus.run.scripted_engine import ModelCall
 from schemas.fleet import Heartbeat
 
 ANSWER = "42"
@@ -25,6 +26,8 @@ class ScriptedNode:
         """It serves each of the models."""
         self._models = models
         self._members: list[Heartbeat] = []
+        self.calls: list[ModelCall] = []
+        """What it was asked, in order."""
 
     def members(self) -> Sequence[Heartbeat]:
         """Itself, while it serves."""
@@ -68,6 +71,7 @@ class ScriptedNode:
 
     async def _answer(self, request: web.Request) -> web.Response:
         body = await request.json()
+        self.calls.append(ModelCall(request.path, body))
         chat, num_choices = "messages" in body, body.get("n") or 1
         head: dict[str, Any] = {
             "id": f"chatcmpl-{time.time_ns():032x}",

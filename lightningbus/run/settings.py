@@ -71,7 +71,12 @@ class EvalSettings(BaseModel):
         description="evaluate every so many weight versions during training too; nodes keep the version until its "
         "evaluation has ended; none: before and after only",
     )
-    deadline: float = Field(120.0, gt=0, description="seconds an evaluation may take")
+    deadline: float = Field(
+        120.0,
+        gt=0,
+        description="seconds without the end of a rollout, beyond learner.rollout_timeout_seconds, after which an "
+        "evaluation is given up",
+    )
     agent: str = Field("default", description="agent that answers them")
     max_reward: float = Field(1.0, description="what a perfect policy gets, for comparison")
 

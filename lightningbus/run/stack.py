@@ -22,7 +22,7 @@ from bus.security.secrets import CONF, INFERENCE_API_KEY, is_loopback, new_key, 
 from bus.security.signing import make_keys
 from bus.security.users import allow_policies, create_users
 from bus.streams import DEFAULT_POLICIES, ConsumerSpec, runner_consumers
-from common.aio import cancel_and_wait, run_unless
+from common.aio import cancel_and_wait, first_completed, run_unless
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.discovery import API_KEY_VARIABLE, CREDENTIALS_VARIABLE, find_api_key, find_credentials_directory
 from lightningbus.run.live_view import LiveView, console
@@ -192,7 +192,7 @@ async def start_stack(
         supervisor.watch(bus.raise_failure())
         if server is not None:
             supervisor.watch(server.supervise())
-        liveness = LivenessWatch(bus, fleet, supervisor)
+        liveness = LivenessWatch(bus, fleet, supervisor, directory.make_latest)
         await exits.enter_async_context(
             bus.heartbeat("supervisor", default_instance_id(directory.path.name), liveness.describe)
         )
@@ -203,6 +203,8 @@ async def start_stack(
         view = await exits.enter_async_context(choose_view(fleet, title).showing())
         stack = LocalStack(directory, bus, url, fleet, supervisor, view, keys)
         stack.write_endpoints()
+        if not directory.is_beside_another():  # beside one that is up it becomes the latest once it has started
+            directory.make_latest()
         yield stack
 
 
@@ -229,10 +231,10 @@ async def _run(stack: LocalStack, settings: RunSettings, stop: asyncio.Event) ->
         store = await stack.wait_for_member(lambda beat: beat.role == "store", "store", 60)
         stack.write_endpoints(store.address)
     stack.view.set_phase("running; Ctrl-C stops")
+    ends: list[Awaitable[object]] = [stop.wait()]
     if names := learner_names(settings):
-        finished = asyncio.gather(*map(stack.supervisor.wait_finished, names))
-        finished.add_done_callback(lambda _: stop.set())
-    await stack.or_child_failure(stop.wait())
+        ends.append(asyncio.gather(*map(stack.supervisor.wait_finished, names)))
+    await stack.or_child_failure(first_completed(*ends))
     stack.view.set_phase("stopping")
 
 

@@ -11,7 +11,8 @@ from bus.errors import BusError, CredentialsError
 from lightningbus.run.discovery import connect
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.run_lookup import find_named_run
+from lightningbus.run.run_lookup import find_named_run, find_run_id
+from lightningbus.run.run_names import check_run
 from store.clickhouse.client import connect_readonly
 from store.clickhouse.query_limits import INTERACTIVE, QueryLimits
 from store.embedded.engine import EngineBusy
@@ -27,24 +28,34 @@ LISTEN_SECONDS = 2.5
 async def sql_client(
     url: str | None, database: str, limits: QueryLimits = INTERACTIVE, run: str = ""
 ) -> AsyncIterator[Client]:
-    """A reader of the store of a run here, while it is up or of its files, which are opened here.
+    """A reader of the store of a run: while it is up, or of its files, which are opened here.
 
-    ``run``: its name or directory. Without it, or where it is none of the runs here: a store that runs, else the latest
-    run's files.
+    ``run``: its name or directory. Without it: a store that runs, else the latest run's files. So it is with a run that
+    has no store of its own here; raises `UserError` where that store knows no such run.
     """
     named = find_named_run(run) if run else None
-    url = url or os.environ.get(SQL_VARIABLE) or (_find_running(named) if named else await find_running_store())
-    if url is None and named is not None and not named.has_stored_data():
-        url, named = await find_running_store(), None  # its store is not in its directory
+    running = _find_running(named) if named is not None else None
+    url = url or os.environ.get(SQL_VARIABLE) or running
+    own = named if url is None and named is not None and named.has_stored_data() else None
+    is_checked = bool(run) and own is None and (url is None or url != running)
+    if url is None and own is None:
+        url = await find_running_store()
+
+    async def open_client(address: str) -> Client:
+        client = await asyncio.to_thread(connect_readonly, address, database, limits)
+        if is_checked:
+            await asyncio.to_thread(check_run, client, find_run_id(run))
+        return client
+
     if url is not None:
-        yield await asyncio.to_thread(connect_readonly, url, database, limits)
+        yield await open_client(url)
         return
-    directory = named or RunDirectory.latest()
+    directory = own or RunDirectory.latest()
     if directory is None or not directory.has_stored_data():
         raise UserError(NO_STORE)
     try:
         async with serve_readonly(directory.store) as address:
-            yield await asyncio.to_thread(connect_readonly, address, database, limits)
+            yield await open_client(address)
     except EngineBusy as error:
         raise UserError(f"{error}; give the store's address with --sql") from error
 

@@ -15,8 +15,10 @@ from common.aio import cancel_and_wait, run_unless
 from learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation import NODE_SECONDS, Evaluation, format_label
 from lightningbus.run.held_out import HeldOut
+from lightningbus.run.live_view import console
 from lightningbus.run.pinned_version import VersionPins, wait_for_evaluations
 from lightningbus.run.preflight import TrainJob
+from lightningbus.run.preflight_process import run_checks_apart
 from lightningbus.run.prompt_files import write_prompts_in_use
 from lightningbus.run.prompt_rounds import PromptRound, PromptRounds, RoundRunner
 from lightningbus.run.results import COUNTS, Results
@@ -45,20 +47,31 @@ async def run(
 ) -> TrainResult:
     """Run a job by itself, on its own bus or the one its settings name, to its end; prints nothing at the end.
 
-    ``resume``: go on where the run of this name was stopped, in its directory. Otherwise an earlier run of this name is
-    moved aside. ``rounds``: optimises prompts too. Raises `UserError` when a part fails for good, or when there
-    is nothing to resume.
+    Before anything starts, all is checked as by a dry run. ``resume``: go on where the run of this name was stopped, in
+    its directory. Otherwise an earlier run of this name is moved aside. ``rounds``: optimises prompts too. Raises
+    `UserError` when a check or a part fails for good, or when there is nothing to resume.
     """
     directory = RunDirectory(settings.runs / settings.name)
     description = describe_job(job.learners, job.eval, settings.optimize if rounds is not None else None)
     if resume:
         check_resumable(directory.path, description, min(learner.max_steps for learner in job.learners))
-    with directory.lock(fresh=not resume):
-        if not resume:
-            write_record(directory.path, description)
-        title = f"lightningbus train · {settings.name}"
-        async with start_stack(directory, settings.bus, title, settings.policies) as stack:
-            return await train(stack, settings, job.learners, job.eval, None, rounds)
+    with directory.reserved():
+        await _check(settings)
+        with directory.opened(fresh=not resume):
+            if not resume:
+                write_record(directory.path, description)
+            title = f"lightningbus train · {settings.name}"
+            async with start_stack(directory, settings.bus, title, settings.policies) as stack:
+                return await train(stack, settings, job.learners, job.eval, None, rounds)
+
+
+async def _check(settings: RunSettings) -> None:
+    """Make the checks of a dry run, and print what they found; raises `UserError`."""
+    screen = console()
+    with screen.status("checking model, ports and agent") if screen.is_terminal else contextlib.nullcontext():
+        findings = await run_checks_apart(settings)
+    for line in findings:
+        screen.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
 async def train(
@@ -105,6 +118,7 @@ class _Training:
             self._held_out = HeldOut(
                 self._stack, self._client, results.run, self._heldout, self._pins, self._settings.role_models, problems,
                 results.evaluations, self._add_evaluation, self._learners[0].reward,
+                self._learners[0].rollout_timeout_seconds,
             )  # fmt: skip
             self._rounds: list[Turn] = []
             if self._runner is not None:
@@ -218,7 +232,7 @@ class _Training:
         self._results.write(self._stack.directory.path)
         what = format_label(evaluation.versions)
         self._stack.view.set_note(f"{evaluation.label}, {what}: {evaluation.format_mean()}")
-        if not evaluation.ok:  # the same will happen in training
+        if evaluation.failures:  # the same will happen in training
             self._stack.view.warn(f"{evaluation.label}, {what}: {evaluation.failures}")
         with contextlib.suppress(ClickHouseError):  # the store is being started again; the picture is drawn at the end
             await self._draw()

@@ -2,14 +2,16 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from bus.errors import CredentialsError
 from bus.task_file import TaskInput
 from common.name_suggestions import suggest_name
+from inference.settings import InferenceSettings
 from lightningbus.run.role_process import UserError
+from lightningbus.run.scripted_engine import ModelCall, VllmStartError, find_refusals, scripted_vllm
 from lightningbus.run.scripted_node import ANSWER, ScriptedNode
 from runners.agent.factory import make_executors, uses_socket
 from runners.agent.launcher import AgentStartError
@@ -46,12 +48,17 @@ class TrialTask:
     served_models: Sequence[str] = ()
     """Other models of the job."""
     wanted_rewards: Sequence[WantedReward] = ()
+    nodes: Sequence[InferenceSettings] = ()
+    """The calls are sent to the vLLM of these too, to see whether it refuses one."""
+    is_here: bool = True
+    """The nodes are to start on this machine, so their vLLM has to."""
 
 
 async def try_agent(runner: RunnerSettings, trial: TrialTask) -> list[str]:
-    """Sentences of what the agent did; raises `UserError` if it cannot be started, or if its rollout fails.
+    """Sentences of what the agent did.
 
-    External endpoints are not asked: their models have scripted answers too. Their keys have to be there.
+    Raises `UserError` if it cannot be started, if its rollout fails, or if vLLM refuses one of its calls. External
+    endpoints are not asked: their models have scripted answers too. Their keys have to be there.
     """
     try:
         ExternalEndpoints(runner.endpoints, os.environ)
@@ -71,7 +78,9 @@ async def try_agent(runner: RunnerSettings, trial: TrialTask) -> list[str]:
     recorder = AttemptRecorder(task, 1, "dry-run")
     async with (
         ScriptedNode(*_list_models(runner, trial)).serving() as node,
-        Gateway(node, _discard_spans, 1, runner.host, at_socket=uses_socket(runner)) as gateway,
+        Gateway(
+            node, _discard_spans, 1, runner.host, token_in_token_out=False, at_socket=uses_socket(runner)
+        ) as gateway,
         ProcessWatchdog() as watchdog,
     ):
         (slot,) = gateway.slots
@@ -87,7 +96,29 @@ async def try_agent(runner: RunnerSettings, trial: TrialTask) -> list[str]:
         finally:
             await executor.stop()
     lines = list(describe(runner, trial.task.id, result, recorder.calls, seconds))
+    lines += [f"warning: {each}" async for each in _check_calls(runner, trial, node.calls)]
     return lines + (list(find_missing_rewards(result.rewards, trial.wanted_rewards)) if result.outcome == "ok" else [])
+
+
+async def _check_calls(runner: RunnerSettings, trial: TrialTask, calls: Sequence[ModelCall]) -> AsyncIterator[str]:
+    """Nodes whose vLLM cannot be asked here; raises `UserError` if one refuses a call, or does not start."""
+    asked: set[str] = set()
+    for node in trial.nodes:
+        of_node = [call for call in calls if call.body.get("model") in {*node.models} - asked]
+        asked.update(node.models)  # other nodes with these are its replicas
+        if not of_node:
+            continue
+        if node.vllm_command is not None:
+            yield f"{node.model_path}: a vllm_command starts its vLLM: what that refuses is not known here"
+            continue
+        try:
+            async with scripted_vllm(node, node.models) as server:
+                async for refusal in find_refusals(server, of_node):
+                    raise UserError(f"{_name_of(runner)}: a call of task {trial.task.id!r} would fail: {refusal}")
+        except VllmStartError as error:
+            if trial.is_here:
+                raise
+            yield str(error)
 
 
 def _list_models(runner: RunnerSettings, trial: TrialTask) -> list[str]:
@@ -103,17 +134,22 @@ def describe(
     runner: RunnerSettings, task_id: str, result: RolloutResult, num_calls: int, seconds: float
 ) -> Iterator[str]:
     """What a rollout with scripted answers shows; raises `UserError` if it failed. Pure."""
-    name = runner.entrypoint or (runner.command or [""])[0]
-    has_reward = result.error != NO_REWARD
+    name = _name_of(runner)
+    has_reward = not result.error.startswith(NO_REWARD)
     if result.outcome != "ok" and has_reward:
         raise UserError(f"{name}: task {task_id!r} failed when each answer of the model was {ANSWER!r}: {result.error}")
     reward = f"reward {result.reward:g}" if result.reward is not None else "no reward"
     calls = f"{num_calls} model call{'' if num_calls == 1 else 's'}"
-    yield f"{name}: task {task_id!r} with scripted answers: {calls}, {reward}, {seconds:.1f} s"
+    judges = f"; not asked, their answers were scripted too: {', '.join(runner.endpoints)}" if runner.endpoints else ""
+    yield f"{name}: task {task_id!r} with scripted answers: {calls}, {reward}, {seconds:.1f} s{judges}"
     if not num_calls:
         yield f"warning: {name} made no model call: its client must ask OPENAI_BASE_URL or ANTHROPIC_BASE_URL"
     if not has_reward:
-        yield f"warning: {NO_REWARD}"
+        yield f"warning: {result.error}"
+
+
+def _name_of(runner: RunnerSettings) -> str:
+    return runner.entrypoint or (runner.command or [""])[0]
 
 
 def find_missing_rewards(returned: Mapping[str, float], wanted: Sequence[WantedReward]) -> Iterator[str]:

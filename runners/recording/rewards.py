@@ -1,7 +1,7 @@
 """The rewards of an attempt, from what the agent gave: a reward function, a return value, or a span. Pure."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,10 +9,8 @@ from schemas.semconv import attributes
 from schemas.semconv.rewards import MAIN, MAX_REWARD, extract_rewards, find_main, is_usable, named_rewards
 from schemas.spans import MAX_REWARDS, Span
 
-NO_REWARD = (
-    "the agent gave no reward: return a number, set a reward function, or emit a span with "
-    f"the attribute {attributes.REWARD}"
-)
+NO_REWARD = "the agent gave no reward"
+WAYS = f"return a number, set a reward function, or emit a span with the attribute {attributes.REWARD}"
 MAX_NAME = 64
 """Characters of a reward's name."""
 UNNAMED = (MAIN, "primary", "0")
@@ -31,6 +29,17 @@ class Rewards:
     by_name: dict[str, float] = field(default_factory=dict)
     span_id: str = ""
     """The span that all of them were read from; empty: the agent returned them."""
+
+
+def describe_value(value: Any) -> str:
+    """What came where a reward should, in words."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, str):
+        return f"the text {value[:80]!r}"
+    if isinstance(value, Mapping):
+        return "an object " + (f"of {', '.join(map(str, value))}"[:80] if value else "without fields")
+    return f"a list of {len(value)}" if isinstance(value, Sequence) else f"{str(value)[:80]!r}"
 
 
 def parse_reward(value: Any, name: str = "") -> float:
@@ -103,7 +112,7 @@ def resolve_rewards(answer: Mapping[str, Any], spans: Iterable[Span]) -> Rewards
         return Rewards(parse_reward(value))
     in_order = sorted((span for span in spans if _is_reward(span)), key=lambda span: span.end_ns)
     if not in_order:
-        raise InvalidReward(NO_REWARD)
+        raise InvalidReward(f"{NO_REWARD}: it returned {describe_value(value)}, not a number; {WAYS}")
     last = in_order[-1]
     values = named_rewards(last)
     main = find_main(values)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 import urllib.request
 from typing import Any
 
@@ -36,7 +37,9 @@ NUMBERS = "You are given a number, and say which number to note down."
 
 
 def notes(task: Any) -> dict[str, Any]:
-    """Right is the number without its sign, rounded up; the prompt says neither."""
+    """Right is the number without its sign, rounded up; the prompt says neither. It may hang."""
+    while task.get("hangs"):
+        time.sleep(1)
     messages = [{"role": "system", "content": NUMBERS}, {"role": "user", "content": task["number"]}]
     answer = call("chat/completions", {"model": "policy", "messages": messages})["choices"][0]["message"]["content"]
     answer_text = answer.strip()

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from bus.client import Bus
 from bus.embedded.nats_server import NatsServer
@@ -26,13 +27,13 @@ AGENTS = runner_consumer("default", "train")
 
 @asynccontextmanager
 async def learning(
-    bus: Bus, model_path: Path, tmp_path: Path, stop: asyncio.Event | None = None
+    bus: Bus, model_path: Path, tmp_path: Path, stop: asyncio.Event | None = None, **changes: Any
 ) -> AsyncIterator["asyncio.Task[None]"]:
     """A learner of one step of one group of two rollouts."""
     (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": 1}\n{"id": "b", "input": 2}\n')
     settings = settings_for(
         model_path, tasks=tmp_path / "tasks.jsonl", checkpoint_dir=tmp_path / "checkpoints", group_size=2, max_steps=1,
-        groups_per_step=1, max_staleness=0,
+        groups_per_step=1, max_staleness=0, **changes,
     )  # fmt: skip
     await bus.ensure_consumer(AGENTS)
     running = asyncio.create_task(run(bus, settings, stop or asyncio.Event()))

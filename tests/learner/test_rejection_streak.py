@@ -3,13 +3,18 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from bus.client import Bus
 from bus.fleet.heartbeats import Fleet
+from learner.errors import LearnerError
 from learner.rollouts.rejection_streak import MAX_PAUSE_SECONDS, RejectionStreak
 from schemas import subjects
+from schemas.base import Outcome
 from schemas.tasks import Task
 from tests.factories import batches
-from tests.learner.test_gap import learning, take, take_deliveries
+from tests.learner.conftest import settings_for
+from tests.learner.test_gap import finish, learning, take, take_deliveries
 from tests.polling import HANG_SECONDS
 
 
@@ -43,10 +48,33 @@ def test_a_ready_group_ends_no_streak_of_dropped_batches() -> None:
     assert not streak.is_too_long
 
 
-async def finish_without_reward(bus: Bus, tasks: list[Task]) -> None:
+def test_groups_that_fail_by_themselves_end_the_run_and_outages_do_not() -> None:
+    streak = RejectionStreak(limit=1, max_groups=3)
+    for _ in range(50):
+        streak.add(1, ["infra_error"] * 2, is_outage=True)
+    assert streak.is_too_long and not streak.verdict
+    for _ in range(2):
+        streak.add(1, ["agent_error"] * 2, example="a.0: agent_error: KeyError: 'x'")
+    assert not streak.verdict
+    streak.add(1, ["agent_error"] * 2)
+    assert streak.verdict == (
+        "the last 53 groups gave nothing to train on (100 infra_error, 6 agent_error); "
+        "for example a.0: agent_error: KeyError: 'x': correct that and resume the run, or raise max_failed_groups"
+    )
+    streak.end()
+    assert not streak.verdict
+
+
+def test_the_bound_is_by_default_beyond_what_is_under_way(model_path: Path) -> None:
+    settings = settings_for(model_path, max_staleness=1, groups_per_step=16)
+    assert settings.failed_groups_limit == 2 * 16 + 10
+    assert settings_for(model_path, max_failed_groups=3).failed_groups_limit == 3
+
+
+async def finish_without_reward(bus: Bus, tasks: list[Task], outcome: Outcome = "ok", error: str = "") -> None:
     """What a runner says of tasks whose agent gave no reward."""
     for task in tasks:
-        for part in batches(task.id, task.sample_index, None, samples=2):
+        for part in batches(task.id, task.sample_index, None, samples=2, outcome=outcome, error=error):
             await bus.publish(subjects.TRAIN_ROLLOUT, part, msg_id=f"{part.execution_id}:{part.sequence}")
 
 
@@ -71,3 +99,30 @@ async def test_a_learner_that_gets_no_reward_says_so_and_tries_groups_one_by_one
             await finish_without_reward(bus, [delivery.decode_as(Task) for delivery in deliveries])
         seconds = (dispatched_at_ns[1] - dispatched_at_ns[0]) / 1e9
         assert seconds > 0.9, "the second pause is of two seconds, from dispatch to dispatch"
+
+
+async def test_a_learner_whose_rollouts_all_fail_ends_with_the_reasons_and_can_go_on_later(
+    bus: Bus, model_path: Path, tmp_path: Path
+) -> None:
+    async with asyncio.timeout(120), learning(bus, model_path, tmp_path, max_failed_groups=2) as running:
+        for _ in range(2):
+            await finish_without_reward(bus, await take(bus, 2), "agent_error", "KeyError: 'answer'")
+        with pytest.raises(LearnerError) as ended:
+            await running
+    assert "the last 2 groups gave nothing to train on (4 agent_error); for example " in str(ended.value)
+    assert ": agent_error: KeyError: 'answer': correct that and resume the run" in str(ended.value)
+    async with asyncio.timeout(120), learning(bus, model_path, tmp_path, max_failed_groups=2) as running:
+        await finish_without_reward(bus, await take(bus, 2), "agent_error")
+        await finish(bus, await take(bus, 2))
+        await running
+
+
+@pytest.mark.parametrize("outcome", ["infra_error", "poison"])
+async def test_a_learner_waits_for_the_end_of_an_outage(
+    bus: Bus, model_path: Path, tmp_path: Path, outcome: Outcome
+) -> None:
+    async with asyncio.timeout(120), learning(bus, model_path, tmp_path, max_failed_groups=1) as running:
+        for _ in range(2):
+            await finish_without_reward(bus, await take(bus, 2), outcome, "no node answered")
+        await finish(bus, await take(bus, 2))
+        await running

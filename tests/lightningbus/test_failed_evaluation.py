@@ -30,3 +30,19 @@ async def test_the_most_frequent_error_is_kept_with_the_evaluation(bus: Bus, nat
         assert failed.failures.startswith("2 of 2 rollouts failed: agent_error: ") and "KeyError" in failed.failures
         assert (await answer("mixed", [{}, right])).failures.startswith("1 of 2 rollouts failed: agent_error: ")
         assert (await answer("good", [right])).failures == ""
+
+
+@pytest.mark.parametrize("num_hung", [1, 3])
+async def test_an_agent_that_hangs_counts_as_0_and_the_evaluation_goes_on(
+    bus: Bus, nats_url: str, start_store: Start, num_hung: int
+) -> None:
+    inputs: list[dict[str, Any]] = [{"hangs": True}] * num_hung + [{"number": "1", "right": "1"}]
+    problems = [TaskInput(f"p{number}", fields) for number, fields in enumerate(inputs)]
+    async with world_of(bus, nats_url, start_store, "notes") as world:
+        evaluation = await evaluate(
+            bus, world.store.sql, "run", problems,
+            label="greedy", versions={"policy": 3}, samples=1, sampling={}, agent="notes",
+            deadline=40.0, rollout_timeout=2.0,
+        )  # fmt: skip
+    assert (evaluation.ok, evaluation.rollouts, evaluation.accuracy) == (1, 1 + num_hung, 1 / (1 + num_hung))
+    assert f"{num_hung} of {1 + num_hung} rollouts failed: timeout: the agent did not end" in evaluation.failures

@@ -47,7 +47,7 @@ def audit(
         print(f"the verdict on {overturn} does not hold any more")
         return
     with require_extra("store"):
-        from lightningbus.analysis.run_names import check_run
+        from lightningbus.run.run_names import check_run
         from store.reports import REPORTS
     definition, run_id = REPORTS["audit"], find_run_id(run)
 

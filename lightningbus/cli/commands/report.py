@@ -57,7 +57,7 @@ def report(
 ) -> None:
     """The questions everybody asks, each also a view of SQL."""
     with require_extra("store"):
-        from lightningbus.analysis.run_names import check_model, check_run
+        from lightningbus.run.run_names import check_model, check_run
         from store.reports import REPORTS
     if html is not None:
         _write_html(html, name, run, sql, database)
@@ -124,8 +124,8 @@ def _write_html(path: Path, name: str | None, run: str, sql: str | None, databas
     if not run and latest is None:
         exit_with("there is no run here: say which with --run")
     with require_extra("demo"):
-        from lightningbus.analysis.run_names import check_run
         from lightningbus.run.html_report import write_report
+        from lightningbus.run.run_names import check_run
     which = find_run_id(run) or latest.run_id if latest is not None else run
 
     def write(client: Any) -> None:

@@ -1,5 +1,6 @@
 """``lightningbus rollouts``: one rollout to read, rollouts as they end, and the best as a data set."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -15,8 +16,9 @@ from lightningbus.cli.options import (
     with_sql_client,
     with_sql_client_redirected,
 )
+from lightningbus.run.discovery import BUS_VARIABLE
 from lightningbus.run.role_process import exit_with
-from lightningbus.run.run_lookup import find_run_id
+from lightningbus.run.run_lookup import find_named_run, find_run_id
 
 app = typer.Typer(help="Rollouts: read one, follow them, export the best.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -50,7 +52,12 @@ def tail(
     """Attempts as they end, a line each, until Ctrl-C."""
     from lightningbus.analysis.tail import tail_rollouts
 
-    run_async(tail_rollouts(bus, run, outcome, as_json, count))
+    named = find_named_run(run) if run else None
+    if run and named is None:
+        with_sql_client(None, "lightningbus", lambda client: None, run)  # is it one that the store knows?
+    elif named is not None and not (bus or os.environ.get(BUS_VARIABLE)) and named.read_endpoints() is None:
+        exit_with(f"run {run!r} is not up, so nothing of it ends: `lightningbus query --run {run}` asks its store")
+    run_async(tail_rollouts(bus, find_run_id(run), outcome, as_json, count, named))
 
 
 @app.command()

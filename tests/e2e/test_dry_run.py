@@ -1,0 +1,220 @@
+"""A dry run refuses what vLLM refuses: its scripted engine and the real one, asked the same."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from transformers import AutoTokenizer
+
+from inference.engine.vllm_server import URL, VllmServer
+from inference.settings import InferenceSettings
+from lightningbus.run.scripted_engine import ModelCall, find_refusals, scripted_vllm
+from tests.learner.conftest import tiny_model
+from tests.lightningbus.test_cli import run, says
+
+CONTEXT = 64
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hello"}]
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+BAD_CHATS: dict[str, dict[str, Any]] = {
+    "nothing is wrong": {},
+    "a tool": {"tools": [TOOL]},
+    "a tool, but none is chosen": {"tools": [TOOL], "tool_choice": "none"},
+    "a tool that has to be called": {"tools": [TOOL], "tool_choice": "required"},
+    "a tool by name": {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "add"}}},
+    "another tool by name": {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "sub"}}},
+    "a choice of a tool without tools": {"tool_choice": "auto"},
+    "no list of tools": {"tools": "add"},
+    "a tool without a name": {"tools": [{"type": "function", "function": {}}]},
+    "no messages": {"messages": []},
+    "messages of another kind": {"messages": "hello"},
+    "no role": {"messages": [{"content": "hello"}]},
+    "another role": {"messages": [{"role": "wizard", "content": "hello"}]},
+    "a part of another kind": {"messages": [{"role": "user", "content": [{"type": "smell", "smell": "x"}]}]},
+    "a picture": {
+        "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;,"}}]}]
+    },
+    "text in parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]},
+    "tokens as the context": {"max_tokens": CONTEXT},
+    "tokens beyond the context": {"max_tokens": 4000},
+    "completion tokens beyond the context": {"max_completion_tokens": 4000},
+    "no tokens": {"max_tokens": 0},
+    "fewer than no tokens": {"max_tokens": -1},
+    "tokens in words": {"max_tokens": "many"},
+    "a prompt beyond the context": {"messages": [{"role": "user", "content": "hello " * 200}]},
+    "prompt and tokens beyond the context": {
+        "messages": [{"role": "user", "content": "hello " * 5}],
+        "max_tokens": CONTEXT - 2,
+    },
+    "a temperature below 0": {"temperature": -1},
+    "a hot one": {"temperature": 3},
+    "top_p above 1": {"top_p": 1.5},
+    "top_k below -1": {"top_k": -5},
+    "min_p above 1": {"min_p": 2},
+    "a penalty above 2": {"presence_penalty": 3},
+    "no repetition": {"repetition_penalty": 0},
+    "no choices": {"n": 0},
+    "very many choices": {"n": 1_000_000},
+    "several choices without chance": {"n": 2, "temperature": 0},
+    "log-probabilities of more than may be": {"logprobs": True, "top_logprobs": 25},
+    "log-probabilities that are not asked for": {"top_logprobs": 2},
+    "fewer than no log-probabilities": {"logprobs": True, "top_logprobs": -2},
+    "an empty stop": {"stop": ""},
+    "a stop of another kind": {"stop": {"a": 1}},
+    "a bias outside the vocabulary": {"logit_bias": {"9999999": 1}},
+    "a bias by words": {"logit_bias": {"hello": 1}},
+    "an answer by a schema": {"response_format": SCHEMA},
+    "a schema that is missing": {"response_format": {"type": "json_schema"}},
+    "another format": {"response_format": {"type": "poem"}},
+    "a pattern that is none": {"structured_outputs": {"regex": "("}},
+    "two structures": {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+    "a grammar that is none": {"structured_outputs": {"grammar": "nonsense ::="}},
+    "a seed in words": {"seed": "lucky"},
+    "another model": {"model": "gpt-4o"},
+    "options of a stream without one": {"stream": False, "stream_options": {"include_usage": True}},
+    "a field that nobody knows": {"no_such_field": 1},
+    "a template of its own": {"chat_template": "{{ messages[0].content }}"},
+    "no new turn, and none that goes on": {"continue_final_message": True},
+    "a salt that is empty": {"cache_salt": ""},
+    "tokens that are not allowed": {"allowed_token_ids": []},
+    "bad words that are none": {"bad_words": [""]},
+}
+BAD_COMPLETIONS: dict[str, dict[str, Any]] = {
+    "no prompt": {"prompt": None},
+    "an empty prompt": {"prompt": ""},
+    "tokens outside the vocabulary": {"prompt": [9_999_999]},
+    "tokens below 0": {"prompt": [-1]},
+    "a prompt beyond the context": {"prompt": [5] * 200},
+    "tokens beyond the context": {"prompt": [5], "max_tokens": 4000},
+    "log-probabilities of more than may be": {"prompt": [5], "logprobs": 25},
+    "an echo of the prompt": {"prompt": [5], "echo": True, "max_tokens": 1},
+    "a suffix": {"prompt": [5], "suffix": "x"},
+}
+CALLS = {
+    **{f"chat: {name}": ModelCall(CHAT, {"model": "policy", "messages": MESSAGES, "max_tokens": 4, **changes})
+       for name, changes in BAD_CHATS.items()},
+    **{f"completion: {name}": ModelCall("/v1/completions", {"model": "policy", "max_tokens": 4, **body})
+       for name, body in BAD_COMPLETIONS.items()},
+}  # fmt: skip
+
+
+def make_model(path: Path, template: Callable[[str], str] = str) -> Path:
+    """A tiny model; ``template`` changes its chat template."""
+    model = tiny_model(
+        path, vocab_size=320, hidden_size=128, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+    )  # fmt: skip
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = template(tokenizer.chat_template)
+    tokenizer.save_pretrained(model)
+    return model
+
+
+def node_of(model: Path, work: Path, **changes: Any) -> InferenceSettings:
+    return InferenceSettings(
+        model_path=model, work_dir=work, dtype="float32", max_model_len=CONTEXT, cpu_threads=1, frozen=True, **changes
+    )
+
+
+async def ask(server: VllmServer, call: ModelCall) -> int:
+    async with server.session.post(URL + call.path, json=call.body, headers={"Connection": "close"}) as response:
+        text = await response.text()
+        if response.status == 200 and '"error"' in text[:20]:
+            return int(json.loads(text)["error"]["code"])
+        return response.status
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model") / "model")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "parsers", [{}, {"tool_parser": "hermes", "reasoning_parser": "qwen3"}], ids=["plain", "tools"]
+)
+async def test_the_scripted_engine_answers_as_vllm_does(model: Path, tmp_path: Path, parsers: dict[str, str]) -> None:
+    node = node_of(model, tmp_path, **parsers)
+    async with scripted_vllm(node, ["policy"]) as scripted:
+        actual = {name: await ask(scripted, call) for name, call in CALLS.items()}
+    async with VllmServer(node) as real:
+        await real.start()
+        expected = {name: await ask(real, call) for name, call in CALLS.items()}
+    assert actual == expected
+    assert set(expected.values()) >= {200, 400}
+
+
+@pytest.mark.timeout(300)
+async def test_tools_that_the_template_ignores_are_said(tmp_path: Path) -> None:
+    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    call = ModelCall(CHAT, {"model": "policy", "messages": MESSAGES, "tools": [TOOL], "max_tokens": 4})
+    described = [{"role": "system", "content": "You may call add."}, *MESSAGES]
+    described_call = ModelCall(CHAT, {**call.body, "messages": described})
+    node = node_of(make_model(tmp_path / "model", lambda template: plain), tmp_path, tool_parser="hermes")
+    async with scripted_vllm(node, ["policy"]) as server:
+        (sentence,) = [refusal async for refusal in find_refusals(server, [described_call, call])]
+    assert sentence.startswith("the chat template ignores tools: the model would not know of 'add'")
+
+
+AGENTS = """
+def ask(**more):
+    from openai import OpenAI
+
+    messages = [{"role": "user", "content": "hello"}]
+    return OpenAI(max_retries=0).chat.completions.create(model="policy", messages=messages, **more)
+
+
+def is_right(task):
+    ask(max_tokens=8)
+    return 1.0
+
+
+def calls_tools(task):
+    ask(tools=[{"type": "function", "function": {"name": "add", "parameters": {}}}], max_tokens=8)
+    return 1.0
+
+
+def asks_for_too_much(task):
+    try:
+        ask(max_tokens=4000)
+    except Exception:
+        pass
+    return 1.0
+"""
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("command", [("train", "-c", "run.yaml", "--dry-run"), ("train", "-c", "run.yaml")])
+@pytest.mark.parametrize(
+    ("agent", "sentence"),
+    [
+        ("calls_tools", "--tool-call-parser to be set; set inference.tool_parser"),
+        ("asks_for_too_much", "max_tokens=4000 cannot be greater than max_model_len=64"),
+    ],
+)
+def test_a_call_that_vllm_refuses_is_said_before_anything_starts(
+    command: tuple[str, ...], agent: str, sentence: str, model: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(model, tmp_path / "model")
+    (tmp_path / "agents.py").write_text(AGENTS)
+    (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": 1}\n')
+    settings = {
+        "bus": {"port": 0},
+        "store": {"http_port": 0},
+        "inference": [{"model_path": "model", "dtype": "float32", "max_model_len": CONTEXT, "cpu_threads": 1}],
+        "runners": [{"entrypoint": f"agents:{agent}"}],
+        "learner": {"model_path": "model", "tasks": "tasks.jsonl", "seq_len": CONTEXT, "cpu_threads": 1},
+        "eval": {"tasks": "tasks.jsonl"},
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(settings))
+    sentence_said = says(run(*command, cwd=tmp_path, timeout=400))
+    assert (
+        f"agents:{agent}: a call of task 'a' would fail: vLLM answers 400: " in sentence_said
+        and sentence in sentence_said
+    )
+    assert not (tmp_path / "runs" / "run" / "store").exists()
