@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+import lightningbus
 from common.subprocesses import kill_group, spawn
 from inference.settings import InferenceSettings
 from learner.settings.algorithm import ActorSettings, OptimSettings
@@ -24,7 +25,7 @@ from runners.settings import RunnerSettings
 from store.clickhouse.client import connect, query_row
 from store.settings import StoreSettings
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "calculator"
+EXAMPLE = Path(lightningbus.__file__).parent / "examples" / "calculator"
 RUN = "demo"
 RUNNERS = 2
 POLL_SECONDS = 0.2
@@ -58,8 +59,6 @@ class DemoConfig:
 
 async def run_demo(job: DemoConfig, runs: Path) -> dict[str, Any]:
     """Run the job to its end; returns its figures. Raises `UserError` when a part fails for good."""
-    if not EXAMPLE.exists():
-        raise UserError("the demo's example is not here: run it from a clone of the repository, by `make demo`")
     with RunDirectory(runs / RUN).lock(fresh=True) as directory:
         result, example = await _play(job, directory)
     report(result)

@@ -43,6 +43,8 @@ class Facts:
     now: float = 0.0
     newest_file_at: float = 0.0
     """When the newest file of this installation was written."""
+    missing_parts: str = ""
+    """Files and modules of lightningbus itself that are not there; empty: none."""
     versions: Mapping[str, str | None] = field(default_factory=dict)
     """Of each package that a role needs; None: it is not installed."""
 
@@ -80,6 +82,7 @@ def check_machine(facts: Facts) -> list[Check]:
         _check_open_files(facts),
         *_check_ports(facts.used_ports),
         _check_clock(facts),
+        _check_installation(facts.missing_parts),
         *_check_packages(facts.versions),
     ]
 
@@ -170,6 +173,13 @@ def _check_clock(facts: Facts) -> Check:
             "clock", "error", "the clock is behind the files of this installation", "set it: `timedatectl set-ntp true`"
         )
     return Check("clock", "ok", "plausible")
+
+
+def _check_installation(missing_parts: str) -> Check:
+    if missing_parts:
+        advice = "install lightningbus again: `pip install --force-reinstall --no-deps` and what you installed it from"
+        return Check("lightningbus", "error", f"incomplete: {missing_parts} cannot be found", advice)
+    return Check("lightningbus", "ok", "complete")
 
 
 def _check_packages(versions: Mapping[str, str | None]) -> Iterator[Check]:
