@@ -26,13 +26,17 @@ class VersionManifest(Protocol):
 
 
 def apply_decision(release: R, decision: ReleaseDecision) -> R:
-    """The state after one more decision; revoking a version unpins it."""
-    pinned = release.pinned
+    """The state after one more decision; revoking a version unpins it, and its files are no longer kept."""
+    pinned, kept = release.pinned, release.kept
     if decision.action == "pinned":
         pinned = decision.version
     elif decision.action == "unpinned" or (decision.action == "revoked" and decision.version == pinned):
         pinned = None
-    return replace(release, pinned=pinned, decisions=(*release.decisions, decision)[-MAX_DECISIONS:])
+    if decision.action == "kept":
+        kept = decision.version
+    elif decision.action == "revoked" and decision.version == kept:
+        kept = None
+    return replace(release, pinned=pinned, kept=kept, decisions=(*release.decisions, decision)[-MAX_DECISIONS:])
 
 
 def is_successor(before: ReleaseHistory, after: ReleaseHistory) -> bool:
@@ -68,12 +72,12 @@ def is_pending_canary(release: ReleaseHistory, manifest: VersionManifest) -> boo
 
 
 def versions_to_retain(release: ReleaseHistory, versions: Iterable[int]) -> set[int]:
-    """Of the versions whose files exist, those that nodes may have to fall back to if newer ones are revoked."""
+    """Of the versions whose files exist, the best so far and those to fall back to if newer ones are revoked."""
     existing = set(versions)
     not_revoked = {version for version in existing if not is_revoked(release, version)}
     approved = {decision.version for decision in release.decisions if decision.action == "approved"} & not_revoked
-    pinned = {release.pinned} & existing if release.pinned is not None else set()
-    return {*pinned, *([max(approved)] if approved else []), *([max(not_revoked)] if not_revoked else [])}
+    named = {version for version in (release.pinned, release.kept) if version in existing}
+    return {*named, *([max(approved)] if approved else []), *([max(not_revoked)] if not_revoked else [])}
 
 
 def last_approved_length(release: ReleaseHistory) -> float | None:
