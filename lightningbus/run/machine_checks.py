@@ -7,6 +7,8 @@ from typing import Literal
 Level = Literal["ok", "warning", "error"]
 MIN_PYTHON, NEXT_PYTHON = (3, 11), (3, 14)
 MIN_CORES, MIN_MEMORY_GIB, MIN_FREE_GIB = 2, 8.0, 5.0
+INSTALLATION_GIB = 5.3
+"""Of all packages, in an environment without CUDA."""
 MIN_OPEN_FILES = 4096
 MIN_DRIVER = 580
 """NVIDIA's driver for CUDA 13, which the pinned vLLM uses: https://docs.nvidia.com/deploy/cuda-compatibility/."""
@@ -32,6 +34,8 @@ class Facts:
     """Whether Linux gives the tile registers to a process that asks for them."""
     runs_directory: str = "runs"
     free_gib: float = 0.0
+    packages_directory: str = ""
+    packages_free_gib: float = 0.0
     is_runs_writable: bool = True
     temporary_directory: str = "/tmp"
     is_temporary_writable: bool = True
@@ -79,6 +83,7 @@ def check_machine(facts: Facts) -> list[Check]:
         _check_gpu(facts),
         _check_amx(facts),
         *_check_directories(facts),
+        *_check_space_for_packages(facts),
         _check_open_files(facts),
         *_check_ports(facts.used_ports),
         _check_clock(facts),
@@ -149,6 +154,18 @@ def _check_directories(facts: Facts) -> Iterator[Check]:
         yield Check("temporary files", "error", f"{temporary} is too long for a Unix socket", advice)
     else:
         yield Check("temporary files", "ok", f"{temporary} is writable, and short enough for Unix sockets")
+
+
+def _check_space_for_packages(facts: Facts) -> Iterator[Check]:
+    """Only while packages are missing: what is installed needs no more space."""
+    if None not in (facts.versions.get(name) for name in PACKAGES):
+        return
+    finding = f"{facts.packages_free_gib:.1f} GiB free in {facts.packages_directory}"
+    if facts.packages_free_gib < INSTALLATION_GIB:
+        advice = f"all packages take {INSTALLATION_GIB:g} GB: free some, or make the environment on another disk"
+        yield Check("disk", "error", finding, advice)
+    else:
+        yield Check("disk", "ok", f"{finding}; all packages take {INSTALLATION_GIB:g} GB")
 
 
 def _check_open_files(facts: Facts) -> Check:

@@ -41,6 +41,8 @@ def read_facts(runs: Path) -> Facts:
         can_use_amx=has_amx and subprocess.run([sys.executable, "-c", ASK_AMX], check=False).returncode == 0,
         runs_directory=str(runs),
         free_gib=shutil.disk_usage(existing).free / GIB,
+        packages_directory=sys.prefix,
+        packages_free_gib=shutil.disk_usage(sys.prefix).free / GIB,
         is_runs_writable=_is_writable(existing),
         temporary_directory=tempfile.gettempdir(),
         is_temporary_writable=_is_writable(Path(tempfile.gettempdir())),
