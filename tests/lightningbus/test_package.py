@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.main_job, pytest.mark.timeout(900)]
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = tuple(PROJECT["tool"]["importlinter"]["root_packages"])
-OF_OTHER_ENVIRONMENTS = ("lightningbus.environments", "lightningbus.trackers")
-"""Modules here import packages that only an environment of the user's has."""
+OF_EXTRAS = ("lightningbus.trackers.",)
+"""Modules here import packages of extras that the lock lacks."""
 SECONDS = 600
 BUILD = """
 import sys
@@ -39,7 +39,8 @@ for package in sys.argv[1:]:
     module = importlib.import_module(package)
     print(module.__name__, module.__file__)
     for found in pkgutil.walk_packages(module.__path__, f"{package}."):
-        if found.name == "lightningbus.__main__":
+        # The command itself, and files that are copied beside a run file and read what lies there.
+        if found.name == "lightningbus.__main__" or found.name.startswith("lightningbus.environments."):
             continue
         try:
             importlib.import_module(found.name)
@@ -120,7 +121,8 @@ def project(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     make = [installed, "-c", "import model; model.STEPS = 30; model.main()"]
     subprocess.run(make, cwd=project, env=of_a_stranger(installed), check=True, timeout=SECONDS)
     settings = yaml.safe_load((project / "run.yaml").read_text())
-    settings["learner"] |= {"max_steps": 2, "groups_per_step": 2, "group_size": 4}
+    settings["learner"] |= {"max_steps": 2, "groups_per_step": 2, "group_size": 4, "weights": {"keep_best": True}}
+    settings["eval"] |= {"every": 1, "sampling": ["greedy"]}
     heldout = (project / "heldout.jsonl").read_text().splitlines(keepends=True)
     (project / "heldout.jsonl").write_text("".join(heldout[:4]))
     (project / "run.yaml").write_text(yaml.safe_dump(settings))
@@ -224,8 +226,9 @@ def test_every_module_of_the_installed_package_can_be_imported(installed: Path, 
     assert set(places) == set(PACKAGES)
     assert all(Path(place).is_relative_to(installed.parents[1]) for place in places.values()), places
     missing = [line[1:] for line in lines if line[0] == "missing"]
-    assert [each for each in missing if not each[0].startswith(OF_OTHER_ENVIRONMENTS)] == []
+    assert [each for each in missing if not each[0].startswith(OF_EXTRAS)] == []
     assert [name for _, name in missing if name.partition(".")[0] in PACKAGES] == []
+    assert len(lines) - len(missing) == len(PACKAGES)
 
 
 def test_the_doctor_finds_the_installed_package_complete(installed: Path, tmp_path: Path) -> None:
@@ -245,6 +248,17 @@ def test_the_installed_package_trains_a_first_project(installed: Path, project: 
     steps = run(installed, "query", "--json", "SELECT count() AS n FROM training_steps", directory=project)
     assert yaml.safe_load(steps)[0]["n"] == 2
     assert (project / "runs" / "first" / "results.json").exists()
+
+
+def test_the_installed_package_exports_the_best_version(installed: Path, project: Path) -> None:
+    results = yaml.safe_load((project / "runs" / "first" / "results.json").read_text())
+    evaluations = [(each["mean_reward"], each["version"]) for each in results["evaluations"]]
+    listed = yaml.safe_load(run(installed, "weights", "list", "--json", "--run", "first", directory=project))
+    assert {each["version"]: each["exportable"] for each in listed} == dict.fromkeys((2, 1, 0), "yes")
+    assert f"version {max(evaluations)[1]} is in best" in run(
+        installed, "weights", "export", "--best", "best", directory=project
+    )
+    assert (project / "best" / "model.safetensors").exists()
 
 
 def test_the_installed_package_shows_the_page(installed: Path, project: Path) -> None:
