@@ -26,16 +26,13 @@ class VersionManifest(Protocol):
 
 
 def apply_decision(release: R, decision: ReleaseDecision) -> R:
-    """The state after one more decision; revoking a version unpins it, and its files are no longer kept."""
-    pinned, kept = release.pinned, release.kept
+    """The state after one more decision; revoking a version unpins it."""
+    pinned = release.pinned
     if decision.action == "pinned":
         pinned = decision.version
     elif decision.action == "unpinned" or (decision.action == "revoked" and decision.version == pinned):
         pinned = None
-    if decision.action == "kept":
-        kept = decision.version
-    elif decision.action == "revoked" and decision.version == kept:
-        kept = None
+    kept = decision.version if decision.action == "kept" else release.kept
     return replace(release, pinned=pinned, kept=kept, decisions=(*release.decisions, decision)[-MAX_DECISIONS:])
 
 
@@ -76,8 +73,9 @@ def versions_to_retain(release: ReleaseHistory, versions: Iterable[int]) -> set[
     existing = set(versions)
     not_revoked = {version for version in existing if not is_revoked(release, version)}
     approved = {decision.version for decision in release.decisions if decision.action == "approved"} & not_revoked
-    named = {version for version in (release.pinned, release.kept) if version in existing}
-    return {*named, *([max(approved)] if approved else []), *([max(not_revoked)] if not_revoked else [])}
+    pinned = {release.pinned} & existing if release.pinned is not None else set()
+    kept = {release.kept} & not_revoked if release.kept is not None else set()
+    return {*pinned, *kept, *([max(approved)] if approved else []), *([max(not_revoked)] if not_revoked else [])}
 
 
 def last_approved_length(release: ReleaseHistory) -> float | None:

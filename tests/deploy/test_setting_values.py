@@ -102,6 +102,10 @@ def test_every_value_of_a_page_is_one_that_the_setting_takes(path: Path) -> None
 def test_values_are_found_in_each_of_their_forms() -> None:
     assert {"transport", "backend", "kv_cache_on_swap", "admission"} <= CHOICES.keys()
     assert CHOICES["transport"] == {"bus", "file", "s3"}
-    text = "weights: {transport: blob}\n  transport: file   # else: blob, file or s3\nThe transport `blob`, `backend: nccl`."
+    yaml, prose = (
+        "weights: {transport: blob}\n  transport: file   # or blob, file or s3\n",
+        "transport `blob`, `backend: nccl`",
+    )
+    text = yaml + prose
     assert [value for _, value in values_in(text)] == ["blob", "file", "blob", "file", "s3", "nccl", "blob"]
     assert len({name for path in PAGES for name, _ in values_in(code_in(path.read_text()))}) > 5
