@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Console
 
-import lightningbus
 from common.subprocesses import kill_group, spawn
 from inference.settings import InferenceSettings
 from learner.settings.algorithm import ActorSettings, OptimSettings
@@ -25,7 +24,7 @@ from runners.settings import RunnerSettings
 from store.clickhouse.client import connect, query_row
 from store.settings import StoreSettings
 
-EXAMPLE = Path(lightningbus.__file__).parent / "examples" / "calculator"
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "calculator"
 RUN = "demo"
 RUNNERS = 2
 POLL_SECONDS = 0.2

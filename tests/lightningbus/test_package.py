@@ -167,13 +167,13 @@ def started(python: Path, *arguments: str, directory: Path, until: str) -> Itera
     timer = threading.Timer(SECONDS, process.kill)
     timer.start()
     try:
-        said: list[str] = []
+        lines: list[str] = []
         for line in process.stderr:
-            said.append(line)
+            lines.append(line)
             if until in line:
                 break
         else:
-            raise AssertionError(f"it ended with {process.wait()}: {''.join(said)[-3000:]}")
+            raise AssertionError(f"it ended with {process.wait()}: {''.join(lines)[-3000:]}")
         yield line
     finally:
         process.send_signal(signal.SIGINT)

@@ -223,10 +223,10 @@ async def test_the_best_version_keeps_its_files_and_is_exported_when_the_run_has
     assert (tmp_path / "best" / "model.safetensors").read_bytes() == run.files[1].read_bytes()
     card = (tmp_path / "best" / "README.md").read_text()
     assert "| 1 | sampled | 0.7000 |" in card and "mean reward" in card and "accuracy" not in card
-    said = await export("--run", run.directory, 2, tmp_path / "gone", code=2)
-    assert "version 2 cannot be exported: " in said.stderr and "weights.keep_best: true" in said.stderr
-    said = await export("--run", run.directory, 2, tmp_path / "gone", "--best", code=2)
-    assert "give a version or --best, not both" in said.stderr and not (tmp_path / "gone").exists()
+    refused = await export("--run", run.directory, 2, tmp_path / "gone", code=2)
+    assert "version 2 cannot be exported: " in refused.stderr and "weights.keep_best: true" in refused.stderr
+    refused = await export("--run", run.directory, 2, tmp_path / "gone", "--best", code=2)
+    assert "give a version or --best, not both" in refused.stderr and not (tmp_path / "gone").exists()
 
 
 async def test_the_best_version_of_a_run_without_evaluations_is_a_sentence(tmp_path: Path, model: Path) -> None:
@@ -235,8 +235,8 @@ async def test_the_best_version_of_a_run_without_evaluations_is_a_sentence(tmp_p
         await WeightPublisher(bus, run.settings).publish(
             run.write(load_file(model / "model.safetensors")), version=0, epoch=1, step=0
         )
-    said = await export("--run", run.directory, "--best", tmp_path / "best", code=2)
-    assert "no held-out reward of model 'policy' is known here" in said.stderr
+    refused = await export("--run", run.directory, "--best", tmp_path / "best", code=2)
+    assert "no held-out reward of model 'policy' is known here" in refused.stderr
 
 
 async def test_a_card_has_base_licence_data_type_versions_and_a_program_that_runs(tmp_path: Path) -> None:

@@ -64,8 +64,8 @@ async def test_the_page_waits_for_the_first_run_and_says_how_to_start_one(
     ui = await asyncio.create_subprocess_exec(*COMMAND, "ui", "--port", "0", "--bus", NO_BUS, cwd=tmp_path, stderr=PIPE)
     assert ui.stderr is not None
     url = (await ui.stderr.readline()).decode().split()[2]
-    said = (await ui.stderr.readline()).decode()
-    assert "there is no run here yet: `lightningbus train -c run.yaml` starts one" in said
+    sentence = (await ui.stderr.readline()).decode()
+    assert "there is no run here yet: `lightningbus train -c run.yaml` starts one" in sentence
     text = await _until(url, "gone")
     assert "There is no run here yet: `lightningbus train" in text and "goes on by itself" in text
     _make_run("one")
