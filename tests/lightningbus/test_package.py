@@ -131,9 +131,9 @@ def project(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def of_a_stranger(python: Path) -> dict[str, str]:
-    """Variables of somebody who knows nothing of this checkout."""
+    """Variables of somebody who knows nothing of this checkout; programs of packages are found on the path."""
     env = {name: value for name, value in environment().items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    return env | {"PATH": f"{python.parent}:{os.environ['PATH']}", "HF_HUB_OFFLINE": "1"}
+    return env | {"PATH": f"{python.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}", "HF_HUB_OFFLINE": "1"}
 
 
 def run(python: Path, *arguments: str, directory: Path) -> str:
