@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from common.missing_modules import describe_missing_module
 from common.task_source import HUB_PREFIX, TaskSource
 
 MAX_CSV_FIELD_CHARACTERS = 64 * 1024 * 1024
@@ -178,5 +179,4 @@ def _require(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        missing = (error.name or module).partition(".")[0]
-        raise ValueError(f"{missing} is not installed: pip install 'lightningbus[data]'") from error
+        raise ValueError(describe_missing_module(error.name, "data")) from error

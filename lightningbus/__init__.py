@@ -66,11 +66,9 @@ def __getattr__(name: str) -> Any:
     try:
         module = import_module(f"lightningbus.{_MODULES[name]}")
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("lightningbus"):
-            raise
-        raise ImportError(
-            f"lightningbus.{name} needs {error.name}, which is not installed: pip install 'lightningbus[store]'"
-        ) from error
+        from common.missing_modules import describe_missing_module
+
+        raise ImportError(f"lightningbus.{name} cannot be used: {describe_missing_module(error.name)}") from error
     globals()[name] = getattr(module, name)
     return globals()[name]
 

@@ -62,7 +62,7 @@ def test_rollouts_of_a_round_count_from_the_evaluation_that_has_its_prompt() -> 
     """And those of training up to its version; evaluations themselves count nothing."""
 
     def evaluated(version: int, prompt: int, reward: float) -> dict[str, Any]:
-        return {"label": "sampled", "version": version, "prompt_versions": {"solver": prompt}, "accuracy": reward}
+        return {"label": "sampled", "version": version, "prompt_versions": {"solver": prompt}, "mean_reward": reward}
 
     def a_round(version: int, rollouts: int, released: int | None) -> dict[str, Any]:
         return {
@@ -132,8 +132,8 @@ def test_the_target_is_near_the_best_of_identical_and_the_table_names_the_runs_t
 
 def test_a_run_is_kept_with_the_curve_of_its_versions() -> None:
     evaluations = [
-        {"label": label, "version": version, "accuracy": accuracy}
-        for label, version, accuracy in (("sampled", 3, 0.5), ("greedy", 3, 0.4), ("sampled", 0, 0.1))
+        {"label": label, "version": version, "mean_reward": reward}
+        for label, version, reward in (("sampled", 3, 0.5), ("greedy", 3, 0.4), ("sampled", 0, 0.1))
     ]
     figures = {"evaluations": evaluations, "steps": 3, "rollouts": 9, "share_trained": 1.0, "mean_staleness": 0.5}
     row = row_of("math_tools", "air", 1, {**figures, "seconds": 2.0, "rollouts_lost": 0})

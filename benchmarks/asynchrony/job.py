@@ -137,7 +137,7 @@ class Bench:
             "job": self._job,
             "seed": self._seed,
             "seconds_to_target": seconds_to(curve, TARGET),
-            "final_accuracy": round(final.accuracy, 4),
+            "final_accuracy": round(final.mean_reward, 4),
             **measured,
             "curve": curve,
         }

@@ -76,7 +76,7 @@ def train(job: str, method: str, seed: int, work: Path, max_steps: int = STEPS) 
 def row_of(job: str, method: str, seed: int, figures: dict[str, Any]) -> dict[str, Any]:
     """What is kept of a run: its curve, and the figures of `results.json` that compare methods. Pure."""
     sampled = [each for each in figures["evaluations"] if each["label"] == "sampled"]
-    curve = sorted((each["version"], round(each["accuracy"], 4)) for each in sampled)
+    curve = sorted((each["version"], round(each["mean_reward"], 4)) for each in sampled)
     return {
         "job": job,
         "method": method,

@@ -1,4 +1,4 @@
-"""The calculator job through every part of the system: `lightningbus demo`, its time and its accuracy."""
+"""The calculator job through every part of the system: `lightningbus demo`, its time and its held-out reward."""
 
 import json
 import subprocess

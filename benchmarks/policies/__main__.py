@@ -61,7 +61,7 @@ def tables(results: Sequence[dict[str, Any]]) -> str:
 
 
 def compare_arms(results: Sequence[dict[str, Any]]) -> str:
-    """Held-out accuracy of each arm, and the share of its verdicts that were right: means over seeds."""
+    """Held-out mean reward of each arm, and the share of its verdicts that were right: means over seeds."""
     lines = [
         "| arm | seeds | greedy before | after | sampled before | after | per seed | verdicts right before | after "
         "| seconds |",

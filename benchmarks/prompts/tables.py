@@ -24,7 +24,9 @@ def summarize(figures: Mapping[str, Any], rollouts_per_step: int) -> Row:
             if each["weight_versions"]["policy"] < version
             or any(evaluation["prompt_versions"].get(name, 0) >= used for name, used in each["prompt_versions"].items())
         )  # fmt: skip
-        curve[evaluation["label"]].append((version * rollouts_per_step + of_rounds, round(evaluation["accuracy"], 4)))
+        curve[evaluation["label"]].append(
+            (version * rollouts_per_step + of_rounds, round(evaluation["mean_reward"], 4))
+        )
     return {
         "rounds": [
             {

@@ -60,7 +60,8 @@ _READ_PROMPTS = (
 _READ_AUDITS = f"{API}.DIRECT.GET.{subjects.WEIGHTS}.{subjects.ALL_AUDITS}"
 _READ_OBJECT_INFO = f"{API}.DIRECT.GET.{BUCKET}.{META}"
 _READ_OBJECTS = (_READ_OBJECT_INFO, f"{API}.DIRECT.GET.{BUCKET}")
-_WRITE_OBJECTS = (CHUNKS, META, f"{API}.STREAM.INFO.{BUCKET}", f"{API}.STREAM.PURGE.{BUCKET}")
+_LIST_OBJECTS = f"{API}.STREAM.INFO.{BUCKET}"
+_WRITE_OBJECTS = (CHUNKS, META, _LIST_OBJECTS, f"{API}.STREAM.PURGE.{BUCKET}")
 
 _ROLE_PERMISSIONS: Mapping[str, Permissions] = {
     "runner": Permissions(
@@ -156,6 +157,8 @@ _ROLE_PERMISSIONS: Mapping[str, Permissions] = {
             f"{API}.STREAM.INFO.{subjects.TASKS}",
             *_READ_WEIGHTS,
             _BATCH_GET,
+            _LIST_OBJECTS,
+            _READ_OBJECT_INFO,
             *_READ_PROMPTS,
         ),
         subscribe=(subjects.heartbeats("*"), subjects.ALL_ROLLOUTS),

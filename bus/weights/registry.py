@@ -1,11 +1,13 @@
 """The weight versions of a model as the bus has them: what was decided of them, and who serves them."""
 
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 from bus.batch_get import batch_get, sequence_of
 from bus.client import Bus
 from bus.weights.signed_log import SignedLog
+from bus.weights.transports.factory import open_transport
 from bus.weights.version_registry import (
     RESPONSE_TIMEOUT_SECONDS,
     Target,
@@ -42,14 +44,13 @@ class WeightRegistry(VersionRegistry[WeightManifest, ReleaseState]):
         return [*super()._logs(), locks]
 
     async def find_expired_blob(self, manifest: WeightManifest) -> str:
-        """The name of a file of a version that is not on the bus any more; empty: all are, or they lie elsewhere."""
-        if manifest.transport != "bus":
+        """The name of a file of a version that is not there any more; empty: all are, or nobody here can know."""
+        if not can_list_files(manifest):
             return ""
+        transport = open_transport(self._bus, manifest.transport, manifest.location)
         needed = {(blob.bucket, blob.name) for blob in (*manifest.blobs, *(link.blob for link in manifest.chain))}
         stored = {
-            (bucket, name)
-            for bucket in {bucket for bucket, _ in needed}
-            for name in await self._bus.object_store.list_names(bucket)
+            (bucket, name) for bucket in {bucket for bucket, _ in needed} for name in await transport.list_names(bucket)
         }
         return min((name for _, name in needed - stored), default="")
 
@@ -63,6 +64,11 @@ class WeightRegistry(VersionRegistry[WeightManifest, ReleaseState]):
             if len(page) < BATCH:
                 return activations
             since = page[-1][1]
+
+
+def can_list_files(manifest: WeightManifest) -> bool:
+    """Whether it can be known here which files of a version are there: on the bus, or in a directory of this host."""
+    return manifest.transport == "bus" or (manifest.transport == "file" and Path(manifest.location).is_dir())
 
 
 async def list_models(bus: Bus) -> list[str]:

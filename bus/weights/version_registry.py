@@ -122,7 +122,7 @@ class VersionRegistry(Generic[M, R]):
 
     async def append_decision(
         self,
-        action: Literal["approved", "revoked", "pinned", "unpinned"],
+        action: Literal["approved", "revoked", "pinned", "unpinned", "kept"],
         version: int,
         *,
         actor: str,

@@ -15,6 +15,8 @@ from opentelemetry.context import Context
 from opentelemetry.trace import INVALID_SPAN, NoOpTracer, Span, SpanKind, StatusCode, Tracer, use_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from common.missing_modules import describe_missing_module
+
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SpanExportResult
@@ -54,7 +56,7 @@ def setup(role: str, instance: str) -> None:
     try:
         _provider = _create_provider(role, instance)
     except ModuleNotFoundError as error:
-        log.warning("no traces are exported: %s is not installed: pip install 'lightningbus[otel]'", error.name)
+        log.warning("no traces are exported: %s", describe_missing_module(error.name, "otel"))
         return
     except Exception as error:  # of what the environment says to a library: no role ends for that
         log.warning("no traces are exported: what OTEL_* says is refused: %s", type(error).__name__)

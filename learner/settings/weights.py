@@ -88,6 +88,11 @@ class WeightSettings(BaseModel):
         description="versions from one whole file to the next; those between are sent as what changed, to the bit, "
         "where that is less than half; 1: all whole",
     )
+    keep_best: bool = Field(
+        False,
+        description="the files of the version with the best held-out reward of a training job are never deleted, "
+        "besides the last keep_weight_versions; `weights export --best` writes it, also when the run has ended",
+    )
     canary: CanarySettings | None = Field(
         None, description="each version is tried on one node before the others follow; none: they follow at once"
     )

@@ -6,12 +6,12 @@ from pathlib import Path
 from lightningbus.api.table import Table
 from lightningbus.run.evaluation import Evaluation
 
-COLUMNS = ("version", "accuracy", "standard_error", "num_problems", "rollouts", "ok", "seconds")
+COLUMNS = ("version", "mean_reward", "standard_error", "num_problems", "rollouts", "ok", "seconds")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class EvaluationResult:
-    """Mean rewards with standard errors, by the way in which tasks were answered: ``result["greedy"].accuracy``."""
+    """Mean rewards with standard errors, by the way in which tasks were answered: ``result["greedy"].mean_reward``."""
 
     directory: Path
     """The run's directory."""

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from common.missing_modules import describe_missing_module
 from common.observability.log_format import FORMAT_VARIABLE, LogFormat
 from lightningbus.cli.lazy_group import Command, LazyGroup
 
@@ -89,5 +90,10 @@ def _main(
 
 
 def main() -> None:
-    """Entry point."""
-    app()
+    """Entry point; a module that is missing ends in one sentence, whichever command imports it."""
+    try:
+        app()
+    except ModuleNotFoundError as error:
+        from lightningbus.run.role_process import exit_with
+
+        exit_with(describe_missing_module(error.name))

@@ -16,6 +16,7 @@ from bus.errors import BusError
 from bus.stream_sizes import StreamSizes
 from bus.task_file import TaskFileError
 from common.aio import Interrupted, run_unless
+from common.missing_modules import describe_missing_module
 from lightningbus.run.discovery import BusEndpoint
 from lightningbus.run.role_process import UserError, exit_with, on_stop_signals
 from lightningbus.run.setting_sources import merge, name_origins, read_environment, read_flags
@@ -110,11 +111,11 @@ def with_api_key(settings: S, at: BusEndpoint) -> S:
 
 @contextmanager
 def require_extra(name: str) -> Iterator[None]:
-    """Around the imports of a room; says in one sentence what to install where its packages are missing."""
+    """Around the imports of a room; says in one sentence what to install where a module is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
-        exit_with(f"{error.name} is not installed: pip install 'lightningbus[{name}]'")
+        exit_with(describe_missing_module(error.name, name))
 
 
 def check_names(**names: str) -> None:

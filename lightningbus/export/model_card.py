@@ -6,12 +6,43 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import yaml
+
 from learner.settings.learner import LearnerSettings
+from lightningbus.export.base_model import BaseModel
 from lightningbus.run.evaluation import Evaluation
 from lightningbus.run.results import Results
 from schemas.weights.events import WeightManifest
 
 CARD = "README.md"
+LICENSE_OF_BASE = "that of the base model"
+SERVE = "python -m vllm.entrypoints.openai.api_server --model {model} --port 8000"
+"""The server by its module: the CPU build of vLLM has no working `vllm` program."""
+LOAD = """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(".")
+tokenizer = AutoTokenizer.from_pretrained(".")
+"""
+LOAD_ADAPTER = """\
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+base = {base}  # the base model: its name on the Hub, or its directory
+model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), ".")
+tokenizer = AutoTokenizer.from_pretrained(".")
+"""
+CHAT = """\
+messages = [{"role": "user", "content": "what is 12 plus 7 ?"}]
+inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+"""
+TEXT = """\
+inputs = tokenizer("what is 12 plus 7 ?", return_tensors="pt")
+"""
+GENERATE = """\
+tokens = model.generate(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], max_new_tokens=16)
+print(tokenizer.decode(tokens[0][inputs["input_ids"].shape[1] :]))
+"""
 UNLISTED_SETTINGS = {"run", "model", "model_path", "tasks", "id", "checkpoint_dir", "health_address", "cpu_threads"}
 """Settings of the learner that say where it ran, not how it trained; or that the card states by themselves."""
 
@@ -21,35 +52,59 @@ class CardFacts:
     """What a card is made of."""
 
     manifest: WeightManifest
-    base_model: str
-    """Name of the model that training started from."""
+    base: BaseModel
+    """The model that training started from."""
     is_adapter: bool
     learner: Mapping[str, Any]
     """The learner's settings; empty if unknown."""
     results: Results | None
+    dtype: str
+    """What the weights are in."""
+    has_chat_template: bool
+    packages: Mapping[str, str]
+    """Versions of the libraries of the run, else of those that exported it."""
 
 
 def render_card(facts: CardFacts) -> str:
     """The card in Markdown, with the Hub's metadata at its top."""
     manifest = facts.manifest
-    library = "peft" if facts.is_adapter else "transformers"
     published = datetime.fromtimestamp(manifest.created_at_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     digest = manifest.fingerprint or manifest.blobs[-1].sha256
     kind = "xxh3-128 of the weights" if manifest.fingerprint else "SHA-256 of the adapters"
+    rows = {
+        "base model": f"`{facts.base.name}`",
+        "licence": facts.base.license.get("license_name", facts.base.license.get("license", LICENSE_OF_BASE)),
+        "data type": facts.dtype,
+        "run": f"`{manifest.run_id}`",
+        "version": str(manifest.version),
+        "training step": str(manifest.step),
+        "published": published,
+        kind: f"`{digest}`",
+        "libraries": ", ".join(f"{name} {number}" for name, number in facts.packages.items()),
+    }
     parts = [
-        f"---\nlibrary_name: {library}\npipeline_tag: text-generation\n"
-        "tags: [lightningbus, reinforcement-learning]\n---",
+        f"---\n{yaml.safe_dump(_metadata(facts), sort_keys=False)}---",
         f"# {manifest.run_id}, version {manifest.version}",
         f"Weight version {manifest.version} of run `{manifest.run_id}`, trained by reinforcement learning "
-        f"with lightningbus from `{facts.base_model}`.",
-        f"| | |\n|---|---|\n| run | `{manifest.run_id}` |\n| version | {manifest.version} |\n"
-        f"| training step | {manifest.step} |\n| published | {published} |\n| {kind} | `{digest}` |",
+        f"with lightningbus from `{facts.base.name}`.",
+        "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]),
         *_results(facts),
-        "## Load it",
-        _usage(facts.is_adapter),
+        *_usage(facts),
         *_settings(facts.learner),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _metadata(facts: CardFacts) -> dict[str, object]:
+    """What the Hub reads of the card."""
+    of_hub = {"base_model": facts.base.name, "base_model_relation": "adapter" if facts.is_adapter else "finetune"}
+    return {
+        "library_name": "peft" if facts.is_adapter else "transformers",
+        "pipeline_tag": "text-generation",
+        **(of_hub if facts.base.is_on_hub else {}),
+        **facts.base.license,
+        "tags": ["lightningbus", "reinforcement-learning"],
+    }
 
 
 def _results(facts: CardFacts) -> list[str]:
@@ -65,22 +120,18 @@ def _results(facts: CardFacts) -> list[str]:
 
 def _row(evaluation: Evaluation) -> str:
     error = f"{evaluation.standard_error:.4f}" if evaluation.standard_error is not None else ""
-    cells = (evaluation.version, evaluation.label, f"{evaluation.accuracy:.4f}", error, evaluation.num_problems)
+    cells = (evaluation.version, evaluation.label, f"{evaluation.mean_reward:.4f}", error, evaluation.num_problems)
     return "".join(f"| {cell} " for cell in cells) + "|"
 
 
-def _usage(is_adapter: bool) -> str:
-    if is_adapter:
-        return (
-            "```python\nfrom peft import AutoPeftModelForCausalLM\n\n"
-            'model = AutoPeftModelForCausalLM.from_pretrained("DIRECTORY")\n```'
-        )
-    return (
-        "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        'model = AutoModelForCausalLM.from_pretrained("DIRECTORY")\n'
-        'tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")\n```\n\n'
-        "or `vllm serve DIRECTORY`."
-    )
+def _usage(facts: CardFacts) -> list[str]:
+    """Programs that run as they stand here, in the directory of the model."""
+    load = LOAD_ADAPTER.format(base=json.dumps(facts.base.name)) if facts.is_adapter else LOAD
+    question = CHAT if facts.has_chat_template else TEXT
+    parts = ["## Use it", "In this directory:", f"```python\n{load}{question}{GENERATE}```"]
+    if not facts.is_adapter:
+        parts += [f"Or with vLLM's server:\n\n```sh\n{SERVE.format(model='.')}\n```"]
+    return parts
 
 
 def _settings(learner: Mapping[str, Any]) -> list[str]:

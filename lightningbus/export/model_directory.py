@@ -4,15 +4,21 @@ import asyncio
 import json
 import shutil
 import tempfile
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from bus.errors import BusError
 from bus.weights.registry import WeightRegistry
 from bus.weights.version_cache import WeightCache
 from inference.engine.peft import CONFIG, write_directory
+from inference.engine.peft import WEIGHTS as ADAPTERS
+from lightningbus.export.base_model import BaseModel, read_base_model
 from lightningbus.export.lora_merge import merge_adapters
 from lightningbus.export.model_card import CARD, CardFacts, render_card
 from lightningbus.export.run_source import RunSource
+from lightningbus.run.best_version import find_best, version_of
+from lightningbus.run.machine import read_versions
 from lightningbus.run.model_choice import choose_model, choose_model_on_bus
 from lightningbus.run.new_directory import is_vacant, written_beside
 from lightningbus.run.results import Results
@@ -20,11 +26,14 @@ from lightningbus.run.role_process import UserError
 from schemas.weights.delta import DeltaError, fingerprint
 from schemas.weights.events import WeightManifest
 from schemas.weights.release_policy import is_pending_canary, is_revoked
+from schemas.weights.safetensors_header import parse_tensors, read_header
 
 WEIGHTS = "model.safetensors"
 MAX_LORA_RANK = 2**31
 """A directory on disk has no limit of its own; an engine has."""
 MODEL_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""Names of data types in a safetensors file, as users know them."""
 PUBLIC_MODE = 0o644
 """Of the weights, as of the files beside them."""
 INDEX = ".index.json"
@@ -42,8 +51,12 @@ class ExportRequest:
     """The name it is published under; None: that of the run."""
     base_model: Path | None = None
     """Directory with configuration and tokenizer; None: where the run's training started."""
+    base_name: str | None = None
+    """How the base model is called, as ``owner/name`` of the Hub; None: as its directory says."""
     is_adapter: bool = False
     """LoRA's adapters alone, in PEFT's format."""
+    is_best: bool = False
+    """The version with the best held-out reward, in place of ``version``."""
     is_forced: bool = False
     """Also a version that may not be served."""
 
@@ -52,7 +65,7 @@ async def export_version(source: RunSource, request: ExportRequest) -> WeightMan
     """Write the model directory of a version, whole or not at all; returns the version's manifest.
 
     The weights are fetched and verified by the code that nodes use, and are the file that nodes loaded. Raises
-    `UserError`, or `BusError` when the version's files have expired.
+    `UserError`, also when the version's files have expired.
     """
     learners = source.read_learners()
     if learners:
@@ -61,7 +74,9 @@ async def export_version(source: RunSource, request: ExportRequest) -> WeightMan
         model = await choose_model_on_bus(request.model, source.bus)
     learner = learners.get(model, {})
     base_model = _find_base_model(source, request, learner)
-    manifest = await _select_version(WeightRegistry(source.bus, model), model, request)
+    base = read_base_model(base_model, request.base_name)
+    results = Results.read(source.directory) if source.directory is not None else None
+    manifest = await _select_version(WeightRegistry(source.bus, model), model, request, results)
     if request.is_adapter and manifest.kind != "lora":
         raise UserError(f"version {manifest.version} has no adapters: it holds all weights; leave out --adapter")
     if not is_vacant(request.directory):
@@ -70,24 +85,42 @@ async def export_version(source: RunSource, request: ExportRequest) -> WeightMan
         with tempfile.TemporaryDirectory(prefix=".fetched-", dir=directory) as fetched:
             try:
                 files = await WeightCache(source.bus, model, Path(fetched)).ensure(manifest)
-                await asyncio.to_thread(_write_model, files, base_model, directory, request.is_adapter)
+                await asyncio.to_thread(
+                    _write_model, files, base_model, directory, base if request.is_adapter else None
+                )
             except (DeltaError, OSError, ValueError) as error:
                 raise UserError(f"version {manifest.version} cannot be exported: {error}") from error
+            except BusError as error:
+                raise UserError(
+                    f"version {manifest.version} cannot be exported: {error}; `lightningbus weights list` says which "
+                    "versions can be, and `weights.keep_best: true` of the learner keeps the best one"
+                ) from error
         if manifest.fingerprint and await asyncio.to_thread(fingerprint, directory / WEIGHTS) != manifest.fingerprint:
             raise UserError(f"version {manifest.version} was fetched and is not what was published: export it again")
-        results = Results.read(source.directory) if source.directory is not None else None
-        facts = CardFacts(manifest, base_model.name, request.is_adapter, learner, results)
+        facts = CardFacts(
+            manifest,
+            base,
+            is_adapter=request.is_adapter,
+            learner=learner,
+            results=results,
+            dtype=_read_dtype(directory / (ADAPTERS if request.is_adapter else WEIGHTS)),
+            has_chat_template=_has_chat_template(directory),
+            packages=results.packages if results is not None else read_versions(),
+        )
         (directory / CARD).write_text(render_card(facts))
     return manifest
 
 
-async def _select_version(registry: WeightRegistry, model: str, request: ExportRequest) -> WeightManifest:
-    if request.version is None:
+async def _select_version(
+    registry: WeightRegistry, model: str, request: ExportRequest, results: Results | None
+) -> WeightManifest:
+    version = await _find_best(registry, model, results) if request.is_best else request.version
+    if version is None:
         serve = (await registry.resolve_target()).serve
         if serve is None:
             raise UserError(f"model {model!r} has no version to serve: see `lightningbus weights list`, or name one")
         return serve
-    (manifest, _), *_ = await registry.manifests_of(request.version)
+    (manifest, _), *_ = await registry.manifests_of(version)
     release = await registry.refresh()
     if not request.is_forced:
         if is_revoked(release, manifest.version):
@@ -95,6 +128,15 @@ async def _select_version(registry: WeightRegistry, model: str, request: ExportR
         if is_pending_canary(release, manifest):
             raise UserError(f"version {manifest.version} awaits its canary: give --force to export it all the same")
     return manifest
+
+
+async def _find_best(registry: WeightRegistry, model: str, results: Results | None) -> int:
+    """The version with the best held-out reward: of the run's results, else the one that is kept for it."""
+    best = find_best(results.evaluations) if results is not None else None
+    version = version_of(best, model) if best is not None else (await registry.refresh()).kept
+    if version is None:
+        raise UserError(f"no held-out reward of model {model!r} is known here: name a version, or the run by --run")
+    return version
 
 
 def _find_base_model(source: RunSource, request: ExportRequest, learner: dict[str, object]) -> Path:
@@ -108,8 +150,31 @@ def _find_base_model(source: RunSource, request: ExportRequest, learner: dict[st
     return path
 
 
-def _write_model(files: list[Path], base_model: Path, directory: Path, is_adapter: bool) -> None:
-    """The model's files beside the weights, and the weights; with LoRA merged, or the adapters alone."""
+def _read_dtype(weights: Path) -> str:
+    """What most of the numbers of a file are in."""
+    tensors = parse_tensors(read_header(weights), weights.stat().st_size)
+    sizes = Counter[str]()
+    for tensor in tensors.values():
+        begin, end = tensor.data_offsets
+        sizes[tensor.dtype] += end - begin
+    dtype = sizes.most_common(1)[0][0] if sizes else ""
+    return DTYPES.get(dtype, dtype)
+
+
+def _has_chat_template(directory: Path) -> bool:
+    if (directory / "chat_template.jinja").exists():
+        return True
+    try:
+        return bool(json.loads((directory / "tokenizer_config.json").read_text("utf-8")).get("chat_template"))
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _write_model(files: list[Path], base_model: Path, directory: Path, adapted: BaseModel | None) -> None:
+    """The model's files beside the weights, and the weights, with LoRA merged.
+
+    ``adapted``: the model that the adapters are of, which are written alone then.
+    """
     for path in sorted(base_model.iterdir()):
         is_model_file = path.suffix in MODEL_SUFFIXES and not path.name.endswith(INDEX)
         if path.is_file() and (is_model_file or path.name.startswith("LICENSE")):
@@ -121,12 +186,12 @@ def _write_model(files: list[Path], base_model: Path, directory: Path, is_adapte
         return
     adapters = weights.with_name("adapter")
     write_directory(weights, adapters, MAX_LORA_RANK)
-    if is_adapter:
+    if adapted is not None:
         (directory / "config.json").unlink()  # with it, this would be taken for a model with all weights
         for path in adapters.iterdir():
             path.replace(directory / path.name)
         config = json.loads((directory / CONFIG).read_text())
-        config |= {"base_model_name_or_path": str(base_model.resolve()), "task_type": "CAUSAL_LM"}
+        config |= {"base_model_name_or_path": adapted.name, "task_type": "CAUSAL_LM"}
         (directory / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         return
     bases[0].replace(directory / WEIGHTS)

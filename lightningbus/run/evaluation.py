@@ -70,7 +70,7 @@ class Evaluation(BaseModel):
     version: int = Field(description="weight version of the model that agents call by name")
     versions: dict[str, int] = Field({}, description="weight version of each model that was pinned")
     prompt_versions: dict[str, int] = Field({}, description="version of each prompt that was pinned")
-    accuracy: float = Field(
+    mean_reward: float = Field(
         description="mean reward of all rollouts; a failed one counts as 0, and one without a grade not at all"
     )
     standard_error: float | None = Field(description="of that mean, over problems; none for a single problem")
@@ -87,7 +87,7 @@ class Evaluation(BaseModel):
 
     def format_mean(self) -> str:
         """The mean reward with its standard error."""
-        return format_mean(self.accuracy, self.standard_error)
+        return format_mean(self.mean_reward, self.standard_error)
 
 
 def format_mean(mean: float, error: float | None) -> str:
@@ -193,7 +193,7 @@ async def evaluate(
         version=versions[model],
         versions=dict(versions),
         prompt_versions=dict(prompt_versions),
-        accuracy=mean,
+        mean_reward=mean,
         standard_error=standard_error,
         num_problems=len(problems),
         rollouts=len(tasks),

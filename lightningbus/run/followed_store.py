@@ -10,7 +10,7 @@ from bus.errors import BusError
 from common.aio import first_completed
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.store_discovery import NO_STORE, SQL_VARIABLE, find_running_store
+from lightningbus.run.store_discovery import NO_RUN_YET, NO_STORE, SQL_VARIABLE, find_running_store
 from lightningbus.run.store_files import open_shared_files
 from store.clickhouse.client import StoreUnreachable, connect_readonly
 from store.clickhouse.query_limits import UI
@@ -25,6 +25,10 @@ LATEST_SECONDS = 1.0
 GOES_ON = "This page goes on by itself as soon as a store or the run's files can be read."
 
 
+class NoRunYetError(UserError):
+    """There is nothing to read, and may be soon."""
+
+
 class FollowedStore:
     """Keeps a `Reader` on the store at ``url``, else on that of ``run``, else on the latest run's: process or files."""
 
@@ -32,28 +36,43 @@ class FollowedStore:
         self._reader, self._database, self._run = reader, database, run
         self._url = url or (os.environ.get(SQL_VARIABLE) if run is None else None)
         self._opened = asyncio.Event()
+        self._problem = ""
 
-    async def wait_until_opened(self) -> None:
-        """Wait for the first store; see `follow` for how it may fail."""
+    async def wait_until_opened(self) -> str:
+        """Wait for the first store, or until there is no run yet; returns why nothing can be read, empty if it can.
+
+        See `follow` for how it may fail.
+        """
         await self._opened.wait()
+        return self._problem
 
     async def follow(self) -> None:
-        """For ever. Before the first store has answered it raises `UserError`, `BusError` or `StoreUnreachable`."""
+        """For ever. Before the first store has answered it raises `UserError`, `BusError` or `StoreUnreachable`.
+
+        The first run is waited for.
+        """
         while True:
             try:
                 await self._follow_until_gone()
+            except NoRunYetError as error:
+                self._lose(error)
+                self._problem = str(error)
+                self._opened.set()
             except (UserError, BusError, StoreUnreachable) as error:
                 if not self._opened.is_set():
                     raise
-                sentence = str(error)
-                self._reader.lose(f"{sentence[0].upper()}{sentence[1:]}. {GOES_ON}")
+                self._lose(error)
             await asyncio.sleep(RETRY_SECONDS)
+
+    def _lose(self, error: Exception) -> None:
+        sentence = str(error)
+        self._reader.lose(f"{sentence[0].upper()}{sentence[1:]}. {GOES_ON}")
 
     async def _follow_until_gone(self) -> None:
         if url := await self._find_process():
             await self._read_process(url)
         elif (run := self._run or RunDirectory.latest()) is None or not run.has_stored_data():
-            raise UserError(NO_STORE)
+            raise UserError(NO_STORE) if self._run is not None else NoRunYetError(NO_RUN_YET)
         else:
             await self._read_files(run)
 
@@ -95,4 +114,5 @@ class FollowedStore:
 
     def _use(self, client: Client, state: StoreState) -> None:
         self._reader.use(client, state)
+        self._problem = ""
         self._opened.set()

@@ -7,6 +7,8 @@ from typing import Literal
 Level = Literal["ok", "warning", "error"]
 MIN_PYTHON, NEXT_PYTHON = (3, 11), (3, 14)
 MIN_CORES, MIN_MEMORY_GIB, MIN_FREE_GIB = 2, 8.0, 5.0
+INSTALLATION_GIB = 5.3
+"""Of all packages, in an environment without CUDA."""
 MIN_OPEN_FILES = 4096
 MIN_DRIVER = 580
 """NVIDIA's driver for CUDA 13, which the pinned vLLM uses: https://docs.nvidia.com/deploy/cuda-compatibility/."""
@@ -32,6 +34,8 @@ class Facts:
     """Whether Linux gives the tile registers to a process that asks for them."""
     runs_directory: str = "runs"
     free_gib: float = 0.0
+    packages_directory: str = ""
+    packages_free_gib: float = 0.0
     is_runs_writable: bool = True
     temporary_directory: str = "/tmp"
     is_temporary_writable: bool = True
@@ -43,6 +47,8 @@ class Facts:
     now: float = 0.0
     newest_file_at: float = 0.0
     """When the newest file of this installation was written."""
+    missing_parts: str = ""
+    """Files and modules of lightningbus itself that are not there; empty: none."""
     versions: Mapping[str, str | None] = field(default_factory=dict)
     """Of each package that a role needs; None: it is not installed."""
 
@@ -77,9 +83,11 @@ def check_machine(facts: Facts) -> list[Check]:
         _check_gpu(facts),
         _check_amx(facts),
         *_check_directories(facts),
+        *_check_space_for_packages(facts),
         _check_open_files(facts),
         *_check_ports(facts.used_ports),
         _check_clock(facts),
+        _check_installation(facts.missing_parts),
         *_check_packages(facts.versions),
     ]
 
@@ -148,6 +156,18 @@ def _check_directories(facts: Facts) -> Iterator[Check]:
         yield Check("temporary files", "ok", f"{temporary} is writable, and short enough for Unix sockets")
 
 
+def _check_space_for_packages(facts: Facts) -> Iterator[Check]:
+    """Only while packages are missing: what is installed needs no more space."""
+    if None not in (facts.versions.get(name) for name in PACKAGES):
+        return
+    finding = f"{facts.packages_free_gib:.1f} GiB free in {facts.packages_directory}"
+    if facts.packages_free_gib < INSTALLATION_GIB:
+        advice = f"all packages take {INSTALLATION_GIB:g} GB: free some, or make the environment on another disk"
+        yield Check("disk", "error", finding, advice)
+    else:
+        yield Check("disk", "ok", f"{finding}; all packages take {INSTALLATION_GIB:g} GB")
+
+
 def _check_open_files(facts: Facts) -> Check:
     is_low = facts.max_open_files < MIN_OPEN_FILES
     advice = f"raise it: `ulimit -Hn {MIN_OPEN_FILES}` as root, or LimitNOFILE of the service"
@@ -170,6 +190,13 @@ def _check_clock(facts: Facts) -> Check:
             "clock", "error", "the clock is behind the files of this installation", "set it: `timedatectl set-ntp true`"
         )
     return Check("clock", "ok", "plausible")
+
+
+def _check_installation(missing_parts: str) -> Check:
+    if missing_parts:
+        advice = "install lightningbus again: `pip install --force-reinstall --no-deps` and what you installed it from"
+        return Check("lightningbus", "error", f"incomplete: {missing_parts} cannot be found", advice)
+    return Check("lightningbus", "ok", "complete")
 
 
 def _check_packages(versions: Mapping[str, str | None]) -> Iterator[Check]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bus.embedded.nats_server import port_is_free
 from common.unix_sockets import PathTooLongError, private_directory
+from lightningbus.run.installation import describe_missing_parts
 from lightningbus.run.machine_checks import PACKAGES, Facts
 
 GIB = 2**30
@@ -24,7 +25,7 @@ ASK_AMX = "import sys; from inference.engine.plugin import request_amx; sys.exit
 
 
 def read_facts(runs: Path) -> Facts:
-    """The facts of this machine for a run below ``runs``; takes about a second."""
+    """The facts of this machine for a run below ``runs``; takes about two seconds."""
     existing = next(path for path in (runs.absolute(), *runs.absolute().parents) if path.exists())
     has_amx = "amx_tile" in _read(Path("/proc/cpuinfo"))
     gpus, driver, gpu_problem = _read_gpus()
@@ -40,6 +41,8 @@ def read_facts(runs: Path) -> Facts:
         can_use_amx=has_amx and subprocess.run([sys.executable, "-c", ASK_AMX], check=False).returncode == 0,
         runs_directory=str(runs),
         free_gib=shutil.disk_usage(existing).free / GIB,
+        packages_directory=sys.prefix,
+        packages_free_gib=shutil.disk_usage(sys.prefix).free / GIB,
         is_runs_writable=_is_writable(existing),
         temporary_directory=tempfile.gettempdir(),
         is_temporary_writable=_is_writable(Path(tempfile.gettempdir())),
@@ -48,6 +51,7 @@ def read_facts(runs: Path) -> Facts:
         used_ports={port: purpose for port, purpose in PORTS.items() if not port_is_free("127.0.0.1", port)},
         now=time.time(),
         newest_file_at=Path(__file__).stat().st_mtime,
+        missing_parts=describe_missing_parts(),
         versions={name: _find_version(*OTHER_NAMES.get(name, (name,))) for name in PACKAGES},
     )
 

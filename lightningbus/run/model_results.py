@@ -45,7 +45,7 @@ class ModelEvaluation(BaseModel):
 
     label: str = Field(description="how the problems were answered: greedy or sampled")
     version: int = Field(description="weight version of this model")
-    accuracy: float = Field(
+    mean_reward: float = Field(
         description="mean of the reward that this model is trained on; a failed rollout counts as 0"
     )
     standard_error: float | None = Field(description="of that mean, over problems; none for a single problem")
@@ -78,6 +78,6 @@ def read_evaluations(client: Client, run: str) -> dict[str, list[ModelEvaluation
     rows = client.query(EVALUATIONS, parameters={"run_id": run, "labels": list(SAMPLINGS)}).result_rows
     evaluations: dict[str, list[ModelEvaluation]] = defaultdict(list)
     for model, label, version, mean, error in rows:
-        each = ModelEvaluation(label=label, version=version, accuracy=round(mean, 4), standard_error=error)
+        each = ModelEvaluation(label=label, version=version, mean_reward=round(mean, 4), standard_error=error)
         evaluations[model].append(each)
     return dict(evaluations)

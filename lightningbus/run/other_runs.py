@@ -113,7 +113,7 @@ def _describe(run: RunDirectory) -> OtherRun:
     if results is None:
         return OtherRun(run.path.name, is_up, last_ms=1000 * last)
     means = {
-        label: {each.version: each.accuracy for each in results.evaluations if each.label == label}
+        label: {each.version: each.mean_reward for each in results.evaluations if each.label == label}
         for label in dict.fromkeys(each.label for each in results.evaluations)
     }
     return OtherRun(

@@ -149,6 +149,12 @@ class VersionPins:
             if release.pinned is not None and self._is_own(release):
                 await registry.append_decision("unpinned", release.pinned, actor=self._actor)
 
+    async def keep(self, model: str, version: int, reason: str) -> None:
+        """Let the files of a version stay, in place of the one that was kept before."""
+        registry = self.registries[model]
+        if (await registry.refresh()).kept != version:
+            await registry.append_decision("kept", version, actor=self._actor, reason=reason)
+
     def _is_own(self, release: ReleaseState) -> bool:
         pin = find_pin(release)
         return pin is not None and pin.actor == self._actor

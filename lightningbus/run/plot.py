@@ -39,7 +39,7 @@ def plot_rewards(path: Path, title: str, training: Sequence[Point], held_out: Se
         evaluations = [evaluation for evaluation in held_out if evaluation.label == label]
         axes.errorbar(
             [evaluation.version for evaluation in evaluations],
-            [evaluation.accuracy for evaluation in evaluations],
+            [evaluation.mean_reward for evaluation in evaluations],
             yerr=[evaluation.standard_error or 0.0 for evaluation in evaluations],
             fmt=mark,
             color=color,
@@ -49,7 +49,7 @@ def plot_rewards(path: Path, title: str, training: Sequence[Point], held_out: Se
             zorder=3,
         )
     axes.set(title=title, xlabel="weight version", ylabel="mean reward")
-    rewards = [*means, *(evaluation.accuracy for evaluation in held_out)]
+    rewards = [*means, *(evaluation.mean_reward for evaluation in held_out)]
     if all(0 <= reward <= 1 for reward in rewards):
         axes.set_ylim(-0.04, 1.04)
     axes.grid(alpha=0.3)

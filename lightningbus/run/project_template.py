@@ -7,6 +7,7 @@ from importlib import resources
 from string import Template
 
 MODEL = "Qwen/Qwen3-0.6B"
+DOWNLOAD = f"hf download {MODEL} --local-dir model"
 NUM_TASKS, NUM_HELDOUT = 512, 64
 PYTHON_RUNNER = 'entrypoint: "agent:solve", python_executable: .venv/bin/python'
 
@@ -43,6 +44,17 @@ def render_project(framework: str) -> dict[str, str]:
     return _render_real(FRAMEWORKS[framework]) | files
 
 
+def list_commands(framework: str) -> list[str]:
+    """What is typed in the project, in order: make or fetch the model, train, look."""
+    of_framework = FRAMEWORKS.get(framework)
+    prepare = f"{_install_command(of_framework)} && {DOWNLOAD}" if of_framework is not None else "python model.py"
+    return [prepare, "lightningbus train -c run.yaml", "lightningbus ui"]
+
+
+def _install_command(framework: Framework) -> str:
+    return "python -m venv .venv && .venv/bin/pip install -r requirements.txt" if framework.is_python else "npm install"
+
+
 def make_tasks(num_tasks: int, num_heldout: int, seed: int) -> tuple[str, str]:
     """Two files of arithmetic tasks; no pair of numbers of the held-out ones is among those trained on."""
     rng = random.Random(seed)
@@ -65,15 +77,13 @@ def _render_real(framework: Framework) -> dict[str, str]:
     files = {agent: _read("real", framework.source)}
     if framework.is_python:
         files["requirements.txt"] = "".join(f"{name}=={number}\n" for name, number in framework.packages.items())
-        install = "python -m venv .venv && .venv/bin/pip install -r requirements.txt"
     else:
         package = {"private": True, "type": "module", "dependencies": framework.packages}
         files["package.json"] = json.dumps(package, indent=2) + "\n"
-        install = "npm install"
     values = {
         "framework": framework.title,
         "agent": agent,
-        "install": install,
+        "install": _install_command(framework),
         "model": MODEL,
         "runner": PYTHON_RUNNER if framework.is_python else "command: [node, agent.js]",
     }

@@ -147,7 +147,7 @@ class Results(BaseModel):
         self.sampled_before, self.sampled_after = self._first_and_last("sampled")
 
     def _first_and_last(self, label: str) -> tuple[float | None, float | None]:
-        means = {each.version: round(each.accuracy, 4) for each in self.evaluations if each.label == label}
+        means = {each.version: round(each.mean_reward, 4) for each in self.evaluations if each.label == label}
         versions = sorted(means)
         return means[versions[0]] if versions else None, means[versions[-1]] if len(versions) > 1 else None
 

@@ -20,6 +20,10 @@ from store.service import serve_readonly
 
 SQL_VARIABLE = "LIGHTNINGBUS_SQL"
 NO_STORE = "no store is running and there is no run here: start `lightningbus store`, or give --sql URL"
+NO_RUN_YET = (
+    "there is no run here yet: `lightningbus train -c run.yaml` starts one, `lightningbus init first` writes a project "
+    "for it, and `lightningbus demo` needs neither"
+)
 LISTEN_SECONDS = 2.5
 """A store says where it is once a second."""
 

@@ -13,6 +13,7 @@ from bus.task_file import load_tasks
 from bus.weights.registry import ServingTarget, WeightRegistry
 from common.aio import cancel_and_wait, run_unless
 from learner.settings.learner import LearnerSettings
+from lightningbus.run.best_version import find_best, version_of
 from lightningbus.run.evaluation import NODE_SECONDS, Evaluation, format_label
 from lightningbus.run.held_out import HeldOut
 from lightningbus.run.live_view import console
@@ -230,12 +231,21 @@ class _Training:
         """Show and keep an evaluation that has ended."""
         self._results.add_evaluation(evaluation)
         self._results.write(self._stack.directory.path)
+        await self._keep_best()
         what = format_label(evaluation.versions)
         self._stack.view.set_note(f"{evaluation.label}, {what}: {evaluation.format_mean()}")
         if evaluation.failures:  # the same will happen in training
             self._stack.view.warn(f"{evaluation.label}, {what}: {evaluation.failures}")
         with contextlib.suppress(ClickHouseError):  # the store is being started again; the picture is drawn at the end
             await self._draw()
+
+    async def _keep_best(self) -> None:
+        """Let the files of the best version so far stay, of each model whose learner wants that."""
+        best = find_best(self._results.evaluations)
+        for learner in self._learners:
+            if learner.weights.keep_best and best is not None:
+                reason = f"the best so far: held-out reward {best.format_mean()}, {best.label}"
+                await self._pins.keep(learner.model, version_of(best, learner.model), reason)
 
     def _keep_rounds(self, rounds: list[PromptRound]) -> None:
         self._results.prompt_rounds = rounds

@@ -97,7 +97,7 @@ def evaluations_table(evaluations: list[Evaluation], models: Mapping[str, Any], 
     means = {(main, each.version, _format_prompts(each), each.label): each.format_mean() for each in evaluations}
     for model, figures in models.items() if has_models else ():
         for each in figures.get("evaluations", ()) if model != main else ():
-            mean = format_mean(each["accuracy"], each["standard_error"])
+            mean = format_mean(each["mean_reward"], each["standard_error"])
             means[model, each["version"], "", each["label"]] = mean
     order = sorted(means, key=lambda each: (each[0] != main, each))
     for model, version, prompts in dict.fromkeys(key[:3] for key in order):

@@ -136,7 +136,7 @@ MAX_ACTOR_CHARS, MAX_REASON_CHARS = 200, 1000
 class ReleaseDecision(Event, frozen=True, kw_only=True):
     """A decision about a version: by the node that ran its canary, or by a person."""
 
-    action: Literal["approved", "revoked", "pinned", "unpinned"]
+    action: Literal["approved", "revoked", "pinned", "unpinned", "kept"]
     version: NonNegativeInt
     actor: Annotated[str, Meta(max_length=MAX_ACTOR_CHARS)]
     reason: Annotated[str, Meta(max_length=MAX_REASON_CHARS)] = ""
@@ -150,6 +150,8 @@ class ReleaseHistory(Event, frozen=True, kw_only=True):
 
     pinned: NonNegativeInt | None = None
     """The only version that is served."""
+    kept: NonNegativeInt | None = None
+    """The version whose files are not deleted: the best so far."""
     decisions: tuple[ReleaseDecision, ...] = ()
     """Oldest first; the last one is new in this event."""
 

@@ -32,7 +32,8 @@ def apply_decision(release: R, decision: ReleaseDecision) -> R:
         pinned = decision.version
     elif decision.action == "unpinned" or (decision.action == "revoked" and decision.version == pinned):
         pinned = None
-    return replace(release, pinned=pinned, decisions=(*release.decisions, decision)[-MAX_DECISIONS:])
+    kept = decision.version if decision.action == "kept" else release.kept
+    return replace(release, pinned=pinned, kept=kept, decisions=(*release.decisions, decision)[-MAX_DECISIONS:])
 
 
 def is_successor(before: ReleaseHistory, after: ReleaseHistory) -> bool:
@@ -68,12 +69,13 @@ def is_pending_canary(release: ReleaseHistory, manifest: VersionManifest) -> boo
 
 
 def versions_to_retain(release: ReleaseHistory, versions: Iterable[int]) -> set[int]:
-    """Of the versions whose files exist, those that nodes may have to fall back to if newer ones are revoked."""
+    """Of the versions whose files exist, the best so far and those to fall back to if newer ones are revoked."""
     existing = set(versions)
     not_revoked = {version for version in existing if not is_revoked(release, version)}
     approved = {decision.version for decision in release.decisions if decision.action == "approved"} & not_revoked
     pinned = {release.pinned} & existing if release.pinned is not None else set()
-    return {*pinned, *([max(approved)] if approved else []), *([max(not_revoked)] if not_revoked else [])}
+    kept = {release.kept} & not_revoked if release.kept is not None else set()
+    return {*pinned, *kept, *([max(approved)] if approved else []), *([max(not_revoked)] if not_revoked else [])}
 
 
 def last_approved_length(release: ReleaseHistory) -> float | None:

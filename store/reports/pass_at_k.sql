@@ -1,19 +1,33 @@
 -- title: pass@k and the variance within groups, by weight version of each model
--- about: The unbiased estimator of Chen et al. (arXiv:2107.03374), averaged over the tasks with at least k rollouts; a rollout passes at a reward of solved or more, of the rewards as in reward_by_version. A group belongs to the newest version that answered it. A group without variance teaches GRPO nothing.
+-- about: The unbiased estimator of Chen et al. (arXiv:2107.03374), averaged over the tasks with at least k rollouts; a rollout passes at a reward of solved or more, of the rewards as in reward_by_version. The note says where that threshold does not fit the rewards. A group belongs to the newest version that answered it. A group without variance teaches GRPO nothing.
 -- parameter: solved Float64 = 1
 -- plot: line x=version y=pass_1,pass_2,pass_4,pass_8 series=run_id,model,mode,evaluation
 WITH
-    (n, c, k) -> if(n - c < k, 1., 1 - arrayProduct(arrayConcat([1.], arrayMap(i -> 1 - k / i, range(toUInt64(n - c + 1), toUInt64(n + 1)))))) AS pass
+    (n, c, k) -> if(n - c < k, 1., 1 - arrayProduct(arrayConcat([1.], arrayMap(i -> 1 - k / i, range(toUInt64(n - c + 1), toUInt64(n + 1)))))) AS pass,
+    concat('rewards are ', toString(round(lowest, 4)), ' to ', toString(round(highest, 4)), ': say by the parameter solved which of them is a success') AS advice
 SELECT
-    run_id, model, mode, evaluation, version, count() AS tasks, sum(n) AS rollouts,
-    avg(variance) AS mean_variance, countIf(n > 1 AND variance = 0) / count() AS share_without_variance,
-    avg(c / n) AS pass_1, avgOrNullIf(pass(n, c, 2), n >= 2) AS pass_2,
-    avgOrNullIf(pass(n, c, 4), n >= 4) AS pass_4, avgOrNullIf(pass(n, c, 8), n >= 8) AS pass_8
+    * EXCEPT (lowest, highest),
+    multiIf(
+        highest < {solved:Float64} AND (lowest, highest) != (0, 0), concat('none is ', toString({solved:Float64}), ' or more; ', advice),
+        lowest >= {solved:Float64} AND (lowest, highest) != (1, 1), concat('all are ', toString({solved:Float64}), ' or more; ', advice),
+        {solved:Float64} = 1 AND highest > 1, concat('1 may not be a success; ', advice),
+        '') AS note
 FROM
 (
-    SELECT run_id, model, mode, evaluation, task_id, max(r.version) AS version, toInt64(count()) AS n,
-        toInt64(countIf(counted_reward >= {solved:Float64})) AS c, varPop(counted_reward) AS variance
-    FROM counted_rewards AS r WHERE outcome = 'ok' GROUP BY run_id, model, mode, evaluation, task_id
+    SELECT
+        run_id, model, mode, evaluation, version, count() AS tasks, sum(n) AS rollouts,
+        avg(variance) AS mean_variance, countIf(n > 1 AND variance = 0) / count() AS share_without_variance,
+        avg(c / n) AS pass_1, avgOrNullIf(pass(n, c, 2), n >= 2) AS pass_2,
+        avgOrNullIf(pass(n, c, 4), n >= 4) AS pass_4, avgOrNullIf(pass(n, c, 8), n >= 8) AS pass_8,
+        min(min(low)) OVER (PARTITION BY run_id, model, mode, evaluation) AS lowest,
+        max(max(high)) OVER (PARTITION BY run_id, model, mode, evaluation) AS highest
+    FROM
+    (
+        SELECT run_id, model, mode, evaluation, task_id, max(r.version) AS version, toInt64(count()) AS n,
+            toInt64(countIf(counted_reward >= {solved:Float64})) AS c, varPop(counted_reward) AS variance,
+            min(counted_reward) AS low, max(counted_reward) AS high
+        FROM counted_rewards AS r WHERE outcome = 'ok' GROUP BY run_id, model, mode, evaluation, task_id
+    )
+    GROUP BY run_id, model, mode, evaluation, version
 )
-GROUP BY run_id, model, mode, evaluation, version
 ORDER BY run_id, model, mode, evaluation, version

@@ -22,7 +22,7 @@ def test_a_model_directory_is_evaluated(tmp_path: Path, monkeypatch: pytest.Monk
         ("greedy", 0, len(HELDOUT)),
         ("sampled", 0, 3 * len(HELDOUT)),
     ]
-    assert all(0 <= each.accuracy <= 1 and each.standard_error is not None for each in result.evaluations.values())
+    assert all(0 <= each.mean_reward <= 1 and each.standard_error is not None for each in result.evaluations.values())
     with lb.connect() as session:
         assert session.reward_curve().evaluations.column("evaluation") == ["greedy", "sampled"]
 

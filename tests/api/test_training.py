@@ -96,7 +96,7 @@ def test_it_returns_what_the_command_prints(trained: Trained) -> None:
     assert [(each.label, each.version) for each in result.evaluations] == [
         (label, version) for version in (0, STEPS) for label in ("greedy", "sampled")
     ]
-    assert all(each.standard_error is not None and each.accuracy >= 0.25 for each in result.evaluations)
+    assert all(each.standard_error is not None and each.mean_reward >= 0.25 for each in result.evaluations)
     assert "greedy" in repr(result) and "weight versions" in result._repr_html_()
 
 
@@ -108,7 +108,7 @@ def test_a_session_reads_the_files_of_the_run_and_of_the_next(trained: Trained) 
         curve = session.reward_curve()
         assert sum(curve.training.column("rollouts")) == STEPS * GROUPS * SAMPLES
         measured = [(row["evaluation"], row["version"], pytest.approx(row["mean_reward"])) for row in curve.evaluations]
-        by_label = sorted((each.label, each.version, each.accuracy) for each in trained.result.evaluations)
+        by_label = sorted((each.label, each.version, each.mean_reward) for each in trained.result.evaluations)
         assert by_label == measured
         transcript = session.transcript(rollouts[0]["rollout_id"])
         assert rollouts[0]["rollout_id"] in repr(transcript) and "assistant:" in transcript._repr_html_()

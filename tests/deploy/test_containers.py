@@ -170,8 +170,8 @@ def test_each_target_is_built_of_what_is_there_and_runs_as_nobody_in_particular(
             assert not (command.cmd in ("ENV", "ARG") and SECRET.search(" ".join(command.value)))
             if command.cmd == "COPY" and not command.flags:
                 copied |= set(command.value[:-1])
-    assert all((ROOT / source).exists() and f"!{source}" in ignored for source in copied)
-    assert {name.partition(".")[0] for name in project["tool"]["setuptools"]["packages"]} <= copied
+    assert all((ROOT / source).exists() and f"!{source.partition('/')[0]}" in ignored for source in copied)
+    assert set(project["tool"]["importlinter"]["root_packages"]) <= copied
     text = (DEPLOY / "Dockerfile").read_text()
     extras = set(re.findall(r"\.\[(\w+)\]", text))
     assert extras <= set(project["project"]["optional-dependencies"])

@@ -374,7 +374,7 @@ def test_what_a_delta_that_is_needed_is_built_upon_is_kept() -> None:
     assert versions_to_delete(names, 2) == ["0", "1-delta", "2-delta"]
 
 
-WORDS = st.sampled_from(["approved", "revoked", "pinned", "unpinned"])
+WORDS = st.sampled_from(["approved", "revoked", "pinned", "unpinned", "kept"])
 
 
 @given(st.lists(st.tuples(WORDS, st.integers(0, 6)), max_size=30), st.sets(st.integers(0, 6), min_size=1))
@@ -389,15 +389,20 @@ def test_the_last_word_counts_and_nothing_revoked_is_needed(reported: list[tuple
     keeps = versions_to_retain(release, there)
     assert keeps <= there and not any(words.get(version) == "revoked" for version in keeps - {release.pinned})
     assert bool(keeps) >= any(words.get(version) != "revoked" for version in there)
+    best = next((version for what, version in reversed(reported) if what == "kept"), None)
+    assert release.kept == best
+    assert (best in keeps) >= (best in there and words.get(best) != "revoked")
 
 
 def test_decisions_are_bounded() -> None:
-    release = ReleaseState(model="m")
+    best = ReleaseDecision(action="kept", version=3, actor="x", decided_at_ns=0)
+    release = apply_decision(ReleaseState(model="m"), best)
     for version in range(MAX_DECISIONS + 5):
         release = apply_decision(
             release, ReleaseDecision(action="revoked", version=version, actor="x", decided_at_ns=version)
         )
     assert len(release.decisions) == MAX_DECISIONS and release.decisions[-1].version == MAX_DECISIONS + 4
+    assert release.kept == 3
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,9 @@ def test_nothing_is_wrong_with_a_good_machine() -> None:
         ({"has_amx": True, "can_use_amx": True}, "amx", "ok", ""),
         ({"is_runs_writable": False}, "runs", "error", "directory of yours"),
         ({"free_gib": 1.0}, "runs", "warning", "free 5 GiB"),
+        ({"versions": {"torch": None}, "packages_free_gib": 5.0}, "disk", "error", "5.3 GB"),
+        ({"versions": {}, "packages_free_gib": 5.5}, "disk", "ok", ""),
+        ({"missing_parts": "bus.weights"}, "lightningbus", "error", "--force-reinstall"),
         ({"is_temporary_writable": False}, "temporary files", "error", "TMPDIR"),
         ({"is_socket_path_short": False}, "temporary files", "error", "shorter"),
         ({"max_open_files": 1024}, "open files", "warning", "ulimit"),
@@ -57,7 +60,8 @@ def test_what_is_wrong_is_named_with_what_to_do(facts: dict[str, Any], name: str
     (check,) = (entry for entry in checks if entry.name == name)
     assert check.level == level
     assert advice in check.advice and bool(check.advice) == (level != "ok")
-    assert is_prevented(checks) == (level == "error")
+    are_missing = facts.get("versions", GOOD.versions).keys() != GOOD.versions.keys()
+    assert is_prevented(checks) == (level == "error" or are_missing)
 
 
 def test_the_tested_versions_are_those_of_the_lock() -> None:

@@ -38,7 +38,7 @@ def test_all_reports_of_a_run_are_in_one_file(tmp_path: Path, monkeypatch: pytes
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     run = RunDirectory(tmp_path / "runs" / "one").create()
-    (run.path / "results.json").write_text(json.dumps({"evaluations": [{"label": "greedy", "accuracy": 0.987}]}))
+    (run.path / "results.json").write_text(json.dumps({"evaluations": [{"label": "greedy", "mean_reward": 0.987}]}))
     (run.path / "work" / "learner.json").write_text(json.dumps({"algorithm": {"group_size": 8}}))
     with prepared(tmp_path / "store") as store:
         seed_store.insert(store.sql, seed_store.run("one", steps=3, groups=2))

@@ -4,6 +4,7 @@ import ast
 import asyncio
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,23 @@ def write_project(framework: str, directory: Path) -> Path:
     assert done.exit_code == 0, done.output
     assert all(str(directory / name) in done.output for name in render_project(framework))
     return directory
+
+
+@pytest.mark.parametrize("framework", [PLAIN, *FRAMEWORKS])
+@pytest.mark.parametrize("name", ["first", "my project", "."])
+def test_the_next_three_commands_are_printed(
+    framework: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["init", name, "--framework", framework])
+    head, *commands = done.stdout[done.stdout.index("next:") :].splitlines()
+    assert head == "next:" and len(commands) == 3 and all(line.startswith("  ") for line in commands)
+    words = [shlex.split(line) for line in commands]
+    assert (words[0] == ["cd", name]) == (name != ".")
+    assert ["lightningbus", "train", "-c", "run.yaml"] in words
+    readme = Path(name, "README.md").read_text()
+    typed = [command.strip() for line in commands for command in line.split("&&") if not line.startswith("  cd ")]
+    assert all(command in readme for command in typed)
 
 
 @pytest.mark.parametrize("framework", [PLAIN, *FRAMEWORKS])

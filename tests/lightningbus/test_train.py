@@ -63,7 +63,7 @@ def test_a_job_that_was_killed_goes_on_to_figures_and_a_picture(tmp_path: Path) 
     assert {path.name for path in run.parent.iterdir()} == {"small", "latest"}, "no run was moved aside"
     assert figures["evaluations"][: len(kept)] == kept, "not evaluated again"
     assert [(each["label"], each["version"]) for each in figures["evaluations"]] == WAYS
-    assert all(0 <= each["accuracy"] <= 1 and each["standard_error"] >= 0 for each in figures["evaluations"])
+    assert all(0 <= each["mean_reward"] <= 1 and each["standard_error"] >= 0 for each in figures["evaluations"])
     assert figures["rollouts"] == STEPS * GROUPS * SAMPLES + 3 * HELDOUT * (1 + 2)
     assert (figures["steps"], figures["weight_versions"], figures["num_starts"]) == (STEPS, STEPS + 1, 2)
     assert (figures["rollouts_lost"], figures["rollouts_trained_twice"], figures["max_reward"]) == (0, 0, 1.0)

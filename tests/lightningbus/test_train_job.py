@@ -40,11 +40,11 @@ def job_of(directory: Path, heldout: dict[str, Any] | None = None, **learner: An
     return settings, parse_job(settings, "run.yaml")
 
 
-def evaluation(label: str, version: int, accuracy: float) -> Evaluation:
+def evaluation(label: str, version: int, mean_reward: float) -> Evaluation:
     return Evaluation(
         label=label,
         version=version,
-        accuracy=accuracy,
+        mean_reward=mean_reward,
         standard_error=0.1,
         num_problems=2,
         rollouts=2,
@@ -212,7 +212,7 @@ def test_results_go_on_from_those_of_the_start_before(tmp_path: Path) -> None:
     second.add_evaluation(evaluation("greedy", 4, 0.8))
     figures = second.to_figures()
     assert (figures["num_starts"], figures["seed"], figures["seconds_by_phase"]) == (2, 7, {"training": 15.0})
-    assert [(each["label"], each["version"], each["accuracy"]) for each in figures["evaluations"]] == [
+    assert [(each["label"], each["version"], each["mean_reward"]) for each in figures["evaluations"]] == [
         ("greedy", 0, 0.25),
         ("sampled", 0, 0.5),
         ("greedy", 4, 0.8),

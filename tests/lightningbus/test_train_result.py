@@ -50,8 +50,8 @@ def test_a_single_model_is_exported_without_its_name(tmp_path: Path) -> None:
 
 
 def test_the_table_has_the_own_reward_of_each_model() -> None:
-    first = {"label": "greedy", "version": 7, "accuracy": 0.125, "standard_error": None}
-    models = {"checker": {"evaluations": [first]}, "writer": {"evaluations": [{**first, "accuracy": 0.5}]}}
+    first = {"label": "greedy", "version": 7, "mean_reward": 0.125, "standard_error": None}
+    models = {"checker": {"evaluations": [first]}, "writer": {"evaluations": [{**first, "mean_reward": 0.5}]}}
     lines = render_text(evaluations_table([evaluation("greedy", 3, 0.5)], models, "writer")).splitlines()
     assert [line.split() for line in lines[1:]] == [
         ["model", "version", "greedy", "sampled"],

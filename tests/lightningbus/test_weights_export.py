@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -22,8 +26,16 @@ from bus.security.users import create_users
 from bus.weights.registry import WeightRegistry
 from learner.publishing.publisher import WeightPublisher
 from learner.settings.learner import LearnerSettings
+from learner.settings.weights import WeightSettings
 from lightningbus.cli.app import app
+from lightningbus.run.best_version import find_best
+from lightningbus.run.evaluation import Evaluation
+from lightningbus.run.machine import read_hardware, read_versions
+from lightningbus.run.pinned_version import VersionPins
+from lightningbus.run.results import Results
 from lightningbus.run.run_directory import RunDirectory
+from tests.commands import environment
+from tests.learner.conftest import tiny_model
 
 pytestmark = pytest.mark.integration
 PROMPT = torch.tensor([[3, 1, 4, 1, 5]])
@@ -51,9 +63,27 @@ class Run:
     def __init__(self, directory: Path, model: Path) -> None:
         self.directory, self.files = directory, list[Path]()
         self.settings = LearnerSettings(model_path=model, run="small", checkpoint_dir=directory / "checkpoints")
+        self.results = Results(
+            run="small", model="policy", model_path=model, settings_sha256="", seed=0, max_steps=3, max_reward=1.0,
+            hardware=read_hardware(), packages=read_versions(),
+        )  # fmt: skip
         run = RunDirectory(directory).create()
         (run.path / "work" / "learner.json").write_text(self.settings.model_dump_json())
         list(create_users(directory / "credentials", tls=False))
+
+    def credentials(self, role: str) -> Credentials:
+        """The keys of a role."""
+        return Credentials.read(self.directory / "credentials", role)
+
+    def add_evaluation(self, label: str, version: int, mean_reward: float) -> None:
+        """What a training job writes when an evaluation has ended."""
+        self.results.add_evaluation(
+            Evaluation(
+                label=label, version=version, versions={"policy": version}, mean_reward=mean_reward, standard_error=0.1,
+                num_problems=2, rollouts=2, ok=2, seconds=1.0,
+            )
+        )  # fmt: skip
+        self.results.write(self.directory)
 
     @asynccontextmanager
     async def up(self, role: str) -> AsyncIterator[Bus]:
@@ -71,6 +101,19 @@ class Run:
         save_file(tensors, path, metadata)
         self.files.append(path)
         return path
+
+
+def url_of(bus: Bus) -> str:
+    """Where a bus is connected to."""
+    return f"nats://{bus.nc.connected_url.netloc}"
+
+
+async def weights_list(url: str, access: Path) -> Result:
+    """``lightningbus weights list`` of somebody who may look on, no more."""
+    command = ["--credentials", str(access / "client"), "weights", "list", "--json", "--bus", url]
+    done = await asyncio.to_thread(CliRunner().invoke, app, command)
+    assert done.exit_code == 0, (done.output, done.exception)
+    return done
 
 
 async def export(*arguments: object, code: int = 0) -> Result:
@@ -141,7 +184,99 @@ async def test_adapters_are_merged_or_exported_alone(tmp_path: Path, model: Path
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     torch.testing.assert_close(with_adapter(PROMPT).logits, whole(PROMPT).logits)
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == str(model)
+    assert config["base_model_name_or_path"] == model.name
+    named = tmp_path / "named"
+    await export("--run", run.directory, named, "--adapter", "--base-name", "somebody/small-model")
+    config = json.loads((named / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "somebody/small-model"
+    card = (named / "README.md").read_text()
+    assert "base_model: somebody/small-model\nbase_model_relation: adapter\n" in card
+    assert [path for path in named.iterdir() if str(tmp_path) in path.read_bytes().decode(errors="replace")] == []
+    program = re.findall(r"```python\n(.*?)```", card, re.S)[0]
+    run_program(program.replace('"somebody/small-model"', repr(str(model))), named)
+
+
+async def test_the_best_version_keeps_its_files_and_is_exported_when_the_run_has_ended(
+    tmp_path: Path, model: Path
+) -> None:
+    """Version 1 is the best of those that were evaluated; of the others the last two have their files."""
+    run = Run(tmp_path / "small", model)
+    run.settings = run.settings.model_copy(
+        update={"keep_weight_versions": 1, "weights": WeightSettings(full_interval=1)}
+    )
+    weights = load_file(model / "model.safetensors")
+    async with run.up("learner") as bus, Bus.connect(url_of(bus), credentials=run.credentials("admin")) as admin:
+        publisher, pins = WeightPublisher(bus, run.settings), VersionPins(admin, "small", ["policy"])
+        rewards = [0.1, 0.7, 0.6, 0.5, 0.2]
+        for version, reward in enumerate(rewards):
+            weights["model.norm.weight"] = torch.full_like(weights["model.norm.weight"], 1 + version)
+            await publisher.publish(run.write(weights), version=version, epoch=1, step=version)
+            run.add_evaluation("sampled", version, reward)
+            best = find_best(run.results.evaluations)
+            assert best is not None
+            await pins.keep("policy", best.version, "the best so far")
+        rows = json.loads((await weights_list(url_of(bus), run.directory / "credentials")).stdout)
+    assert {row["version"]: row["exportable"] for row in rows} == {
+        4: "yes", 3: "yes", 2: "no: its files have expired", 1: "yes", 0: "no: its files have expired",
+    }  # fmt: skip
+    assert "version 1 is in" in (await export("--run", run.directory, "--best", tmp_path / "best")).stdout
+    assert (tmp_path / "best" / "model.safetensors").read_bytes() == run.files[1].read_bytes()
+    card = (tmp_path / "best" / "README.md").read_text()
+    assert "| 1 | sampled | 0.7000 |" in card and "mean reward" in card and "accuracy" not in card
+    refused = await export("--run", run.directory, 2, tmp_path / "gone", code=2)
+    assert "version 2 cannot be exported: " in refused.stderr and "weights.keep_best: true" in refused.stderr
+    refused = await export("--run", run.directory, 2, tmp_path / "gone", "--best", code=2)
+    assert "give a version or --best, not both" in refused.stderr and not (tmp_path / "gone").exists()
+
+
+async def test_the_best_version_of_a_run_without_evaluations_is_a_sentence(tmp_path: Path, model: Path) -> None:
+    run = Run(tmp_path / "small", model)
+    async with run.up("learner") as bus:
+        await WeightPublisher(bus, run.settings).publish(
+            run.write(load_file(model / "model.safetensors")), version=0, epoch=1, step=0
+        )
+    refused = await export("--run", run.directory, "--best", tmp_path / "best", code=2)
+    assert "no held-out reward of model 'policy' is known here" in refused.stderr
+
+
+async def test_a_card_has_base_licence_data_type_versions_and_a_program_that_runs(tmp_path: Path) -> None:
+    base = tmp_path / "models--somebody--small" / "snapshots" / "0123"
+    base.mkdir(parents=True)
+    tiny_model(base, vocab_size=320)
+    (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n# A model\n")
+    run = Run(tmp_path / "small", base)
+    async with run.up("learner") as bus:
+        weights = {name: tensor.bfloat16() for name, tensor in load_file(base / "model.safetensors").items()}
+        await WeightPublisher(bus, run.settings).publish(run.write(weights), version=0, epoch=1, step=0)
+    run.add_evaluation("greedy", 0, 0.25)
+    directory = tmp_path / "exported"
+    await export("--run", run.directory, directory)
+    card = (directory / "README.md").read_text()
+    metadata = yaml.safe_load(card.split("---\n")[1])
+    assert metadata["base_model"] == "somebody/small" and metadata["license"] == "apache-2.0"
+    assert metadata["base_model_relation"] == "finetune" and metadata["library_name"] == "transformers"
+    for row in ("| base model | `somebody/small` |", "| licence | apache-2.0 |", "| data type | bfloat16 |"):
+        assert row in card
+    for name, number in read_versions().items():
+        assert f"{name} {number}" in card
+    assert str(tmp_path) not in card and "vllm serve" not in card
+    (program,) = re.findall(r"```python\n(.*?)```", card, re.S)
+    run_program(program, directory)
+
+
+def run_program(program: str, directory: Path) -> None:
+    """Run a program of a card, in its directory."""
+    env = {**environment(), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=directory,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr[-3000:]
 
 
 async def test_a_run_that_is_not_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,23 @@ async def test_the_page_outlives_its_run_and_never_keeps_a_store_out(
     assert await ui.wait() == 0
 
 
+async def test_the_page_waits_for_the_first_run_and_says_how_to_start_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ui = await asyncio.create_subprocess_exec(*COMMAND, "ui", "--port", "0", "--bus", NO_BUS, cwd=tmp_path, stderr=PIPE)
+    assert ui.stderr is not None
+    url = (await ui.stderr.readline()).decode().split()[2]
+    sentence = (await ui.stderr.readline()).decode()
+    assert "there is no run here yet: `lightningbus train -c run.yaml` starts one" in sentence
+    text = await _until(url, "gone")
+    assert "There is no run here yet: `lightningbus train" in text and "goes on by itself" in text
+    _make_run("one")
+    await _until(url, "finished", lambda text: '"one"' in text)
+    ui.terminate()
+    assert await ui.wait() == 0
+
+
 async def test_a_page_that_waits_for_a_command_never_says_that_the_store_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,7 +108,42 @@ def test_pass_at_k_is_the_share_of_samples_that_hold_a_success(
         for k in (1, 2, 4):
             passed = [1 - comb(len(item) - int(sum(item)), k) / comb(len(item), k) for item in local if len(item) >= k]
             assert row[f"pass_{k}"] == pytest.approx(mean(passed)), (row["version"], k)
+        assert row["note"] == ""
     assert ask(store, "pass_at_k", solved="0")[0]["pass_1"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("scale", "shift", "solved", "note"),
+    [
+        (1.0, 0.0, {}, ""),
+        (
+            0.8,
+            0.0,
+            {},
+            "none is 1 or more; rewards are 0 to 0.8: say by the parameter solved which of them is a success",
+        ),
+        (0.8, 0.0, {"solved": "0.8"}, ""),
+        (0.5, -0.5, {}, "none is 1 or more; rewards are -0.5 to 0"),
+        (1.0, 1.5, {}, "all are 1 or more; rewards are 1.5 to 2.5"),
+        (10.0, 0.0, {}, "1 may not be a success; rewards are 0 to 10"),
+        (10.0, 0.0, {"solved": "10"}, ""),
+        (1.0, 0.0, {"solved": "0"}, "all are 0 or more; rewards are 0 to 1"),
+        (0.0, 0.0, {}, ""),
+        (0.0, 1.0, {}, ""),
+    ],
+)
+def test_a_threshold_that_does_not_fit_the_rewards_is_said(
+    store: StoreProcess, scale: float, shift: float, solved: dict[str, str], note: str
+) -> None:
+    report = REPORTS["pass_at_k"]
+    query = report.query("lightningbus").replace(
+        "FROM counted_rewards AS r",
+        f"FROM (SELECT * REPLACE (counted_reward * {scale} + {shift} AS counted_reward) FROM counted_rewards) AS r",
+    )
+    rows = list(store.sql.query(query, parameters=report.values(solved, "small")).named_results())
+    assert rows and all(row["note"].startswith(note) and bool(row["note"]) == bool(note) for row in rows), rows[0][
+        "note"
+    ]
 
 
 def test_usage_counts_a_prompt_at_each_call_and_what_is_new_once(

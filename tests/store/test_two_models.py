@@ -246,6 +246,6 @@ def test_results_have_held_out_rewards_of_each_model(store: StoreProcess) -> Non
             for row in rows
             if row["mode"] == "eval"
         ]
-        rewards = [(each.label, each.version, each.accuracy, each.standard_error) for each in actual.get(model, ())]
+        rewards = [(each.label, each.version, each.mean_reward, each.standard_error) for each in actual.get(model, ())]
         assert sorted(rewards) == sorted(expected)
     assert any(actual.values())

@@ -3,6 +3,8 @@
 from tests.style.error_sentences import GAP, collect_sentences, list_rows, sentences_in
 
 FROM_ELSEWHERE = {
+    "this installation of lightningbus is incomplete: … cannot be found; install it again by pip install "
+    "--force-reinstall --no-deps and what you installed it from",
     "no ClickHouse answers at …: …",
     "no store is running and there is no run here: start lightningbus store, or give --sql URL",
     "no NATS server answers at …: start one with lightningbus bus…",

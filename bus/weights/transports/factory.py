@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from bus.errors import BusError
 from bus.weights.transports.base import Transport
 from bus.weights.transports.directory import DirectoryTransport
+from common.missing_modules import describe_missing_module
 from schemas.weights.events import TransportName
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ def open_transport(bus: "Bus", kind: TransportName, location: str) -> Transport:
     if kind == "s3":
         try:
             from bus.weights.transports.s3 import S3Transport
-        except ImportError as error:
-            raise BusError("transport s3 needs obstore: pip install 'lightningbus[s3]'") from error
+        except ModuleNotFoundError as error:
+            raise BusError(f"transport s3 cannot be used: {describe_missing_module(error.name, 's3')}") from error
         return S3Transport(location)
     return bus.object_store

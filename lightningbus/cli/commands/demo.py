@@ -1,14 +1,12 @@
 """``lightningbus demo``: the calculator agent on embedded defaults."""
 
+import importlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lightningbus.cli.options import (
-    run_async,
-    run_until_signal,
-)
+from lightningbus.cli.options import require_extra, run_async, run_until_signal
 
 
 def demo(
@@ -17,6 +15,9 @@ def demo(
     runs: Annotated[Path, typer.Option(help="where run directories are made")] = Path("runs"),
 ) -> None:
     """Train the calculator agent on the embedded defaults, and report how much better it got."""
+    with require_extra("demo"):  # the agent's client, and the picture, which comes last
+        importlib.import_module("matplotlib")
+        importlib.import_module("openai")
     from lightningbus.run.demo import DemoConfig
     from lightningbus.run.demo import run_demo as play
 

@@ -1,5 +1,6 @@
 """``lightningbus init``: a first project to change."""
 
+import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -7,8 +8,11 @@ from typing import Annotated
 import typer
 
 from lightningbus.cli.options import exit_on_user_error
-from lightningbus.run.project_template import render_project
+from lightningbus.run.project_template import list_commands, render_project
 from lightningbus.run.role_process import UserError
+
+NUM_NEXT = 3
+"""Commands that are printed; README.md of the project has more."""
 
 
 class Framework(StrEnum):
@@ -34,7 +38,8 @@ def init(
     exit_on_user_error(_write, directory, files)
     for name in files:
         print(directory / name)
-    print(f"next: {directory / 'README.md'} has the commands")
+    change = [] if directory.resolve() == Path.cwd() else [f"cd {shlex.quote(str(directory))}"]
+    print("next:", *(f"  {command}" for command in [*change, *list_commands(framework)][:NUM_NEXT]), sep="\n")
 
 
 def _write(directory: Path, files: dict[str, str]) -> None:

@@ -58,7 +58,8 @@ def ui(
 ) -> None:
     """Show runs and rollouts in the browser, live, until Ctrl-C; it only reads.
 
-    When a run ends, the page goes on from the run's files. A second `ui` prints the address of the first.
+    Before the first run it waits for one. When a run ends, the page goes on from the run's files. A second `ui` prints
+    the address of the first.
     """
     with require_extra("store"):
         from lightningbus.run.followed_store import FollowedStore
@@ -75,11 +76,13 @@ def ui(
         others = None if sql or os.environ.get(SQL_VARIABLE) else OtherRuns(database)
 
         async def show() -> None:
-            await store.wait_until_opened()
+            problem = await store.wait_until_opened()
             pages = UiServer(reader, host, listener.members, others)
             async with others.closing() if others else nullcontext(), serve(pages, host, port) as url:
                 announce(url)
                 print(f"UI at {url}", file=sys.stderr, flush=True)
+                if problem:
+                    print(f"{problem}; the page shows it then", file=sys.stderr, flush=True)
                 await stop.wait()
 
         try:

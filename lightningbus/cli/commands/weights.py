@@ -13,7 +13,7 @@ import typer
 
 from bus.client import Bus
 from bus.fleet.node_state import SUSPECT_SECONDS, is_ready, serves_version
-from bus.weights.registry import WeightRegistry
+from bus.weights.registry import WeightRegistry, can_list_files
 from lightningbus.cli.commands.weights_export import export
 from lightningbus.cli.options import BusOption, JsonOption, check_names, run_async
 from lightningbus.cli.output import print_result
@@ -23,7 +23,7 @@ from lightningbus.run.model_choice import choose_model_on_bus
 from lightningbus.run.role_process import UserError
 from schemas.fleet import Heartbeat
 from schemas.weights.events import ReleaseState, WeightManifest
-from schemas.weights.release_policy import is_pending_canary, is_revoked, latest_verdict
+from schemas.weights.release_policy import is_pending_canary, is_revoked, is_servable, latest_verdict
 
 app = typer.Typer(
     help="Weight versions: which there are, who serves them, and which may be served.",
@@ -48,7 +48,7 @@ def list_(
     run: RunBusOption = None,
     bus: BusOption = None,
 ) -> None:
-    """One line per version: what it is, what was decided of it, and which nodes serve it."""
+    """One line per version: what it is, what was decided of it, who serves it, and whether it can be exported."""
     _check_model(model)
 
     async def look() -> tuple[str, list[dict[str, object]]]:
@@ -59,7 +59,9 @@ def list_(
             async for manifest, _ in releases.list_versions():
                 if len(rows) == last and manifest.version not in rows:
                     break
-                rows.setdefault(manifest.version, _fields(manifest, release, nodes))
+                if manifest.version not in rows:
+                    exportable = await _describe_export(releases, manifest, release)
+                    rows[manifest.version] = {**_fields(manifest, release, nodes), "exportable": exportable}
             return chosen, list(rows.values())
 
     name, rows = run_async(look())
@@ -197,6 +199,15 @@ def _state(manifest: WeightManifest, release: ReleaseState) -> str:
         return "awaits its canary"
     verdict = latest_verdict(release, manifest.version)
     return verdict.action if verdict is not None else "approved"
+
+
+async def _describe_export(registry: WeightRegistry, manifest: WeightManifest, release: ReleaseState) -> str:
+    """Whether `weights export` can write a version."""
+    if await registry.find_expired_blob(manifest):
+        return "no: its files have expired"
+    if not can_list_files(manifest):
+        return f"unknown: its files are in {manifest.location}"
+    return "yes" if is_servable(release, manifest) else "with --force"
 
 
 def _readable(manifest: WeightManifest) -> Mapping[str, Any]:

@@ -23,6 +23,13 @@ def export(
     base_model: Annotated[
         Path | None, typer.Option(help="directory with configuration and tokenizer [default: the run's model]")
     ] = None,
+    base_name: Annotated[
+        str | None,
+        typer.Option(
+            help="what the card and the adapters call the base model [default: its name on the Hub, if known]"
+        ),
+    ] = None,
+    best: Annotated[bool, typer.Option("--best", help="the version with the best held-out reward")] = False,
     adapter: Annotated[bool, typer.Option("--adapter", help="LoRA's adapters alone, as PEFT loads them")] = False,
     force: Annotated[bool, typer.Option("--force", help="also a version that may not be served")] = False,
     push_to_hub: Annotated[
@@ -33,6 +40,8 @@ def export(
 ) -> None:
     """Write a version as a model directory that transformers and vLLM load, checked against what nodes loaded."""
     version, directory = _parse(where)
+    if best and version is not None:
+        exit_with("give a version or --best, not both")
     if model is not None:
         check_names(model=model)
     with require_extra("learner"):
@@ -40,7 +49,9 @@ def export(
         from lightningbus.export.model_directory import ExportRequest, export_version
         from lightningbus.export.run_source import open_run
 
-    request = ExportRequest(directory, version, model, base_model, adapter, force)
+    request = ExportRequest(
+        directory, version, model, base_model, base_name, is_adapter=adapter, is_best=best, is_forced=force
+    )
 
     async def work() -> int:
         async with open_run(run, bus) as source:

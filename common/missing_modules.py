@@ -1,0 +1,54 @@
+"""What to say where a module cannot be found: the extra that has it, or that the installation is incomplete."""
+
+import re
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+
+DISTRIBUTION = "lightningbus"
+INCOMPLETE = (
+    "this installation of lightningbus is incomplete: {name} cannot be found; install it again by "
+    "`pip install --force-reinstall --no-deps` and what you installed it from"
+)
+NO_EXTRA = "{name} is not installed: `lightningbus doctor` says what to install"
+_REQUIREMENT = re.compile(r"([\w.-]+)[^;]*;.*extra == ['\"]([\w-]+)['\"]")
+
+
+def describe_missing_module(name: str | None, extra: str | None = None) -> str:
+    """A sentence about the module ``name`` of a ModuleNotFoundError.
+
+    ``extra`` is what installs the packages of others that were imported; None: the one whose requirements have it.
+    """
+    name = name or "a module"
+    if is_own_module(name):
+        return INCOMPLETE.format(name=name)
+    extra = extra or _find_extra(name) or _find_extra(name.partition(".")[0])
+    return f"{name} is not installed: pip install 'lightningbus[{extra}]'" if extra else NO_EXTRA.format(name=name)
+
+
+def is_own_module(name: str) -> bool:
+    """Whether a module is one of lightningbus, not of a package that it uses."""
+    return name.partition(".")[0] in own_packages()
+
+
+@cache
+def own_packages() -> frozenset[str]:
+    """The top-level packages that lightningbus installs."""
+    try:
+        listed = distribution(DISTRIBUTION).read_text("top_level.txt")
+    except PackageNotFoundError:
+        listed = None
+    return frozenset((listed or DISTRIBUTION).split())
+
+
+def _find_extra(package: str) -> str | None:
+    """The first extra with a requirement of a package's name."""
+    try:
+        requirements = distribution(DISTRIBUTION).requires or []
+    except PackageNotFoundError:
+        return None
+    extras = {_normalise(match[1]): match[2] for line in reversed(requirements) if (match := _REQUIREMENT.match(line))}
+    return extras.get(_normalise(package))
+
+
+def _normalise(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

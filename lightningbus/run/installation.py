@@ -1,0 +1,68 @@
+"""Whether this installation of lightningbus has all that it is made of."""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
+
+from common.missing_modules import DISTRIBUTION, is_own_module, own_packages
+
+MAX_NAMED = 3
+_IMPORT = re.compile(r"^[ \t]*from ([\w.]+) import ([\w, ]*)", re.M)
+
+
+def describe_missing_parts() -> str:
+    """The first parts that are missing, and how many more; empty: the installation is complete."""
+    missing = sorted({*_find_missing_files(), *_find_missing_modules()})
+    if len(missing) <= MAX_NAMED:
+        return ", ".join(missing)
+    return f"{', '.join(missing[:MAX_NAMED])} and {len(missing) - MAX_NAMED} more"
+
+
+def _find_missing_files() -> Iterator[str]:
+    """Files that were installed and are gone."""
+    try:
+        files = distribution(DISTRIBUTION).files or []
+    except PackageNotFoundError:
+        return
+    yield from (str(file) for file in files if file.suffix != ".pyc" and not Path(str(file.locate())).exists())
+
+
+def _find_missing_modules() -> Iterator[str]:
+    """Our modules that modules here import, and that Python does not find; by reading, not by importing."""
+    for package in own_packages():
+        for directory in _search(package) or ():
+            for source in Path(directory).rglob("*.py"):
+                for module, names in _IMPORT.findall(source.read_text("utf-8", errors="replace")):
+                    if is_own_module(module):
+                        yield from _missing_of(module, names)
+
+
+@cache
+def _missing_of(module: str, names: str) -> tuple[str, ...]:
+    """The module if it is missing, else those of ``names`` that its package neither contains nor defines."""
+    submodules = _search(module)
+    if submodules is None:
+        return (module,)
+    missing = []
+    for name in re.findall(r"(?:^|,)\s*(\w+)", names) if submodules else ():
+        is_defined = any(re.search(rf"\b{name}\b", _read(Path(path) / "__init__.py")) for path in submodules)
+        if not is_defined and _search(f"{module}.{name}") is None:
+            missing.append(f"{module}.{name}")
+    return tuple(missing)
+
+
+@cache
+def _search(module: str) -> list[str] | None:
+    """The directories of a package, none for another module; None: there is no such module."""
+    try:
+        spec = find_spec(module)
+    except ImportError:
+        return None
+    return None if spec is None else list(spec.submodule_search_locations or ())
+
+
+def _read(path: Path) -> str:
+    return path.read_text("utf-8") if path.exists() else ""
