@@ -44,5 +44,5 @@ async def test_an_agent_that_hangs_counts_as_0_and_the_evaluation_goes_on(
             label="greedy", versions={"policy": 3}, samples=1, sampling={}, agent="notes",
             deadline=40.0, rollout_timeout=2.0,
         )  # fmt: skip
-    assert (evaluation.ok, evaluation.rollouts, evaluation.accuracy) == (1, 1 + num_hung, 1 / (1 + num_hung))
+    assert (evaluation.ok, evaluation.rollouts, evaluation.mean_reward) == (1, 1 + num_hung, 1 / (1 + num_hung))
     assert f"{num_hung} of {1 + num_hung} rollouts failed: timeout: the agent did not end" in evaluation.failures
