@@ -105,7 +105,10 @@ def _places(text: str, prompts: Sequence[PromptChoice]) -> Iterator[_Place]:
         if text.strip() == words.strip():
             yield _Place(0, len(text), prompt)
             return
-    searches = [_find_marks(text, prompts), *(partial(_find_words, text, *pair) for pair in sent)]
+    searches: list[Callable[[int], _Place | None]] = [
+        _find_marks(text, prompts),
+        *(partial(_find_words, text, *pair) for pair in sent),
+    ]
     upcoming = [find(0) for find in searches]
     while found := [place for place in upcoming if place is not None]:
         place = min(found, key=lambda place: (place.start, -place.end))
