@@ -15,13 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from urllib.parse import urljoin
 
 import pytest
 import yaml
 
 from tests.commands import ROOT, environment
 
-pytestmark = [pytest.mark.e2e, pytest.mark.main_job, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.main_job, pytest.mark.timeout(1800)]
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = tuple(PROJECT["tool"]["importlinter"]["root_packages"])
@@ -264,8 +265,11 @@ def test_the_installed_package_exports_the_best_version(installed: Path, project
 def test_the_installed_package_shows_the_page(installed: Path, project: Path) -> None:
     with started(installed, "ui", "--port", "0", directory=project, until="UI at ") as line:
         url = line.split()[-1]
-        page = urllib.request.urlopen(url, timeout=SECONDS).read().decode()
-    assert "<html" in page and "first" in page
+        page, script, runs = (
+            urllib.request.urlopen(urljoin(url, path), timeout=SECONDS).read().decode()
+            for path in ("/", "/static/vendor/uPlot.esm.js", "/api/runs")
+        )
+    assert "<html" in page and "uPlot" in script and '"first"' in runs
 
 
 def test_the_demo_of_the_installed_package_starts(installed: Path, tmp_path: Path) -> None:
