@@ -160,9 +160,10 @@ async def test_an_unstreamed_answer_is_vllms_own(bus: Bus, tmp_path: Path) -> No
         cases["thoughts without tools"] = {"structured_outputs": {"choice": [ANSWERS["a thought and text"]]}}
         for name, case in cases.items():
             expected, actual = await bed.both(**case)
-            same = [choice["token_ids"] for choice in expected["choices"]] == [
-                choice["token_ids"] for choice in actual["choices"]
-            ]
+            tokens, actual_tokens = (
+                [choice["token_ids"] for choice in answer["choices"]] for answer in (expected, actual)
+            )
+            same = tokens == actual_tokens or "temperature" in case  # a mark is one token, or its characters
             if not same or summary_of(expected) != summary_of(actual):
                 failed[name] = (same, summary_of(expected), summary_of(actual))
     assert not failed
