@@ -51,6 +51,10 @@ class _Place:
     prompt: PromptChoice
 
 
+Search = Callable[[int], _Place | None]
+"""The first place that begins at an index or later."""
+
+
 def substitute(call: ChatRequest, prompts: Sequence[PromptChoice]) -> Substitution:
     """Put the chosen versions into a call's system messages; what holds no prompt stays as it is."""
     if not prompts or not call.chat:
@@ -105,10 +109,7 @@ def _places(text: str, prompts: Sequence[PromptChoice]) -> Iterator[_Place]:
         if text.strip() == words.strip():
             yield _Place(0, len(text), prompt)
             return
-    searches: list[Callable[[int], _Place | None]] = [
-        _find_marks(text, prompts),
-        *(partial(_find_words, text, *pair) for pair in sent),
-    ]
+    searches: list[Search] = [_find_marks(text, prompts), *(partial(_find_words, text, *pair) for pair in sent)]
     upcoming = [find(0) for find in searches]
     while found := [place for place in upcoming if place is not None]:
         place = min(found, key=lambda place: (place.start, -place.end))
@@ -124,7 +125,7 @@ def _find_words(text: str, words: str, prompt: PromptChoice, start: int) -> _Pla
     return _Place(at, at + len(words), prompt) if at >= 0 else None
 
 
-def _find_marks(text: str, prompts: Sequence[PromptChoice]) -> Callable[[int], _Place | None]:
+def _find_marks(text: str, prompts: Sequence[PromptChoice]) -> Search:
     """The search for marked places; an opening mark goes with the next closing one, whatever is between them."""
     by_name = {prompt.name: prompt for prompt in prompts}
     places: list[_Place] = []
