@@ -99,8 +99,9 @@ class Journal:
     def add_mark(self, steps_ahead: Iterable[StepRecord] = ()) -> str:
         """Mark the place of a checkpoint, and return the mark's id. ``steps_ahead`` are recorded, and not made yet."""
         mark = CheckpointMark(secrets.token_hex(MARK_BYTES))
-        for record in (mark, *steps_ahead):
-            self.append(record)
+        self.append(mark)
+        for step in steps_ahead:
+            self.append(step)
         return mark.id
 
     def since(self, mark_id: str) -> Sequence[JournalRecord]:

@@ -83,8 +83,9 @@ def _with_groups(state: LearnerState, records: Iterable[JournalRecord], steps: I
     """The state with the groups dispatched since the checkpoint; those of ``steps`` are waited for by nobody else."""
     dispatched = [record for record in records if isinstance(record, GroupRecord)]
     groups = {_key(group): group for group in (*state.outstanding, *(record.group for record in dispatched))}
-    for trained in (trained for step in steps for trained in step.groups if trained.group is not None):
-        groups.pop(_key(trained.group), None)
+    for group in (trained.group for step in steps for trained in step.groups):
+        if group is not None:
+            groups.pop(_key(group), None)
     known = {record.group.number for record in dispatched}
     num_dispatched = state.groups_dispatched
     while num_dispatched in known:

@@ -88,7 +88,7 @@ async def test_a_learner_killed_between_checkpoints_or_with_a_truncated_one_lose
 @pytest.mark.parametrize("interval", [1, 3])
 async def test_no_token_is_trained_beyond_the_bound_however_the_learner_is_stopped(place: Path, interval: int) -> None:
     report, name = Report(SEED), f"restarts_{interval}"
-    await SCENARIOS[name](place, report, random.Random(SEED), kills=15, rollouts=0)
+    await SCENARIOS[name](place, report, random.Random(SEED), 15, 0)
     assert report.good, f"seed {SEED}: {report.verdicts[name]}"
 
 

@@ -1,7 +1,7 @@
 """Rollouts of which no batch can be made: their groups are excluded with the reason, and training goes on."""
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
@@ -80,7 +80,7 @@ class Loop:
             audits=Mock(refresh=AsyncMock(), state=Mock(verdicts=())), in_thread=call,
         )  # fmt: skip
         self.steps: list[TrainingStep] = []
-        self.training._commit = self._commit  # type: ignore[method-assign]
+        self.training._commit = self._commit  # type: ignore[method-assign,assignment]
 
     async def _commit(self, state: LearnerState, event: TrainingStep, *others: Any) -> None:
         self.steps.append(event)
@@ -93,7 +93,7 @@ class Loop:
 
 
 @pytest.fixture
-def break_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+def break_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
     """Make a function raise whenever its arguments name some text."""
 
     def patch(path: str, text: str) -> None:
