@@ -23,9 +23,10 @@ from store.clickhouse.client import connect, query_row
 from store.ingest import arrow
 from store.ingest.batch import load_column_types
 from store.ingest.ingester import Ingester
+from store.ingest.inserter import INSERT_SETTINGS, Insert
 from store.ingest.row import EventMetadata, Row
 from store.ingest.rows import build_rows
-from store.ingest.writer import INSERT_SETTINGS, Insert, Writer
+from store.ingest.writer import Writer
 from store.service import serve_embedded
 from store.settings import StoreSettings
 

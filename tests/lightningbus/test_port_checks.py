@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from lightningbus.run.settings import RunSettings
 
 NODE = {"model_path": "model"}
 LEARNER = {"model_path": "model"}
-PLACES = {
+PLACES: dict[str, Callable[[int], dict[str, Any]]] = {
     "bus.port": lambda port: {"bus": {"port": port}},
     "store.http_port": lambda port: {"store": {"http_port": port}},
     "inference.1.port": lambda port: {"inference": [NODE, NODE | {"port": port}]},
