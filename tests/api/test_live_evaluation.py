@@ -22,7 +22,7 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture
 async def stack(tmp_path: Path) -> AsyncIterator[LocalStack]:
     """A run that is up, with versions 0 and 1; nodes serve version 1."""
-    model = tiny_model(tmp_path / "model")
+    model = tiny_model(tmp_path / "model", vocab_size=320)
     (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": {"question": "1"}}\n')
     settings = RunSettings.model_validate(
         {
@@ -51,7 +51,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[LocalStack]:
 @pytest.fixture
 async def pair(tmp_path: Path) -> AsyncIterator[LocalStack]:
     """A run of two models that is up, with versions 0 and 1 of each."""
-    model = tiny_model(tmp_path / "model")
+    model = tiny_model(tmp_path / "model", vocab_size=320)
     (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": {"question": "1"}}\n')
     learner = {
         "model_path": model, "tasks": tmp_path / "tasks.jsonl", "max_steps": 1, "group_size": 2, "groups_per_step": 1,

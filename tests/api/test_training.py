@@ -57,7 +57,7 @@ def interrupt_when(path: Path) -> None:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     """Trained while an event loop runs in the caller's thread, as in a notebook; stopped once, and resumed."""
     directory = tmp_path_factory.mktemp("notebook")
-    tiny_model(directory / "model")
+    tiny_model(directory / "model", vocab_size=320)
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(NOTEBOOK, names)
 

@@ -49,7 +49,7 @@ PAIRS = [
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the run files of all commands, whose runs have one name."""
     directory = tmp_path_factory.mktemp("place")
-    tiny_model(directory / "model")
+    tiny_model(directory / "model", vocab_size=320)
     (directory / "train.yaml").write_text(yaml.safe_dump(job(directory) | {"name": NAME}))
     (directory / "up.yaml").write_text(yaml.safe_dump({"name": NAME, "bus": {"port": 0}, "store": {"http_port": 0}}))
     return directory

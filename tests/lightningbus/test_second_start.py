@@ -30,7 +30,7 @@ FREE = {"bus": {"port": 0}, "store": {"http_port": 0}}
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A directory in which run ``live`` is up, and run ``ended`` has ended."""
     place = tmp_path_factory.mktemp("place")
-    tiny_model(place / "model")
+    tiny_model(place / "model", vocab_size=320)
     ended = RunDirectory(place / "runs" / "ended").create()
     ended.store.rmdir()
     with prepared(ended.store) as store:

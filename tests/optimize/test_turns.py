@@ -39,7 +39,7 @@ def write_problems(path: Path, count: int) -> str:
 
 def write_job(directory: Path, reflecting: str) -> None:
     """The run file of a job with prompts and weights in turns."""
-    tiny_model(directory / "model")
+    tiny_model(directory / "model", vocab_size=320)
     engine = [sys.executable, str(ROOT / "tests" / "chaos" / "vllm.py")]
     job = {
         "name": "turns",
