@@ -3,6 +3,7 @@
 import re
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
 
 DISTRIBUTION = "lightningbus"
 INCOMPLETE = (
@@ -21,7 +22,9 @@ def describe_missing_module(name: str | None, extra: str | None = None) -> str:
     name = name or "a module"
     if is_own_module(name):
         return INCOMPLETE.format(name=name)
-    extra = extra or _find_extra(name) or _find_extra(name.partition(".")[0])
+    package = name.partition(".")[0]
+    extra = extra or _find_extra(name) or _find_extra(package)
+    name = name if find_spec(package) is not None else package
     return f"{name} is not installed: pip install 'lightningbus[{extra}]'" if extra else NO_EXTRA.format(name=name)
 
 

@@ -29,6 +29,7 @@ from learner.settings.learner import LearnerSettings
 from learner.settings.weights import WeightSettings
 from lightningbus.cli.app import app
 from lightningbus.run.best_version import find_best
+from lightningbus.run.discovery import CREDENTIALS_VARIABLE
 from lightningbus.run.evaluation import Evaluation
 from lightningbus.run.machine import read_hardware, read_versions
 from lightningbus.run.pinned_version import VersionPins
@@ -108,9 +109,9 @@ def url_of(bus: Bus) -> str:
     return f"nats://{bus.nc.connected_url.netloc}"
 
 
-async def weights_list(url: str, access: Path) -> Result:
-    """``lightningbus weights list`` of somebody who may look on, no more."""
-    command = ["--credentials", str(access / "client"), "weights", "list", "--json", "--bus", url]
+async def weights_list(url: str) -> Result:
+    """``lightningbus weights list``."""
+    command = ["weights", "list", "--json", "--bus", url]
     done = await asyncio.to_thread(CliRunner().invoke, app, command)
     assert done.exit_code == 0, (done.output, done.exception)
     return done
@@ -197,7 +198,7 @@ async def test_adapters_are_merged_or_exported_alone(tmp_path: Path, model: Path
 
 
 async def test_the_best_version_keeps_its_files_and_is_exported_when_the_run_has_ended(
-    tmp_path: Path, model: Path
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Version 1 is the best of those that were evaluated; of the others the last two have their files."""
     run = Run(tmp_path / "small", model)
@@ -215,7 +216,8 @@ async def test_the_best_version_keeps_its_files_and_is_exported_when_the_run_has
             best = find_best(run.results.evaluations)
             assert best is not None
             await pins.keep("policy", best.version, "the best so far")
-        rows = json.loads((await weights_list(url_of(bus), run.directory / "credentials")).stdout)
+        monkeypatch.setenv(CREDENTIALS_VARIABLE, str(run.directory / "credentials" / "client"))  # may look on, no more
+        rows = json.loads((await weights_list(url_of(bus))).stdout)
     assert {row["version"]: row["exportable"] for row in rows} == {
         4: "yes", 3: "yes", 2: "no: its files have expired", 1: "yes", 0: "no: its files have expired",
     }  # fmt: skip
