@@ -51,7 +51,7 @@ def call_in_worker(fields: dict[str, Any], argument: Any, cwd: Path) -> Any:
         check=True,
     )
     ready, answer = map(json.loads, done.stdout.splitlines())
-    assert ready == {"ready": True}
+    assert ready["ready"] is True
     return answer.get("value", answer)
 
 

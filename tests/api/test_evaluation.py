@@ -7,7 +7,7 @@ import pytest
 import lightningbus as lb
 from tests.api.test_training import ENGINE, HELDOUT, STORE
 from tests.commands import ROOT
-from tests.learner.conftest import tiny_model
+from tests.learner.conftest import fitting_model
 
 
 @pytest.mark.e2e
@@ -15,7 +15,7 @@ def test_a_model_directory_is_evaluated(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     runner = {"working_dir": str(ROOT / "tests" / "agents")}
     result = lb.evaluate(
-        "steady:solve", HELDOUT, model=tiny_model(tmp_path / "model", vocab_size=320), samples=3, inference=ENGINE, store=STORE,
+        "steady:solve", HELDOUT, model=fitting_model(tmp_path / "model"), samples=3, inference=ENGINE, store=STORE,
         runners=runner,
     )  # fmt: skip
     assert [(name, each.version, each.rollouts) for name, each in result.evaluations.items()] == [

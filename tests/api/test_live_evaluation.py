@@ -13,7 +13,7 @@ from lightningbus.run.settings import RunSettings
 from lightningbus.run.stack import LocalStack, child_specs, learner_names, start_stack
 from tests.api.test_training import ENGINE, HELDOUT, STORE
 from tests.commands import ROOT
-from tests.learner.conftest import tiny_model
+from tests.learner.conftest import fitting_model
 from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.e2e
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture
 async def stack(tmp_path: Path) -> AsyncIterator[LocalStack]:
     """A run that is up, with versions 0 and 1; nodes serve version 1."""
-    model = tiny_model(tmp_path / "model", vocab_size=320)
+    model = fitting_model(tmp_path / "model")
     (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": {"question": "1"}}\n')
     settings = RunSettings.model_validate(
         {
@@ -51,7 +51,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[LocalStack]:
 @pytest.fixture
 async def pair(tmp_path: Path) -> AsyncIterator[LocalStack]:
     """A run of two models that is up, with versions 0 and 1 of each."""
-    model = tiny_model(tmp_path / "model", vocab_size=320)
+    model = fitting_model(tmp_path / "model")
     (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": {"question": "1"}}\n')
     learner = {
         "model_path": model, "tasks": tmp_path / "tasks.jsonl", "max_steps": 1, "group_size": 2, "groups_per_step": 1,

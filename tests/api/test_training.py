@@ -14,7 +14,7 @@ import pytest
 
 import lightningbus as lb
 from tests.commands import ROOT
-from tests.learner.conftest import tiny_model
+from tests.learner.conftest import fitting_model
 from tests.polling import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.main_job]
@@ -57,7 +57,7 @@ def interrupt_when(path: Path) -> None:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     """Trained while an event loop runs in the caller's thread, as in a notebook; stopped once, and resumed."""
     directory = tmp_path_factory.mktemp("notebook")
-    tiny_model(directory / "model", vocab_size=320)
+    fitting_model(directory / "model")
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(NOTEBOOK, names)
 

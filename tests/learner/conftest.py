@@ -36,6 +36,11 @@ def tiny_model(path: Path, **changes: Any) -> Path:
     return path
 
 
+def fitting_model(path: Path) -> Path:
+    """A tiny model for a whole job: it knows all tokens of its tokenizer, and has the context that engines get."""
+    return tiny_model(path, vocab_size=320, max_position_embeddings=4096)
+
+
 def tiny_tokenizer(path: Path) -> Qwen2Tokenizer:
     """Bytes, and a chat template, in a model's folder."""
     tokenizer = Qwen2Tokenizer().train_new_from_iterator(["a"], 300, show_progress=False)

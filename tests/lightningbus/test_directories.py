@@ -19,7 +19,7 @@ from bus.embedded.nats_server import free_port
 from common.procfs import children_of, is_alive
 from lightningbus.run.run_directory import RunDirectory
 from tests.commands import environment
-from tests.learner.conftest import tiny_model
+from tests.learner.conftest import fitting_model
 from tests.lightningbus.test_cli import COMMAND, run, says
 from tests.lightningbus.test_train import job
 from tests.pausing import stop
@@ -49,7 +49,7 @@ PAIRS = [
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the run files of all commands, whose runs have one name."""
     directory = tmp_path_factory.mktemp("place")
-    tiny_model(directory / "model", vocab_size=320)
+    fitting_model(directory / "model")
     (directory / "train.yaml").write_text(yaml.safe_dump(job(directory) | {"name": NAME}))
     (directory / "up.yaml").write_text(yaml.safe_dump({"name": NAME, "bus": {"port": 0}, "store": {"http_port": 0}}))
     return directory

@@ -15,7 +15,7 @@ from lightningbus.cli.app import COMMANDS
 from lightningbus.run.run_directory import RunDirectory
 from tests import seed_store
 from tests.commands import environment
-from tests.learner.conftest import tiny_model
+from tests.learner.conftest import fitting_model
 from tests.lightningbus.test_cli import COMMAND, run, says
 from tests.lightningbus.test_train import job
 from tests.polling import until
@@ -30,7 +30,7 @@ FREE = {"bus": {"port": 0}, "store": {"http_port": 0}}
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A directory in which run ``live`` is up, and run ``ended`` has ended."""
     place = tmp_path_factory.mktemp("place")
-    tiny_model(place / "model", vocab_size=320)
+    fitting_model(place / "model")
     ended = RunDirectory(place / "runs" / "ended").create()
     ended.store.rmdir()
     with prepared(ended.store) as store:

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.commands import ROOT, environment
-from tests.learner.conftest import tiny_model
+from tests.learner.conftest import fitting_model
 from tests.polling import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.main_job]
@@ -52,7 +52,7 @@ def job(directory: Path) -> dict[str, Any]:
 
 def test_a_job_that_was_killed_goes_on_to_figures_and_a_picture(tmp_path: Path) -> None:
     """It is killed, with all its processes, in the middle of an evaluation during training."""
-    tiny_model(tmp_path / "model", vocab_size=320)
+    fitting_model(tmp_path / "model")
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(job(tmp_path)))
     run = tmp_path / "runs" / "small"
     kept = kill_once(lambda: [each for each in evaluations(run) if each["version"]], tmp_path)

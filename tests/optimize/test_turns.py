@@ -15,7 +15,7 @@ from store.service import serve_embedded
 from tests.agents.ruled import RULE, SYSTEM
 from tests.commands import ROOT, environment
 from tests.examples.endpoint import Endpoint
-from tests.learner.conftest import tiny_model
+from tests.learner.conftest import fitting_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.main_job]
 
@@ -39,7 +39,7 @@ def write_problems(path: Path, count: int) -> str:
 
 def write_job(directory: Path, reflecting: str) -> None:
     """The run file of a job with prompts and weights in turns."""
-    tiny_model(directory / "model", vocab_size=320)
+    fitting_model(directory / "model")
     engine = [sys.executable, str(ROOT / "tests" / "chaos" / "vllm.py")]
     job = {
         "name": "turns",
