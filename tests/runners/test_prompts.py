@@ -168,8 +168,8 @@ def test_a_prompt_that_holds_the_text_of_another_stays_as_it_is() -> None:
             ("b", "The text of the prompt A.", "The text of the prompt B."),
         )
     ]
-    for prompts in (swapped, swapped[::-1]):
-        assert system_of(put(chat("The text of the prompt B.\nThe text of the prompt A."), *prompts)) == (
+    for ordered in (swapped, swapped[::-1]):
+        assert system_of(put(chat("The text of the prompt B.\nThe text of the prompt A."), *ordered)) == (
             "The text of the prompt A.\nThe text of the prompt B."
         )
 
