@@ -70,7 +70,7 @@ def _make_core(*_: object, renderer: Any, **named: object) -> ScriptedCore:
 
 def main() -> None:
     """Serve until the process is ended."""
-    EngineCoreClient.make_async_mp_client = staticmethod(_make_core)  # type: ignore[method-assign,assignment]
+    EngineCoreClient.make_async_mp_client = staticmethod(_make_core)  # type: ignore[method-assign]
     cli_env_setup()
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:])
     configure_logging_from_args(arguments)

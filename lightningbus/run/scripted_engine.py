@@ -94,14 +94,13 @@ async def _are_tools_ignored(server: VllmServer, body: dict[str, Any]) -> bool:
     """Whether a chat is the same to the model without its tools, and says nothing of them itself."""
     if not body.get("tools") or body.get("tool_choice") == "none" or "messages" not in body:
         return False
-    said = json.dumps(body["messages"])
-    if any(name in said for name in _tool_names(body)):
+    messages = json.dumps(body["messages"])
+    if any(name in messages for name in _tool_names(body)):
         return False
-    fields = {name: body[name] for name in ("model", "messages", "chat_template_kwargs") if name in body}
-    with_tools, without = [
-        await _post(server, "/tokenize", chat) for chat in ({**fields, "tools": body["tools"]}, fields)
-    ]
-    return with_tools == without and with_tools[0] == 200
+    chat: dict[str, Any] = {name: body[name] for name in ("model", "messages", "chat_template_kwargs") if name in body}
+    without_tools = await _post(server, "/tokenize", chat)
+    with_tools = await _post(server, "/tokenize", {**chat, "tools": body["tools"]})
+    return with_tools == without_tools and with_tools[0] == 200
 
 
 def _tool_names(body: dict[str, Any]) -> list[str]:
