@@ -7,6 +7,7 @@ from learner.rollouts.intermediate_rewards import intermediate_rewards
 from learner.settings.algorithm import AirRule
 from schemas import ids
 from schemas.base import Outcome
+from schemas.codec import DecodeError
 from schemas.semconv.rewards import is_usable
 from schemas.spans import ModelCall, SpanBatch
 from schemas.trajectory.attempt_selection import UNREWARDED_OUTCOMES, Resolution, resolution_of
@@ -68,7 +69,7 @@ class Assembler:
         self._partial: dict[str, _PartialAttempt] = {}
 
     def add(self, batch: SpanBatch, sequence: int) -> Rollout | None:
-        """Take a batch at its stream sequence; the attempt if this makes it whole."""
+        """Take a batch at its stream sequence; the attempt if this makes it whole. Raises `DecodeError`."""
         parts = self._partial.setdefault(batch.execution_id, _PartialAttempt(batch.task_id, first_sequence=sequence))
         parts.batches[batch.sequence] = batch
         parts.first_sequence = min(parts.first_sequence, sequence)
@@ -78,6 +79,8 @@ class Assembler:
         if parts.last is None or len(parts.batches) <= parts.last:
             return None
         whole = self._partial.pop(batch.execution_id)
+        if whole.batches.keys() != {*range(parts.last + 1)}:
+            raise DecodeError(f"the batches of {batch.execution_id} are not numbered from 0 to {parts.last}")
         ordered = [whole.batches[number] for number in range(parts.last + 1)]
         return build_rollout(ordered, whole.first_sequence, whole.last_sequence, self._rules, self._reward)
 

@@ -270,3 +270,23 @@ async def test_no_message_ends_the_reading_of_the_others(bus: Bus) -> None:
         await until_read(intake, 9)
         assert [group.task_id for group in intake.groups.pop_ready(1)] == ["a"]
         assert intake.groups.ended_rollouts() == {} and intake.replay_position() == 9
+
+
+async def test_a_rollout_that_cannot_be_read_ends_all_the_same_and_its_group_waits_for_nothing(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> tuple[float, ...]:
+        raise ArithmeticError("an odd span")
+
+    async with reading(bus) as intake:
+        with monkeypatch.context() as patched:
+            patched.setattr("learner.rollouts.assembler.intermediate_rewards", broken)
+            await publish(bus, ("bad", 0), ("bad", 1))
+            await until_read(intake, 5)
+        await publish(bus, ("good", 0), ("good", 1))
+        await until_read(intake, 9)
+        assert [group.task_id for group in intake.groups.pop_ready(1)] == ["good"]
+        (rejected,) = intake.groups.rejected
+        assert [rollout.problem for rollout in rejected.rollouts] == [
+            "cannot be read: ArithmeticError: an odd span"
+        ] * 2
