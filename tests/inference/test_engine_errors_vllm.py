@@ -50,7 +50,8 @@ async def served(bus: Bus, directory: Path) -> AsyncIterator[tuple[Slot, Attempt
 
 async def ask(slot: Slot, path: str, **fields: Any) -> tuple[int, str]:
     body = {"model": "policy", "max_tokens": 8, **fields}
-    async with aiohttp.ClientSession() as http, asyncio.timeout(SECONDS):
+    waiting = aiohttp.ClientTimeout(total=SECONDS)
+    async with aiohttp.ClientSession(timeout=waiting) as http:
         status, _, answer = await post(http, slot, path, json.dumps(body).encode())
     return status, answer.decode()
 
