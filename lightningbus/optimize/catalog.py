@@ -7,6 +7,7 @@ from bus.client import Bus
 from bus.prompts import PromptRegistry
 from lightningbus.optimize.candidates import Texts
 from lightningbus.run.optimize_settings import PromptSettings
+from lightningbus.run.prompt_files import read_prompt_text
 from lightningbus.run.role_process import UserError
 from schemas.prompts import PromptCanary, PromptVersion, digest_of
 
@@ -134,18 +135,3 @@ class PromptCatalog:
         published = await self._registries[name].publish(version)
         self._versions[name].append(published)
         return published
-
-
-def read_prompt_text(name: str, settings: PromptSettings) -> str:
-    """The text of version 0; raises `UserError` where its file has none."""
-    if settings.text is not None:
-        return settings.text
-    assert settings.file is not None, "one of both is given"
-    try:
-        text = settings.file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or error
-        raise UserError(f"prompt {name!r}: {settings.file} cannot be read: {reason}") from error
-    if not text.strip():
-        raise UserError(f"prompt {name!r}: {settings.file} is empty")
-    return text

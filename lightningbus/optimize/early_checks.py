@@ -1,10 +1,10 @@
 """What must be right before anything is started for an optimisation: a mistake is not to cost a model's start."""
 
 from bus.task_file import load_tasks
-from lightningbus.optimize.catalog import read_prompt_text
 from lightningbus.optimize.reflection import ReflectingModel
 from lightningbus.optimize.round_plan import check_settings
 from lightningbus.run.optimize_settings import OptimizeSettings
+from lightningbus.run.prompt_files import read_prompt_text
 
 
 def check_before_start(settings: OptimizeSettings, run: str) -> None:

@@ -15,10 +15,12 @@ from lightningbus.run.learner_checks import check_learner
 from lightningbus.run.memory_check import Target, check_memory
 from lightningbus.run.model_checks import check_configuration, check_model, find_weights
 from lightningbus.run.port_checks import check_ports
+from lightningbus.run.prompt_files import read_prompt_text
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import EvalSettings, RunSettings, describe_problems
 from lightningbus.run.stack import child_specs
 from lightningbus.run.trial_rollout import TrialTask, WantedReward, try_agent
+from runners.protocol.prompts import PromptChoice
 from schemas.base import Mode
 from schemas.subjects import TRAIN_ROLLOUTS
 
@@ -133,7 +135,17 @@ def describe_trial(settings: RunSettings, job: TrainJob, agent: str) -> TrialTas
         served_models=[*settings.policies, *(model for node in settings.inference for model in node.models)],
         wanted_rewards=wanted,
         nodes=settings.inference,
+        prompts=list(_list_prompts(settings, agent)),
     )
+
+
+def _list_prompts(settings: RunSettings, agent: str) -> Iterator[PromptChoice]:
+    """Prompts of an agent that the job improves, as the agent itself sends them."""
+    optimize = settings.optimize
+    if optimize is not None and optimize.agent == agent:
+        for name, prompt in optimize.prompts.items():
+            text = read_prompt_text(name, prompt)
+            yield PromptChoice(name, 0, text, text, prompt.role)
 
 
 def _list_wanted_rewards(settings: RunSettings, job: TrainJob) -> Iterator[WantedReward]:

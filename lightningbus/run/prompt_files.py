@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from bus.client import Bus
+from lightningbus.run.optimize_settings import PromptSettings
 from lightningbus.run.prompt_versions import read_prompts_in_use
 from lightningbus.run.role_process import UserError
 from lightningbus.run.whole_file import write_whole
@@ -45,3 +46,18 @@ def write_prompts(directory: Path, prompts: Mapping[str, PromptVersion]) -> dict
         write_whole(directory / file, prompt.text)
         files[name] = PromptFile(version=prompt.version, file=file)
     return files
+
+
+def read_prompt_text(name: str, settings: PromptSettings) -> str:
+    """The text of version 0; raises `UserError` where its file has none."""
+    if settings.text is not None:
+        return settings.text
+    assert settings.file is not None, "one of both is given"
+    try:
+        text = settings.file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise UserError(f"prompt {name!r}: {settings.file} cannot be read: {reason}") from error
+    if not text.strip():
+        raise UserError(f"prompt {name!r}: {settings.file} is empty")
+    return text

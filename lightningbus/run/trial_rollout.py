@@ -18,6 +18,7 @@ from runners.agent.launcher import AgentStartError
 from runners.agent.process import ProcessWatchdog
 from runners.gateway.external_endpoints import ExternalEndpoints
 from runners.gateway.server import Gateway
+from runners.protocol.prompts import PromptChoice
 from runners.recording.attempt import AttemptRecorder
 from runners.recording.rewards import NO_REWARD
 from runners.rollout import RolloutResult, run_agent
@@ -50,6 +51,8 @@ class TrialTask:
     wanted_rewards: Sequence[WantedReward] = ()
     nodes: Sequence[InferenceSettings] = ()
     """The calls are sent to the vLLM of these too, to see whether it refuses one."""
+    prompts: Sequence[PromptChoice] = ()
+    """Prompts that the agent may ask for by name."""
     is_here: bool = True
     """The nodes are to start on this machine, so their vLLM has to."""
 
@@ -76,6 +79,10 @@ async def try_agent(runner: RunnerSettings, trial: TrialTask) -> list[str]:
         sampling_params=trial.sampling_params,
     )
     recorder = AttemptRecorder(task, 1, "dry-run")
+
+    async def choose_prompts(task: Task) -> tuple[PromptChoice, ...]:
+        return tuple(trial.prompts)
+
     async with (
         ScriptedNode(*_list_models(runner, trial)).serving() as node,
         Gateway(
@@ -89,7 +96,7 @@ async def try_agent(runner: RunnerSettings, trial: TrialTask) -> list[str]:
         try:
             await executor.start()
             started_at = time.monotonic()
-            result = await run_agent(executor, slot, task, recorder)
+            result = await run_agent(executor, slot, task, recorder, choose_prompts)
             seconds = time.monotonic() - started_at
         except AgentStartError as error:
             raise UserError(str(error)) from error
