@@ -27,6 +27,7 @@ from schemas.training import TrainingStep
 from schemas.weights.events import WeightManifest
 from tests.factories import batches
 from tests.learner.conftest import settings_for
+from tests.polling import HANG_SECONDS
 
 SAMPLES, BOUND, STEPS, NUM_STOPS = 2, 1, 7, 3
 SLOW_SECONDS = 1.0
@@ -142,7 +143,7 @@ async def test_steps_since_the_checkpoint_are_made_again_and_no_token_is_beyond_
             await life
         await live(nats_url, settings, asyncio.Event(), asyncio.Event().wait())
         await run.steps_made(len(run.steps))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             while not any(event.step == STEPS for event in run.kept):
                 await run.steps_made(len(run.steps) + 1)
         manifests = [manifest async for manifest, _ in WeightRegistry(bus, "policy").list_versions()][::-1]

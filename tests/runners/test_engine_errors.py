@@ -15,6 +15,7 @@ from bus.task_publisher import TaskPublisher
 from runners.gateway.server import Gateway
 from runners.gateway.slot import Slot
 from runners.recording.attempt import AttemptRecorder
+from tests.polling import HANG_SECONDS
 from tests.runners.conftest import ANSWER, ScriptedEngine, calls_of, ended, running, task
 from tests.runners.test_admission import nothing, post
 
@@ -85,7 +86,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 async def ask(slot: Slot, path: str, **fields: Any) -> tuple[int, str]:
     body = {"model": "policy", **BODIES[path], **fields}
-    async with aiohttp.ClientSession() as http, asyncio.timeout(50):
+    async with aiohttp.ClientSession() as http, asyncio.timeout(HANG_SECONDS):
         status, _, answer = await post(http, slot, path, json.dumps(body).encode())
     return status, answer.decode()
 

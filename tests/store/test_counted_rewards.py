@@ -98,7 +98,8 @@ def expected(events: list[Event], failed: str) -> dict[tuple[str, int], dict[str
         if batch.mode == "eval":
             by_task["eval", VERSION][batch.task_id].append(batch.end.reward or 0.0)
             continue
-        rollout = Rollout.__new__(Rollout)  # only its outcome and its reward are looked at
+        rollout = Rollout.__new__(Rollout)  # only what decides on its reward is looked at
+        object.__setattr__(rollout, "problem", "")
         for name in ("outcome", "reward"):
             object.__setattr__(rollout, name, getattr(batch.end, name))
         reward, version = training_reward(rollout, failed), batch.end.usage.max_weight_version

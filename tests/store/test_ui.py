@@ -390,7 +390,7 @@ async def test_the_page_has_no_inline_code_and_a_strict_policy(site: str) -> Non
 def test_every_file_of_the_page_is_in_the_package() -> None:
     directory = Path(queries.__file__).parent
     project = tomllib.loads((directory.parents[1] / "pyproject.toml").read_text())
-    patterns = project["tool"]["setuptools"]["package-data"]["store.ui"]
+    patterns = project["tool"]["setuptools"]["package-data"]["*"]
     packaged = {file for pattern in patterns for file in directory.glob(pattern)}
     assert set(filter(Path.is_file, (directory / "static").rglob("*"))) <= packaged
 
