@@ -41,10 +41,10 @@ def read_base_model(directory: Path, name: str | None = None) -> BaseModel:
     Without one, the name is that of the Hub where the directory is of the Hub's cache or its configuration has it, else
     the last part of the path.
     """
-    found = name or _name_in_cache(directory) or _name_in_configuration(directory) or directory.resolve().name
+    base_name = name or _name_in_cache(directory) or _name_in_configuration(directory) or directory.resolve().name
     metadata = _read_metadata(directory)
     license_ = {field: str(metadata[field]) for field in LICENSE_FIELDS if isinstance(metadata.get(field), str)}
-    return BaseModel(found, license_)
+    return BaseModel(base_name, license_)
 
 
 def _name_in_cache(directory: Path) -> str | None:

@@ -40,9 +40,9 @@ async def sql_client(
     named = find_named_run(run) if run else None
     running = _find_running(named) if named is not None else None
     url = url or os.environ.get(SQL_VARIABLE) or running
-    own = named if url is None and named is not None and named.has_stored_data() else None
-    is_checked = bool(run) and own is None and (url is None or url != running)
-    if url is None and own is None:
+    directory = named if url is None and named is not None and named.has_stored_data() else None
+    is_checked = bool(run) and directory is None and (url is None or url != running)
+    if url is None and directory is None:
         url = await find_running_store()
 
     async def open_client(address: str) -> Client:
@@ -54,7 +54,7 @@ async def sql_client(
     if url is not None:
         yield await open_client(url)
         return
-    directory = own or RunDirectory.latest()
+    directory = directory or RunDirectory.latest()
     if directory is None or not directory.has_stored_data():
         raise UserError(NO_STORE)
     try:

@@ -109,10 +109,10 @@ async def try_agent(runner: RunnerSettings, trial: TrialTask) -> list[str]:
 
 async def _check_calls(runner: RunnerSettings, trial: TrialTask, calls: Sequence[ModelCall]) -> AsyncIterator[str]:
     """Nodes whose vLLM cannot be asked here; raises `UserError` if one refuses a call, or does not start."""
-    asked: set[str] = set()
+    asked_models: set[str] = set()
     for node in trial.nodes:
-        of_node = [call for call in calls if call.body.get("model") in {*node.models} - asked]
-        asked.update(node.models)  # other nodes with these are its replicas
+        of_node = [call for call in calls if call.body.get("model") in {*node.models} - asked_models]
+        asked_models.update(node.models)  # other nodes with these are its replicas
         if not of_node:
             continue
         if node.vllm_command is not None:

@@ -162,13 +162,13 @@ class ModelCallHandler:
         turn = context.recorder.history.longest_prefix(call) if call.chat and self._token_in_token_out else None
         if turn is None or not continuation.can_resume(call, sampling):
             return None
-        answered = call.body["messages"][: turn.num_messages]
-        if token_history.has_reasoning(answered):
+        earlier_messages = call.body["messages"][: turn.num_messages]
+        if token_history.has_reasoning(earlier_messages):
             return None
         new = await self._upstream.tokenize(context, call.to_tokenize_request(call.body["messages"], is_answered=False))
         if new is None or new[: len(turn.tokens)] == turn.tokens:
             return None
-        old = await self._upstream.tokenize(context, call.to_tokenize_request(answered, is_answered=True))
+        old = await self._upstream.tokenize(context, call.to_tokenize_request(earlier_messages, is_answered=True))
         return token_history.splice_prompt(turn.tokens, old, new) if old is not None else None
 
 

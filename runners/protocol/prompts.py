@@ -111,8 +111,8 @@ def _places(text: str, prompts: Sequence[PromptChoice]) -> Iterator[_Place]:
             return
     searches: list[Search] = [_find_marks(text, prompts), *(partial(_find_words, text, *pair) for pair in sent)]
     upcoming = [find(0) for find in searches]
-    while found := [place for place in upcoming if place is not None]:
-        place = min(found, key=lambda place: (place.start, -place.end))
+    while places := [place for place in upcoming if place is not None]:
+        place = min(places, key=lambda place: (place.start, -place.end))
         yield place
         upcoming = [
             find(place.end) if known is not None and known.start < place.end else known

@@ -92,7 +92,9 @@ class ChatRequest:
     def num_choices(self, sampling: dict[str, Any]) -> int:
         """Answers to sample, where ``sampling`` is forced: ``n`` for each prompt."""
         n, prompt = {**self.body, **sampling}.get("n"), self.body.get("prompt")
-        has_several = not self.chat and isinstance(prompt, list) and any(isinstance(one, str | list) for one in prompt)
+        has_several = (
+            not self.chat and isinstance(prompt, list) and any(isinstance(each, str | list) for each in prompt)
+        )
         return (n if isinstance(n, int) and n > 0 else 1) * (len(prompt) if has_several and prompt else 1)
 
     def to_record(self) -> str:

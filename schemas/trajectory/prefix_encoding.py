@@ -108,8 +108,8 @@ class PrefixEncoder:
         """Bytes of whole units, or characters, that a text and the rest of an edge share."""
         length = min(len(text) - position, edge.end - offset)
         rest = text[position : position + length]
-        said = self._known[edge.call].own_text[offset : offset + length]
-        return length if rest == said else self._aligned(rest, common_prefix_len(rest, said))
+        known_text = self._known[edge.call].own_text[offset : offset + length]
+        return length if rest == known_text else self._aligned(rest, common_prefix_len(rest, known_text))
 
     def _add(self, known: _KnownText, edge: _Edge, offset: int, start: int) -> None:
         """Put a text into the tree, of whose own text all up to ``start`` is there already."""

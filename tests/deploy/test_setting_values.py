@@ -46,7 +46,7 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def collect_choices() -> dict[str, set[str]]:
     """Name of a setting -> its values, where every setting of that name is one of several words."""
-    found: dict[str, list[set[str] | None]] = defaultdict(list)
+    values_by_name: dict[str, list[set[str] | None]] = defaultdict(list)
     seen: set[type[BaseModel]] = set()
     left = list(SECTIONS.values())
     while left:
@@ -55,10 +55,12 @@ def collect_choices() -> dict[str, set[str]]:
             continue
         seen.add(model)
         for name, field in model.model_fields.items():
-            found[name].append(choices_of(field.annotation))
+            values_by_name[name].append(choices_of(field.annotation))
             left += models_in(field.annotation)
     return {
-        name: set().union(*(each or set() for each in values)) for name, values in found.items() if None not in values
+        name: set().union(*(each or set() for each in values))
+        for name, values in values_by_name.items()
+        if None not in values
     }
 
 

@@ -33,8 +33,8 @@ def test_a_path_in_the_configuration_is_no_name(tmp_path: Path, name: object) ->
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(owner=PARTS, name=PARTS)
 def test_a_name_is_never_a_path(tmp_path: Path, owner: str, name: str) -> None:
-    found = read_base_model(tmp_path / f"models--{owner}--{name}" / "snapshots" / "0").name
-    assert found == f"{owner}/{name}" and is_hub_name(found)
+    base_name = read_base_model(tmp_path / f"models--{owner}--{name}" / "snapshots" / "0").name
+    assert base_name == f"{owner}/{name}" and is_hub_name(base_name)
     assert "/" not in read_base_model(tmp_path / owner / name).name
 
 

@@ -195,8 +195,8 @@ def test_the_wheel_has_the_tracked_files_of_the_packages_and_no_others(built: Bu
 def test_the_sdist_has_what_the_wheel_is_made_of(built: Built) -> None:
     with tarfile.open(built.sdist) as archive:
         names = {str(PurePosixPath(*PurePosixPath(each.name).parts[1:])) for each in archive if each.isfile()}
-    made = {"PKG-INFO", "setup.cfg"} | {name for name in names if name.startswith("lightningbus.egg-info/")}
-    assert names - made == files_of_packages() | {"pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"}
+    built_files = {"PKG-INFO", "setup.cfg"} | {name for name in names if name.startswith("lightningbus.egg-info/")}
+    assert names - built_files == files_of_packages() | {"pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"}
 
 
 def test_no_package_of_the_repository_is_forgotten() -> None:

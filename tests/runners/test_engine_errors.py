@@ -61,7 +61,9 @@ class FailingEngine(ScriptedEngine):
 
 
 @asynccontextmanager
-async def asked(bus: Bus, *engines: FailingEngine, seconds: float = 60) -> AsyncIterator[tuple[Slot, AttemptRecorder]]:
+async def serving(
+    bus: Bus, *engines: FailingEngine, seconds: float = 60
+) -> AsyncIterator[tuple[Slot, AttemptRecorder]]:
     """A gateway's slot, in front of these engines."""
     async with AsyncExitStack() as stack:
         for number, engine in enumerate(engines):
@@ -97,7 +99,7 @@ async def test_a_request_that_an_engine_refuses_after_its_head_is_the_agents_err
     bus: Bus, path: str, stream: bool
 ) -> None:
     engine = FailingEngine([error_event(400)])
-    async with asked(bus, engine) as (slot, recorder):
+    async with serving(bus, engine) as (slot, recorder):
         status, answer = await ask(slot, path, stream=stream)
         assert status == 400 and SENTENCE in answer and "invalid_request_error" in answer
         assert len(engine.requests) == 1 and not recorder.infra_error and recorder.calls == 0
@@ -106,7 +108,7 @@ async def test_a_request_that_an_engine_refuses_after_its_head_is_the_agents_err
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_stream_that_has_begun_ends_with_the_error(bus: Bus, path: str) -> None:
     engine = FailingEngine([token(), error_event(400)])
-    async with asked(bus, engine) as (slot, recorder):
+    async with serving(bus, engine) as (slot, recorder):
         status, answer = await ask(slot, path, stream=True)
         assert status == 200 and SENTENCE in answer and "invalid_request_error" in answer
         assert len(engine.requests) == 1 and not recorder.infra_error
@@ -114,7 +116,7 @@ async def test_a_stream_that_has_begun_ends_with_the_error(bus: Bus, path: str) 
 
 async def test_an_answer_that_cannot_be_recorded_is_refused_once(bus: Bus) -> None:
     engine = FailingEngine([token(logprobs=None, finish_reason="stop")], repeats=True)
-    async with asked(bus, engine) as (slot, recorder):
+    async with serving(bus, engine) as (slot, recorder):
         status, answer = await ask(slot, "v1/chat/completions")
         assert status == 400 and "cannot be recorded: 1 tokens came with 0 log-probabilities" in answer
         assert len(engine.requests) == 1 and not recorder.infra_error
@@ -124,7 +126,7 @@ async def test_an_answer_that_cannot_be_recorded_is_refused_once(bus: Bus) -> No
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_aborted_answer_goes_on_as_one_that_broke_off(bus: Bus, reason: str, stream: bool) -> None:
     engine = FailingEngine([token(finish_reason=reason)])
-    async with asked(bus, engine) as (slot, recorder):
+    async with serving(bus, engine) as (slot, recorder):
         status, answer = await ask(slot, "v1/chat/completions", stream=stream)
         assert status == 200 and reason not in answer
         recorder.flush()
@@ -136,7 +138,7 @@ async def test_an_aborted_answer_goes_on_as_one_that_broke_off(bus: Bus, reason:
 @pytest.mark.parametrize("failure", [None, [error_event(500, DEATH)]])
 async def test_an_engine_that_dies_does_not_end_the_call(bus: Bus, failure: Any) -> None:
     dying, healthy = FailingEngine(failure, repeats=True), FailingEngine()
-    async with asked(bus, dying, healthy) as (slot, recorder):
+    async with serving(bus, dying, healthy) as (slot, recorder):
         for _ in range(4):
             status, _ = await ask(slot, "v1/chat/completions")
             assert status == 200
@@ -147,7 +149,7 @@ async def test_an_engine_that_dies_does_not_end_the_call(bus: Bus, failure: Any)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_at_which_engines_die_is_tried_on_two(bus: Bus, failure: Any, stream: bool) -> None:
     engines = [FailingEngine(failure, repeats=True) for _ in range(4)]
-    async with asked(bus, *engines) as (slot, recorder):
+    async with serving(bus, *engines) as (slot, recorder):
         status, answer = await ask(slot, "v1/chat/completions", stream=stream)
         assert status == 503 and "2 engines broke off at this request" in answer
         assert sum(len(engine.requests) for engine in engines) == 2
@@ -160,7 +162,7 @@ async def test_a_request_at_which_engines_die_is_tried_on_two(bus: Bus, failure:
 
 async def test_a_request_that_a_living_engine_fails_at_is_tried_twice(bus: Bus) -> None:
     engine = FailingEngine([error_event(500, "list index out of range")], repeats=True)
-    async with asked(bus, engine) as (slot, recorder):
+    async with serving(bus, engine) as (slot, recorder):
         status, answer = await ask(slot, "v1/chat/completions")
         assert status == 503 and "list index out of range" in answer
         assert len(engine.requests) == 2 and recorder.infra_error

@@ -222,9 +222,9 @@ def test_restoring_calls() -> None:
         for at in range(size):
             text = encoder.encode(tokens(at % 3, *range(50), at), tokens(7))
             refs, digest = text.prefix_refs, text.sha256
-            own = {"prompt_ids": text.suffix, "response_ids": tokens(7), "logprobs": b"", "weight_versions": ()}
+            own_fields = {"prompt_ids": text.suffix, "response_ids": tokens(7), "logprobs": b"", "weight_versions": ()}
             known = {"prompt_prefix_refs": refs, "prompt_sha256": digest}
-            calls.append(ModelCall(index=at, model="policy", node="n", **known, **own))
+            calls.append(ModelCall(index=at, model="policy", node="n", **known, **own_fields))
         return partial(expand_calls, calls)
 
     assert measure_growth(make, 64) <= MAX_GROWTH

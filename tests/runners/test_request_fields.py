@@ -66,13 +66,13 @@ CLIENTS = {
 
 def keys(*schemas: Any) -> set[str]:
     """The fields of typed dictionaries; of a type that names several, those of all."""
-    found: set[str] = set()
+    names: set[str] = set()
     for schema in schemas:
         members = typing.get_args(schema)
-        found |= keys(*members) if members else set(getattr(schema, "__annotations__", ()))
+        names |= keys(*members) if members else set(getattr(schema, "__annotations__", ()))
         for base in getattr(schema, "__orig_bases__", ()):
-            found |= keys(base)
-    return found
+            names |= keys(base)
+    return names
 
 
 def kinds(schema: Any) -> Iterator[str]:
@@ -164,9 +164,9 @@ def test_a_refused_field_is_said(path: str, name: str) -> None:
     ("path", "name"), [(path, name) for path, table in OWN.items() for name in sorted(table.harmless)]
 )
 def test_a_harmless_field_changes_nothing(path: str, name: str) -> None:
-    plain, asked = meant(parsed(path)), meant(parsed(path, **{name: "x"}))
-    asked.pop(name, None)
-    assert asked == plain
+    plain, with_field = meant(parsed(path)), meant(parsed(path, **{name: "x"}))
+    with_field.pop(name, None)
+    assert with_field == plain
 
 
 FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
@@ -227,27 +227,29 @@ def test_what_is_meant_within_a_field_is_refused_too(path: str, fields: dict[str
 
 def accepted(path: str, field: str, schema: Any, wrap: Any) -> set[str]:
     """The kinds of a union that are no error; any other is refused in a sentence."""
-    found = set()
+    accepted_kinds = set()
     for kind in set(kinds(schema)):
         try:
             parsed(path, **{field: wrap({"type": kind})})
-            found.add(kind)
+            accepted_kinds.add(kind)
         except ValueError as error:
             assert len(str(error).split()) > 5, kind
         except (LookupError, TypeError):  # known, and not whole
-            found.add(kind)
-    return found
+            accepted_kinds.add(kind)
+    return accepted_kinds
 
 
 def test_kinds_that_are_not_known_are_refused() -> None:
     """New ones too: what is accepted is listed, and each of it has a meaning in a chat."""
-    said = accepted(MESSAGES, "messages", ContentBlockParam, lambda block: [{"role": "user", "content": [block]}])
-    said |= accepted(MESSAGES, "messages", BetaContentBlockParam, lambda block: [{"role": "user", "content": [block]}])
-    assert said == {"text", "tool_result"}, "an image has a source"
-    answered = accepted(
+    of_user = accepted(MESSAGES, "messages", ContentBlockParam, lambda block: [{"role": "user", "content": [block]}])
+    of_user |= accepted(
+        MESSAGES, "messages", BetaContentBlockParam, lambda block: [{"role": "user", "content": [block]}]
+    )
+    assert of_user == {"text", "tool_result"}, "an image has a source"
+    of_model = accepted(
         MESSAGES, "messages", BetaContentBlockParam, lambda block: [{"role": "assistant", "content": [block]}]
     )
-    assert answered == {"text", "thinking", "redacted_thinking", "tool_use"}
+    assert of_model == {"text", "thinking", "redacted_thinking", "tool_use"}
     for schema in (ToolUnionParam, BetaToolUnionParam):
         assert accepted(MESSAGES, "tools", schema, lambda tool: [tool]) == {"custom"}
     for schema in (ThinkingConfigParam, BetaThinkingConfigParam):
