@@ -1,4 +1,4 @@
-"""What to say where a module cannot be found: the extra that has it, or that the installation is incomplete."""
+"""Sentences about a module that cannot be found: they name its extra, or say that the installation is incomplete."""
 
 import re
 from functools import cache

@@ -15,7 +15,7 @@ from bus.weights.version_cache import BaseFiles
 from common.observability import metrics
 from inference.audit_watch import watch_audits
 from inference.engine.broadcast_seats import find_assignment, rendezvous_info
-from inference.engine.vllm_command import parsers
+from inference.engine.vllm_command import list_parsers
 from inference.engine.vllm_server import EngineError, EngineRejectedError, VllmServer
 from inference.frozen_watch import IgnoredVersions
 from inference.gateway.served_model import ServedModel
@@ -56,7 +56,7 @@ class NodeModel:
         """A rendezvous that failed is not joined again."""
         self._updater: WeightUpdater | None = None
         self._ignored = IgnoredVersions(bus, name)
-        self._parsers = parsers(settings)
+        self._parsers = list_parsers(settings)
         self.pulse: HeartbeatPublisher
         """The heartbeat; set before an engine is started."""
 

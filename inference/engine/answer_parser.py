@@ -11,7 +11,7 @@ from typing import Any
 
 PATH = "/v1/chat/completions/parse"
 MIDDLEWARE = f"{__name__}.AnswerParser"
-"""For vLLM's ``--middleware``."""
+"""The value of vLLM's ``--middleware`` that adds the route."""
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

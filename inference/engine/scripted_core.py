@@ -24,7 +24,7 @@ LOGPROB = -0.5
 
 
 class ScriptedCore:
-    """What vLLM's front end asks of an engine: the end of a text, at once."""
+    """An engine core for vLLM's front end that ends every answer at once."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._end = tokenizer.eos_token_id or 0

@@ -39,7 +39,7 @@ def command(settings: InferenceSettings, socket: Path) -> list[str]:
         arguments["reasoning-parser"] = settings.reasoning_parser
     if settings.tool_parser is not None:
         arguments["tool-call-parser"] = settings.tool_parser
-    if parsers(settings):
+    if list_parsers(settings):
         arguments["middleware"] = MIDDLEWARE
     flat = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
     quiet = ["--disable-uvicorn-access-log"]
@@ -53,11 +53,11 @@ def command(settings: InferenceSettings, socket: Path) -> list[str]:
     return [*server, *flat, *names, *quiet, *eager, *adapters, *tools, *settings.vllm_args]
 
 
-def parsers(settings: InferenceSettings) -> list[str]:
-    """What vLLM parses answers for: ``reasoning``, ``tool``, both, or nothing."""
-    words = {word.partition("=")[0].replace("_", "-") for word in settings.vllm_args}
-    has_reasoning = settings.reasoning_parser is not None or "--reasoning-parser" in words
-    has_tools = settings.tool_parser is not None or "--tool-call-parser" in words
+def list_parsers(settings: InferenceSettings) -> list[str]:
+    """List the kinds of parsers that a node's vLLM has: ``reasoning``, ``tool``, both, or none."""
+    flags = {argument.partition("=")[0].replace("_", "-") for argument in settings.vllm_args}
+    has_reasoning = settings.reasoning_parser is not None or "--reasoning-parser" in flags
+    has_tools = settings.tool_parser is not None or "--tool-call-parser" in flags
     return ["reasoning"] * has_reasoning + ["tool"] * has_tools
 
 

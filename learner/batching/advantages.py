@@ -98,7 +98,7 @@ def make_estimator(settings: AlgorithmSettings) -> Estimator:
 
 
 def find_equal(scores: Sequence[float], groups: Sequence[Hashable]) -> dict[Hashable, bool]:
-    """By group: whether it has several scores and they are equal, up to the errors of floating-point sums.
+    """Tell, by group, whether it has several scores that are equal up to the errors of floating-point sums.
 
     These have no advantage. A division by their standard deviation would make one of the error.
     """

@@ -39,7 +39,7 @@ class UnbuildableBatches:
 def find_culprits(
     build: Callable[[Sequence[RolloutGroup]], object], groups: Sequence[RolloutGroup], error: Exception
 ) -> dict[str, Exception]:
-    """By task: why no batch can be made of a group alone; ``error`` for all groups if one can be made of each."""
+    """Map tasks to why no batch can be made of their group alone; all to ``error`` if one can be made of each."""
     errors: dict[str, Exception] = {}
     for group in groups:
         try:

@@ -57,7 +57,7 @@ class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
     nonce: str = ""
     """Of the message id it is published under, both times."""
     journal_mark: str = ""
-    """Where in the journal the checkpoint was taken."""
+    """The id of the journal's mark for this checkpoint."""
 
 
 class Checkpoints:
@@ -66,7 +66,7 @@ class Checkpoints:
     def __init__(self, directory: Path, kept: int = 2) -> None:
         self._directory, self._kept = directory, kept
         self.journal = Journal(directory)
-        """What was done since the newest one."""
+        """The record of what the learner did since the newest checkpoint."""
         self._key = directory.with_name(f"{directory.name}.key")
 
     @contextmanager

@@ -12,7 +12,7 @@ from bus.client import Bus
 from common.listeners import AddressInUseError
 from inference import node
 from inference.engine.answer_parser import MIDDLEWARE
-from inference.engine.vllm_command import command, environment, parsers
+from inference.engine.vllm_command import command, environment, list_parsers
 from inference.engine.vllm_server import EngineError, VllmServer
 from inference.settings import AdapterSettings, InferenceSettings
 
@@ -56,7 +56,7 @@ def test_vllm_listens_on_its_socket_alone_and_gives_the_probabilities_sampled_fr
     ],
 )
 def test_a_node_says_what_its_engine_parses(tmp_path: Path, fields: dict[str, Any], expected: list[str]) -> None:
-    assert parsers(InferenceSettings(model_path=tmp_path, **fields)) == expected
+    assert list_parsers(InferenceSettings(model_path=tmp_path, **fields)) == expected
 
 
 async def test_a_directory_without_a_model_is_refused(bus: Bus, tmp_path: Path) -> None:

@@ -54,9 +54,9 @@ def tail(
 
     named = find_named_run(run) if run else None
     is_bus_given = bool(bus or os.environ.get(BUS_VARIABLE))  # its runs may be those of other machines
-    if run and named is None and not is_bus_given:
-        with_sql_client(None, "lightningbus", lambda client: None, run)  # is it one that the store knows?
-    elif named is not None and not is_bus_given and named.read_endpoints() is None:
+    if run and not is_bus_given and named is None:
+        with_sql_client(None, "lightningbus", lambda client: None, run)  # refuses a run that the store does not know
+    elif not is_bus_given and named is not None and named.read_endpoints() is None:
         exit_with(f"run {run!r} is not up, so nothing of it ends: `lightningbus query --run {run}` asks its store")
     run_async(tail_rollouts(bus, find_run_id(run), outcome, as_json, count, named))
 
