@@ -46,7 +46,7 @@ class Ingester:
 
     def __init__(self, bus: Bus, writer: Writer, settings: StoreSettings) -> None:
         self._bus, self._writer, self._settings = bus, writer, settings
-        self._queue: asyncio.Queue[DecodedMessage] = asyncio.Queue()
+        self._queue: asyncio.Queue[DecodedMessage | None] = asyncio.Queue()  # None: the last message, at a stop
         self._queued_rows = self._queued_bytes = 0  # in the queue
         self._has_capacity = asyncio.Event()
         self._poison_limit = DlqLimit("the store")
@@ -66,6 +66,7 @@ class Ingester:
             stopping = asyncio.create_task(stop.wait())
             work: set[asyncio.Task[Any]] = {*consume_tasks, stopping}
             finished = asyncio.create_task(asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED))
+            finished.add_done_callback(lambda _: self._queue.put_nowait(None))
             try:
                 await self._run_pipeline(finished)
                 for task in consume_tasks:
@@ -78,7 +79,7 @@ class Ingester:
         write_task: asyncio.Task[None] | None = None
         try:
             while not finished.done():
-                batch = await self._fill_batch(finished)
+                batch = await self._fill_batch()
                 if not batch:
                     break
                 columns = self._writer.start_building(batch)
@@ -144,19 +145,15 @@ class Ingester:
         else:
             self._has_capacity.clear()
 
-    async def _fill_batch(self, finished: asyncio.Future[Any]) -> list[DecodedMessage]:
-        """Messages until a batch is full or its first row has waited long enough."""
-        first = asyncio.create_task(self._queue.get())
-        await asyncio.wait({first, finished}, return_when=asyncio.FIRST_COMPLETED)
-        if not first.done():
-            first.cancel()
-            return []
+    async def _fill_batch(self) -> list[DecodedMessage]:
+        """Messages until a batch is full, its first row has waited long enough, or the store is asked to stop."""
         batch: list[DecodedMessage] = []
-        rows, size, self._batch_started_ns = 0, 0, time.time_ns()
-        message = first.result()
+        rows, size = 0, 0
+        message = await self._queue.get()
+        self._batch_started_ns = time.time_ns()
         try:
             async with asyncio.timeout(self._settings.flush_interval_seconds):
-                while True:
+                while message is not None:
                     batch.append(message)
                     rows, size = rows + len(message.rows), size + len(message.delivery.data)
                     self._track_queue_size(-len(message.rows), -len(message.delivery.data))

@@ -63,7 +63,7 @@ async def test_what_was_acknowledged_survives_a_kill_and_what_was_not_comes_agai
 
 
 async def test_a_store_asked_to_stop_writes_what_it_has_collected(bus: Bus, nats_url: str, start_store: Start) -> None:
-    store = await asyncio.to_thread(start_store, nats_url, flush_interval_seconds=HANG_SECONDS)
+    store = await asyncio.to_thread(start_store, nats_url, flush_interval_seconds=10 * HANG_SECONDS)
     parts = batches("a", 0)
     for part in parts:
         await send(bus, part, f"{part.sequence}")
