@@ -15,26 +15,26 @@ import numpy as np
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from auditor.budget import CpuBudget
-from auditor.convictions import Convictions
-from auditor.draw import Draw, Sampler
-from auditor.evidence import AuditedTokens, Finding
-from auditor.judge import Judge
-from auditor.reference_model import ReferenceModel
-from auditor.samples import AuditSample, build_samples
-from auditor.settings import AuditorSettings
-from auditor.versions import VersionLoader
-from bus.client import Bus
-from bus.errors import BusError
-from bus.fleet.heartbeats import default_instance_id
-from common.aio import first_completed
-from common.observability import metrics
-from common.observability.faults import count_fault
-from schemas import ids, subjects
-from schemas.audit import RolloutAudit
-from schemas.codec import DecodeError, decode
-from schemas.fleet import Heartbeat
-from schemas.spans import SpanBatch
+from lightningbus.auditor.budget import CpuBudget
+from lightningbus.auditor.convictions import Convictions
+from lightningbus.auditor.draw import Draw, Sampler
+from lightningbus.auditor.evidence import AuditedTokens, Finding
+from lightningbus.auditor.judge import Judge
+from lightningbus.auditor.reference_model import ReferenceModel
+from lightningbus.auditor.samples import AuditSample, build_samples
+from lightningbus.auditor.settings import AuditorSettings
+from lightningbus.auditor.versions import VersionLoader
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.fleet.heartbeats import default_instance_id
+from lightningbus.common.aio import first_completed
+from lightningbus.common.observability import metrics
+from lightningbus.common.observability.faults import count_fault
+from lightningbus.schemas import ids, subjects
+from lightningbus.schemas.audit import RolloutAudit
+from lightningbus.schemas.codec import DecodeError, decode
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.spans import SpanBatch
 
 log = logging.getLogger(__name__)
 

@@ -4,17 +4,17 @@ import logging
 import time
 from collections.abc import Collection
 
-from auditor.evidence import Finding
-from auditor.judge import is_convicted, verdicts_on
-from bus.client import Bus
-from bus.errors import BusError
-from bus.weights.audit_log import AuditLog
-from bus.weights.registry import WeightRegistry
-from common.observability import metrics
-from schemas import subjects
-from schemas.audit import AuditVerdict
-from schemas.fleet import Alert
-from schemas.weights.events import MAX_ACTOR_CHARS
+from lightningbus.auditor.evidence import Finding
+from lightningbus.auditor.judge import is_convicted, verdicts_on
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.weights.audit_log import AuditLog
+from lightningbus.bus.weights.registry import WeightRegistry
+from lightningbus.common.observability import metrics
+from lightningbus.schemas import subjects
+from lightningbus.schemas.audit import AuditVerdict
+from lightningbus.schemas.fleet import Alert
+from lightningbus.schemas.weights.events import MAX_ACTOR_CHARS
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from auditor.samples import Sampling
+from lightningbus.auditor.samples import Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from hashlib import blake2b
 
-from schemas.spans import SpanBatch
+from lightningbus.schemas.spans import SpanBatch
 
 MAX_PARTIAL = 1000
 """Attempts whose end has not come; the oldest gives way."""

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from auditor.evidence import AuditedTokens, Evidence, Finding
-from auditor.settings import AuditorSettings
-from schemas.audit import AuditVerdict
-from schemas.quarantine import applies_to, standing_verdicts
+from lightningbus.auditor.evidence import AuditedTokens, Evidence, Finding
+from lightningbus.auditor.settings import AuditorSettings
+from lightningbus.schemas.audit import AuditVerdict
+from lightningbus.schemas.quarantine import applies_to, standing_verdicts
 
 SUSPECT_EVIDENCE = 7.0
 """From here on every rollout of the engine is audited; natural log."""

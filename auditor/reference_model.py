@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from auditor.distribution import log_probs, sampled_ranks
-from auditor.evidence import AuditedTokens
-from auditor.samples import AuditSample
+from lightningbus.auditor.distribution import log_probs, sampled_ranks
+from lightningbus.auditor.evidence import AuditedTokens
+from lightningbus.auditor.samples import AuditSample
 
 A_SUFFIX, B_SUFFIX = ".lora_A.weight", ".lora_B.weight"
 ADAPTER_PREFIX = "base_model.model."

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.role_settings import KvCachePolicy
-from schemas.spans import ModelCall, SpanBatch
-from schemas.trajectory.prefix_encoding import expand_calls
+from lightningbus.common.role_settings import KvCachePolicy
+from lightningbus.schemas.spans import ModelCall, SpanBatch
+from lightningbus.schemas.trajectory.prefix_encoding import expand_calls
 
 GREEDY = 1e-5
 """Below this temperature vLLM takes the likeliest token."""

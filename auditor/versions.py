@@ -3,11 +3,11 @@
 import asyncio
 from pathlib import Path
 
-from auditor.reference_model import ReferenceModel
-from bus.client import Bus
-from bus.weights.registry import WeightRegistry
-from bus.weights.version_cache import WeightCache
-from schemas.weights.events import FROZEN_VERSION, WeightManifest
+from lightningbus.auditor.reference_model import ReferenceModel
+from lightningbus.bus.client import Bus
+from lightningbus.bus.weights.registry import WeightRegistry
+from lightningbus.bus.weights.version_cache import WeightCache
+from lightningbus.schemas.weights.events import FROZEN_VERSION, WeightManifest
 
 
 class VersionLoader:

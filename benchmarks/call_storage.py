@@ -15,19 +15,19 @@ from clickhouse_connect.driver.client import Client
 from msgspec.structs import replace
 
 from benchmarks.results import Result, machine, table, write
-from runners.protocol.choice import SampledChoice
-from runners.recording.attempt import AttemptRecorder
-from schemas.codec import encode
-from schemas.spans import SpanBatch, VersionSpan
-from schemas.tasks import Task
-from schemas.trajectory.prefix_encoding import expand_calls
-from store.clickhouse import migrations
-from store.clickhouse.client import connect, query_row
-from store.ingest import arrow
-from store.ingest.batch import load_column_types
-from store.ingest.row import EventMetadata, Row
-from store.ingest.rows import build_rows
-from store.service import serve_embedded
+from lightningbus.runners.protocol.choice import SampledChoice
+from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.schemas.codec import encode
+from lightningbus.schemas.spans import SpanBatch, VersionSpan
+from lightningbus.schemas.tasks import Task
+from lightningbus.schemas.trajectory.prefix_encoding import expand_calls
+from lightningbus.store.clickhouse import migrations
+from lightningbus.store.clickhouse.client import connect, query_row
+from lightningbus.store.ingest import arrow
+from lightningbus.store.ingest.batch import load_column_types
+from lightningbus.store.ingest.row import EventMetadata, Row
+from lightningbus.store.ingest.rows import build_rows
+from lightningbus.store.service import serve_embedded
 
 TURNS, TOKENS, SAMPLED = 100, 320, 64
 """A conversation of 32k tokens: each turn adds so many, so many of them sampled."""

@@ -13,22 +13,22 @@ import uvloop
 from clickhouse_connect.driver.client import Client
 
 from benchmarks.results import Result, machine, table, write
-from bus.client import Bus
-from bus.embedded.nats_server import nats_server
-from schemas import subjects
-from schemas.codec import encode, schema_of
-from schemas.spans import AttemptResult, ModelCall, Span, SpanBatch, VersionSpan
-from store.clickhouse import migrations
-from store.clickhouse.client import connect, query_row
-from store.ingest import arrow
-from store.ingest.batch import load_column_types
-from store.ingest.ingester import Ingester
-from store.ingest.inserter import INSERT_SETTINGS, Insert
-from store.ingest.row import EventMetadata, Row
-from store.ingest.rows import build_rows
-from store.ingest.writer import Writer
-from store.service import serve_embedded
-from store.settings import StoreSettings
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import nats_server
+from lightningbus.schemas import subjects
+from lightningbus.schemas.codec import encode, schema_of
+from lightningbus.schemas.spans import AttemptResult, ModelCall, Span, SpanBatch, VersionSpan
+from lightningbus.store.clickhouse import migrations
+from lightningbus.store.clickhouse.client import connect, query_row
+from lightningbus.store.ingest import arrow
+from lightningbus.store.ingest.batch import load_column_types
+from lightningbus.store.ingest.ingester import Ingester
+from lightningbus.store.ingest.inserter import INSERT_SETTINGS, Insert
+from lightningbus.store.ingest.row import EventMetadata, Row
+from lightningbus.store.ingest.rows import build_rows
+from lightningbus.store.ingest.writer import Writer
+from lightningbus.store.service import serve_embedded
+from lightningbus.store.settings import StoreSettings
 
 PER_ATTEMPT = 10
 START_NS = 1_790_000_000_000_000_000

@@ -21,19 +21,19 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from bus.client import Bus
-from bus.security.secrets import bearer_header, read_key
-from inference.settings import InferenceSettings
-from learner.batching.sequences import SequenceConfig, TrainSequence, build_sequences
-from learner.batching.transitions import build_transitions
+from lightningbus.bus.client import Bus
+from lightningbus.bus.security.secrets import bearer_header, read_key
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.learner.batching.sequences import SequenceConfig, TrainSequence, build_sequences
+from lightningbus.learner.batching.transitions import build_transitions
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings
 from lightningbus.run.stack import LocalStack, start_stack
 from lightningbus.run.supervisor import ChildSpec
-from schemas import subjects
-from schemas.fleet import Heartbeat
-from schemas.spans import ModelCall, VersionSpan
-from schemas.weights.events import Blob, WeightManifest
+from lightningbus.schemas import subjects
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.spans import ModelCall, VersionSpan
+from lightningbus.schemas.weights.events import Blob, WeightManifest
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "calculator"
 RESULTS = Path(__file__).resolve().parent / "results" / "kv_cache.json"

@@ -8,10 +8,10 @@ import uvloop
 
 from benchmarks.results import Result, machine, table, write
 from benchmarks.system import System, runner, running
-from bus.client import Bus
-from bus.task_publisher import TaskPublisher
+from lightningbus.bus.client import Bus
+from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.run.publishing import publish_all
-from schemas.tasks import Task
+from lightningbus.schemas.tasks import Task
 
 AGENT = "benchmarks.agents:stamps"
 RUNNERS, SLOTS = 2, 32

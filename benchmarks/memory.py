@@ -9,10 +9,10 @@ from typing import Any
 
 from transformers import Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
-from learner.engine.memory_advice import step_flops
-from learner.engine.memory_plan import ModelShape, TrainingShape, plan_memory
-from learner.engine.model_shape import read_shape
-from learner.settings.algorithm import ActorSettings
+from lightningbus.learner.engine.memory_advice import step_flops
+from lightningbus.learner.engine.memory_plan import ModelShape, TrainingShape, plan_memory
+from lightningbus.learner.engine.model_shape import read_shape
+from lightningbus.learner.settings.algorithm import ActorSettings
 from lightningbus.run.memory_check import GIB, table
 
 PAGE = Path("docs/scale.md")

@@ -10,11 +10,11 @@ from pathlib import Path
 import uvloop
 
 from benchmarks.results import Result, machine, table, write
-from bus.client import Bus
-from bus.embedded.nats_server import nats_server
-from bus.publish_batch import OutgoingMessage
-from bus.publisher import MAX_PENDING_ACKS
-from schemas import subjects
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import nats_server
+from lightningbus.bus.publish_batch import OutgoingMessage
+from lightningbus.bus.publisher import MAX_PENDING_ACKS
+from lightningbus.schemas import subjects
 
 NUM_MESSAGES, PAYLOAD_BYTES, ROUNDS = 20_000, 500, 4
 Publish = Callable[[list[OutgoingMessage]], Awaitable[object]]

@@ -11,16 +11,16 @@ from typing import Any
 import psutil
 from clickhouse_connect.driver.client import Client
 
-from bus.embedded.nats_server import free_port
-from bus.streams import runner_consumer
+from lightningbus.bus.embedded.nats_server import free_port
+from lightningbus.bus.streams import runner_consumer
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings
 from lightningbus.run.stack import LocalStack, start_stack
 from lightningbus.run.supervisor import ChildSpec
-from runners.settings import RunnerSettings
-from store.clickhouse.client import connect, query_row
-from store.lost_rollouts import count_unwritten
-from store.settings import StoreSettings
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.store.clickhouse.client import connect, query_row
+from lightningbus.store.lost_rollouts import count_unwritten
+from lightningbus.store.settings import StoreSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 POLL_SECONDS = 0.05

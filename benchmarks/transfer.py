@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.results import Result
-from bus.client import Bus
-from bus.embedded.nats_server import free_port, nats_server
-from bus.weights.transports.base import Transport
-from bus.weights.transports.factory import open_transport
-from schemas import subjects
-from schemas.weights.delta import apply_deltas, encode_delta
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import free_port, nats_server
+from lightningbus.bus.weights.transports.base import Transport
+from lightningbus.bus.weights.transports.factory import open_transport
+from lightningbus.schemas import subjects
+from lightningbus.schemas.weights.delta import apply_deltas, encode_delta
 
 SIZES = {"0.5M": 500_000, "5M": 5_000_000, "50M": 50_000_000, "0.5B": 494_000_000}
 """Parameters, in bf16."""

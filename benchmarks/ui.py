@@ -21,13 +21,13 @@ import aiohttp
 from clickhouse_connect.driver.client import Client
 
 from benchmarks import before_after
-from store.clickhouse import migrations
-from store.clickhouse.client import DATABASE, connect, connect_readonly, query_row
-from store.clickhouse.query_limits import UI
-from store.reports import REPORTS, Report
-from store.service import serve_embedded
-from store.ui.client import Reader
-from store.ui.server import UiServer, serve
+from lightningbus.store.clickhouse import migrations
+from lightningbus.store.clickhouse.client import DATABASE, connect, connect_readonly, query_row
+from lightningbus.store.clickhouse.query_limits import UI
+from lightningbus.store.reports import REPORTS, Report
+from lightningbus.store.service import serve_embedded
+from lightningbus.store.ui.client import Reader
+from lightningbus.store.ui.server import UiServer, serve
 
 RESULTS = Path(__file__).parent / "results" / "ui.json"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "ui.md"

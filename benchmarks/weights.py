@@ -16,16 +16,16 @@ from typing import Any
 from benchmarks import kv_cache, transfer
 from benchmarks.kv_cache import ANSWERS, CPU_ENGINE, EXAMPLE, Answers, relative_change, swapped_amid
 from benchmarks.results import Result, machine, table, write
-from bus.client import Bus
-from inference.settings import InferenceSettings
-from learner.publishing.broadcaster import Broadcaster
-from learner.publishing.publisher import WeightPublisher
-from learner.settings.learner import LearnerSettings
+from lightningbus.bus.client import Bus
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.learner.publishing.broadcaster import Broadcaster
+from lightningbus.learner.publishing.publisher import WeightPublisher
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings
 from lightningbus.run.stack import LocalStack, start_stack
 from lightningbus.run.supervisor import ChildSpec
-from schemas.fleet import Heartbeat
+from lightningbus.schemas.fleet import Heartbeat
 
 SERVED = {"0.6M": {}, "26M": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6}}
 """What is changed in the calculator model's configuration."""

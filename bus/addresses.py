@@ -2,7 +2,7 @@
 
 from urllib.parse import urlsplit
 
-from bus.errors import AddressError
+from lightningbus.bus.errors import AddressError
 
 SCHEMES = ("nats", "tls")
 

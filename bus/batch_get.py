@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from bus.errors import BusError
+from lightningbus.bus.errors import BusError
 
 SEQUENCE = "Nats-Sequence"
 """The header with a message's sequence in its stream."""

@@ -10,23 +10,23 @@ from typing import Any, TypeVar
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
-from bus import provisioning, streams
-from bus.connection import CONNECT_SECONDS, DEFAULT_URL, LEADER_POLL_SECONDS, Connection
-from bus.consumer_upkeep import ConsumerUpkeep
-from bus.errors import BusError, CredentialsError
-from bus.fleet.heartbeats import Fleet, HeartbeatPublisher, publish_heartbeats
-from bus.object_store import ObjectStore
-from bus.publish_batch import OutgoingMessage, encode_event, publish_batch
-from bus.publisher import Publisher
-from bus.pull_consumer import EXPIRES_SECONDS, PullConsumer
-from bus.security.credentials import Credentials
-from bus.security.signing import EXPECTED_LAST_HEADER, Signing
-from bus.stream_sizes import StreamSizes
-from bus.streams import Backlog, ConsumerSpec, StreamState, provision_options
-from common.aio import cancel_and_wait
-from schemas.base import Event
-from schemas.codec import decode
-from schemas.signers import SIGNED_EVENTS
+from lightningbus.bus import provisioning, streams
+from lightningbus.bus.connection import CONNECT_SECONDS, DEFAULT_URL, LEADER_POLL_SECONDS, Connection
+from lightningbus.bus.consumer_upkeep import ConsumerUpkeep
+from lightningbus.bus.errors import BusError, CredentialsError
+from lightningbus.bus.fleet.heartbeats import Fleet, HeartbeatPublisher, publish_heartbeats
+from lightningbus.bus.object_store import ObjectStore
+from lightningbus.bus.publish_batch import OutgoingMessage, encode_event, publish_batch
+from lightningbus.bus.publisher import Publisher
+from lightningbus.bus.pull_consumer import EXPIRES_SECONDS, PullConsumer
+from lightningbus.bus.security.credentials import Credentials
+from lightningbus.bus.security.signing import EXPECTED_LAST_HEADER, Signing
+from lightningbus.bus.stream_sizes import StreamSizes
+from lightningbus.bus.streams import Backlog, ConsumerSpec, StreamState, provision_options
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.schemas.base import Event
+from lightningbus.schemas.codec import decode
+from lightningbus.schemas.signers import SIGNED_EVENTS
 
 log = logging.getLogger(__name__)
 E = TypeVar("E", bound=Event)
@@ -201,7 +201,7 @@ class Bus:
         ``expect_last`` is the sequence of the last message this writer saw on the subject (0: none). ``unique``: a
         message of the same id that is there before the first try is an error. Weight versions and decisions are
         signed. Raises `StreamFullError`, `FencedError`,
-        `DuplicateMessageError`, `PublishTimeoutError`, `BusError`, or `schemas.codec.EncodeError`.
+        `DuplicateMessageError`, `PublishTimeoutError`, `BusError`, or `lightningbus.schemas.codec.EncodeError`.
         """
         _, payload, headers = encode_event(subject, event, msg_id, traceparent)
         if expect_last is not None:

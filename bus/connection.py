@@ -15,14 +15,14 @@ from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import ServiceUnavailableError
 
-from bus.addresses import server_addresses, wants_tls, without_secrets
-from bus.errors import BusError, CredentialsError
-from bus.nats_client import FastReconnectClient
-from bus.security import certificate_expiry
-from bus.security.auth_refusals import AuthRefusals
-from bus.security.credentials import Credentials, explain_connect_error
-from common.aio import Interrupted, cancel_and_wait, run_unless
-from common.observability import metrics
+from lightningbus.bus.addresses import server_addresses, wants_tls, without_secrets
+from lightningbus.bus.errors import BusError, CredentialsError
+from lightningbus.bus.nats_client import FastReconnectClient
+from lightningbus.bus.security import certificate_expiry
+from lightningbus.bus.security.auth_refusals import AuthRefusals
+from lightningbus.bus.security.credentials import Credentials, explain_connect_error
+from lightningbus.common.aio import Interrupted, cancel_and_wait, run_unless
+from lightningbus.common.observability import metrics
 
 log = logging.getLogger(__name__)
 

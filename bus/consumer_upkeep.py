@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
-from bus.errors import BusError
-from bus.streams import ConsumerSpec, missing_stream_error
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.streams import ConsumerSpec, missing_stream_error
 
 log = logging.getLogger(__name__)
 

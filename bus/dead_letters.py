@@ -9,20 +9,20 @@ from nats.aio.msg import Msg
 from nats.js.api import RawStreamMsg
 from nats.js.errors import NotFoundError
 
-from bus.client import Bus
-from bus.errors import BusError
-from bus.message import Message
-from common.observability import metrics
-from schemas import subjects
-from schemas.base import Event
-from schemas.codec import DecodeError, EncodeError, decode, encode, schema_of
-from schemas.dead_letters import DeadLetter
-from schemas.fleet import Alert
-from schemas.ids import TRACEPARENT
-from schemas.spans import SpanBatch
-from schemas.tasks import Task, TaskBatchRecord
-from schemas.text import shorten
-from schemas.training import TrainingStep
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.message import Message
+from lightningbus.common.observability import metrics
+from lightningbus.schemas import subjects
+from lightningbus.schemas.base import Event
+from lightningbus.schemas.codec import DecodeError, EncodeError, decode, encode, schema_of
+from lightningbus.schemas.dead_letters import DeadLetter
+from lightningbus.schemas.fleet import Alert
+from lightningbus.schemas.ids import TRACEPARENT
+from lightningbus.schemas.spans import SpanBatch
+from lightningbus.schemas.tasks import Task, TaskBatchRecord
+from lightningbus.schemas.text import shorten
+from lightningbus.schemas.training import TrainingStep
 
 log = logging.getLogger(__name__)
 

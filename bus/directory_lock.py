@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bus.errors import BusError
-from common.procfs import is_alive
+from lightningbus.bus.errors import BusError
+from lightningbus.common.procfs import is_alive
 
 LOCK = ".lock"
 """The file in the directory that is locked; it holds the id of the process that locked it, for messages only."""

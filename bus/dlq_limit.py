@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from bus.errors import DlqLimitExceededError
+from lightningbus.bus.errors import DlqLimitExceededError
 
 MAX_CONSECUTIVE = 20
 WINDOW = 200

@@ -4,8 +4,8 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from bus.message import Message
-from common.aio import cancel_and_wait
+from lightningbus.bus.message import Message
+from lightningbus.common.aio import cancel_and_wait
 
 log = logging.getLogger(__name__)
 

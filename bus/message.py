@@ -7,9 +7,9 @@ from typing import TypeVar
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from schemas import subjects
-from schemas.base import Event
-from schemas.codec import check_schema, decode, decode_as
+from lightningbus.schemas import subjects
+from lightningbus.schemas.base import Event
+from lightningbus.schemas.codec import check_schema, decode, decode_as
 
 E = TypeVar("E", bound=Event)
 ACK_SECONDS = 5.0
@@ -42,11 +42,11 @@ class Message:
         return self.headers.get(subjects.SCHEMA_HEADER, "")
 
     def event(self) -> Event:
-        """The checked event; raises `schemas.codec.DecodeError`."""
+        """The checked event; raises `lightningbus.schemas.codec.DecodeError`."""
         return decode_as(self.schema, self.data)
 
     def decode_as(self, kind: type[E]) -> E:
-        """The checked event of the type and version the reader expects; raises `schemas.codec.DecodeError`."""
+        """Decode an event of the expected type and version; raises `lightningbus.schemas.codec.DecodeError`."""
         check_schema(kind, self.schema)
         return decode(kind, self.data)
 

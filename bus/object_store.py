@@ -22,12 +22,12 @@ from nats.errors import NoRespondersError
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError, ObjectNotFoundError
 
-from bus.batch_get import batch_get, sequence_of
-from bus.errors import BusError
-from bus.publisher import Publisher
-from bus.verified_download import open_verified_writer
-from common.observability import metrics
-from schemas.weights.events import Blob
+from lightningbus.bus.batch_get import batch_get, sequence_of
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.publisher import Publisher
+from lightningbus.bus.verified_download import open_verified_writer
+from lightningbus.common.observability import metrics
+from lightningbus.schemas.weights.events import Blob
 
 log = logging.getLogger(__name__)
 

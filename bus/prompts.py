@@ -5,13 +5,13 @@ import time
 
 from msgspec.structs import replace
 
-from bus.batch_get import batch_get
-from bus.client import Bus
-from bus.errors import BusError
-from bus.weights.signed_log import SignedLog
-from bus.weights.version_registry import RESPONSE_TIMEOUT_SECONDS, VersionRegistry
-from schemas import subjects
-from schemas.prompts import PromptReleaseState, PromptVersion
+from lightningbus.bus.batch_get import batch_get
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.weights.signed_log import SignedLog
+from lightningbus.bus.weights.version_registry import RESPONSE_TIMEOUT_SECONDS, VersionRegistry
+from lightningbus.schemas import subjects
+from lightningbus.schemas.prompts import PromptReleaseState, PromptVersion
 
 
 class PromptRegistry(VersionRegistry[PromptVersion, PromptReleaseState]):

@@ -8,8 +8,8 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 from nats.js.errors import BadRequestError, NotFoundError, ServerError
 
-from bus.stream_sizes import StreamSizes
-from bus.streams import (
+from lightningbus.bus.stream_sizes import StreamSizes
+from lightningbus.bus.streams import (
     DEFAULT_POLICIES,
     STREAMS,
     UNLIMITED,

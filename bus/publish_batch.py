@@ -12,13 +12,13 @@ from typing import NamedTuple
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from bus.errors import BusError, PublishTimeoutError
-from bus.publisher import ATTEMPT_SECONDS, PublishAck, Publisher, Reply, parse_reply, pipeline_full
-from common.aio import cancel_and_wait
-from common.observability import metrics
-from schemas import subjects
-from schemas.base import Event
-from schemas.codec import encode, schema_of
+from lightningbus.bus.errors import BusError, PublishTimeoutError
+from lightningbus.bus.publisher import ATTEMPT_SECONDS, PublishAck, Publisher, Reply, parse_reply, pipeline_full
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.common.observability import metrics
+from lightningbus.schemas import subjects
+from lightningbus.schemas.base import Event
+from lightningbus.schemas.codec import encode, schema_of
 
 SENT_TOGETHER = 32
 """Messages whose sending has one time limit."""
@@ -33,7 +33,7 @@ class OutgoingMessage(NamedTuple):
 
 
 def encode_event(subject: str, event: Event, msg_id: str, traceparent: str | None = None) -> OutgoingMessage:
-    """The message of an event; raises `schemas.codec.EncodeError`."""
+    """The message of an event; raises `lightningbus.schemas.codec.EncodeError`."""
     headers = {subjects.SCHEMA_HEADER: schema_of(event), subjects.MSG_ID_HEADER: msg_id}
     if traceparent is not None:
         headers[subjects.TRACE_HEADER] = traceparent

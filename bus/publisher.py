@@ -18,7 +18,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import MaxPayloadError
 
-from bus.errors import (
+from lightningbus.bus.errors import (
     BusError,
     CredentialsError,
     DuplicateMessageError,
@@ -28,9 +28,9 @@ from bus.errors import (
     StreamFullError,
     classify,
 )
-from common.backoff import Backoff, RetryPolicy
-from common.observability import metrics
-from schemas.subjects import MSG_ID_HEADER
+from lightningbus.common.backoff import Backoff, RetryPolicy
+from lightningbus.common.observability import metrics
+from lightningbus.schemas.subjects import MSG_ID_HEADER
 
 log = logging.getLogger(__name__)
 

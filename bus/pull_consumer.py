@@ -17,8 +17,8 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
-from bus.message import Message
-from common.aio import cancel_and_wait
+from lightningbus.bus.message import Message
+from lightningbus.common.aio import cancel_and_wait
 
 log = logging.getLogger(__name__)
 

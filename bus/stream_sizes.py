@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from schemas import subjects
+from lightningbus.schemas import subjects
 
 DEFAULT_MIB = {
     subjects.TASKS: 512,

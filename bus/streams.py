@@ -14,9 +14,9 @@ from nats.js.api import (
     StreamConfig,
 )
 
-from bus.stream_sizes import DEFAULT_MIB, MAX_ACK_PENDING, MIB
-from schemas import subjects
-from schemas.base import Mode
+from lightningbus.bus.stream_sizes import DEFAULT_MIB, MAX_ACK_PENDING, MIB
+from lightningbus.schemas import subjects
+from lightningbus.schemas.base import Mode
 
 MAX_MESSAGES = 2_000_000
 DEDUPLICATION_SECONDS = 600.0

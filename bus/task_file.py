@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from bus.task_tables import TASK_KEYS as KEYS
-from bus.task_tables import is_table, map_row, read_rows
-from common.name_suggestions import suggest_name
-from common.task_source import TaskSource, as_task_source
-from schemas.base import Labels
-from schemas.codec import MAX_BYTES
+from lightningbus.bus.task_tables import TASK_KEYS as KEYS
+from lightningbus.bus.task_tables import is_table, map_row, read_rows
+from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.common.task_source import TaskSource, as_task_source
+from lightningbus.schemas.base import Labels
+from lightningbus.schemas.codec import MAX_BYTES
 
 MAX_INPUT_BYTES = MAX_BYTES - 64 * 1024
 """Of a task's input: the rest of the message, and the record of it, need room too."""

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from bus.client import PUBLISH_SECONDS, Bus
-from bus.errors import DuplicateMessageError
-from bus.publish_batch import OutgoingMessage, encode_event
-from schemas import ids, subjects
-from schemas.codec import EncodeError, encode
-from schemas.semconv import attributes
-from schemas.spans import Span
-from schemas.tasks import Task, TaskBatchRecord, TaskRecord
+from lightningbus.bus.client import PUBLISH_SECONDS, Bus
+from lightningbus.bus.errors import DuplicateMessageError
+from lightningbus.bus.publish_batch import OutgoingMessage, encode_event
+from lightningbus.schemas import ids, subjects
+from lightningbus.schemas.codec import EncodeError, encode
+from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.spans import Span
+from lightningbus.schemas.tasks import Task, TaskBatchRecord, TaskRecord
 
 MAX_RECORD_BYTES = 500_000
 """Of one record of tasks that were published together."""

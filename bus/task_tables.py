@@ -8,8 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from common.missing_modules import describe_missing_module
-from common.task_source import HUB_PREFIX, TaskSource
+from lightningbus.common.missing_modules import describe_missing_module
+from lightningbus.common.task_source import HUB_PREFIX, TaskSource
 
 MAX_CSV_FIELD_CHARACTERS = 64 * 1024 * 1024
 BATCH_ROWS = 256

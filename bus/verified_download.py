@@ -10,8 +10,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
-from bus.errors import ChecksumMismatchError
-from schemas.weights.events import Blob
+from lightningbus.bus.errors import ChecksumMismatchError
+from lightningbus.schemas.weights.events import Blob
 
 
 @dataclass

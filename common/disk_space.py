@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from common.observability import metrics
+from lightningbus.common.observability import metrics
 
 MIB = 1024 * 1024
 

@@ -1,11 +1,11 @@
 """Sentences about a module that cannot be found: they name its extra, or say that the installation is incomplete."""
 
 import re
-from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 
 DISTRIBUTION = "lightningbus"
+"""Name of the distribution, and of the package that it installs."""
 INCOMPLETE = (
     "this installation of lightningbus is incomplete: {name} cannot be found; install it again by "
     "`pip install --force-reinstall --no-deps` and what you installed it from"
@@ -30,17 +30,7 @@ def describe_missing_module(name: str | None, extra: str | None = None) -> str:
 
 def is_own_module(name: str) -> bool:
     """Whether a module is one of lightningbus, not of a package that it uses."""
-    return name.partition(".")[0] in own_packages()
-
-
-@cache
-def own_packages() -> frozenset[str]:
-    """The top-level packages that lightningbus installs."""
-    try:
-        listed = distribution(DISTRIBUTION).read_text("top_level.txt")
-    except PackageNotFoundError:
-        listed = None
-    return frozenset((listed or DISTRIBUTION).split())
+    return name.partition(".")[0] == DISTRIBUTION
 
 
 def _find_extra(package: str) -> str | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from common import procfs
+from lightningbus.common import procfs
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4

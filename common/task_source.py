@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from common.name_suggestions import suggest_name
+from lightningbus.common.name_suggestions import suggest_name
 
 HUB_PREFIX = "hf:"
 """Before the name of a data set on the Hugging Face Hub."""

@@ -8,12 +8,12 @@ from contextlib import suppress
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from bus.client import Bus
-from bus.errors import BusError
-from bus.weights.audit_log import AuditLog
-from inference.engine.vllm_server import EngineError
-from schemas import subjects
-from schemas.quarantine import standing_verdicts
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.weights.audit_log import AuditLog
+from lightningbus.inference.engine.vllm_server import EngineError
+from lightningbus.schemas import subjects
+from lightningbus.schemas.quarantine import standing_verdicts
 
 log = logging.getLogger(__name__)
 

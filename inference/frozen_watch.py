@@ -7,10 +7,10 @@ from contextlib import suppress
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from bus.client import Bus
-from bus.errors import BusError
-from bus.weights.registry import WeightRegistry
-from schemas import subjects
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.weights.registry import WeightRegistry
+from lightningbus.schemas import subjects
 
 log = logging.getLogger(__name__)
 

@@ -6,20 +6,20 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
-from bus.client import Bus
-from bus.directory_lock import DirectoryInUseError, lock_directory
-from bus.errors import CredentialsError
-from bus.fleet.heartbeats import default_instance_id
-from bus.fleet.node_state import NodeEvent
-from bus.security.secrets import is_loopback, read_key
-from bus.weights.version_cache import BaseFiles
-from common.aio import cancel_and_wait, first_completed
-from common.backoff import Backoff, RetryPolicy
-from inference.engine.vllm_server import URL, EngineError, EngineKilledError, VllmServer
-from inference.gateway.server import Gateway
-from inference.lora.shared_base import SharedBase
-from inference.node_model import NodeModel
-from inference.settings import InferenceSettings
+from lightningbus.bus.client import Bus
+from lightningbus.bus.directory_lock import DirectoryInUseError, lock_directory
+from lightningbus.bus.errors import CredentialsError
+from lightningbus.bus.fleet.heartbeats import default_instance_id
+from lightningbus.bus.fleet.node_state import NodeEvent
+from lightningbus.bus.security.secrets import is_loopback, read_key
+from lightningbus.bus.weights.version_cache import BaseFiles
+from lightningbus.common.aio import cancel_and_wait, first_completed
+from lightningbus.common.backoff import Backoff, RetryPolicy
+from lightningbus.inference.engine.vllm_server import URL, EngineError, EngineKilledError, VllmServer
+from lightningbus.inference.gateway.server import Gateway
+from lightningbus.inference.lora.shared_base import SharedBase
+from lightningbus.inference.node_model import NodeModel
+from lightningbus.inference.settings import InferenceSettings
 
 log = logging.getLogger(__name__)
 

@@ -8,32 +8,32 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from bus.client import Bus
-from bus.fleet.heartbeats import HeartbeatPublisher
-from bus.fleet.node_state import NodeEvent, next_state
-from bus.weights.version_cache import BaseFiles
-from common.observability import metrics
-from inference.audit_watch import watch_audits
-from inference.engine.broadcast_seats import find_assignment, rendezvous_info
-from inference.engine.vllm_command import list_parsers
-from inference.engine.vllm_server import EngineError, EngineRejectedError, VllmServer
-from inference.frozen_watch import IgnoredVersions
-from inference.gateway.served_model import ServedModel
-from inference.gateway.version_stamp import flush_pending_chunks
-from inference.lora.manager import LoraManager
-from inference.lora.shared_base import SharedBase
-from inference.settings import InferenceSettings
-from inference.version_registry import LoadedVersions
-from inference.weights.canary import EngineCanary
-from inference.weights.kv_cache import KvCacheChoice
-from inference.weights.updater import WeightUpdater
-from schemas.weights.events import FROZEN_VERSION, KvCacheOutcome, ReleaseState, WeightManifest
+from lightningbus.bus.client import Bus
+from lightningbus.bus.fleet.heartbeats import HeartbeatPublisher
+from lightningbus.bus.fleet.node_state import NodeEvent, next_state
+from lightningbus.bus.weights.version_cache import BaseFiles
+from lightningbus.common.observability import metrics
+from lightningbus.inference.audit_watch import watch_audits
+from lightningbus.inference.engine.broadcast_seats import find_assignment, rendezvous_info
+from lightningbus.inference.engine.vllm_command import list_parsers
+from lightningbus.inference.engine.vllm_server import EngineError, EngineRejectedError, VllmServer
+from lightningbus.inference.frozen_watch import IgnoredVersions
+from lightningbus.inference.gateway.served_model import ServedModel
+from lightningbus.inference.gateway.version_stamp import flush_pending_chunks
+from lightningbus.inference.lora.manager import LoraManager
+from lightningbus.inference.lora.shared_base import SharedBase
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.inference.version_registry import LoadedVersions
+from lightningbus.inference.weights.canary import EngineCanary
+from lightningbus.inference.weights.kv_cache import KvCacheChoice
+from lightningbus.inference.weights.updater import WeightUpdater
+from lightningbus.schemas.weights.events import FROZEN_VERSION, KvCacheOutcome, ReleaseState, WeightManifest
 
 log = logging.getLogger(__name__)
 
 
 class NodeModel:
-    """A model that the engine of a node serves; a `inference.weights.target.WeightTarget`."""
+    """A model that the engine of a node serves; a `lightningbus.inference.weights.target.WeightTarget`."""
 
     def __init__(self, bus: Bus, node_id: str, name: str, settings: InferenceSettings, engine: VllmServer) -> None:
         """``node_id``: of the node; ``name``: of the model."""
@@ -44,11 +44,11 @@ class NodeModel:
         self._versions = LoadedVersions(name, lora.max_loaded_versions) if lora else None
         self.served = ServedModel(name, self._versions)
         self.canary = EngineCanary(engine, self.served, self.transition)
-        """See `inference.weights.target.WeightTarget`."""
+        """See `lightningbus.inference.weights.target.WeightTarget`."""
         self.needs_swap_lock = lora is None
-        """See `inference.weights.target.WeightTarget`. Loading adapters pauses no call, so it needs no lock."""
+        """Loading adapters pauses no call, so it needs no lock; see `lightningbus.inference.weights.target`."""
         self.kv_cache: KvCacheOutcome = ""
-        """See `inference.weights.target.WeightTarget`."""
+        """See `lightningbus.inference.weights.target.WeightTarget`."""
         self._kv_cache_choice = KvCacheChoice(settings.kv_cache_on_swap, settings.kv_cache_max_change)
         self._lora: LoraManager | None = None
         self._num_swaps = 0
@@ -91,7 +91,7 @@ class NodeModel:
         return [audits, self._updater.run(), *([self._lora.unload_loop()] if self._lora else [])]
 
     async def load_files(self, files: Sequence[Path], version: int, change: float | None = None) -> float:
-        """See `inference.weights.target.WeightTarget`."""
+        """See `lightningbus.inference.weights.target.WeightTarget`."""
         self.kv_cache = ""  # adapters beside those that are served change no cache
         pause_seconds = await (
             self._lora.load_version(files, version, self._load_in_place)
@@ -105,7 +105,7 @@ class NodeModel:
         return await self._load({"paths": [str(path.resolve()) for path in files]}, version, change)
 
     async def join_broadcast(self, manifest: WeightManifest) -> float | None:
-        """See `inference.weights.target.WeightTarget`; the engine is paused from when it waits for the others."""
+        """Pause the engine while it waits for the others; see `lightningbus.inference.weights.target`."""
         plan, capability, started_at = manifest.broadcast, self._engine.broadcast_capability, time.monotonic()
         assignment = find_assignment(plan, self.id, capability) if capability is not None else None
         if plan is None or assignment is None or plan.rendezvous_key == self._last_rendezvous or self._lora is not None:
@@ -143,12 +143,12 @@ class NodeModel:
         return time.monotonic() - started_at
 
     def on_release_state(self, release: ReleaseState) -> None:
-        """See `inference.weights.target.WeightTarget`."""
+        """See `lightningbus.inference.weights.target.WeightTarget`."""
         if self._lora:
             self._lora.apply_release_state(release)
 
     async def on_activated(self) -> None:
-        """See `inference.weights.target.WeightTarget`."""
+        """See `lightningbus.inference.weights.target.WeightTarget`."""
         await self.transition("weights_applied")
 
     async def transition(self, happening: NodeEvent) -> None:

@@ -5,8 +5,8 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from common.role_settings import KvCachePolicy, ModelRoleSettings
-from schemas.base import MAX_POLICIES
+from lightningbus.common.role_settings import KvCachePolicy, ModelRoleSettings
+from lightningbus.schemas.base import MAX_POLICIES
 
 MAX_REQUESTS = 4096
 """Requests that a gateway handles at once."""

@@ -2,20 +2,20 @@
 
 from collections.abc import Iterable, Sequence
 
-from common.observability import metrics
-from learner.batching.rollout_dispositions import (
+from lightningbus.common.observability import metrics
+from lightningbus.learner.batching.rollout_dispositions import (
     SURPLUS,
     describe_missing_reward,
     excluded,
     is_passing,
     not_finished,
 )
-from learner.rollouts.assembler import Rollout, training_reward
-from learner.rollouts.consumer import RolloutConsumer
-from learner.rollouts.groups import RolloutGroup
-from learner.rollouts.rejection_streak import RejectionStreak
-from learner.settings.learner import LearnerSettings
-from schemas.training import RolloutDisposition, TrainingStep
+from lightningbus.learner.rollouts.assembler import Rollout, training_reward
+from lightningbus.learner.rollouts.consumer import RolloutConsumer
+from lightningbus.learner.rollouts.groups import RolloutGroup
+from lightningbus.learner.rollouts.rejection_streak import RejectionStreak
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.schemas.training import RolloutDisposition, TrainingStep
 
 
 class ExcludedRollouts:

@@ -13,38 +13,43 @@ from functools import partial
 from msgspec.structs import replace
 from nats.errors import Error as NatsError
 
-from bus.client import Bus
-from bus.errors import BusError
-from bus.fleet.heartbeats import Fleet
-from bus.weights.audit_log import AuditLog
-from common.observability import metrics, tracing
-from common.observability.faults import count_fault
-from learner.accounting import ExcludedRollouts, update_metrics
-from learner.batching.batch import Batch, BatchBuilder
-from learner.batching.batch_warnings import find_new_warnings
-from learner.batching.rollout_dispositions import STALE, build_spans, find_tasks_to_replace, quarantine_reasons
-from learner.batching.unbuildable import UnbuildableBatches, exclude_group, find_culprits
-from learner.checkpointing.checkpoint import LearnerState
-from learner.checkpointing.resume import skip_versions
-from learner.checkpointing.step_committer import InThread, StepCommitter
-from learner.checkpointing.step_replay import StepReplay, describe_step
-from learner.errors import LearnerError, as_learner_error
-from learner.publishing.publisher import NONCE_BYTES
-from learner.rollouts.assembler import Rollout
-from learner.rollouts.consumer import RolloutConsumer
-from learner.rollouts.dispatcher import Dispatcher
-from learner.rollouts.fresh_node import wait_for_version
-from learner.rollouts.groups import RolloutGroup, in_dispatch_order
-from learner.rollouts.loss_recovery import LossRecovery
-from learner.rollouts.slow_groups import SlowGroups
-from learner.settings.learner import LearnerSettings
-from learner.settings.own_function import OwnFunctionError
-from learner.training.trainer import Trainer
-from schemas import ids, subjects
-from schemas.audit import AuditVerdict
-from schemas.codec import encode
-from schemas.semconv import attributes
-from schemas.training import RolloutDisposition, TrainingStep
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.fleet.heartbeats import Fleet
+from lightningbus.bus.weights.audit_log import AuditLog
+from lightningbus.common.observability import metrics, tracing
+from lightningbus.common.observability.faults import count_fault
+from lightningbus.learner.accounting import ExcludedRollouts, update_metrics
+from lightningbus.learner.batching.batch import Batch, BatchBuilder
+from lightningbus.learner.batching.batch_warnings import find_new_warnings
+from lightningbus.learner.batching.rollout_dispositions import (
+    STALE,
+    build_spans,
+    find_tasks_to_replace,
+    quarantine_reasons,
+)
+from lightningbus.learner.batching.unbuildable import UnbuildableBatches, exclude_group, find_culprits
+from lightningbus.learner.checkpointing.checkpoint import LearnerState
+from lightningbus.learner.checkpointing.resume import skip_versions
+from lightningbus.learner.checkpointing.step_committer import InThread, StepCommitter
+from lightningbus.learner.checkpointing.step_replay import StepReplay, describe_step
+from lightningbus.learner.errors import LearnerError, as_learner_error
+from lightningbus.learner.publishing.publisher import NONCE_BYTES
+from lightningbus.learner.rollouts.assembler import Rollout
+from lightningbus.learner.rollouts.consumer import RolloutConsumer
+from lightningbus.learner.rollouts.dispatcher import Dispatcher
+from lightningbus.learner.rollouts.fresh_node import wait_for_version
+from lightningbus.learner.rollouts.groups import RolloutGroup, in_dispatch_order
+from lightningbus.learner.rollouts.loss_recovery import LossRecovery
+from lightningbus.learner.rollouts.slow_groups import SlowGroups
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.settings.own_function import OwnFunctionError
+from lightningbus.learner.training.trainer import Trainer
+from lightningbus.schemas import ids, subjects
+from lightningbus.schemas.audit import AuditVerdict
+from lightningbus.schemas.codec import encode
+from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.training import RolloutDisposition, TrainingStep
 
 log = logging.getLogger(__name__)
 

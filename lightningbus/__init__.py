@@ -66,7 +66,7 @@ def __getattr__(name: str) -> Any:
     try:
         module = import_module(f"lightningbus.{_MODULES[name]}")
     except ModuleNotFoundError as error:
-        from common.missing_modules import describe_missing_module
+        from lightningbus.common.missing_modules import describe_missing_module
 
         raise ImportError(f"lightningbus.{name} cannot be used: {describe_missing_module(error.name)}") from error
     globals()[name] = getattr(module, name)

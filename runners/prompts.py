@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 
 from nats.aio.msg import Msg
 
-from bus.client import Bus
-from bus.prompts import PromptRegistry, find_prompt_names
-from runners.protocol.prompts import PromptChoice
-from schemas import subjects
-from schemas.prompts import PromptVersion
-from schemas.tasks import Task
+from lightningbus.bus.client import Bus
+from lightningbus.bus.prompts import PromptRegistry, find_prompt_names
+from lightningbus.runners.protocol.prompts import PromptChoice
+from lightningbus.schemas import subjects
+from lightningbus.schemas.prompts import PromptVersion
+from lightningbus.schemas.tasks import Task
 
 RECHECK_SECONDS = 30.0
 """How old an answer of the bus may be where no message said that it changed."""

@@ -6,10 +6,10 @@ Pure.
 import json
 from dataclasses import dataclass
 
-from common.backoff import RetryPolicy
-from schemas.base import Outcome
-from schemas.tasks import Task
-from schemas.trajectory.attempt_selection import INFRA_OUTCOMES
+from lightningbus.common.backoff import RetryPolicy
+from lightningbus.schemas.base import Outcome
+from lightningbus.schemas.tasks import Task
+from lightningbus.schemas.trajectory.attempt_selection import INFRA_OUTCOMES
 
 RETRY_POLICY = RetryPolicy(1.0, 30.0)
 MAX_DELIVERIES = 10

@@ -9,21 +9,21 @@ from typing import Any
 
 from nats.errors import Error as NatsError
 
-from bus.errors import BusError
-from common.observability.faults import MAX_TRACEBACK, count_fault
-from runners.agent.executors import AgentError, AgentExecutor, RolloutInfo, WorkerProcessDied
-from runners.agent.launcher import AgentStartError
-from runners.agent.reward_function import RewardTimeout
-from runners.gateway.slot import Slot
-from runners.gateway.upstream import waited_in_vain
-from runners.prompts import PromptUnavailable
-from runners.protocol.prompts import PromptChoice
-from runners.protocol.request import find_invalid_sampling
-from runners.recording import rewards
-from runners.recording.attempt import MAX_ERROR, AttemptRecorder
-from schemas.base import Outcome
-from schemas.tasks import Task
-from schemas.text import replace_surrogates, shorten
+from lightningbus.bus.errors import BusError
+from lightningbus.common.observability.faults import MAX_TRACEBACK, count_fault
+from lightningbus.runners.agent.executors import AgentError, AgentExecutor, RolloutInfo, WorkerProcessDied
+from lightningbus.runners.agent.launcher import AgentStartError
+from lightningbus.runners.agent.reward_function import RewardTimeout
+from lightningbus.runners.gateway.slot import Slot
+from lightningbus.runners.gateway.upstream import waited_in_vain
+from lightningbus.runners.prompts import PromptUnavailable
+from lightningbus.runners.protocol.prompts import PromptChoice
+from lightningbus.runners.protocol.request import find_invalid_sampling
+from lightningbus.runners.recording import rewards
+from lightningbus.runners.recording.attempt import MAX_ERROR, AttemptRecorder
+from lightningbus.schemas.base import Outcome
+from lightningbus.schemas.tasks import Task
+from lightningbus.schemas.text import replace_surrogates, shorten
 
 log = logging.getLogger(__name__)
 

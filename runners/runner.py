@@ -8,26 +8,26 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
-from bus.client import Bus
-from bus.fleet.heartbeats import default_instance_id
-from bus.pull_consumer import PullConsumer
-from bus.security.secrets import read_key
-from bus.streams import runner_consumer
-from common.aio import cancel_and_wait
-from common.observability import metrics
-from runners.agent.executors import AgentExecutor
-from runners.agent.factory import make_executors, uses_socket
-from runners.agent.process import ProcessWatchdog
-from runners.gateway.admission import RateLimits
-from runners.gateway.external_endpoints import ExternalEndpoints
-from runners.gateway.server import Gateway
-from runners.prompts import AgentPrompts
-from runners.recording.sending import send
-from runners.settings import RunnerSettings
-from runners.slots import Slots
-from runners.task_handler import NAK_DELAY_SECONDS, TaskHandler
-from schemas.base import Mode
-from schemas.text import shorten
+from lightningbus.bus.client import Bus
+from lightningbus.bus.fleet.heartbeats import default_instance_id
+from lightningbus.bus.pull_consumer import PullConsumer
+from lightningbus.bus.security.secrets import read_key
+from lightningbus.bus.streams import runner_consumer
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.common.observability import metrics
+from lightningbus.runners.agent.executors import AgentExecutor
+from lightningbus.runners.agent.factory import make_executors, uses_socket
+from lightningbus.runners.agent.process import ProcessWatchdog
+from lightningbus.runners.gateway.admission import RateLimits
+from lightningbus.runners.gateway.external_endpoints import ExternalEndpoints
+from lightningbus.runners.gateway.server import Gateway
+from lightningbus.runners.prompts import AgentPrompts
+from lightningbus.runners.recording.sending import send
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.runners.slots import Slots
+from lightningbus.runners.task_handler import NAK_DELAY_SECONDS, TaskHandler
+from lightningbus.schemas.base import Mode
+from lightningbus.schemas.text import shorten
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from common.role_settings import RoleSettings
-from schemas.tasks import AUTO_MODEL
+from lightningbus.common.role_settings import RoleSettings
+from lightningbus.schemas.tasks import AUTO_MODEL
 
 
 class EndpointSettings(BaseModel):

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from runners.gateway.slot import Slot
-from schemas.base import Mode
+from lightningbus.runners.gateway.slot import Slot
+from lightningbus.schemas.base import Mode
 
 
 class SlotsClosed(Exception):

@@ -9,28 +9,28 @@ from collections.abc import Callable, Mapping
 from nats.errors import Error as NatsError
 from structlog.contextvars import bind_contextvars
 
-from bus.client import Bus
-from bus.dead_letters import DeadLetterQueue
-from bus.dlq_limit import DlqLimit
-from bus.errors import BusError, DlqLimitExceededError
-from bus.lease import Lease, LeaseRenewer
-from bus.message import Message
-from bus.task_publisher import TaskPublisher, build_foreign_record
-from common.observability import metrics, tracing
-from common.observability.faults import count_fault
-from runners import retry_policy
-from runners.agent.executors import AgentExecutor
-from runners.recording.attempt import MAX_ERROR, AttemptRecorder
-from runners.recording.sending import send
-from runners.retry_policy import RetryDecision
-from runners.rollout import ChoosePrompts, RolloutResult, run_agent
-from runners.slots import SlotLease, Slots, SlotsClosed
-from schemas import subjects
-from schemas.base import Mode, Outcome
-from schemas.codec import DecodeError, EncodeError, decode
-from schemas.semconv import attributes
-from schemas.tasks import Task, TaskIdentity
-from schemas.text import shorten
+from lightningbus.bus.client import Bus
+from lightningbus.bus.dead_letters import DeadLetterQueue
+from lightningbus.bus.dlq_limit import DlqLimit
+from lightningbus.bus.errors import BusError, DlqLimitExceededError
+from lightningbus.bus.lease import Lease, LeaseRenewer
+from lightningbus.bus.message import Message
+from lightningbus.bus.task_publisher import TaskPublisher, build_foreign_record
+from lightningbus.common.observability import metrics, tracing
+from lightningbus.common.observability.faults import count_fault
+from lightningbus.runners import retry_policy
+from lightningbus.runners.agent.executors import AgentExecutor
+from lightningbus.runners.recording.attempt import MAX_ERROR, AttemptRecorder
+from lightningbus.runners.recording.sending import send
+from lightningbus.runners.retry_policy import RetryDecision
+from lightningbus.runners.rollout import ChoosePrompts, RolloutResult, run_agent
+from lightningbus.runners.slots import SlotLease, Slots, SlotsClosed
+from lightningbus.schemas import subjects
+from lightningbus.schemas.base import Mode, Outcome
+from lightningbus.schemas.codec import DecodeError, EncodeError, decode
+from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.tasks import Task, TaskIdentity
+from lightningbus.schemas.text import shorten
 
 log = logging.getLogger(__name__)
 

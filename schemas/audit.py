@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from schemas.base import Event, Identifier, NonNegativeInt, SubjectToken
-from schemas.spans import EngineId
-from schemas.weights.events import MAX_REASON_CHARS
+from lightningbus.schemas.base import Event, Identifier, NonNegativeInt, SubjectToken
+from lightningbus.schemas.spans import EngineId
+from lightningbus.schemas.weights.events import MAX_REASON_CHARS
 
 MAX_VERDICTS = 200
 """Of one model: the oldest is dropped for a new one."""
@@ -32,7 +32,7 @@ class RolloutAudit(Event, frozen=True, kw_only=True):
     tolerance: float
     """In nats."""
     evidence: float
-    """Natural log of the evidence against the engine after these tokens; see `auditor.evidence`."""
+    """Natural log of the evidence against the engine after these tokens; see `lightningbus.auditor.evidence`."""
     audited_at_ns: NonNegativeInt
 
 

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from schemas import audit, dead_letters, fleet, prompts, spans, tasks, training
-from schemas.base import Event
-from schemas.subjects import SCHEMA_HEADER
-from schemas.text import shorten
-from schemas.weights import events as weight_events
+from lightningbus.schemas import audit, dead_letters, fleet, prompts, spans, tasks, training
+from lightningbus.schemas.base import Event
+from lightningbus.schemas.subjects import SCHEMA_HEADER
+from lightningbus.schemas.text import shorten
+from lightningbus.schemas.weights import events as weight_events
 
 E = TypeVar("E", bound=Event)
 

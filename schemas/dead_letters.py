@@ -1,6 +1,6 @@
 """The event that keeps a message which could not be processed."""
 
-from schemas.base import Event, NonNegativeInt, SubjectToken
+from lightningbus.schemas.base import Event, NonNegativeInt, SubjectToken
 
 
 class DeadLetter(Event, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from msgspec import field
 
-from schemas.base import Event, NonNegativeInt
+from lightningbus.schemas.base import Event, NonNegativeInt
 
 
 class Heartbeat(Event, frozen=True, kw_only=True):
@@ -14,7 +14,7 @@ class Heartbeat(Event, frozen=True, kw_only=True):
     id: str
     run_id: str = ""
     state: str
-    """Inference nodes: a state of `bus.fleet.node_state`; others: a short description."""
+    """Inference nodes: a state of `lightningbus.bus.fleet.node_state`; others: a short description."""
     pid: NonNegativeInt = 0
     address: str = ""
     """Of an inference node: ``http://host:port``."""

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from schemas.base import Event, NonNegativeInt, RoleName, SubjectToken
-from schemas.weights.events import Digest, ReleaseHistory
+from lightningbus.schemas.base import Event, NonNegativeInt, RoleName, SubjectToken
+from lightningbus.schemas.weights.events import Digest, ReleaseHistory
 
 MAX_PROMPT_CHARS = 200_000
 PromptText = Annotated[str, Meta(min_length=1, max_length=MAX_PROMPT_CHARS)]

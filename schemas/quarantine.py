@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from schemas.audit import MAX_VERDICTS, AuditState, AuditVerdict
-from schemas.spans import ModelCall
+from lightningbus.schemas.audit import MAX_VERDICTS, AuditState, AuditVerdict
+from lightningbus.schemas.spans import ModelCall
 
 
 def applies_to(verdict: AuditVerdict, engine_id: str, version: int) -> bool:

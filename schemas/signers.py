@@ -6,11 +6,11 @@ The bus is not trusted: a node that serves weights trusts the key of their autho
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from schemas.audit import AuditState
-from schemas.base import Event
-from schemas.prompts import PromptReleaseState, PromptVersion
-from schemas.weights.events import ReleaseState, WeightManifest
-from schemas.weights.release_policy import VERDICTS
+from lightningbus.schemas.audit import AuditState
+from lightningbus.schemas.base import Event
+from lightningbus.schemas.prompts import PromptReleaseState, PromptVersion
+from lightningbus.schemas.weights.events import ReleaseState, WeightManifest
+from lightningbus.schemas.weights.release_policy import VERDICTS
 
 LEARNER, INFERENCE, AUDITOR, ADMIN = "learner", "inference", "auditor", "admin"
 SIGNER_ROLES: Final = (LEARNER, INFERENCE, AUDITOR, ADMIN)

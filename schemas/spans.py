@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from schemas.base import (
+from lightningbus.schemas.base import (
     MAX_POLICIES,
     MAX_PROMPTS,
     EvaluationName,
@@ -23,7 +23,7 @@ MAX_REWARDS = 64
 EngineId = Annotated[str, Meta(max_length=MAX_ENGINE_ID)]
 
 PrefixRef = tuple[NonNegativeInt, NonNegativeInt]
-"""(call, length): a prefix of the own text of an earlier call, see `schemas.trajectory.prefix_encoding`."""
+"""(call, length): a prefix of an earlier call's own text, see `lightningbus.schemas.trajectory.prefix_encoding`."""
 
 
 class VersionSpan(Event, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, field
 
-from schemas.base import (
+from lightningbus.schemas.base import (
     MAX_POLICIES,
     MAX_PROMPTS,
     EvaluationName,
@@ -18,7 +18,7 @@ from schemas.base import (
     RoleName,
     SubjectToken,
 )
-from schemas.spans import Span
+from lightningbus.schemas.spans import Span
 
 AUTO_MODEL = "auto"
 """Stands for the model of the task where an agent names one, as Agent Lightning's examples do."""

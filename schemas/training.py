@@ -4,8 +4,16 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from schemas.base import MAX_POLICIES, Event, Identifier, NonNegativeInt, Outcome, PositiveInt, SubjectToken
-from schemas.spans import Span
+from lightningbus.schemas.base import (
+    MAX_POLICIES,
+    Event,
+    Identifier,
+    NonNegativeInt,
+    Outcome,
+    PositiveInt,
+    SubjectToken,
+)
+from lightningbus.schemas.spans import Span
 
 
 class RolloutDisposition(Event, frozen=True, kw_only=True):

@@ -5,11 +5,11 @@ from datetime import datetime
 
 from clickhouse_connect.driver.client import Client
 
-from bus.client import Bus
-from bus.streams import STORE_DLQ, STORE_EVAL, STORE_TRAIN
-from common.aio import run_in_daemon_thread
-from schemas import subjects
-from store.clickhouse.client import query_row
+from lightningbus.bus.client import Bus
+from lightningbus.bus.streams import STORE_DLQ, STORE_EVAL, STORE_TRAIN
+from lightningbus.common.aio import run_in_daemon_thread
+from lightningbus.schemas import subjects
+from lightningbus.store.clickhouse.client import query_row
 
 COUNT_FINISHED_TASKS = """
 WITH finished AS (

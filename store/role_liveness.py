@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from bus.fleet.node_state import DONE
-from schemas.fleet import Heartbeat
+from lightningbus.bus.fleet.node_state import DONE
+from lightningbus.schemas.fleet import Heartbeat
 
 LEAVING_STATES = (DONE, "draining", "stopping")
 """States of a process that stops on purpose."""

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
-from bus.client import Bus
-from bus.errors import BusError
-from bus.streams import StreamState, learner_consumer
-from common.observability import metrics
-from schemas import subjects
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.streams import StreamState, learner_consumer
+from lightningbus.common.observability import metrics
+from lightningbus.schemas import subjects
 
 log = logging.getLogger(__name__)
 

@@ -10,30 +10,30 @@ from typing import Any, NamedTuple
 
 from clickhouse_connect.driver.client import Client
 
-from bus.client import Bus
-from bus.directory_lock import lock_directory
-from bus.fleet.heartbeats import default_instance_id
-from bus.security.secrets import new_key, read_key, write_secret
-from bus.streams import STORE_CONSUMERS
-from common.aio import Interrupted, cancel_and_wait, run_in_daemon_thread, run_unless
-from common.flat_settings import without_secrets
-from common.observability import metrics
-from store.clickhouse import migrations
-from store.clickhouse import probe as probing
-from store.clickhouse.client import StoreUnavailable, connect
-from store.clickhouse.probe import ClickHouseProbe
-from store.embedded.engine import DirectoryLock, EmbeddedClickHouse
-from store.embedded.http_interface import HttpInterface
-from store.embedded.readonly_guard import KEY_FILE, WRITER
-from store.ingest.batch import ColumnTypes, load_column_types
-from store.ingest.ingester import Ingester
-from store.ingest.inserter import Insert
-from store.ingest.writer import Writer, insert_over_http
-from store.lost_rollouts import LostRolloutCounter
-from store.rollout_retention import RolloutRetention
-from store.settings import StoreSettings
-from store.stall_detector import StallDetector
-from store.training_bias import find_bias
+from lightningbus.bus.client import Bus
+from lightningbus.bus.directory_lock import lock_directory
+from lightningbus.bus.fleet.heartbeats import default_instance_id
+from lightningbus.bus.security.secrets import new_key, read_key, write_secret
+from lightningbus.bus.streams import STORE_CONSUMERS
+from lightningbus.common.aio import Interrupted, cancel_and_wait, run_in_daemon_thread, run_unless
+from lightningbus.common.flat_settings import without_secrets
+from lightningbus.common.observability import metrics
+from lightningbus.store.clickhouse import migrations
+from lightningbus.store.clickhouse import probe as probing
+from lightningbus.store.clickhouse.client import StoreUnavailable, connect
+from lightningbus.store.clickhouse.probe import ClickHouseProbe
+from lightningbus.store.embedded.engine import DirectoryLock, EmbeddedClickHouse
+from lightningbus.store.embedded.http_interface import HttpInterface
+from lightningbus.store.embedded.readonly_guard import KEY_FILE, WRITER
+from lightningbus.store.ingest.batch import ColumnTypes, load_column_types
+from lightningbus.store.ingest.ingester import Ingester
+from lightningbus.store.ingest.inserter import Insert
+from lightningbus.store.ingest.writer import Writer, insert_over_http
+from lightningbus.store.lost_rollouts import LostRolloutCounter
+from lightningbus.store.rollout_retention import RolloutRetention
+from lightningbus.store.settings import StoreSettings
+from lightningbus.store.stall_detector import StallDetector
+from lightningbus.store.training_bias import find_bias
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +64,8 @@ async def run(bus: Bus, settings: StoreSettings, stop: asyncio.Event) -> None:
 async def serve_readonly(path: Path, lock: DirectoryLock = lock_directory) -> AsyncIterator[str]:
     """Serve the embedded engine of a directory over ClickHouse's HTTP interface while the block runs.
 
-    Yields the URL for readers; raises `engine.EngineBusy`. With `bus.directory_lock.lock_for_reading` the caller
-    leaves the block when the directory is wanted.
+    Yields the URL for readers; raises `engine.EngineBusy`. With `lightningbus.bus.directory_lock.lock_for_reading` the
+    caller leaves the block when the directory is wanted.
     """
     async with serve_embedded(path, lock=lock) as (_, url):
         yield without_secrets(url)

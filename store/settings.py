@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from common.role_settings import RoleSettings
+from lightningbus.common.role_settings import RoleSettings
 
 
 class StoreSettings(RoleSettings):

@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 
 from nats.errors import Error as NatsError
 
-from bus.client import Bus
-from bus.errors import BusError
-from bus.fleet.heartbeats import Fleet
-from bus.fleet.node_state import DONE, is_ready
-from bus.fleet.readiness import READY_STATES
-from bus.streams import rollout_consumers
-from common.observability import metrics
-from schemas import subjects
-from schemas.fleet import Alert, Heartbeat
-from store.ingest.ingester import Ingester
-from store.ingest.writer import Writer
-from store.role_liveness import RoleKey, RoleLiveness
-from store.settings import StoreSettings
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.fleet.heartbeats import Fleet
+from lightningbus.bus.fleet.node_state import DONE, is_ready
+from lightningbus.bus.fleet.readiness import READY_STATES
+from lightningbus.bus.streams import rollout_consumers
+from lightningbus.common.observability import metrics
+from lightningbus.schemas import subjects
+from lightningbus.schemas.fleet import Alert, Heartbeat
+from lightningbus.store.ingest.ingester import Ingester
+from lightningbus.store.ingest.writer import Writer
+from lightningbus.store.role_liveness import RoleKey, RoleLiveness
+from lightningbus.store.settings import StoreSettings
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from pathlib import Path, PurePath
 import pytest
 from hypothesis import HealthCheck, settings
 
-from bus.client import Bus
-from bus.embedded.nats_server import NatsServer, nats_server
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import NatsServer, nats_server
 from tests import tiers
 
 # What is random here is what is tried, not how long a busy machine takes for it.

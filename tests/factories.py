@@ -4,11 +4,11 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from learner.rollouts.assembler import Rollout
-from learner.rollouts.groups import RolloutGroup
-from schemas.base import Outcome
-from schemas.spans import AttemptResult, ModelCall, Span, SpanBatch, VersionSpan
-from schemas.trajectory.attempt_selection import resolution_of
+from lightningbus.learner.rollouts.assembler import Rollout
+from lightningbus.learner.rollouts.groups import RolloutGroup
+from lightningbus.schemas.base import Outcome
+from lightningbus.schemas.spans import AttemptResult, ModelCall, Span, SpanBatch, VersionSpan
+from lightningbus.schemas.trajectory.attempt_selection import resolution_of
 
 START_NS = 1_790_000_000_000_000_000
 SECOND_NS = 1_000_000_000

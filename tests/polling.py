@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from bus.connection import NO_LEADER_ERRORS
+from lightningbus.bus.connection import NO_LEADER_ERRORS
 
 T = TypeVar("T")
 

@@ -12,22 +12,22 @@ from typing import Any
 from clickhouse_connect.driver.client import Client
 from msgspec.structs import replace
 
-from bus.task_publisher import build_producer_span
-from runners.protocol.choice import SampledChoice
-from runners.recording.attempt import AttemptRecorder
-from schemas import ids as identity
-from schemas import subjects
-from schemas.audit import RolloutAudit
-from schemas.base import Event, Outcome
-from schemas.semconv import attributes
-from schemas.spans import Span, SpanBatch, VersionSpan
-from schemas.tasks import Task, TaskBatchRecord, TaskRecord
-from schemas.training import RolloutDisposition, TrainingStep
-from schemas.weights.events import Blob, WeightManifest, WeightsActivated
-from store.ingest import arrow
-from store.ingest.batch import load_column_types
-from store.ingest.row import EventMetadata, Row
-from store.ingest.rows import build_rows
+from lightningbus.bus.task_publisher import build_producer_span
+from lightningbus.runners.protocol.choice import SampledChoice
+from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.schemas import ids as identity
+from lightningbus.schemas import subjects
+from lightningbus.schemas.audit import RolloutAudit
+from lightningbus.schemas.base import Event, Outcome
+from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.spans import Span, SpanBatch, VersionSpan
+from lightningbus.schemas.tasks import Task, TaskBatchRecord, TaskRecord
+from lightningbus.schemas.training import RolloutDisposition, TrainingStep
+from lightningbus.schemas.weights.events import Blob, WeightManifest, WeightsActivated
+from lightningbus.store.ingest import arrow
+from lightningbus.store.ingest.batch import load_column_types
+from lightningbus.store.ingest.row import EventMetadata, Row
+from lightningbus.store.ingest.rows import build_rows
 
 START_NS = 1_790_000_000_000_000_000
 SECOND_NS = 1_000_000_000

@@ -2,8 +2,8 @@
 
 from nats.js.api import StreamConfig
 
-from bus.client import Bus
-from bus.streams import STREAMS
+from lightningbus.bus.client import Bus
+from lightningbus.bus.streams import STREAMS
 
 
 async def limit(bus: Bus, stream: str, messages: int | None) -> None:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from common.aio import Interrupted, first_completed, run_in_daemon_thread, run_unless
+from lightningbus.common.aio import Interrupted, first_completed, run_in_daemon_thread, run_unless
 from tests.polling import HANG_SECONDS
 
 
@@ -83,7 +83,7 @@ async def test_a_call_in_a_daemon_thread_gives_its_result_or_raises_its_error() 
 def test_a_call_that_never_returns_holds_neither_the_loop_nor_the_process() -> None:
     program = """
 import asyncio, threading
-from common.aio import run_in_daemon_thread
+from lightningbus.common.aio import run_in_daemon_thread
 
 async def main():
     try:

@@ -1,6 +1,6 @@
 """Delays double from the first to the longest one, and start again after a success."""
 
-from common.backoff import Backoff, RetryPolicy
+from lightningbus.common.backoff import Backoff, RetryPolicy
 
 
 def test_the_delay_doubles_up_to_the_longest_and_starts_again() -> None:

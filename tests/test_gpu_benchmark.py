@@ -18,9 +18,9 @@ from benchmarks.gpu.plan import NAMES, STEPS, Step, choose_steps, time_limit
 from benchmarks.gpu.record import Outcome, Record, read, render
 from benchmarks.gpu.sizes import DRY_RUN, REAL
 from benchmarks.results import RESULTS, Result
-from inference.engine.vllm_command import has_gpu
-from learner.batching.sequences import CONTEXT
-from learner.settings.learner import LearnerSettings
+from lightningbus.inference.engine.vllm_command import has_gpu
+from lightningbus.learner.batching.sequences import CONTEXT
+from lightningbus.learner.settings.learner import LearnerSettings
 from tests.commands import ROOT
 
 MACHINE = {

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {root!r})
 sys.modules["vllm"] = None  # whoever imports it gets an ImportError
-from learner.training.trainer import Trainer
+from lightningbus.learner.training.trainer import Trainer
 from tests.learner.conftest import settings_for, tiny_model
 from tests.learner.test_trainer import batch_of, conversations
 trainer = Trainer(settings_for(tiny_model(Path(sys.argv[1]))))
@@ -26,12 +26,12 @@ print(trainer.step(batch_of(trainer, conversations()))["actor/grad_norm"])
 @pytest.mark.parametrize(
     "module",
     [
-        "runners.runner",
-        "runners.gateway.server",
-        "store.service",
-        "store.ui.server",
-        "inference.node",
-        "bus.embedded.nats_server",
+        "lightningbus.runners.runner",
+        "lightningbus.runners.gateway.server",
+        "lightningbus.store.service",
+        "lightningbus.store.ui.server",
+        "lightningbus.inference.node",
+        "lightningbus.bus.embedded.nats_server",
         "lightningbus.run.stack",
         "lightningbus.cli.app",
     ],
@@ -41,7 +41,9 @@ def test_a_role_without_a_model_imports_no_package_for_models(module: str, tmp_p
     assert module.partition(".")[0] in imported and not imported & set(HEAVY)
 
 
-@pytest.mark.parametrize("module", ["learner.learner", "auditor.auditor", "lightningbus.run.train_job"])
+@pytest.mark.parametrize(
+    "module", ["lightningbus.learner.learner", "lightningbus.auditor.auditor", "lightningbus.run.train_job"]
+)
 def test_a_role_with_a_model_imports_no_engine(module: str, tmp_path: Path) -> None:
     imported = set(python("-c", LIST_IMPORTED.format(module=module), cwd=tmp_path).split())
     assert module.partition(".")[0] in imported and not imported & {"vllm", "ray"}

@@ -1,33 +1,61 @@
 """The layout: pure modules are under a contract, the rooms are there, the checks of names and sentences are right."""
 
 import ast
+import os
+import subprocess
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.style.identifiers import bound_names, bound_names_of_script
 from tests.style.sentences import mean_words, split_sentences
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("schemas", "common", "bus", "runners", "store", "learner", "inference", "lightningbus")
+LINKS = {path.name for path in (ROOT / "lightningbus").iterdir() if path.is_symlink()}
+"""Packages whose folders are at the top of the repository, and in the package by links."""
+
+
+def python_files() -> Iterator[Path]:
+    """Files of the package, by their paths in it."""
+    for directory, _, names in os.walk(ROOT / "lightningbus", followlinks=True):
+        yield from (Path(directory, name).relative_to(ROOT) for name in names if name.endswith(".py"))
 
 
 def test_every_module_that_says_it_is_pure_is_under_a_contract() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     modules = [module for contract in contracts for module in contract.get("source_modules", ())]
     pure = set()
-    for path in (path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
-        docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    for path in python_files():
+        docstring = ast.get_docstring(ast.parse((ROOT / path).read_text())) or ""
         if "Pure." in docstring or "Pure:" in docstring or "Pure;" in docstring:
-            pure.add(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
+            pure.add(".".join(path.with_suffix("").parts).removesuffix(".__init__"))
     assert len(pure) > 40
     covered = {module for module in pure for source in modules if f"{module}.".startswith(f"{source}.")}
     assert pure - covered == set()
 
 
-def test_the_top_level_has_the_rooms_that_were_promised() -> None:
+def test_the_top_level_has_the_folders_that_were_promised() -> None:
     assert {"bus", "runners", "learner", "inference", "schemas", "tests", "pyproject.toml", "README.md"} <= {
         path.name for path in ROOT.iterdir()
     }
+
+
+def test_each_package_is_in_lightningbus_and_may_be_imported_from_there_alone() -> None:
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"lightningbus", "tests", "benchmarks"}
+    assert packages == LINKS
+    banned = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]["flake8-tidy-imports"]
+    assert set(banned["banned-api"]) == packages
+
+
+@pytest.mark.integration
+def test_the_old_form_of_an_import_is_refused(tmp_path: Path) -> None:
+    for package in LINKS:
+        (tmp_path / f"a_{package}.py").write_text(f"from {package} import settings as settings\n")
+    command = [ROOT / ".venv" / "bin" / "ruff", "check", "--config", ROOT / "pyproject.toml", tmp_path]
+    refused = subprocess.run([*command, "--output-format", "concise"], capture_output=True, text=True, check=False)
+    assert refused.stdout.count("TID251") == len(LINKS)
 
 
 def test_sentences_are_counted_without_code_tables_and_headings() -> None:

@@ -9,7 +9,7 @@ from benchmarks.results import read, table
 from benchmarks.sizing.__main__ import PAGE, RATE, TOOK, costs_of, render_answer
 from benchmarks.sizing.measure import SHAPES, fitted, rollout
 from benchmarks.sizing.model import Costs, Fit, Load, Plant, Run, full_at, residence, simulate, stations
-from schemas.codec import encode
+from lightningbus.schemas.codec import encode
 
 COSTS = Costs(
     bus_bytes=Fit(400, 1100, 17), disk_bytes=Fit(300, 100, 7), store_seconds=Fit(4e-4, 2.5e-4, 1e-6),

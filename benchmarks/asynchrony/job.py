@@ -16,21 +16,21 @@ from typing import Any
 import msgspec
 from clickhouse_connect.driver.client import Client
 
-from bus.task_file import TaskInput, load_tasks
-from inference.settings import InferenceSettings
-from learner.checkpointing.checkpoint import Checkpoints
-from learner.settings.learner import LearnerSettings
+from lightningbus.bus.task_file import TaskInput, load_tasks
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.learner.checkpointing.checkpoint import Checkpoints
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation import evaluate
 from lightningbus.run.publishing import expand_samples, publish_all
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings
 from lightningbus.run.stack import LocalStack, start_stack
 from lightningbus.run.supervisor import ChildSpec
-from runners.settings import RunnerSettings
-from schemas import subjects
-from schemas.weights.events import WeightManifest
-from store.clickhouse.client import connect, query_row
-from store.settings import StoreSettings
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.schemas import subjects
+from lightningbus.schemas.weights.events import WeightManifest
+from lightningbus.store.clickhouse.client import connect, query_row
+from lightningbus.store.settings import StoreSettings
 
 HERE = Path(__file__).resolve().parent
 EXAMPLE = HERE.parents[1] / "examples" / "calculator"

@@ -11,10 +11,10 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
-from bus.client import Bus
-from bus.security.credentials import Credentials
-from inference.gateway.served_model import ServedModel
-from inference.gateway.server import Gateway
+from lightningbus.bus.client import Bus
+from lightningbus.bus.security.credentials import Credentials
+from lightningbus.inference.gateway.served_model import ServedModel
+from lightningbus.inference.gateway.server import Gateway
 
 DELAY_SECONDS = 0.5
 ANSWER = 8

@@ -13,10 +13,10 @@ from benchmarks.gpu.sizes import Size
 from benchmarks.gpu.training import CASES, make_settings
 from benchmarks.kv_cache import streamed
 from benchmarks.results import Result
-from bus.security.secrets import bearer_header, read_key
-from learner.batching.sequences import SequenceConfig, TrainSequence, build_sequences
-from learner.batching.transitions import build_transitions
-from schemas.spans import ModelCall
+from lightningbus.bus.security.secrets import bearer_header, read_key
+from lightningbus.learner.batching.sequences import SequenceConfig, TrainSequence, build_sequences
+from lightningbus.learner.batching.transitions import build_transitions
+from lightningbus.schemas.spans import ModelCall
 
 ENGINE_SHARE = 0.85
 LARGE_NATS = 0.1
@@ -25,7 +25,7 @@ LARGE_NATS = 0.1
 
 def measure(context: Context, size: Size) -> None:
     """Answers sampled by a node, whose engine then ends, and computed again by the learner on the same device."""
-    from learner.training.trainer import Trainer
+    from lightningbus.learner.training.trainer import Trainer
 
     calls = asyncio.run(_sample(context, size))
     config = SequenceConfig(mode="transition", max_tokens=context.scale.row_tokens)

@@ -10,12 +10,12 @@ from typing import Any
 from benchmarks.gpu.models import make_model
 from benchmarks.gpu.sizes import Scale, Size
 from benchmarks.results import Result
-from inference.settings import InferenceSettings
+from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings
 from lightningbus.run.stack import LocalStack, start_stack
 from lightningbus.run.supervisor import ChildSpec
-from schemas.fleet import Heartbeat
+from lightningbus.schemas.fleet import Heartbeat
 
 START_SECONDS = 600.0
 """How long an engine may take to start: it compiles for the GPU the first time."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.gpu.context import Context
 from benchmarks.results import Result
-from inference.engine.vllm_command import has_gpu
+from lightningbus.inference.engine.vllm_command import has_gpu
 from lightningbus.run.machine import read_hardware, read_versions
 from lightningbus.run.memory_check import GIB, measure_matrix_tflops
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from benchmarks.kv_cache import Answers
-from inference.engine.vllm_command import has_gpu
+from lightningbus.inference.engine.vllm_command import has_gpu
 
 Size = Literal["small", "large"]
 

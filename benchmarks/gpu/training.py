@@ -12,9 +12,9 @@ import numpy as np
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.sizes import Scale, Size
 from benchmarks.results import Result
-from learner.batching.batch import Batch
-from learner.batching.sequences import CONTEXT, TrainSequence
-from learner.settings.learner import LearnerSettings
+from lightningbus.learner.batching.batch import Batch
+from lightningbus.learner.batching.sequences import CONTEXT, TrainSequence
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.memory_check import GIB, training_shape
 
 LORA_RANK = 32
@@ -51,8 +51,8 @@ def measure(context: Context, size: Size, case: str) -> None:
     """Speed and memory of one of `CASES`; where this machine cannot do it, the figure is None and says so."""
     import torch
 
-    from learner.engine.engine_checks import has_flash_attention
-    from learner.training.trainer import Trainer
+    from lightningbus.learner.engine.engine_checks import has_flash_attention
+    from lightningbus.learner.training.trainer import Trainer
 
     way, scale = CASES[case], context.scale
     title, on_gpu = f"{context.title(size)}, {way.title}", torch.cuda.is_available()
@@ -127,8 +127,8 @@ def plan_bytes(context: Context, size: Size, settings: LearnerSettings) -> int:
     import torch
     from transformers import AutoConfig
 
-    from learner.engine.memory_plan import plan_memory
-    from learner.engine.model_shape import read_shape
+    from lightningbus.learner.engine.memory_plan import plan_memory
+    from lightningbus.learner.engine.model_shape import read_shape
 
     shape = read_shape(AutoConfig.from_pretrained(context.model(size)), settings.lora.target_modules)
     return plan_memory(shape, training_shape(settings, 1, torch.cuda.is_available())).peak

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmarks.learner.workload import BETAS, CLIP_GRAD, LEARNING_RATE, Row, Size
-from learner.engine import cpu_platform
+from lightningbus.learner.engine import cpu_platform
 
 CLIP_LOW, CLIP_HIGH, CLIP_DUAL = 0.2, 0.28, 3.0
 
@@ -25,10 +25,10 @@ class Ours:
     """The learner's trainer, called as the training loop calls it."""
 
     def __init__(self, path: Path, size: Size, rows: list[Row], log_prob_interval: int) -> None:
-        from learner.batching.batch import Batch
-        from learner.batching.sequences import CONTEXT, TrainSequence
-        from learner.settings.learner import LearnerSettings
-        from learner.training.trainer import Trainer
+        from lightningbus.learner.batching.batch import Batch
+        from lightningbus.learner.batching.sequences import CONTEXT, TrainSequence
+        from lightningbus.learner.settings.learner import LearnerSettings
+        from lightningbus.learner.training.trainer import Trainer
 
         actor = {
             "optim": {"lr": LEARNING_RATE, "betas": BETAS, "clip_grad": CLIP_GRAD},
@@ -61,7 +61,7 @@ class BareVerl:
         from verl.workers.engine import EngineRegistry
         from verl.workers.utils.losses import ppo_loss
 
-        from learner.training.distributed import ProcessGroup
+        from lightningbus.learner.training.distributed import ProcessGroup
 
         ProcessGroup("cpu")
         model: dict[str, Any] = {} if has_defaults else {"enable_gradient_checkpointing": False}

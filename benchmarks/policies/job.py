@@ -20,7 +20,7 @@ from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import RunSettings, validate_settings
 from lightningbus.run.stack import start_stack
 from lightningbus.run.train_job import train
-from store.clickhouse.client import connect
+from lightningbus.store.clickhouse.client import connect
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SMALL_MODEL = EXAMPLES / "small_model" / "model.py"

@@ -13,13 +13,13 @@ import uvloop
 from msgspec.structs import replace
 
 from benchmarks.sizing.measure import rollout
-from bus.client import Bus
-from bus.lease import LeaseRenewer
-from bus.message import Message
-from bus.pull_consumer import PullConsumer
-from bus.streams import runner_consumer
-from schemas import ids, subjects
-from schemas.tasks import Task
+from lightningbus.bus.client import Bus
+from lightningbus.bus.lease import LeaseRenewer
+from lightningbus.bus.message import Message
+from lightningbus.bus.pull_consumer import PullConsumer
+from lightningbus.bus.streams import runner_consumer
+from lightningbus.schemas import ids, subjects
+from lightningbus.schemas.tasks import Task
 
 SLOTS = 4
 (SAID,) = rollout("crowd", (1, 50), 0)

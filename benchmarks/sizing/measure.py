@@ -20,26 +20,26 @@ from clickhouse_connect.driver.client import Client
 from nats.aio.msg import Msg
 
 from benchmarks.sizing.model import Fit
-from bus.client import Bus
-from bus.embedded.nats_server import NatsServer, nats_server
-from bus.fleet.heartbeats import Fleet
-from bus.streams import STORE_TRAIN, learner_consumer
-from runners.protocol.choice import SampledChoice
-from runners.recording.attempt import AttemptRecorder
-from schemas import ids, subjects
-from schemas.codec import encode
-from schemas.fleet import Heartbeat
-from schemas.spans import SpanBatch, VersionSpan
-from schemas.tasks import Task
-from store.clickhouse import migrations
-from store.clickhouse.client import connect, query_row
-from store.ingest.batch import load_column_types
-from store.ingest.ingester import Ingester
-from store.ingest.row import EventMetadata
-from store.ingest.rows import build_rows
-from store.ingest.writer import Writer
-from store.service import serve_embedded
-from store.settings import StoreSettings
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import NatsServer, nats_server
+from lightningbus.bus.fleet.heartbeats import Fleet
+from lightningbus.bus.streams import STORE_TRAIN, learner_consumer
+from lightningbus.runners.protocol.choice import SampledChoice
+from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.schemas import ids, subjects
+from lightningbus.schemas.codec import encode
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.spans import SpanBatch, VersionSpan
+from lightningbus.schemas.tasks import Task
+from lightningbus.store.clickhouse import migrations
+from lightningbus.store.clickhouse.client import connect, query_row
+from lightningbus.store.ingest.batch import load_column_types
+from lightningbus.store.ingest.ingester import Ingester
+from lightningbus.store.ingest.row import EventMetadata
+from lightningbus.store.ingest.rows import build_rows
+from lightningbus.store.ingest.writer import Writer
+from lightningbus.store.service import serve_embedded
+from lightningbus.store.settings import StoreSettings
 
 SHAPES = ((1, 100), (1, 1000), (8, 100), (8, 500), (32, 100))
 """Turns of a rollout, and tokens of each turn: two in five of them sampled."""

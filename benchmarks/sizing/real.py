@@ -13,13 +13,13 @@ from benchmarks.results import Result
 from benchmarks.sizing.measure import Meter, broker, settle
 from benchmarks.sizing.model import Costs, Fit, Load, Plant, simulate
 from benchmarks.system import System, runner, running, usage
-from bus.client import Bus
-from bus.streams import STORE_TRAIN, ConsumerSpec, learner_consumer, runner_consumer
-from bus.task_publisher import TaskPublisher
-from common.aio import cancel_and_wait
-from common.subprocesses import spawn, terminate
+from lightningbus.bus.client import Bus
+from lightningbus.bus.streams import STORE_TRAIN, ConsumerSpec, learner_consumer, runner_consumer
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.common.subprocesses import spawn, terminate
 from lightningbus.run.publishing import publish_all
-from schemas.tasks import Task
+from lightningbus.schemas.tasks import Task
 
 CROWD, PROCESSES = 1000, 2
 NODES = 2

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import aiohttp
 
-from bus.directory_lock import lock_directory
-from bus.errors import BusError
-from bus.security.secrets import connectable_host, has_tls, include_directive, is_loopback
-from common.aio import cancel_and_wait
-from common.backoff import Backoff, RetryPolicy
-from common.subprocesses import spawn, terminate
-from schemas.codec import MAX_BYTES
+from lightningbus.bus.directory_lock import lock_directory
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.security.secrets import connectable_host, has_tls, include_directive, is_loopback
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.common.backoff import Backoff, RetryPolicy
+from lightningbus.common.subprocesses import spawn, terminate
+from lightningbus.schemas.codec import MAX_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class NatsServer:
         lock: int | None = None,
         more_mib: int = 0,
     ) -> None:
-        """``users``: a directory `bus.security.users` wrote; None: whoever reaches the port may do anything.
+        """``users``: a directory of `lightningbus.bus.security.users`; None: whoever reaches the port may do anything.
 
         ``lock`` is the descriptor of the directory's lock, which the server keeps for as long as it lives;
         ``more_mib`` is room for streams beyond their shipped sizes.
@@ -238,7 +238,8 @@ async def nats_server(
 ) -> AsyncIterator[NatsServer]:
     """A nats-server while the block runs; raises `BusError` unless who can reach it is known, or it is to be open.
 
-    Raises `bus.directory_lock.DirectoryInUseError` where another keeps its streams: two on one directory lose messages.
+    Raises `lightningbus.bus.directory_lock.DirectoryInUseError` where another server keeps its streams: two on one
+    directory lose messages.
     """
     check_exposure(host, users, open)
     with lock_directory(directory) as lock:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from schemas.fleet import Heartbeat
+from lightningbus.schemas.fleet import Heartbeat
 
 LABELS = {
     "rollouts_per_s": "rollouts/s",

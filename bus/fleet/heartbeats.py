@@ -13,11 +13,11 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from bus.fleet.node_state import DEAD_SECONDS, DONE, SUSPECT_SECONDS, observed_state
-from common.aio import cancel_and_wait
-from schemas import subjects
-from schemas.codec import DecodeError, decode, encode
-from schemas.fleet import Heartbeat
+from lightningbus.bus.fleet.node_state import DEAD_SECONDS, DONE, SUSPECT_SECONDS, observed_state
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.schemas import subjects
+from lightningbus.schemas.codec import DecodeError, decode, encode
+from lightningbus.schemas.fleet import Heartbeat
 
 INTERVAL_SECONDS = 1.0
 

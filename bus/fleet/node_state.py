@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from schemas.fleet import Heartbeat
+from lightningbus.schemas.fleet import Heartbeat
 
 State = Literal["starting", "awaiting_weights", "ready", "canary", "draining", "suspect", "dead"]
 DEAD = "dead"

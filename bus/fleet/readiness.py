@@ -1,6 +1,6 @@
 """What a role can say of itself when a probe asks: whether it can do its work now, and if not, why."""
 
-from schemas.fleet import Heartbeat
+from lightningbus.schemas.fleet import Heartbeat
 
 READY_STATES = {
     "runner": {"running"},

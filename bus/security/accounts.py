@@ -11,10 +11,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bus.security.permissions import API, LEAF_ROLES, PERMISSIONS, Permissions, inbox_prefix, via_hub_domain
+from lightningbus.bus.security.permissions import (
+    API,
+    LEAF_ROLES,
+    PERMISSIONS,
+    Permissions,
+    inbox_prefix,
+    via_hub_domain,
+)
 
 Identities = Mapping[str, Sequence[Mapping[str, str]]]
-"""Who may come as which role, as `bus.security.identities` says it."""
+"""Who may come as which role, as `lightningbus.bus.security.identities` says it."""
 BUS = "BUS"
 """The account that holds the streams; ``admin`` is in it."""
 ADMIN = "admin"

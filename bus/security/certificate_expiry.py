@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bus.security.credentials import Credentials
+from lightningbus.bus.security.credentials import Credentials
 
 WARN_SECONDS = 30 * 86400.0
 VERSION, UTC_TIME = 0xA0, 0x17

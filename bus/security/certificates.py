@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from bus.security.secrets import write_secret
+from lightningbus.bus.security.secrets import write_secret
 
 VALID_DAYS = 1095
 CERT, KEY, CA = "cert.pem", "key.pem", "ca.pem"

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import nkeys
 
-from bus.errors import CredentialsError
-from bus.nats_client import PlaintextServerError
-from bus.security.secrets import read_secret
-from bus.security.signing import Signing
-from schemas.signers import LEARNER, learner_role
+from lightningbus.bus.errors import CredentialsError
+from lightningbus.bus.nats_client import PlaintextServerError
+from lightningbus.bus.security.secrets import read_secret
+from lightningbus.bus.security.signing import Signing
+from lightningbus.schemas.signers import LEARNER, learner_role
 
 FILE = "credentials.json"
 POLICIES = "policies.json"

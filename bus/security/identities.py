@@ -7,9 +7,9 @@ from pathlib import Path
 import nkeys
 from cryptography import x509
 
-from bus.errors import CredentialsError
-from bus.security.certificates import CERT, CLIENT, KEY, CertificateAuthority
-from bus.security.secrets import new_key, read_secret, write_secret
+from lightningbus.bus.errors import CredentialsError
+from lightningbus.bus.security.certificates import CERT, CLIENT, KEY, CertificateAuthority
+from lightningbus.bus.security.secrets import new_key, read_secret, write_secret
 
 NKEY, PASSWORD = "nkey", "password"
 MAX_ROLE_IN_NAME = 32

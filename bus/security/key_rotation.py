@@ -6,13 +6,13 @@ from pathlib import Path
 
 from cryptography import x509
 
-from bus.errors import CredentialsError
-from bus.security.certificates import CA, CERT, CLIENT, KEY, ROUTE_PREFIX, SERVER, CertificateAuthority
-from bus.security.credentials import read_policies
-from bus.security.identities import NKEY, PASSWORD, identity_of, new_certificate, new_nkey
-from bus.security.permissions import LEAF_ROLES
-from bus.security.secrets import CONF, SERVER_DIR
-from bus.security.users import roles_of, server_conf, write_leaf_conf
+from lightningbus.bus.errors import CredentialsError
+from lightningbus.bus.security.certificates import CA, CERT, CLIENT, KEY, ROUTE_PREFIX, SERVER, CertificateAuthority
+from lightningbus.bus.security.credentials import read_policies
+from lightningbus.bus.security.identities import NKEY, PASSWORD, identity_of, new_certificate, new_nkey
+from lightningbus.bus.security.permissions import LEAF_ROLES
+from lightningbus.bus.security.secrets import CONF, SERVER_DIR
+from lightningbus.bus.security.users import roles_of, server_conf, write_leaf_conf
 
 PREVIOUS, NEXT = "previous", "next"
 """Below the users: what the roles were let in by before, and what the server shows after the second step."""

@@ -1,4 +1,4 @@
-"""Who may do what on the bus: one table, from which `bus.security.accounts` writes a server's accounts and users. Pure.
+"""Rights on the bus: one table, from which `lightningbus.bus.security.accounts` writes accounts and users. Pure.
 
 A role may publish and subscribe to what stands here and to nothing else; requests to JetStream are subjects too. Each
 role has an inbox prefix of its own, so that no role hears what another is answered.
@@ -7,9 +7,9 @@ role has an inbox prefix of its own, so that no role hears what another is answe
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from bus.streams import BUCKET, DEFAULT_POLICIES, STORE_CONSUMERS, ConsumerSpec, learner_consumer
-from schemas import subjects
-from schemas.signers import LEARNER, learner_roles
+from lightningbus.bus.streams import BUCKET, DEFAULT_POLICIES, STORE_CONSUMERS, ConsumerSpec, learner_consumer
+from lightningbus.schemas import subjects
+from lightningbus.schemas.signers import LEARNER, learner_roles
 
 API = "$JS.API"
 EVERYTHING = ">"

@@ -7,12 +7,13 @@ import secrets
 import tempfile
 from pathlib import Path
 
-from bus.errors import CredentialsError
+from lightningbus.bus.errors import CredentialsError
 
 KEY_BYTES = 32
 MIN_KEY_CHARACTERS = 16
 INFERENCE_API_KEY, CONF, SERVER_DIR = "inference-api.key", "users.conf", "server"
-"""Names of what `bus.security.users` writes: the key, the server's configuration, the directory of its certificate."""
+"""Names of the key, the server's configuration and its certificate's directory, as `lightningbus.bus.security.users`
+writes them."""
 
 
 def new_key() -> str:

@@ -17,10 +17,10 @@ import nacl.exceptions
 import nacl.signing
 import nkeys
 
-from bus.errors import CredentialsError
-from bus.security.secrets import read_secret, write_secret
-from schemas.base import Event
-from schemas.signers import SIGNER_ROLES, bytes_to_sign, can_sign, role_of
+from lightningbus.bus.errors import CredentialsError
+from lightningbus.bus.security.secrets import read_secret, write_secret
+from lightningbus.schemas.base import Event
+from lightningbus.schemas.signers import SIGNER_ROLES, bytes_to_sign, can_sign, role_of
 
 SIGNATURE_HEADER = "Lightningbus-Signature"
 """The public key and the base64 signature, with a space between them."""

@@ -6,16 +6,16 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bus.errors import CredentialsError
-from bus.security.accounts import build_accounts, build_leaf_accounts
-from bus.security.certificates import CA, CERT, CLIENT, KEY, ROUTE_PREFIX, SERVER, CertificateAuthority
-from bus.security.credentials import FILE, POLICIES, read_policies
-from bus.security.identities import NKEY, Identity, identity_of, new_certificate, new_nkey
-from bus.security.permissions import LEAF_ROLES, PERMISSIONS, inbox_prefix, make_permissions
-from bus.security.secrets import CONF, INFERENCE_API_KEY, SERVER_DIR, new_key, read_secret, write_secret
-from bus.security.signing import SigningKeys
-from bus.streams import DEFAULT_POLICIES
-from schemas.signers import ADMIN, LEARNER, SIGNER_ROLES, learner_roles
+from lightningbus.bus.errors import CredentialsError
+from lightningbus.bus.security.accounts import build_accounts, build_leaf_accounts
+from lightningbus.bus.security.certificates import CA, CERT, CLIENT, KEY, ROUTE_PREFIX, SERVER, CertificateAuthority
+from lightningbus.bus.security.credentials import FILE, POLICIES, read_policies
+from lightningbus.bus.security.identities import NKEY, Identity, identity_of, new_certificate, new_nkey
+from lightningbus.bus.security.permissions import LEAF_ROLES, PERMISSIONS, inbox_prefix, make_permissions
+from lightningbus.bus.security.secrets import CONF, INFERENCE_API_KEY, SERVER_DIR, new_key, read_secret, write_secret
+from lightningbus.bus.security.signing import SigningKeys
+from lightningbus.bus.streams import DEFAULT_POLICIES
+from lightningbus.schemas.signers import ADMIN, LEARNER, SIGNER_ROLES, learner_roles
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 LEAF_CONF = "nkey.conf"

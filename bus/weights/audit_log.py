@@ -4,12 +4,12 @@ import asyncio
 import secrets
 import time
 
-from bus.client import Bus
-from bus.errors import FencedError
-from bus.weights.signed_log import SignedLog
-from schemas import subjects
-from schemas.audit import AuditState, AuditVerdict
-from schemas.quarantine import add_verdict
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import FencedError
+from lightningbus.bus.weights.signed_log import SignedLog
+from lightningbus.schemas import subjects
+from lightningbus.schemas.audit import AuditState, AuditVerdict
+from lightningbus.schemas.quarantine import add_verdict
 
 RETRY_SECONDS = 0.2
 PATIENCE_SECONDS = 60.0

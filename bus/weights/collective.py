@@ -20,7 +20,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
     TCPStore,
 )
 
-from schemas.weights.events import Backend
+from lightningbus.schemas.weights.events import Backend
 
 TENSOR_SECONDS = 100.0
 """gloo: longest that a tensor may take; less than a node waits for its engine."""

@@ -4,19 +4,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bus.batch_get import batch_get, sequence_of
-from bus.client import Bus
-from bus.weights.signed_log import SignedLog
-from bus.weights.transports.factory import open_transport
-from bus.weights.version_registry import (
+from lightningbus.bus.batch_get import batch_get, sequence_of
+from lightningbus.bus.client import Bus
+from lightningbus.bus.weights.signed_log import SignedLog
+from lightningbus.bus.weights.transports.factory import open_transport
+from lightningbus.bus.weights.version_registry import (
     RESPONSE_TIMEOUT_SECONDS,
     Target,
     VersionRegistry,
 )
-from schemas import subjects
-from schemas.base import Event
-from schemas.codec import DecodeError, decode
-from schemas.weights.events import ReleaseState, SwapLockState, WeightManifest, WeightsActivated
+from lightningbus.schemas import subjects
+from lightningbus.schemas.base import Event
+from lightningbus.schemas.codec import DecodeError, decode
+from lightningbus.schemas.weights.events import ReleaseState, SwapLockState, WeightManifest, WeightsActivated
 
 E = TypeVar("E", bound=Event)
 BATCH = 500

@@ -10,16 +10,16 @@ from typing import Generic, TypeVar
 
 from nats.js.errors import NotFoundError
 
-from bus.batch_get import batch_get, sequence_of
-from bus.client import Bus
-from bus.security.signing import InvalidSignatureError
-from common.observability import metrics
-from schemas import subjects
-from schemas.audit import AuditState
-from schemas.codec import DecodeError, check_schema, decode
-from schemas.prompts import PromptReleaseState, PromptVersion
-from schemas.signers import SIGNED_EVENTS
-from schemas.weights.events import ReleaseState, SwapLockState, WeightManifest
+from lightningbus.bus.batch_get import batch_get, sequence_of
+from lightningbus.bus.client import Bus
+from lightningbus.bus.security.signing import InvalidSignatureError
+from lightningbus.common.observability import metrics
+from lightningbus.schemas import subjects
+from lightningbus.schemas.audit import AuditState
+from lightningbus.schemas.codec import DecodeError, check_schema, decode
+from lightningbus.schemas.prompts import PromptReleaseState, PromptVersion
+from lightningbus.schemas.signers import SIGNED_EVENTS
+from lightningbus.schemas.weights.events import ReleaseState, SwapLockState, WeightManifest
 
 log = logging.getLogger(__name__)
 E = TypeVar("E", WeightManifest, ReleaseState, SwapLockState, AuditState, PromptVersion, PromptReleaseState)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 
-from bus.client import Bus
-from bus.errors import BusError
-from bus.verified_download import timed_verification
-from bus.weights.transports.base import Transport
-from bus.weights.transports.factory import open_transport
-from schemas.weights.delta import DeltaError, apply_deltas
-from schemas.weights.events import Blob, DeltaLink, WeightManifest
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.verified_download import timed_verification
+from lightningbus.bus.weights.transports.base import Transport
+from lightningbus.bus.weights.transports.factory import open_transport
+from lightningbus.schemas.weights.delta import DeltaError, apply_deltas
+from lightningbus.schemas.weights.events import Blob, DeltaLink, WeightManifest
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """The versions of a model or a prompt as the bus has them: what was decided of them, and the older ones.
 
-Where keys are given, only what was signed by who may decide it counts: see `bus.weights.signed_log`.
+Where keys are given, only what was signed by who may decide it counts: see `lightningbus.bus.weights.signed_log`.
 """
 
 import asyncio
@@ -13,13 +13,25 @@ from typing import Any, Generic, Literal, TypeVar
 
 from nats.js.errors import NotFoundError
 
-from bus.client import Bus
-from bus.errors import BusError, FencedError
-from bus.weights.signed_log import Entry, SignedLog
-from schemas.prompts import PromptReleaseState, PromptVersion
-from schemas.signers import ADMIN
-from schemas.weights.events import MAX_ACTOR_CHARS, MAX_REASON_CHARS, ReleaseDecision, ReleaseState, WeightManifest
-from schemas.weights.release_policy import apply_decision, is_pending_canary, is_servable, is_successor, latest_verdict
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError, FencedError
+from lightningbus.bus.weights.signed_log import Entry, SignedLog
+from lightningbus.schemas.prompts import PromptReleaseState, PromptVersion
+from lightningbus.schemas.signers import ADMIN
+from lightningbus.schemas.weights.events import (
+    MAX_ACTOR_CHARS,
+    MAX_REASON_CHARS,
+    ReleaseDecision,
+    ReleaseState,
+    WeightManifest,
+)
+from lightningbus.schemas.weights.release_policy import (
+    apply_decision,
+    is_pending_canary,
+    is_servable,
+    is_successor,
+    latest_verdict,
+)
 
 M = TypeVar("M", WeightManifest, PromptVersion)
 R = TypeVar("R", ReleaseState, PromptReleaseState)

@@ -3,8 +3,8 @@
 import logging
 import traceback
 
-from common.observability import metrics
-from schemas.text import shorten
+from lightningbus.common.observability import metrics
+from lightningbus.schemas.text import shorten
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Any
 import structlog
 from structlog.typing import EventDict
 
-from common.observability.log_format import LogFormat
-from common.printable import printable_json, to_printable
+from lightningbus.common.observability.log_format import LogFormat
+from lightningbus.common.printable import printable_json, to_printable
 
 WARNING_LOGGERS = ("asyncio", "httpx", "filelock", "nats", "matplotlib")
 ERROR_LOGGERS = ("urllib3", "clickhouse_connect")

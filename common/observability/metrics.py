@@ -1,11 +1,12 @@
 """Every metric there is: when it moves, and what to do about it. A room moves it where the thing happens.
 
-docs/operations.md has all of it as a table, which `common.observability.metric_registry.render_table` prints.
+docs/operations.md has all of it as a table, printed by
+`lightningbus.common.observability.metric_registry.render_table`.
 """
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from common.observability.metric_registry import register
+from lightningbus.common.observability.metric_registry import register
 
 SHORT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 LONG_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)

@@ -15,7 +15,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import INVALID_SPAN, NoOpTracer, Span, SpanKind, StatusCode, Tracer, use_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from common.missing_modules import describe_missing_module
+from lightningbus.common.missing_modules import describe_missing_module
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

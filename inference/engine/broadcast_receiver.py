@@ -8,7 +8,7 @@ import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 from xxhash import xxh3_128
 
-from bus.weights.collective import (
+from lightningbus.bus.weights.collective import (
     BroadcastGroup,
     Load,
     TensorSpec,
@@ -17,7 +17,7 @@ from bus.weights.collective import (
     local_ip_towards,
     run_rendezvous,
 )
-from schemas.weights.safetensors_header import Tensor, parse_tensors
+from lightningbus.schemas.weights.safetensors_header import Tensor, parse_tensors
 
 DTYPES = {
     "F64": torch.float64,
@@ -37,7 +37,7 @@ DTYPES = {
 
 @dataclass
 class Rendezvous:
-    """`schemas.weights.events.BroadcastPlan` for one engine; without an address there is no broadcast."""
+    """`lightningbus.schemas.weights.events.BroadcastPlan` for one engine; without an address there is no broadcast."""
 
     address: str = ""
     group: str = ""

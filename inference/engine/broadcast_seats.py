@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from schemas.weights.events import BroadcastCapability, BroadcastPlan, RankAssignment
+from lightningbus.schemas.weights.events import BroadcastCapability, BroadcastPlan, RankAssignment
 
 
 def supported_backends(has_gpu: bool) -> tuple[str, ...]:
@@ -18,7 +18,7 @@ def find_assignment(plan: BroadcastPlan | None, node_id: str, capability: Broadc
 
 
 def rendezvous_info(plan: BroadcastPlan, assignment: RankAssignment) -> dict[str, Any]:
-    """The init_info for vLLM's workers: `inference.engine.broadcast_receiver.Rendezvous`."""
+    """The init_info for vLLM's workers: `lightningbus.inference.engine.broadcast_receiver.Rendezvous`."""
     return {
         "address": plan.address,
         "group": plan.group,

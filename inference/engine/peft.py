@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from schemas.weights.safetensors_header import METADATA, InvalidSafetensors, parse_tensors, read_header
+from lightningbus.schemas.weights.safetensors_header import METADATA, InvalidSafetensors, parse_tensors, read_header
 
 A_SUFFIX, B_SUFFIX = ".lora_A.weight", ".lora_B.weight"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"

@@ -1,7 +1,7 @@
 """vLLM's server with an engine that computes nothing: it refuses what vLLM refuses, and every answer is empty.
 
-``python -m inference.engine.scripted_core`` takes the words of vLLM's server. The calls of a dry run are sent to it,
-before there is a model: template, parsers and the checks of a request are vLLM's own.
+``python -m lightningbus.inference.engine.scripted_core`` takes the words of vLLM's server. The calls of a dry run are
+sent to it, before there is a model: template, parsers and the checks of a request are vLLM's own.
 """
 
 import asyncio

@@ -4,10 +4,10 @@ import os
 import sys
 from pathlib import Path
 
-from inference.engine.answer_parser import MIDDLEWARE
-from inference.engine.plugin import BACKEND
-from inference.settings import InferenceSettings
-from inference.version_registry import capacity
+from lightningbus.inference.engine.answer_parser import MIDDLEWARE
+from lightningbus.inference.engine.plugin import BACKEND
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.inference.version_registry import capacity
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts as --max-lora-rank."""

@@ -15,14 +15,14 @@ from typing import Any
 
 import aiohttp
 
-from common.observability import metrics
-from common.observability.tracing import without_otel_exporter_env
-from common.subprocesses import spawn, terminate
-from common.unix_sockets import PathTooLongError, private_directory
-from inference.engine.broadcast_seats import supported_backends
-from inference.engine.vllm_command import command, environment, has_gpu
-from inference.settings import InferenceSettings
-from schemas.weights.events import BroadcastCapability
+from lightningbus.common.observability import metrics
+from lightningbus.common.observability.tracing import without_otel_exporter_env
+from lightningbus.common.subprocesses import spawn, terminate
+from lightningbus.common.unix_sockets import PathTooLongError, private_directory
+from lightningbus.inference.engine.broadcast_seats import supported_backends
+from lightningbus.inference.engine.vllm_command import command, environment, has_gpu
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.schemas.weights.events import BroadcastCapability
 
 log = logging.getLogger(__name__)
 

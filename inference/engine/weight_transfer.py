@@ -15,8 +15,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from inference.engine.broadcast_receiver import BroadcastReceiver, Rendezvous
-from inference.engine.peft import A_SUFFIX, B_SUFFIX
+from lightningbus.inference.engine.broadcast_receiver import BroadcastReceiver, Rendezvous
+from lightningbus.inference.engine.peft import A_SUFFIX, B_SUFFIX
 
 
 @dataclass

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager, contextmanager
 
 from aiohttp import web
 
-from bus.fleet.node_state import State, is_ready
-from inference.gateway.version_stamp import StampEvent, stamp_event
-from inference.version_registry import LoadedVersions, select_version
+from lightningbus.bus.fleet.node_state import State, is_ready
+from lightningbus.inference.gateway.version_stamp import StampEvent, stamp_event
+from lightningbus.inference.version_registry import LoadedVersions, select_version
 
 
 class ServedModel:

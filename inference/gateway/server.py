@@ -13,18 +13,18 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from bus.fleet.node_state import is_ready
-from bus.security.secrets import has_bearer
-from common.http_server import HttpServer, read_body
-from common.listeners import open_listener, url_of
-from common.observability import metrics, tracing
-from common.observability.metric_registry import request_metrics
-from inference.gateway.served_model import ServedModel
-from inference.gateway.version_stamp import add_cache_salt, stream
-from inference.settings import MAX_REQUESTS
-from inference.version_registry import select_version
-from schemas.semconv import attributes
-from schemas.subjects import TRACE_HEADER
+from lightningbus.bus.fleet.node_state import is_ready
+from lightningbus.bus.security.secrets import has_bearer
+from lightningbus.common.http_server import HttpServer, read_body
+from lightningbus.common.listeners import open_listener, url_of
+from lightningbus.common.observability import metrics, tracing
+from lightningbus.common.observability.metric_registry import request_metrics
+from lightningbus.inference.gateway.served_model import ServedModel
+from lightningbus.inference.gateway.version_stamp import add_cache_salt, stream
+from lightningbus.inference.settings import MAX_REQUESTS
+from lightningbus.inference.version_registry import select_version
+from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.subjects import TRACE_HEADER
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger(__name__)

@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from inference.engine.peft import write_directory
-from inference.engine.vllm_server import EngineError
-from inference.gateway.served_model import ServedModel
-from inference.lora.shared_base import SharedBase
-from inference.version_registry import LoadedVersions
-from schemas.weights.events import ReleaseState
-from schemas.weights.release_policy import is_revoked
+from lightningbus.inference.engine.peft import write_directory
+from lightningbus.inference.engine.vllm_server import EngineError
+from lightningbus.inference.gateway.served_model import ServedModel
+from lightningbus.inference.lora.shared_base import SharedBase
+from lightningbus.inference.version_registry import LoadedVersions
+from lightningbus.schemas.weights.events import ReleaseState
+from lightningbus.schemas.weights.release_policy import is_revoked
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 from msgspec.structs import replace
 
-from bus.fleet.node_state import NodeEvent
-from inference.engine.vllm_server import EngineError, EngineRejectedError, VllmServer
-from inference.gateway.served_model import ServedModel
-from schemas.weights.events import CanaryPrompt, CanarySpec
+from lightningbus.bus.fleet.node_state import NodeEvent
+from lightningbus.inference.engine.vllm_server import EngineError, EngineRejectedError, VllmServer
+from lightningbus.inference.gateway.served_model import ServedModel
+from lightningbus.schemas.weights.events import CanaryPrompt, CanarySpec
 
 MIN_LOGPROB = -9000.0
 """vLLM writes -9999 for minus infinity."""

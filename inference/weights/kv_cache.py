@@ -2,8 +2,8 @@
 
 import math
 
-from common.role_settings import KvCachePolicy
-from schemas.weights.events import KvCacheOutcome
+from lightningbus.common.role_settings import KvCachePolicy
+from lightningbus.schemas.weights.events import KvCacheOutcome
 
 
 class KvCacheChoice:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.weights.events import ReleaseState, WeightManifest
-from schemas.weights.release_policy import is_servable
+from lightningbus.schemas.weights.events import ReleaseState, WeightManifest
+from lightningbus.schemas.weights.release_policy import is_servable
 
 
 @dataclass(frozen=True)

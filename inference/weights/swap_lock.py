@@ -12,15 +12,15 @@ from contextlib import asynccontextmanager
 
 from nats.aio.msg import Msg
 
-from bus.client import Bus
-from bus.errors import BusError, FencedError
-from bus.fleet.heartbeats import Fleet
-from bus.fleet.node_state import DEAD_SECONDS
-from bus.weights.signed_log import SignedLog
-from common.observability import metrics
-from schemas import subjects
-from schemas.fleet import Heartbeat
-from schemas.weights.events import SwapLockState
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError, FencedError
+from lightningbus.bus.fleet.heartbeats import Fleet
+from lightningbus.bus.fleet.node_state import DEAD_SECONDS
+from lightningbus.bus.weights.signed_log import SignedLog
+from lightningbus.common.observability import metrics
+from lightningbus.schemas import subjects
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.weights.events import SwapLockState
 
 log = logging.getLogger(__name__)
 

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from inference.weights.canary import Canary
-from schemas.weights.events import KvCacheOutcome, ReleaseState, WeightManifest
+from lightningbus.inference.weights.canary import Canary
+from lightningbus.schemas.weights.events import KvCacheOutcome, ReleaseState, WeightManifest
 
 
 class WeightTarget(Protocol):
-    """Loads versions and serves them. `inference.node.Node` is one."""
+    """Loads versions and serves them. `lightningbus.inference.node.Node` is one."""
 
     @property
     def canary(self) -> Canary | None:
@@ -31,8 +31,8 @@ class WeightTarget(Protocol):
 
         ``change``: how far the version is from the one that is loaded, see `WeightManifest.change`; None: unknown.
 
-        Returns the seconds generation was paused. Raises `inference.engine.vllm_server.EngineError`, or `OSError` or
-        `ValueError` if the previous version goes on serving.
+        Returns the seconds generation was paused. Raises `lightningbus.inference.engine.vllm_server.EngineError`, or
+        `OSError` or `ValueError` if the previous version goes on serving.
         """
         ...
 

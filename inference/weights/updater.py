@@ -1,8 +1,9 @@
 """Follows the weight versions of a model: fetches the files while the old version serves, then loads them.
 
-The version to serve is the pinned one, or else the newest that may be served (`schemas.weights.release_policy`), so a
-node may also go back. Of the nodes that serve, one swaps at a time (`inference.weights.swap_lock`). A canary is tried
-by the first node that holds the lock; its verdict applies to all nodes.
+The version to serve is the pinned one, or else the newest that may be served
+(`lightningbus.schemas.weights.release_policy`), so a node may also go back. Of the nodes that serve, one swaps at a
+time (`lightningbus.inference.weights.swap_lock`). A canary is tried by the first node that holds the lock; its verdict
+applies to all nodes.
 """
 
 import asyncio
@@ -16,16 +17,16 @@ from typing import Literal
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from bus.client import Bus
-from bus.errors import BusError
-from bus.verified_download import measure_verification
-from bus.weights.registry import WeightRegistry
-from bus.weights.version_cache import BaseFiles, WeightCache
-from common.observability import metrics, tracing
-from common.observability.faults import count_fault
-from inference.engine.vllm_server import EngineError, EngineRejectedError
-from inference.weights.canary import Canary, CanaryResult
-from inference.weights.plan import (
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.verified_download import measure_verification
+from lightningbus.bus.weights.registry import WeightRegistry
+from lightningbus.bus.weights.version_cache import BaseFiles, WeightCache
+from lightningbus.common.observability import metrics, tracing
+from lightningbus.common.observability.faults import count_fault
+from lightningbus.inference.engine.vllm_server import EngineError, EngineRejectedError
+from lightningbus.inference.weights.canary import Canary, CanaryResult
+from lightningbus.inference.weights.plan import (
     CanaryBackoff,
     PendingUpdate,
     find_change,
@@ -34,13 +35,13 @@ from inference.weights.plan import (
     is_still_progress,
     plan_update,
 )
-from inference.weights.swap_lock import SwapLock
-from inference.weights.target import WeightTarget
-from schemas import subjects
-from schemas.codec import encode
-from schemas.semconv import attributes
-from schemas.weights.events import WeightsActivated
-from schemas.weights.release_policy import is_revoked, is_servable, last_approved_length
+from lightningbus.inference.weights.swap_lock import SwapLock
+from lightningbus.inference.weights.target import WeightTarget
+from lightningbus.schemas import subjects
+from lightningbus.schemas.codec import encode
+from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.weights.events import WeightsActivated
+from lightningbus.schemas.weights.release_policy import is_revoked, is_servable, last_approved_length
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from learner.engine import cpu_platform
-from learner.settings.algorithm import AlgorithmSettings
-from learner.settings.import_path import is_import_path
-from learner.settings.own_function import OwnFunction
+from lightningbus.learner.engine import cpu_platform
+from lightningbus.learner.settings.algorithm import AlgorithmSettings
+from lightningbus.learner.settings.import_path import is_import_path
+from lightningbus.learner.settings.own_function import OwnFunction
 
 GAE = "gae"
 """The estimator that needs a critic: scores are its rewards, and `critic.Critic` turns them into advantages."""

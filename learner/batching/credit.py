@@ -9,10 +9,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from learner.batching.advantages import Estimator
-from learner.settings.algorithm import CreditSettings
-from learner.settings.import_path import is_import_path
-from learner.settings.own_function import OwnFunction
+from lightningbus.learner.batching.advantages import Estimator
+from lightningbus.learner.settings.algorithm import CreditSettings
+from lightningbus.learner.settings.import_path import is_import_path
+from lightningbus.learner.settings.own_function import OwnFunction
 
 Estimate = Estimator
 """The advantage estimator of the run: scores, the group and the number of tokens of each in; the advantages out."""

@@ -1,7 +1,7 @@
 """What is done about answers that are too long: DAPO's filtering and soft punishment (arXiv:2503.14476). Pure."""
 
-from learner.rollouts.assembler import Rollout
-from learner.settings.algorithm import OverlongBufferSettings
+from lightningbus.learner.rollouts.assembler import Rollout
+from lightningbus.learner.settings.algorithm import OverlongBufferSettings
 
 OVERLONG = "overlong"
 """Why a rollout is excluded of which an answer was cut."""

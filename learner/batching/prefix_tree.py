@@ -9,9 +9,9 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from learner.batching.transitions import Transition
-from schemas.spans import ModelCall
-from schemas.trajectory.chat_messages import extends, same_message
+from lightningbus.learner.batching.transitions import Transition
+from lightningbus.schemas.spans import ModelCall
+from lightningbus.schemas.trajectory.chat_messages import extends, same_message
 
 Detokenize = Callable[[Sequence[int]], str]
 """Token ids to text."""

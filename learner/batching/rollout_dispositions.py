@@ -4,17 +4,17 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from learner.batching.sequences import TrainSequence
-from learner.batching.transitions import Ids
-from learner.rollouts.assembler import Rollout, training_reward
-from learner.settings.learner import LearnerSettings
-from schemas import ids
-from schemas.audit import AuditVerdict
-from schemas.quarantine import find_verdict
-from schemas.semconv import attributes
-from schemas.spans import Span
-from schemas.training import RolloutDisposition, TrainingStep
-from schemas.trajectory.attempt_selection import INFRA_OUTCOMES, UNREWARDED_OUTCOMES
+from lightningbus.learner.batching.sequences import TrainSequence
+from lightningbus.learner.batching.transitions import Ids
+from lightningbus.learner.rollouts.assembler import Rollout, training_reward
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.schemas import ids
+from lightningbus.schemas.audit import AuditVerdict
+from lightningbus.schemas.quarantine import find_verdict
+from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.spans import Span
+from lightningbus.schemas.training import RolloutDisposition, TrainingStep
+from lightningbus.schemas.trajectory.attempt_selection import INFRA_OUTCOMES, UNREWARDED_OUTCOMES
 
 SCOPE = "lightningbus.learner"
 STALE = "stale"

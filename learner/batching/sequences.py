@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.batching.prefix_tree import find_parents
-from learner.batching.transitions import Ids, Transition
+from lightningbus.learner.batching.prefix_tree import find_parents
+from lightningbus.learner.batching.transitions import Ids, Transition
 
 CONTEXT = -1
 """The call index of a token that is not trained."""

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from learner.batching.prefix_tree import Detokenize
+from lightningbus.learner.batching.prefix_tree import Detokenize
 
 
 def load_detokenizer(model_path: Path) -> Detokenize | None:

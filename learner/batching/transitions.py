@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.batching.truncation import find_truncations
-from schemas.spans import ModelCall
-from schemas.trajectory.prefix_encoding import expand_calls
+from lightningbus.learner.batching.truncation import find_truncations
+from lightningbus.schemas.spans import ModelCall
+from lightningbus.schemas.trajectory.prefix_encoding import expand_calls
 
 Ids = NDArray[np.int64]
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
-from learner.batching.rollout_dispositions import excluded
-from learner.errors import LearnerError
-from learner.rollouts.groups import RolloutGroup
-from learner.settings.learner import LearnerSettings
-from schemas.training import RolloutDisposition
+from lightningbus.learner.batching.rollout_dispositions import excluded
+from lightningbus.learner.errors import LearnerError
+from lightningbus.learner.rollouts.groups import RolloutGroup
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.schemas.training import RolloutDisposition
 
 UNBUILDABLE = "not built"
 """Why a rollout is excluded of which no batch can be made; the error follows."""

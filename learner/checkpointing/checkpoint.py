@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from learner.checkpointing.journal import Journal
-from learner.checkpointing.seal import InvalidSealError, check_seal, load_key, write_seal
-from learner.rollouts.pacing import DispatchedGroup
-from learner.rollouts.stream_position import StreamMark
+from lightningbus.learner.checkpointing.journal import Journal
+from lightningbus.learner.checkpointing.seal import InvalidSealError, check_seal, load_key, write_seal
+from lightningbus.learner.rollouts.pacing import DispatchedGroup
+from lightningbus.learner.rollouts.stream_position import StreamMark
 
 log = logging.getLogger(__name__)
 

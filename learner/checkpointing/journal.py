@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from learner.rollouts.pacing import DispatchedGroup
+from lightningbus.learner.rollouts.pacing import DispatchedGroup
 
 log = logging.getLogger(__name__)
 

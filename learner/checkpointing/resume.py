@@ -7,12 +7,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from learner.checkpointing.checkpoint import LearnerState
-from learner.checkpointing.journal import EpochClaim, GroupRecord, JournalRecord, StepRecord
-from learner.errors import LearnerError
-from learner.rollouts.pacing import DispatchedGroup
-from learner.settings.learner import LearnerSettings
-from schemas.weights.events import WeightManifest
+from lightningbus.learner.checkpointing.checkpoint import LearnerState
+from lightningbus.learner.checkpointing.journal import EpochClaim, GroupRecord, JournalRecord, StepRecord
+from lightningbus.learner.errors import LearnerError
+from lightningbus.learner.rollouts.pacing import DispatchedGroup
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.schemas.weights.events import WeightManifest
 
 
 @dataclass(frozen=True, slots=True)

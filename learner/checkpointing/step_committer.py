@@ -4,14 +4,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from bus.errors import FencedError
-from learner.checkpointing.checkpoint import TRAINER, Checkpoints, LearnerState
-from learner.checkpointing.journal import EpochClaim, Journal
-from learner.checkpointing.resume import resume
-from learner.publishing.canary_prompts import CanaryPrompts
-from learner.publishing.publisher import WeightPublisher, fenced_error
-from learner.publishing.weight_files import BASE, WEIGHTS, write_full, write_weights
-from learner.settings.learner import LearnerSettings
+from lightningbus.bus.errors import FencedError
+from lightningbus.learner.checkpointing.checkpoint import TRAINER, Checkpoints, LearnerState
+from lightningbus.learner.checkpointing.journal import EpochClaim, Journal
+from lightningbus.learner.checkpointing.resume import resume
+from lightningbus.learner.publishing.canary_prompts import CanaryPrompts
+from lightningbus.learner.publishing.publisher import WeightPublisher, fenced_error
+from lightningbus.learner.publishing.weight_files import BASE, WEIGHTS, write_full, write_weights
+from lightningbus.learner.settings.learner import LearnerSettings
 
 InThread = Callable[..., Awaitable[Any]]
 """Runs a blocking call in the trainer's thread."""

@@ -3,9 +3,9 @@
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from learner.checkpointing.journal import StepRecord, TrainedGroup
-from learner.rollouts.groups import GroupBuffer, RolloutGroup
-from learner.rollouts.pacing import DispatchedGroup
+from lightningbus.learner.checkpointing.journal import StepRecord, TrainedGroup
+from lightningbus.learner.rollouts.groups import GroupBuffer, RolloutGroup
+from lightningbus.learner.rollouts.pacing import DispatchedGroup
 
 
 class StepReplay:

@@ -5,9 +5,9 @@ import importlib.util
 import json
 from typing import Any
 
-from learner.settings.algorithm import OptimSettings
-from learner.settings.engine import EngineSettings
-from learner.settings.learner import LearnerSettings
+from lightningbus.learner.settings.algorithm import OptimSettings
+from lightningbus.learner.settings.engine import EngineSettings
+from lightningbus.learner.settings.learner import LearnerSettings
 
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 EIGHT_BIT_HINT = "; set optim.optimizer_impl to torchao.optim or bitsandbytes.optim"

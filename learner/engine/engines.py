@@ -4,12 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from learner.engine.engine_checks import uses_flash_attention
-from learner.engine.packed_attention import register_packed_attention
-from learner.engine.shared_attention import register_shared_attention
-from learner.settings.algorithm import OptimSettings
-from learner.settings.engine import EngineSettings
-from learner.settings.learner import LearnerSettings
+from lightningbus.learner.engine.engine_checks import uses_flash_attention
+from lightningbus.learner.engine.packed_attention import register_packed_attention
+from lightningbus.learner.engine.shared_attention import register_shared_attention
+from lightningbus.learner.settings.algorithm import OptimSettings
+from lightningbus.learner.settings.engine import EngineSettings
+from lightningbus.learner.settings.learner import LearnerSettings
 
 EngineKind = Literal["language_model", "value_model"]
 VERL_ENGINE_FIELDS = {
@@ -103,7 +103,7 @@ def _compute_in_chunks(*, has_entropy_gradient: bool) -> None:
     """
     from verl.utils import torch_functional
 
-    from learner.engine.token_log_probs import log_probs_from_logits
+    from lightningbus.learner.engine.token_log_probs import log_probs_from_logits
 
     torch_functional.logprobs_from_logits_v2 = log_probs_from_logits
     torch_functional.entropy_from_logits = _entropy_from_logits if has_entropy_gradient else _measure_entropy

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
 
-from learner.engine.memory_plan import ModelShape, TrainingShape, plan_memory
+from lightningbus.learner.engine.memory_plan import ModelShape, TrainingShape, plan_memory
 
 MAX_RANKS = 1024
 LORA_RANK = 32

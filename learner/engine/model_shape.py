@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from learner.engine.memory_plan import ModelShape
+from lightningbus.learner.engine.memory_plan import ModelShape
 
 
 def read_shape(config: Any, target_modules: str | list[str] = "all-linear") -> ModelShape:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from schemas.weights.safetensors_header import InvalidSafetensors, parse_tensors, read_header
+from lightningbus.schemas.weights.safetensors_header import InvalidSafetensors, parse_tensors, read_header
 
 Layout = dict[str, tuple[Any, tuple[int, ...]]]
 """By name a tensor's dtype and shape."""

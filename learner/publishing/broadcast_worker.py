@@ -1,4 +1,4 @@
-"""``python -m learner.publishing.broadcast_worker``: holds the store of broadcasts, and is rank 0 of their groups.
+"""Holds the store of broadcasts, and is rank 0 of their groups: a program for ``python -m``.
 
 A process of its own, for a collective whose peer is gone may never return: it is given up by ending the process, and
 the trainer, its GPU's memory included, has no part in it. Orders come by standard input, a line of JSON each.
@@ -14,8 +14,8 @@ from typing import Any, get_args
 
 import msgspec
 
-from schemas.weights.events import Backend
-from schemas.weights.safetensors_header import parse_tensors, read_header
+from lightningbus.schemas.weights.events import Backend
+from lightningbus.schemas.weights.safetensors_header import parse_tensors, read_header
 
 
 class SendRequest(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class Sender:
         """Raises OSError if nothing can listen there, RuntimeError or ImportError without what NCCL needs."""
         import torch
 
-        from bus.weights import collective
+        from lightningbus.bus.weights import collective
 
         if backend == "nccl":
             if not torch.cuda.is_available():

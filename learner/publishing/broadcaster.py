@@ -13,16 +13,22 @@ from uuid import uuid4
 
 import msgspec
 
-from bus.fleet.node_state import is_ready
-from common.aio import cancel_and_wait
-from common.observability import metrics
-from common.subprocesses import kill_group, spawn
-from learner.publishing.broadcast_worker import SendReply, SendRequest
-from learner.publishing.delta_chain import link_or_copy
-from learner.settings.learner import LearnerSettings
-from learner.settings.weights import BroadcastSettings
-from schemas.fleet import Heartbeat
-from schemas.weights.events import Backend, BroadcastCapability, BroadcastPlan, RankAssignment, WeightManifest
+from lightningbus.bus.fleet.node_state import is_ready
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.common.observability import metrics
+from lightningbus.common.subprocesses import kill_group, spawn
+from lightningbus.learner.publishing.broadcast_worker import SendReply, SendRequest
+from lightningbus.learner.publishing.delta_chain import link_or_copy
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.settings.weights import BroadcastSettings
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.weights.events import (
+    Backend,
+    BroadcastCapability,
+    BroadcastPlan,
+    RankAssignment,
+    WeightManifest,
+)
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +72,7 @@ class SenderFailed(Exception):
 
 
 class SenderProcess:
-    """A child process that runs `learner.publishing.broadcast_worker`."""
+    """A child process that runs `lightningbus.learner.publishing.broadcast_worker`."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -78,7 +84,7 @@ class SenderProcess:
         command = [
             "-P",
             "-m",
-            "learner.publishing.broadcast_worker",
+            "lightningbus.learner.publishing.broadcast_worker",
             settings.backend,
             settings.host,
             str(settings.port),

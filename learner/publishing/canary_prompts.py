@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from learner.batching.sequences import CONTEXT, TrainSequence
-from learner.settings.weights import CanarySettings
-from schemas.weights.events import CanaryPrompt, CanarySpec
+from lightningbus.learner.batching.sequences import CONTEXT, TrainSequence
+from lightningbus.learner.settings.weights import CanarySettings
+from lightningbus.schemas.weights.events import CanaryPrompt, CanarySpec
 
 MAX_PROMPTS = 32
 MAX_PROMPT_TOKENS = 256

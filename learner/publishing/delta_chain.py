@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from schemas.weights.delta import encode_delta
-from schemas.weights.events import DeltaLink
-from schemas.weights.safetensors_header import InvalidSafetensors
+from lightningbus.schemas.weights.delta import encode_delta
+from lightningbus.schemas.weights.events import DeltaLink
+from lightningbus.schemas.weights.safetensors_header import InvalidSafetensors
 
 log = logging.getLogger(__name__)
 

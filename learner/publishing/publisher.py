@@ -11,15 +11,15 @@ from msgspec.structs import replace
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from bus.client import Bus
-from bus.errors import BusError, FencedError
-from bus.verified_download import sha256_of
-from bus.weights.registry import WeightRegistry
-from bus.weights.signed_log import Entry, SignedLog
-from bus.weights.transports.factory import open_transport
-from learner.errors import LearnerError
-from learner.publishing.broadcaster import Broadcaster
-from learner.publishing.delta_chain import (
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError, FencedError
+from lightningbus.bus.verified_download import sha256_of
+from lightningbus.bus.weights.registry import WeightRegistry
+from lightningbus.bus.weights.signed_log import Entry, SignedLog
+from lightningbus.bus.weights.transports.factory import open_transport
+from lightningbus.learner.errors import LearnerError
+from lightningbus.learner.publishing.broadcaster import Broadcaster
+from lightningbus.learner.publishing.delta_chain import (
     SUFFIX,
     DeltaChain,
     blob_name,
@@ -28,15 +28,15 @@ from learner.publishing.delta_chain import (
     parse_version,
     versions_to_delete,
 )
-from learner.publishing.weight_change import estimate_change
-from learner.settings.learner import LearnerSettings
-from schemas import ids, subjects
-from schemas.codec import encode
-from schemas.fleet import Heartbeat
-from schemas.weights.delta import fingerprint
-from schemas.weights.events import Blob, CanarySpec, DeltaLink, WeightManifest
-from schemas.weights.release_policy import latest_verdict, versions_to_retain
-from schemas.weights.safetensors_header import InvalidSafetensors
+from lightningbus.learner.publishing.weight_change import estimate_change
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.schemas import ids, subjects
+from lightningbus.schemas.codec import encode
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.weights.delta import fingerprint
+from lightningbus.schemas.weights.events import Blob, CanarySpec, DeltaLink, WeightManifest
+from lightningbus.schemas.weights.release_policy import latest_verdict, versions_to_retain
+from lightningbus.schemas.weights.safetensors_header import InvalidSafetensors
 
 log = logging.getLogger(__name__)
 

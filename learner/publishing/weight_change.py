@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.weights.safetensors_header import Tensor, parse_tensors, read_header
+from lightningbus.schemas.weights.safetensors_header import Tensor, parse_tensors, read_header
 
 CHUNKS, CHUNK_ELEMENTS = 8, 2048
 """What is read of each tensor, evenly spread over it: 0.5 % of a tensor of 3M elements, all of a small one."""
@@ -20,7 +20,7 @@ def estimate_change(base: Path, new: Path) -> float | None:
     """``‖new - base‖ / ‖base‖``, Frobenius norms over all floating-point tensors of two safetensors files.
 
     None where the tensors differ in name, shape or type, or where a number is not finite.
-    Raises `schemas.weights.safetensors_header.InvalidSafetensors` or `OSError`.
+    Raises `lightningbus.schemas.weights.safetensors_header.InvalidSafetensors` or `OSError`.
     """
     header, new_header = read_header(base), read_header(new)
     tensors = parse_tensors(header, base.stat().st_size)

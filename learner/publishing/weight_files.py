@@ -8,7 +8,7 @@ BASE = "base.safetensors"
 
 
 def write_weights(trainer: Any, path: Path) -> None:
-    """What the trainer trains, as nodes load it: see `inference.engine.weight_transfer`."""
+    """What the trainer trains, as nodes load it: see `lightningbus.inference.engine.weight_transfer`."""
     if (adapters := trainer.adapters()) is not None:
         tensors, scale = adapters
         _save(tensors, path, {"scale": str(scale)})

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from learner.rollouts.pacing import Pace, num_admitted_groups
-from learner.settings.learner import LearnerSettings
+from lightningbus.learner.rollouts.pacing import Pace, num_admitted_groups
+from lightningbus.learner.settings.learner import LearnerSettings
 
 
 class Admission:

@@ -3,14 +3,14 @@
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from learner.rollouts.intermediate_rewards import intermediate_rewards
-from learner.settings.algorithm import AirRule
-from schemas import ids
-from schemas.base import Outcome
-from schemas.codec import DecodeError
-from schemas.semconv.rewards import is_usable
-from schemas.spans import ModelCall, SpanBatch
-from schemas.trajectory.attempt_selection import UNREWARDED_OUTCOMES, Resolution, resolution_of
+from lightningbus.learner.rollouts.intermediate_rewards import intermediate_rewards
+from lightningbus.learner.settings.algorithm import AirRule
+from lightningbus.schemas import ids
+from lightningbus.schemas.base import Outcome
+from lightningbus.schemas.codec import DecodeError
+from lightningbus.schemas.semconv.rewards import is_usable
+from lightningbus.schemas.spans import ModelCall, SpanBatch
+from lightningbus.schemas.trajectory.attempt_selection import UNREWARDED_OUTCOMES, Resolution, resolution_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from bus.stream_sizes import MIB
-from learner.settings.learner import LearnerSettings
+from lightningbus.bus.stream_sizes import MIB
+from lightningbus.learner.settings.learner import LearnerSettings
 
 BYTES_OF_TOKEN, BYTES_OF_ROLLOUT = 18, 4096
 """On the bus, as docs/sizing.md measures them: ids, log-probabilities and text; spans of a few turns."""

@@ -9,23 +9,23 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 from nats.errors import Error as NatsError
 
-from bus.client import Bus
-from bus.errors import BusError
-from bus.message import Message
-from bus.pull_consumer import PullConsumer
-from bus.streams import learner_consumer
-from common.aio import first_completed
-from common.observability import metrics
-from common.observability.faults import count_fault
-from learner.errors import LearnerError
-from learner.rollouts.assembler import Assembler, Rollout, build_rollout, build_unreadable, training_reward
-from learner.rollouts.groups import GroupBuffer
-from learner.rollouts.stream_fill import StreamFill
-from learner.rollouts.stream_position import StreamGap, StreamMark, find_gap, resume_at
-from learner.settings.learner import LearnerSettings
-from schemas import subjects
-from schemas.codec import DecodeError
-from schemas.spans import SpanBatch
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.message import Message
+from lightningbus.bus.pull_consumer import PullConsumer
+from lightningbus.bus.streams import learner_consumer
+from lightningbus.common.aio import first_completed
+from lightningbus.common.observability import metrics
+from lightningbus.common.observability.faults import count_fault
+from lightningbus.learner.errors import LearnerError
+from lightningbus.learner.rollouts.assembler import Assembler, Rollout, build_rollout, build_unreadable, training_reward
+from lightningbus.learner.rollouts.groups import GroupBuffer
+from lightningbus.learner.rollouts.stream_fill import StreamFill
+from lightningbus.learner.rollouts.stream_position import StreamGap, StreamMark, find_gap, resume_at
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.schemas import subjects
+from lightningbus.schemas.codec import DecodeError
+from lightningbus.schemas.spans import SpanBatch
 
 log = logging.getLogger(__name__)
 

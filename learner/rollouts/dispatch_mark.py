@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 
 from nats.js.errors import NotFoundError
 
-from bus.client import Bus
-from bus.errors import FencedError
-from bus.task_file import TaskInput
-from learner.errors import LearnerError
-from learner.settings.learner import LearnerSettings
-from schemas import subjects
-from schemas.codec import decode
-from schemas.training import DispatchMark
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import FencedError
+from lightningbus.bus.task_file import TaskInput
+from lightningbus.learner.errors import LearnerError
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.schemas import subjects
+from lightningbus.schemas.codec import decode
+from lightningbus.schemas.training import DispatchMark
 
 SHARED_SETTINGS = {
     "agent",

@@ -12,25 +12,25 @@ from msgspec.structs import replace
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from bus.client import Bus
-from bus.errors import BusError
-from bus.task_file import TaskInput
-from bus.task_publisher import TaskPublisher, build_record
-from learner.rollouts.admission import Admission
-from learner.rollouts.dispatch_mark import RunDispatch
-from learner.rollouts.group_tasks import GroupTasks
-from learner.rollouts.groups import RolloutGroup
-from learner.rollouts.lost_tasks import LostTasks
-from learner.rollouts.outstanding import OutstandingGroups
-from learner.rollouts.pacing import (
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.task_file import TaskInput
+from lightningbus.bus.task_publisher import TaskPublisher, build_record
+from lightningbus.learner.rollouts.admission import Admission
+from lightningbus.learner.rollouts.dispatch_mark import RunDispatch
+from lightningbus.learner.rollouts.group_tasks import GroupTasks
+from lightningbus.learner.rollouts.groups import RolloutGroup
+from lightningbus.learner.rollouts.lost_tasks import LostTasks
+from lightningbus.learner.rollouts.outstanding import OutstandingGroups
+from lightningbus.learner.rollouts.pacing import (
     DispatchedGroup,
     find_awaited,
     oldest_first,
     order_by_deadline,
 )
-from learner.rollouts.task_queue import TaskQueue
-from learner.settings.learner import LearnerSettings
-from schemas.codec import DecodeError
+from lightningbus.learner.rollouts.task_queue import TaskQueue
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.schemas.codec import DecodeError
 
 log = logging.getLogger(__name__)
 

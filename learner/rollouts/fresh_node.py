@@ -1,7 +1,7 @@
 """The wait for a node whose tokens are not too old to train on."""
 
-from bus.fleet.heartbeats import Fleet
-from bus.fleet.node_state import is_ready
+from lightningbus.bus.fleet.heartbeats import Fleet
+from lightningbus.bus.fleet.node_state import is_ready
 
 
 async def wait_for_version(nodes: Fleet, model: str, oldest: int) -> None:

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Sequence
 
-from bus.task_file import TaskInput
-from learner.rollouts.pacing import DispatchedGroup
-from learner.rollouts.task_order import TaskOrder
-from learner.settings.learner import LearnerSettings
-from schemas.tasks import Task
+from lightningbus.bus.task_file import TaskInput
+from lightningbus.learner.rollouts.pacing import DispatchedGroup
+from lightningbus.learner.rollouts.task_order import TaskOrder
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.schemas.tasks import Task
 
 
 class GroupTasks:

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from learner.rollouts.assembler import Rollout
-from schemas.trajectory.attempt_selection import Resolution, supersedes
+from lightningbus.learner.rollouts.assembler import Rollout
+from lightningbus.schemas.trajectory.attempt_selection import Resolution, supersedes
 
 MAX_CLOSED_GROUPS = 20_000
 """Closed groups that are told from new ones: a straggler of an older group opens one of its own, which then expires."""

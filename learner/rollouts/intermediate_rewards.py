@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from learner.settings.algorithm import AirRule
-from schemas.semconv import attributes
-from schemas.semconv.call_attribution import CallIndex, RecordedCall
-from schemas.semconv.rewards import extract_rewards, is_usable
-from schemas.semconv.span_kinds import kind_of
-from schemas.spans import ModelCall, Span
+from lightningbus.learner.settings.algorithm import AirRule
+from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.semconv.call_attribution import CallIndex, RecordedCall
+from lightningbus.schemas.semconv.rewards import extract_rewards, is_usable
+from lightningbus.schemas.semconv.span_kinds import kind_of
+from lightningbus.schemas.spans import ModelCall, Span
 
 
 def intermediate_rewards(spans: Sequence[Span], outcome_span: str, rules: Sequence[AirRule]) -> tuple[float, ...]:

@@ -5,14 +5,14 @@ import time
 
 from nats.errors import Error as NatsError
 
-from bus.client import Bus
-from bus.errors import BusError
-from common.observability import metrics
-from learner.rollouts.consumer import RolloutConsumer
-from learner.rollouts.dispatcher import Dispatcher
-from learner.rollouts.stream_position import StreamMark
-from schemas import subjects
-from schemas.fleet import Alert
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError
+from lightningbus.common.observability import metrics
+from lightningbus.learner.rollouts.consumer import RolloutConsumer
+from lightningbus.learner.rollouts.dispatcher import Dispatcher
+from lightningbus.learner.rollouts.stream_position import StreamMark
+from lightningbus.schemas import subjects
+from lightningbus.schemas.fleet import Alert
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from operator import itemgetter
 
 from msgspec.structs import replace
 
-from learner.rollouts.pacing import DispatchedGroup
+from lightningbus.learner.rollouts.pacing import DispatchedGroup
 
 
 class OutstandingGroups:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from learner.rollouts.groups import RolloutGroup
+from lightningbus.learner.rollouts.groups import RolloutGroup
 
 
 class DispatchedGroup(msgspec.Struct, kw_only=True):

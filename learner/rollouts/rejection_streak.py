@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from schemas.text import shorten
+from lightningbus.schemas.text import shorten
 
 MAX_REASONS, MAX_ERROR_CHARS = 3, 300
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 30.0

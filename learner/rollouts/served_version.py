@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from bus.fleet.node_state import is_ready
-from schemas.fleet import Heartbeat
+from lightningbus.bus.fleet.node_state import is_ready
+from lightningbus.schemas.fleet import Heartbeat
 
 SWAP_SECONDS = 60.0
 """A node that serves an older version than another for longer is not waited for: its swap is late or fails."""

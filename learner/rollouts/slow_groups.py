@@ -4,8 +4,8 @@ import logging
 import time
 from collections.abc import Collection
 
-from learner.rollouts.dispatcher import Dispatcher
-from learner.settings.learner import LearnerSettings
+from lightningbus.learner.rollouts.dispatcher import Dispatcher
+from lightningbus.learner.settings.learner import LearnerSettings
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """How much of the bus is taken by rollouts that no checkpoint covers."""
 
-from bus.client import Bus
-from bus.streams import Backlog, StreamState, learner_consumer
-from learner.rollouts.capacity import FULL, Capacity, filled_share
+from lightningbus.bus.client import Bus
+from lightningbus.bus.streams import Backlog, StreamState, learner_consumer
+from lightningbus.learner.rollouts.capacity import FULL, Capacity, filled_share
 
 
 class StreamFill:

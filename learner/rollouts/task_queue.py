@@ -5,9 +5,9 @@ import time
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
-from bus.client import Bus
-from bus.errors import BusError
-from bus.streams import runner_consumer
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.streams import runner_consumer
 
 LEAD_SECONDS = 0.5
 """Tasks that runners take in so long are queued beside a group, so that no runner waits for the learner."""

@@ -4,8 +4,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from learner.settings.import_path import is_import_path
-from schemas.semconv.span_kinds import SpanKind
+from lightningbus.learner.settings.import_path import is_import_path
+from lightningbus.schemas.semconv.span_kinds import SpanKind
 
 GROUPLESS = {"gae", "reinforce_plus_plus"}
 """Estimators that do not compare the rollouts of a task."""

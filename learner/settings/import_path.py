@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from learner.settings.user_code import describe_error
+from lightningbus.learner.settings.user_code import describe_error
 
 
 def is_import_path(name: str) -> bool:
@@ -35,7 +35,7 @@ def resolve_function(path: str, setting: str) -> Callable[..., Any]:
 def add_working_directory() -> None:
     """Make the modules of the working directory importable.
 
-    It comes last: a directory of the user's may have the name of a package of ours.
+    It comes last: a file of the user's may have the name of an installed package.
     """
     directory = str(Path.cwd())
     if not {"", directory} & set(sys.path):

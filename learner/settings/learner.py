@@ -5,11 +5,17 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from common.role_settings import ModelRoleSettings
-from common.task_source import TaskSourceSetting
-from learner.settings.algorithm import ActorSettings, AlgorithmSettings, CreditSettings, CriticSettings, LoraSettings
-from learner.settings.engine import EngineSettings
-from learner.settings.weights import WeightSettings
+from lightningbus.common.role_settings import ModelRoleSettings
+from lightningbus.common.task_source import TaskSourceSetting
+from lightningbus.learner.settings.algorithm import (
+    ActorSettings,
+    AlgorithmSettings,
+    CreditSettings,
+    CriticSettings,
+    LoraSettings,
+)
+from lightningbus.learner.settings.engine import EngineSettings
+from lightningbus.learner.settings.weights import WeightSettings
 
 NAME = r"^[A-Za-z0-9_-]{1,64}$"
 RETRY_SECONDS = 60.0

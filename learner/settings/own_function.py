@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from learner.settings.import_path import resolve_function
-from learner.settings.user_code import describe_error
+from lightningbus.learner.settings.import_path import resolve_function
+from lightningbus.learner.settings.user_code import describe_error
 
 MAX_VALUES = 3
 """How many wrong values are repeated."""

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from learner.engine.engines import make_engine
-from learner.settings.learner import LearnerSettings
-from learner.training.loss import name_grad_norm, value_loss
-from learner.training.tensors import Floats, Segments
+from lightningbus.learner.engine.engines import make_engine
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.training.loss import name_grad_norm, value_loss
+from lightningbus.learner.training.tensors import Floats, Segments
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from learner.training.distributed import ProcessGroup
-from learner.training.tensors import Floats
+from lightningbus.learner.training.distributed import ProcessGroup
+from lightningbus.learner.training.tensors import Floats
 
 MAX_LOG_RATIO = 20.0
 """Beyond it a ratio is as good as infinite, or 0."""

@@ -1,6 +1,6 @@
 """Which sequences each optimiser step of a training step is made on. Pure."""
 
-from learner.batching.batch import Batch
+from lightningbus.learner.batching.batch import Batch
 
 
 def split_mini_batches(batch: Batch, size: int | None) -> list[list[int]]:

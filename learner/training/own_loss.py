@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from learner.settings.algorithm import ActorSettings
-from learner.settings.own_function import OwnFunction, describe
+from lightningbus.learner.settings.algorithm import ActorSettings
+from lightningbus.learner.settings.own_function import OwnFunction, describe
 
 LOSS_SETTING = "actor.policy_loss"
 

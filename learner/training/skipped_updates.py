@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from learner.errors import LearnerError
+from lightningbus.learner.errors import LearnerError
 
 NETWORKS = ("actor", "critic")
 MAX_STEPS = 3

@@ -10,20 +10,20 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.batching.advantages import GAE
-from learner.batching.batch import Batch
-from learner.batching.sequences import TrainSequence
-from learner.engine import cpu_platform, engine_state
-from learner.engine.engine_checks import check_engine
-from learner.engine.engines import lora_state_dict, make_engine
-from learner.engine.weight_writer import WeightWriter, served_dtype
-from learner.settings.learner import LearnerSettings
-from learner.training.correction import apply_rollout_correction, leave_uncorrected, needs_log_probs
-from learner.training.critic import Critic, compute_gae
-from learner.training.distributed import ProcessGroup, balance_by_tokens
-from learner.training.effective_sample import EffectiveSample, effective_sample_size, ess_scale
-from learner.training.learning_rate import scaled_learning_rate
-from learner.training.loss import (
+from lightningbus.learner.batching.advantages import GAE
+from lightningbus.learner.batching.batch import Batch
+from lightningbus.learner.batching.sequences import TrainSequence
+from lightningbus.learner.engine import cpu_platform, engine_state
+from lightningbus.learner.engine.engine_checks import check_engine
+from lightningbus.learner.engine.engines import lora_state_dict, make_engine
+from lightningbus.learner.engine.weight_writer import WeightWriter, served_dtype
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.training.correction import apply_rollout_correction, leave_uncorrected, needs_log_probs
+from lightningbus.learner.training.critic import Critic, compute_gae
+from lightningbus.learner.training.distributed import ProcessGroup, balance_by_tokens
+from lightningbus.learner.training.effective_sample import EffectiveSample, effective_sample_size, ess_scale
+from lightningbus.learner.training.learning_rate import scaled_learning_rate
+from lightningbus.learner.training.loss import (
     actor_config,
     divide_entropy,
     find_rows_with_gradient,
@@ -31,10 +31,10 @@ from learner.training.loss import (
     name_grad_norm,
     policy_loss,
 )
-from learner.training.mini_batches import split_mini_batches
-from learner.training.skipped_updates import MAX_SCALED_STEPS, MAX_STEPS, SkippedSteps, count_skipped
-from learner.training.tensors import Floats, ForwardConfig, Segments, TokenInputs, from_output
-from learner.training.token_weights import loss_weights
+from lightningbus.learner.training.mini_batches import split_mini_batches
+from lightningbus.learner.training.skipped_updates import MAX_SCALED_STEPS, MAX_STEPS, SkippedSteps, count_skipped
+from lightningbus.learner.training.tensors import Floats, ForwardConfig, Segments, TokenInputs, from_output
+from lightningbus.learner.training.token_weights import loss_weights
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")

@@ -7,21 +7,21 @@ from typing import Any
 
 from clickhouse_connect.driver.client import Client
 
-from learner.batching.batch import Batch, BatchBuilder
-from learner.batching.prefix_tree import find_parents
-from learner.batching.tokenizer import find_vocabulary_size, load_detokenizer
-from learner.batching.transitions import build_transitions
-from learner.checkpointing.checkpoint import TRAINER, CheckpointError, Checkpoints
-from learner.errors import LearnerError
-from learner.publishing.weight_files import WEIGHTS, write_weights
-from learner.rollouts.assembler import Rollout
-from learner.settings.learner import LearnerSettings
-from learner.settings.own_function import OwnFunctionError
-from learner.training.trainer import Trainer
 from lightningbus.analysis.run_history import RecordedStep, RunHistory
+from lightningbus.learner.batching.batch import Batch, BatchBuilder
+from lightningbus.learner.batching.prefix_tree import find_parents
+from lightningbus.learner.batching.tokenizer import find_vocabulary_size, load_detokenizer
+from lightningbus.learner.batching.transitions import build_transitions
+from lightningbus.learner.checkpointing.checkpoint import TRAINER, CheckpointError, Checkpoints
+from lightningbus.learner.errors import LearnerError
+from lightningbus.learner.publishing.weight_files import WEIGHTS, write_weights
+from lightningbus.learner.rollouts.assembler import Rollout
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.settings.own_function import OwnFunctionError
+from lightningbus.learner.training.trainer import Trainer
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import validate_settings
-from schemas.trajectory.prefix_encoding import expand_calls
+from lightningbus.schemas.trajectory.prefix_encoding import expand_calls
 
 
 def replay_step(

@@ -9,17 +9,17 @@ from typing import Any
 
 from clickhouse_connect.driver.client import Client
 
-from common.name_suggestions import suggest_name
-from learner.rollouts.assembler import Rollout, choose_reward
-from learner.rollouts.groups import RolloutGroup
-from learner.rollouts.intermediate_rewards import intermediate_rewards
-from learner.settings.algorithm import AirRule
-from learner.settings.learner import LearnerSettings
+from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.learner.rollouts.assembler import Rollout, choose_reward
+from lightningbus.learner.rollouts.groups import RolloutGroup
+from lightningbus.learner.rollouts.intermediate_rewards import intermediate_rewards
+from lightningbus.learner.settings.algorithm import AirRule
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.agent_spans import AGENT_SPANS
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import validate_settings
-from schemas.spans import ModelCall, Span, VersionSpan
-from schemas.trajectory.attempt_selection import Resolution
+from lightningbus.schemas.spans import ModelCall, Span, VersionSpan
+from lightningbus.schemas.trajectory.attempt_selection import Resolution
 
 TRAINED = "SELECT DISTINCT run_id, model FROM training_steps ORDER BY run_id, model"
 STEPS = """

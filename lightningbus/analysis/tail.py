@@ -8,14 +8,14 @@ from typing import Any
 from nats.aio.msg import Msg
 from rich.text import Text
 
-from common.printable import printable_json
+from lightningbus.common.printable import printable_json
 from lightningbus.run.discovery import connect
 from lightningbus.run.role_process import on_stop_signals
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.terminal import output
-from schemas import subjects
-from schemas.codec import DecodeError, decode
-from schemas.spans import SpanBatch
+from lightningbus.schemas import subjects
+from lightningbus.schemas.codec import DecodeError, decode
+from lightningbus.schemas.spans import SpanBatch
 
 COLOURS = {"ok": "green", "preempted": "dim"}
 

@@ -10,13 +10,13 @@ from rich.console import Group
 from rich.rule import Rule
 from rich.text import Text
 
-from common.printable import printable_json
+from lightningbus.common.printable import printable_json
 from lightningbus.run.agent_spans import AGENT_SPANS
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_names import check_run
 from lightningbus.run.terminal import Terminal, render_html, render_text
-from schemas.semconv.rewards import reward_dimensions
-from schemas.semconv.span_kinds import entity_name, kind_of, summarize
+from lightningbus.schemas.semconv.rewards import reward_dimensions
+from lightningbus.schemas.semconv.span_kinds import entity_name, kind_of, summarize
 
 ROLLOUT = """
 SELECT run_id, rollout_id, execution_id, attempt, mode, evaluation, outcome, reward, rewards, error, num_calls,

@@ -4,14 +4,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from bus.task_file import TaskInput
-from common.name_suggestions import suggest_name
+from lightningbus.bus.task_file import TaskInput
+from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.run.evaluation import ROLLOUT_SECONDS, SAMPLINGS
 from lightningbus.run.live_evaluation import LiveEvaluation
 from lightningbus.run.publishing import NAME, Publication
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
-from schemas.subjects import DEFAULT_POLICY
+from lightningbus.schemas.subjects import DEFAULT_POLICY
 
 DEADLINE_SECONDS = 600.0
 """Of an evaluation, unless given."""

@@ -28,7 +28,7 @@ from lightningbus.run.publishing import publish_all
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RUNS, RunDirectory
 from lightningbus.run.run_lookup import find_run
-from schemas import subjects
+from lightningbus.schemas import subjects
 
 RUNS_SQL = """
 SELECT run_id, mode, evaluation, rollouts, first_started_at, last_ended_at FROM runs

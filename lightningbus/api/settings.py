@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from common.name_suggestions import suggest_name
+from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.run.role_process import UserError
 from lightningbus.run.setting_sources import merge
 from lightningbus.run.settings import ROLE_SECTIONS, RunSettings, validate_settings

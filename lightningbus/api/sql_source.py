@@ -17,8 +17,8 @@ from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.store_discovery import SQL_VARIABLE, find_running_store
 from lightningbus.run.store_files import ERROR
-from store.clickhouse.client import StoreUnreachable, connect_readonly
-from store.clickhouse.query_limits import EXCEPTION_MARK, explain_error
+from lightningbus.store.clickhouse.client import StoreUnreachable, connect_readonly
+from lightningbus.store.clickhouse.query_limits import EXCEPTION_MARK, explain_error
 
 T = TypeVar("T")
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, overload
 
-from common.printable import to_printable
 from lightningbus.api.user_errors import require_package
+from lightningbus.common.printable import to_printable
 from lightningbus.run.terminal import format_cell, render_table, render_text
 
 MAX_SHOWN = 50

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
-from bus.errors import BusError
-from bus.task_file import TaskFileError
-from common.listeners import AddressInUseError
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.task_file import TaskFileError
+from lightningbus.common.listeners import AddressInUseError
 from lightningbus.run.role_process import UserError
 
 

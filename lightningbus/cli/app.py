@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from common.missing_modules import describe_missing_module
-from common.observability.log_format import FORMAT_VARIABLE, LogFormat
 from lightningbus.cli.lazy_group import Command, LazyGroup
+from lightningbus.common.missing_modules import describe_missing_module
+from lightningbus.common.observability.log_format import FORMAT_VARIABLE, LogFormat
 
 START = "Start"
 TRAIN, RESULTS, MANAGE, ROLES = "Train", "See what happened", "Manage a run", "Run one role by itself"
@@ -80,7 +80,7 @@ def _main(
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="print the version and exit")
     ] = False,
 ) -> None:
-    from common.observability.logs import configure_logging
+    from lightningbus.common.observability.logs import configure_logging
     from lightningbus.run.discovery import CREDENTIALS_VARIABLE
 
     os.environ[FORMAT_VARIABLE] = log_format  # for the roles that `up`, `train` and `demo` start

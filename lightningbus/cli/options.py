@@ -12,11 +12,11 @@ import typer
 from pydantic import BaseModel
 from typer.core import TyperGroup
 
-from bus.errors import BusError
-from bus.stream_sizes import StreamSizes
-from bus.task_file import TaskFileError
-from common.aio import Interrupted, run_unless
-from common.missing_modules import describe_missing_module
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.stream_sizes import StreamSizes
+from lightningbus.bus.task_file import TaskFileError
+from lightningbus.common.aio import Interrupted, run_unless
+from lightningbus.common.missing_modules import describe_missing_module
 from lightningbus.run.discovery import BusEndpoint
 from lightningbus.run.role_process import UserError, exit_with, on_stop_signals
 from lightningbus.run.setting_sources import merge, name_origins, read_environment, read_flags
@@ -147,8 +147,8 @@ def with_sql_client(sql: str | None, database: str, work: Callable[[Any], T], ru
         from clickhouse_connect.driver.exceptions import ClickHouseError
 
         from lightningbus.run.store_discovery import sql_client
-        from store.clickhouse.client import StoreUnreachable
-        from store.clickhouse.query_limits import explain_error
+        from lightningbus.store.clickhouse.client import StoreUnreachable
+        from lightningbus.store.clickhouse.query_limits import explain_error
 
     async def ask() -> T:
         async with sql_client(sql, database, run=run or "") as client:

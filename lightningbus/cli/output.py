@@ -4,8 +4,8 @@ import csv
 import sys
 from typing import Any
 
-from common.printable import printable_json, to_printable
-from store.reports import ResultTable
+from lightningbus.common.printable import printable_json, to_printable
+from lightningbus.store.reports import ResultTable
 
 
 def run_query(client: Any, statement: str, **parameters: Any) -> ResultTable:

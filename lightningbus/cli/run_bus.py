@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from bus.client import Bus
-from bus.errors import BusError
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError
 from lightningbus.run.discovery import BUS_VARIABLE, connect
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory

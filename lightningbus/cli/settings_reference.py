@@ -8,14 +8,14 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from auditor.settings import AuditorSettings
-from inference.settings import InferenceSettings
-from learner.settings.learner import LearnerSettings
+from lightningbus.auditor.settings import AuditorSettings
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.optimize_settings import OptimizeSettings
 from lightningbus.run.settings import BusSettings, EvalSettings
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.store.settings import StoreSettings
 from lightningbus.trackers.settings import TrackerSettings
-from runners.settings import RunnerSettings
-from store.settings import StoreSettings
 
 SECTIONS: dict[str, type[BaseModel]] = {
     "bus": BusSettings,

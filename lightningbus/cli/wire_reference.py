@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 from msgspec import NODEFAULT
 
-from schemas.base import Event
-from schemas.codec import EVENT_MODULES
+from lightningbus.schemas.base import Event
+from lightningbus.schemas.codec import EVENT_MODULES
 
 TYPE_NAMES = {
     msgspec.inspect.BoolType: "bool",

@@ -8,11 +8,11 @@ from typing import Any
 
 import yaml
 
-from learner.settings.learner import LearnerSettings
 from lightningbus.export.base_model import BaseModel
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation import Evaluation
 from lightningbus.run.results import Results
-from schemas.weights.events import WeightManifest
+from lightningbus.schemas.weights.events import WeightManifest
 
 CARD = "README.md"
 LICENSE_OF_BASE = "that of the base model"

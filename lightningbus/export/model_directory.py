@@ -8,25 +8,25 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from bus.errors import BusError
-from bus.weights.registry import WeightRegistry
-from bus.weights.version_cache import WeightCache
-from inference.engine.peft import CONFIG, write_directory
-from inference.engine.peft import WEIGHTS as ADAPTERS
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.weights.registry import WeightRegistry
+from lightningbus.bus.weights.version_cache import WeightCache
 from lightningbus.export.base_model import BaseModel, read_base_model
 from lightningbus.export.lora_merge import merge_adapters
 from lightningbus.export.model_card import CARD, CardFacts, render_card
 from lightningbus.export.run_source import RunSource
+from lightningbus.inference.engine.peft import CONFIG, write_directory
+from lightningbus.inference.engine.peft import WEIGHTS as ADAPTERS
 from lightningbus.run.best_version import find_best, version_of
 from lightningbus.run.machine import read_versions
 from lightningbus.run.model_choice import choose_model, choose_model_on_bus
 from lightningbus.run.new_directory import is_vacant, written_beside
 from lightningbus.run.results import Results
 from lightningbus.run.role_process import UserError
-from schemas.weights.delta import DeltaError, fingerprint
-from schemas.weights.events import WeightManifest
-from schemas.weights.release_policy import is_pending_canary, is_revoked
-from schemas.weights.safetensors_header import parse_tensors, read_header
+from lightningbus.schemas.weights.delta import DeltaError, fingerprint
+from lightningbus.schemas.weights.events import WeightManifest
+from lightningbus.schemas.weights.release_policy import is_pending_canary, is_revoked
+from lightningbus.schemas.weights.safetensors_header import parse_tensors, read_header
 
 WEIGHTS = "model.safetensors"
 MAX_LORA_RANK = 2**31

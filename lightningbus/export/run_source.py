@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bus.client import Bus
-from bus.embedded.nats_server import STORE_GIB, nats_server
-from bus.security.credentials import Credentials
-from bus.security.secrets import CONF
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import STORE_GIB, nats_server
+from lightningbus.bus.security.credentials import Credentials
+from lightningbus.bus.security.secrets import CONF
 from lightningbus.run.discovery import connect
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from gepa.core.adapter import EvaluationBatch
 
-from bus.task_file import TaskInput
+from lightningbus.bus.task_file import TaskInput
 from lightningbus.optimize.candidates import Texts, proposal_key
 from lightningbus.optimize.catalog import PromptCatalog
 from lightningbus.optimize.feedback import Record, RolloutResult, build_records

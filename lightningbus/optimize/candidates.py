@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
-from schemas.prompts import digest_of
+from lightningbus.schemas.prompts import digest_of
 
 Texts = Mapping[str, str]
 """Text by name of the prompt."""

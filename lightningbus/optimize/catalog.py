@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bus.client import Bus
-from bus.prompts import PromptRegistry
+from lightningbus.bus.client import Bus
+from lightningbus.bus.prompts import PromptRegistry
 from lightningbus.optimize.candidates import Texts
 from lightningbus.run.optimize_settings import PromptSettings
 from lightningbus.run.prompt_files import read_prompt_text
 from lightningbus.run.role_process import UserError
-from schemas.prompts import PromptCanary, PromptVersion, digest_of
+from lightningbus.schemas.prompts import PromptCanary, PromptVersion, digest_of
 
 START = "start"
 """Before a round's key: the id of the proposal that says where the round began."""

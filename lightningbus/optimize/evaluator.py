@@ -10,10 +10,10 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
 from nats.js.errors import NotFoundError
 
-from bus.client import Bus
-from bus.fleet.heartbeats import Fleet
-from bus.streams import STORE_EVAL, STORE_EVENTS, ConsumerSpec, runner_consumer
-from bus.task_file import TaskInput
+from lightningbus.bus.client import Bus
+from lightningbus.bus.fleet.heartbeats import Fleet
+from lightningbus.bus.streams import STORE_EVAL, STORE_EVENTS, ConsumerSpec, runner_consumer
+from lightningbus.bus.task_file import TaskInput
 from lightningbus.optimize.budget import Budget
 from lightningbus.optimize.candidates import Texts, evaluation_key
 from lightningbus.optimize.catalog import PromptCatalog
@@ -23,7 +23,7 @@ from lightningbus.optimize.rollout_reader import count_ended, read_prompts_used,
 from lightningbus.run.optimize_settings import PromptSettings
 from lightningbus.run.publishing import expand_samples, publish_all
 from lightningbus.run.role_process import UserError
-from schemas import ids
+from lightningbus.schemas import ids
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.semconv import attributes
-from schemas.semconv.rewards import reward_dimensions
-from schemas.semconv.span_kinds import entity_name, kind_of, summarize
-from schemas.text import shorten
+from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.semconv.rewards import reward_dimensions
+from lightningbus.schemas.semconv.span_kinds import entity_name, kind_of, summarize
+from lightningbus.schemas.text import shorten
 
 MAX_INPUT_CHARS, MAX_WORDS_CHARS, MAX_TURN_CHARS = 2000, 1000, 2000
 MIN_RECORD_CHARS = 300

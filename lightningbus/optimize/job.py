@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from bus.fleet.node_state import is_ready
-from bus.weights.registry import WeightRegistry
-from learner.settings.learner import LearnerSettings
+from lightningbus.bus.fleet.node_state import is_ready
+from lightningbus.bus.weights.registry import WeightRegistry
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.optimize.budget import BudgetSpent
 from lightningbus.optimize.early_checks import check_before_start
 from lightningbus.optimize.result import OptimizeResult
@@ -20,7 +20,7 @@ from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import RunSettings
 from lightningbus.run.stack import LocalStack, child_specs, start_stack
 from lightningbus.run.supervisor import ChildSpec
-from store.clickhouse.client import StoreUnavailable, connect, query_row
+from lightningbus.store.clickhouse.client import StoreUnavailable, connect, query_row
 
 STORE_SECONDS, NODE_SECONDS, RUNNER_SECONDS = 60.0, 600.0, 120.0
 """Longest waits for a store, a node that serves the model, and a runner that has started the agent."""

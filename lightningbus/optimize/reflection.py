@@ -11,7 +11,7 @@ from gepa.strategies.instruction_proposal import InstructionProposalSignature
 from lightningbus.optimize.feedback import Record
 from lightningbus.run.optimize_settings import ReflectionSettings
 from lightningbus.run.role_process import UserError
-from schemas.text import shorten
+from lightningbus.schemas.text import shorten
 
 RETRY_STATUS = frozenset({408, 409, 429, 500, 502, 503, 504})
 RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)

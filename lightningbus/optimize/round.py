@@ -15,8 +15,8 @@ from clickhouse_connect.driver.client import Client
 from gepa.api import optimize
 from gepa.core.state import GEPAState
 
-from bus.client import Bus
-from bus.task_file import TaskInput, load_tasks
+from lightningbus.bus.client import Bus
+from lightningbus.bus.task_file import TaskInput, load_tasks
 from lightningbus.optimize.adapter import BusAdapter
 from lightningbus.optimize.budget import Budget, BudgetSpent
 from lightningbus.optimize.candidates import Texts, round_name
@@ -71,8 +71,8 @@ async def optimize_round(
     Of the same ``run`` under the same ``weight_versions``, it goes on where it was stopped: nothing is evaluated twice.
     Under others it is another round, which begins with the prompts in use by then.
     ``weight_versions``: by model, the version that answers; ``role_models``: models that answer for some roles.
-    Raises `BudgetSpent` where other rounds of the run have left too little, `UserError`, `bus.task_file.TaskFileError`,
-    or as `Bus.publish`.
+    Raises `BudgetSpent` where other rounds of the run have left too little, `UserError`,
+    `lightningbus.bus.task_file.TaskFileError`, or as `Bus.publish`.
     """
     name = round_name(weight_versions)
     tasks, heldout = load_tasks(settings.tasks), load_tasks(settings.heldout)

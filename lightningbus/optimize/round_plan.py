@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from bus.task_file import TaskInput
+from lightningbus.bus.task_file import TaskInput
 from lightningbus.optimize.budget import BudgetSpent
 from lightningbus.optimize.candidates import KEY_CHARS, run_key
 from lightningbus.run.optimize_settings import OptimizeSettings

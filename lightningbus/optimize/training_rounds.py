@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from clickhouse_connect.driver.client import Client
 
-from bus.client import Bus
+from lightningbus.bus.client import Bus
 from lightningbus.optimize.budget import BudgetSpent
 from lightningbus.optimize.catalog import PromptCatalog
 from lightningbus.optimize.early_checks import check_before_start
@@ -18,7 +18,7 @@ class TrainingRounds:
     """What a run file says of them."""
 
     def __init__(self, settings: OptimizeSettings, run: str, role_models: Mapping[str, str]) -> None:
-        """Raises `UserError` where not even one round is possible, `bus.task_file.TaskFileError`."""
+        """Raises `UserError` where not even one round is possible, `lightningbus.bus.task_file.TaskFileError`."""
         assert settings.every is not None
         check_before_start(settings, run)
         self.every = settings.every

@@ -9,10 +9,10 @@ from typing import Any
 
 from rich.console import Console
 
-from common.subprocesses import kill_group, spawn
-from inference.settings import InferenceSettings
-from learner.settings.algorithm import ActorSettings, OptimSettings
-from learner.settings.learner import LearnerSettings
+from lightningbus.common.subprocesses import kill_group, spawn
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.learner.settings.algorithm import ActorSettings, OptimSettings
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run import train_job
 from lightningbus.run.evaluation import SAMPLINGS
 from lightningbus.run.role_process import UserError
@@ -20,9 +20,9 @@ from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings, EvalSettings, RunSettings
 from lightningbus.run.stack import LocalStack, start_stack
 from lightningbus.run.train_result import TrainResult, report
-from runners.settings import RunnerSettings
-from store.clickhouse.client import connect, query_row
-from store.settings import StoreSettings
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.store.clickhouse.client import connect, query_row
+from lightningbus.store.settings import StoreSettings
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "calculator"
 RUN = "demo"

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bus.client import Bus
-from bus.connection import DEFAULT_URL
-from bus.errors import BusError
-from bus.security.credentials import Credentials
-from bus.security.secrets import INFERENCE_API_KEY
+from lightningbus.bus.client import Bus
+from lightningbus.bus.connection import DEFAULT_URL
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.security.credentials import Credentials
+from lightningbus.bus.security.secrets import INFERENCE_API_KEY
 from lightningbus.run.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)

@@ -12,12 +12,12 @@ from typing import Any
 
 import yaml
 
-from bus.task_file import load_tasks
-from common.name_suggestions import suggest_name
-from learner.settings.learner import LearnerSettings
+from lightningbus.bus.task_file import load_tasks
+from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.new_directory import is_vacant, written_beside
 from lightningbus.run.role_process import UserError
-from runners.agent.factory import resolve_program
+from lightningbus.runners.agent.factory import resolve_program
 
 ADAPTERS = {
     "gymnasium": "gymnasium_adapter",
@@ -97,8 +97,8 @@ def write_environment(
 ) -> tuple[int, int]:
     """Write the directory, whole or not at all; returns how many tasks there are, to train on and held out.
 
-    Raises `UserError` if the environment cannot be loaded, and `bus.task_file.TaskFileError` for a task that cannot be
-    published.
+    Raises `UserError` if the environment cannot be loaded, and `lightningbus.bus.task_file.TaskFileError` for a task
+    that cannot be published.
     """
     if not is_vacant(directory):
         raise UserError(f"{directory} is there already: choose another --out")

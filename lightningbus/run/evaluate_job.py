@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bus.task_file import TaskInput, load_tasks
-from bus.weights.registry import WeightRegistry
-from learner.settings.learner import LearnerSettings
+from lightningbus.bus.task_file import TaskInput, load_tasks
+from lightningbus.bus.weights.registry import WeightRegistry
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation import ROLLOUT_SECONDS, Evaluation, format_label
 from lightningbus.run.held_out import PolicyVersions, evaluate_once_served
 from lightningbus.run.pinned_version import all_pinned, find_version
@@ -15,7 +15,7 @@ from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import EvalSettings, RunSettings
 from lightningbus.run.stack import LocalStack, child_specs, start_stack
 from lightningbus.run.supervisor import ChildSpec
-from store.clickhouse.client import connect
+from lightningbus.store.clickhouse.client import connect
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class EvaluateJob:
 def parse_job(
     settings: RunSettings, samplings: Sequence[str], *, publishes_model: bool, label_prefix: str, version: int | None
 ) -> EvaluateJob:
-    """The job of a run's settings, with its problems read; raises `bus.task_file.TaskFileError`."""
+    """The job of a run's settings, with its problems read; raises `lightningbus.bus.task_file.TaskFileError`."""
     assert settings.eval is not None
     problems = load_tasks(settings.eval.tasks)
     first = None

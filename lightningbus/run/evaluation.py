@@ -11,13 +11,13 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
 from pydantic import BaseModel, ConfigDict, Field
 
-from bus.client import Bus
-from bus.task_file import TaskInput
+from lightningbus.bus.client import Bus
+from lightningbus.bus.task_file import TaskInput
 from lightningbus.run.failures import describe_failures
 from lightningbus.run.publishing import expand_samples, publish_all
 from lightningbus.run.role_process import UserError
-from schemas import ids
-from schemas.subjects import DEFAULT_POLICY
+from lightningbus.schemas import ids
+from lightningbus.schemas.subjects import DEFAULT_POLICY
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from schemas.text import shorten
+from lightningbus.schemas.text import shorten
 
 MAX_ERROR_CHARS = 200
 

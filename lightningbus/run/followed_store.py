@@ -5,16 +5,16 @@ import os
 
 from clickhouse_connect.driver.client import Client
 
-from bus.directory_lock import is_wanted
-from bus.errors import BusError
-from common.aio import first_completed
+from lightningbus.bus.directory_lock import is_wanted
+from lightningbus.bus.errors import BusError
+from lightningbus.common.aio import first_completed
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.store_discovery import NO_RUN_YET, NO_STORE, SQL_VARIABLE, find_running_store
 from lightningbus.run.store_files import open_shared_files
-from store.clickhouse.client import StoreUnreachable, connect_readonly
-from store.clickhouse.query_limits import UI
-from store.ui.client import HANDOVER_SECONDS, Reader, StoreState
+from lightningbus.store.clickhouse.client import StoreUnreachable, connect_readonly
+from lightningbus.store.clickhouse.query_limits import UI
+from lightningbus.store.ui.client import HANDOVER_SECONDS, Reader, StoreState
 
 PING_SECONDS = 1.0
 """Between two checks that a store still answers."""

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from bus.client import Bus
-from bus.fleet.readiness import not_ready_reason
-from common.listeners import open_listener, serve_app, url_of
-from common.observability import metric_registry, metrics
-from common.role_settings import parse_address
+from lightningbus.bus.client import Bus
+from lightningbus.bus.fleet.readiness import not_ready_reason
+from lightningbus.common.listeners import open_listener, serve_app, url_of
+from lightningbus.common.observability import metric_registry, metrics
+from lightningbus.common.role_settings import parse_address
 
 log = logging.getLogger(__name__)
 

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 
 from clickhouse_connect.driver.client import Client
 
-from bus.task_file import TaskInput
+from lightningbus.bus.task_file import TaskInput
 from lightningbus.run.evaluation import NODE_SECONDS, ROLLOUT_SECONDS, SAMPLINGS, Evaluation, evaluate
 from lightningbus.run.pinned_version import VersionPins
 from lightningbus.run.prompt_versions import read_prompt_versions
 from lightningbus.run.settings import EvalSettings
 from lightningbus.run.stack import LocalStack
-from schemas.weights.events import ReleaseState, WeightManifest
-from schemas.weights.release_policy import is_servable
+from lightningbus.schemas.weights.events import ReleaseState, WeightManifest
+from lightningbus.schemas.weights.release_policy import is_servable
 
 
 def choose_due_versions(published: Iterable[int], evaluated: Iterable[int], every: int) -> list[int]:

@@ -15,13 +15,13 @@ from typing import Any
 
 from clickhouse_connect.driver.client import Client
 
-from common.flat_settings import flatten_settings
+from lightningbus.common.flat_settings import flatten_settings
 from lightningbus.run.plot import plot_report
 from lightningbus.run.results import RESULTS
 from lightningbus.run.reward_picture import PICTURE
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
-from store.reports import REPORTS, Report, ResultTable
+from lightningbus.store.reports import REPORTS, Report, ResultTable
 
 MAX_ROWS = 200
 """Rows of a table; the rest is counted."""

@@ -1,5 +1,6 @@
 """Whether this installation of lightningbus has all that it is made of."""
 
+import os
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -7,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 
-from common.missing_modules import DISTRIBUTION, is_own_module, own_packages
+from lightningbus.common.missing_modules import DISTRIBUTION, is_own_module
 
 MAX_NAMED = 3
 _IMPORT = re.compile(r"^[ \t]*from ([\w.]+) import ([\w, ]*)", re.M)
@@ -32,12 +33,12 @@ def _find_missing_files() -> Iterator[str]:
 
 def _find_missing_modules() -> Iterator[str]:
     """Our modules that modules here import, and that Python does not find; by reading, not by importing."""
-    for package in own_packages():
-        for directory in _search(package) or ():
-            for source in Path(directory).rglob("*.py"):
-                for module, names in _IMPORT.findall(source.read_text("utf-8", errors="replace")):
+    for root in _search(DISTRIBUTION) or ():
+        for directory, _, names in os.walk(root, followlinks=True):
+            for source in (Path(directory, name) for name in names if name.endswith(".py")):
+                for module, imported in _IMPORT.findall(source.read_text("utf-8", errors="replace")):
                     if is_own_module(module):
-                        yield from _missing_of(module, names)
+                        yield from _missing_of(module, imported)
 
 
 @cache

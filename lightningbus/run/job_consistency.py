@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-from common.name_suggestions import suggest_name
-from inference.settings import InferenceSettings
-from learner.rollouts.dispatch_mark import SHARED_SETTINGS
-from learner.settings.learner import LearnerSettings
+from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.learner.rollouts.dispatch_mark import SHARED_SETTINGS
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.settings import EvalSettings, RunSettings
-from runners.protocol.request import SAMPLING_FIELDS
+from lightningbus.runners.protocol.request import SAMPLING_FIELDS
 
 TOKEN_LIMITS = ("max_tokens", "max_completion_tokens")
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from learner.batching.credit import resolve_credit_fn
-from learner.engine.engine_checks import check_device, check_optimizers, check_ranks
-from learner.settings.import_path import is_import_path
-from learner.settings.learner import LearnerSettings
+from lightningbus.learner.batching.credit import resolve_credit_fn
+from lightningbus.learner.engine.engine_checks import check_device, check_optimizers, check_ranks
+from lightningbus.learner.settings.import_path import is_import_path
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.memory_check import Target
 from lightningbus.run.role_process import UserError
 
@@ -59,9 +59,9 @@ def resolve_names(learner: LearnerSettings) -> None:
     if importlib.util.find_spec("verl") is None:
         return
     with _without_news_of_verl():
-        from learner.batching.advantages import make_estimator
-        from learner.engine.cpu_platform import select_platform
-        from learner.training.loss import actor_config
+        from lightningbus.learner.batching.advantages import make_estimator
+        from lightningbus.learner.engine.cpu_platform import select_platform
+        from lightningbus.learner.training.loss import actor_config
 
         select_platform()
         if not (is_elsewhere and is_import_path(learner.algorithm.adv_estimator)):

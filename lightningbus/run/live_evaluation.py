@@ -7,16 +7,16 @@ from functools import partial
 
 from clickhouse_connect.driver.client import Client
 
-from bus.client import Bus
-from bus.fleet.heartbeats import Fleet
-from bus.fleet.node_state import is_serving
-from bus.task_file import TaskInput
-from bus.weights.registry import WeightRegistry
+from lightningbus.bus.client import Bus
+from lightningbus.bus.fleet.heartbeats import Fleet
+from lightningbus.bus.fleet.node_state import is_serving
+from lightningbus.bus.task_file import TaskInput
+from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.run.evaluation import NODE_SECONDS, SAMPLINGS, Evaluation, evaluate
 from lightningbus.run.pinned_version import all_pinned, find_version, wait_for_evaluations
 from lightningbus.run.prompt_versions import read_prompt_versions
 from lightningbus.run.role_process import UserError
-from schemas.fleet import Heartbeat
+from lightningbus.schemas.fleet import Heartbeat
 
 RUNNER_SECONDS = 10.0
 """Longest wait for a runner: one that is up says so each second."""

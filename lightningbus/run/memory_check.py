@@ -5,13 +5,20 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from inference.settings import InferenceSettings
-from learner.batching.advantages import GAE
-from learner.engine.memory_advice import advise, step_flops
-from learner.engine.memory_plan import OVERHEAD_BYTES, MemoryPlan, ModelShape, TrainingShape, host_bytes, plan_memory
-from learner.settings.engine import EngineSettings
-from learner.settings.learner import LearnerSettings
-from learner.training.correction import needs_log_probs
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.learner.batching.advantages import GAE
+from lightningbus.learner.engine.memory_advice import advise, step_flops
+from lightningbus.learner.engine.memory_plan import (
+    OVERHEAD_BYTES,
+    MemoryPlan,
+    ModelShape,
+    TrainingShape,
+    host_bytes,
+    plan_memory,
+)
+from lightningbus.learner.settings.engine import EngineSettings
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.training.correction import needs_log_probs
 from lightningbus.run.role_process import UserError
 
 GIB = 2**30
@@ -38,7 +45,7 @@ def check_memory(learner: LearnerSettings, nodes: Sequence[InferenceSettings], t
     """
     from transformers import AutoConfig
 
-    from learner.engine.model_shape import read_shape
+    from lightningbus.learner.engine.model_shape import read_shape
 
     try:
         config = AutoConfig.from_pretrained(learner.model_path, local_files_only=True)

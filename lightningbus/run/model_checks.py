@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from inference.settings import InferenceSettings
-from learner.settings.learner import LearnerSettings
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.learner_checks import check_adapters
 from lightningbus.run.role_process import UserError
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from bus.client import Bus
-from bus.weights.registry import list_models
+from lightningbus.bus.client import Bus
+from lightningbus.bus.weights.registry import list_models
 from lightningbus.run.role_process import UserError
-from schemas.subjects import DEFAULT_POLICY
+from lightningbus.schemas.subjects import DEFAULT_POLICY
 
 
 def choose_model(named: str | None, models: Sequence[str], option: str = "--model") -> str:

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from typing import Any
 
-from bus.fleet.heartbeats import Fleet
-from common.aio import cancel_and_wait
+from lightningbus.bus.fleet.heartbeats import Fleet
+from lightningbus.common.aio import cancel_and_wait
 from lightningbus.run.live_view import LiveView, console
 from lightningbus.run.progress import StepProgress, format_reward, slowest_first
 

@@ -5,8 +5,8 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from common.task_source import TaskSourceSetting
-from schemas.prompts import MAX_PROMPT_CHARS
+from lightningbus.common.task_source import TaskSourceSetting
+from lightningbus.schemas.prompts import MAX_PROMPT_CHARS
 
 PromptName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 

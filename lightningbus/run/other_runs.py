@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from bus.errors import BusError
-from common.aio import cancel_and_wait
+from lightningbus.bus.errors import BusError
+from lightningbus.common.aio import cancel_and_wait
 from lightningbus.run.followed_store import FollowedStore
 from lightningbus.run.results import Results
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RUNS, RunDirectory
-from store.clickhouse.client import StoreUnreachable
-from store.ui.client import Reader, StoreGone
-from store.ui.other_run import OpenRun, OtherRun
+from lightningbus.store.clickhouse.client import StoreUnreachable
+from lightningbus.store.ui.client import Reader, StoreGone
+from lightningbus.store.ui.other_run import OpenRun, OtherRun
 
 UNUSED_SECONDS = 60.0
 """A store that nobody has asked for so long is closed."""

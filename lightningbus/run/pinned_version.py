@@ -7,14 +7,14 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from bus.client import Bus
-from bus.errors import BusError
-from bus.weights.registry import WeightRegistry
-from common.aio import first_completed
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.weights.registry import WeightRegistry
+from lightningbus.common.aio import first_completed
 from lightningbus.run.role_process import UserError
-from schemas import subjects
-from schemas.weights.events import ReleaseDecision, ReleaseState
-from schemas.weights.release_policy import is_servable
+from lightningbus.schemas import subjects
+from lightningbus.schemas.weights.events import ReleaseDecision, ReleaseState
+from lightningbus.schemas.weights.release_policy import is_servable
 
 EVALUATE_ACTOR = "evaluate"
 """Who pins a version for an evaluation, in the record of decisions."""

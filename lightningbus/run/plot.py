@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightningbus.run.evaluation import Evaluation
 from lightningbus.run.role_process import UserError
-from store.reports import Plot, ResultTable
+from lightningbus.store.reports import Plot, ResultTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from lightningbus.run.role_process import UserError
-from schemas.subjects import DEFAULT_POLICY
+from lightningbus.schemas.subjects import DEFAULT_POLICY
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from common.listeners import AddressInUseError, open_listener
-from common.role_settings import RoleSettings, parse_address
+from lightningbus.common.listeners import AddressInUseError, open_listener
+from lightningbus.common.role_settings import RoleSettings, parse_address
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import RunSettings
 

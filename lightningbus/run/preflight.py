@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bus.stream_sizes import DEFAULT_MIB, MAX_ACK_PENDING, MIB
-from bus.streams import MAX_MESSAGES
-from bus.task_file import load_tasks
-from learner.rollouts.capacity import Capacity, find_shortage
-from learner.settings.learner import LearnerSettings
+from lightningbus.bus.stream_sizes import DEFAULT_MIB, MAX_ACK_PENDING, MIB
+from lightningbus.bus.streams import MAX_MESSAGES
+from lightningbus.bus.task_file import load_tasks
+from lightningbus.learner.rollouts.capacity import Capacity, find_shortage
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.job_consistency import find_differences, find_inconsistencies, find_oddities
 from lightningbus.run.learner_checks import check_learner
 from lightningbus.run.memory_check import Target, check_memory
@@ -20,9 +20,9 @@ from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import EvalSettings, RunSettings, describe_problems
 from lightningbus.run.stack import child_specs
 from lightningbus.run.trial_rollout import TrialTask, WantedReward, try_agent
-from runners.protocol.prompts import PromptChoice
-from schemas.base import Mode
-from schemas.subjects import TRAIN_ROLLOUTS
+from lightningbus.runners.protocol.prompts import PromptChoice
+from lightningbus.schemas.base import Mode
+from lightningbus.schemas.subjects import TRAIN_ROLLOUTS
 
 VERSIONS_AHEAD = 3
 """Beside `max_staleness`: the version evaluated, the one made of its last rollouts, and the one being published."""

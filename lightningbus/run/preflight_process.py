@@ -9,11 +9,11 @@ import os
 import sys
 from collections.abc import Iterator
 
-from bus.errors import BusError
-from bus.task_file import TaskFileError
-from common.observability.log_format import FORMAT_VARIABLE, LogFormat
-from common.observability.logs import configure_logging
-from common.subprocesses import spawn, terminate
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.task_file import TaskFileError
+from lightningbus.common.observability.log_format import FORMAT_VARIABLE, LogFormat
+from lightningbus.common.observability.logs import configure_logging
+from lightningbus.common.subprocesses import spawn, terminate
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import RunSettings
 

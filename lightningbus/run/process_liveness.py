@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from bus.client import Bus
-from bus.fleet.heartbeats import Fleet
+from lightningbus.bus.client import Bus
+from lightningbus.bus.fleet.heartbeats import Fleet
 from lightningbus.run.supervisor import Supervisor
-from schemas import subjects
-from schemas.fleet import Alert, Heartbeat
+from lightningbus.schemas import subjects
+from lightningbus.schemas.fleet import Alert, Heartbeat
 
 log = logging.getLogger(__name__)
 

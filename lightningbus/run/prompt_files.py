@@ -5,12 +5,12 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from bus.client import Bus
+from lightningbus.bus.client import Bus
 from lightningbus.run.optimize_settings import PromptSettings
 from lightningbus.run.prompt_versions import read_prompts_in_use
 from lightningbus.run.role_process import UserError
 from lightningbus.run.whole_file import write_whole
-from schemas.prompts import PromptVersion
+from lightningbus.schemas.prompts import PromptVersion
 
 PROMPTS = "prompts"
 """The directory of the texts, in that of the run."""

@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 from clickhouse_connect.driver.client import Client
 from pydantic import BaseModel, ConfigDict, Field
 
-from bus.client import Bus
+from lightningbus.bus.client import Bus
 from lightningbus.run.evaluation import NODE_SECONDS
 from lightningbus.run.pinned_version import VersionPins
 from lightningbus.run.stack import LocalStack

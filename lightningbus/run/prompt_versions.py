@@ -1,14 +1,14 @@
 """The prompt versions that an agent's rollouts have now."""
 
-from bus.client import Bus
-from bus.prompts import PromptRegistry, find_prompt_names
-from schemas.prompts import PromptVersion
+from lightningbus.bus.client import Bus
+from lightningbus.bus.prompts import PromptRegistry, find_prompt_names
+from lightningbus.schemas.prompts import PromptVersion
 
 
 async def read_prompt_versions(bus: Bus, agent: str) -> dict[str, int]:
     """By prompt of the agent: the version in use, 0 where none of the others may be used.
 
-    Empty where nobody has published a version of a prompt. Raises `bus.errors.BusError`.
+    Empty where nobody has published a version of a prompt. Raises `lightningbus.bus.errors.BusError`.
     """
     return {name: prompt.version for name, prompt in (await read_prompts_in_use(bus, agent)).items()}
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from bus.client import Bus
-from bus.task_file import TaskInput
-from bus.task_publisher import TaskPublisher
+from lightningbus.bus.client import Bus
+from lightningbus.bus.task_file import TaskInput
+from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.run.role_process import UserError
-from schemas import ids
-from schemas.tasks import Task
+from lightningbus.schemas import ids
+from lightningbus.schemas.tasks import Task
 
 CHUNK_SIZE, MAX_CHUNKS_IN_FLIGHT = 64, 4
 """Samples that are recorded together, and how many such lots are on their way at once."""
 
 MAX_ROLLOUT_CHARACTERS = 200
-"""Of a rollout's id, as `schemas.base.Identifier` has it."""
+"""Of a rollout's id, as `lightningbus.schemas.base.Identifier` has it."""
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 

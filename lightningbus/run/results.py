@@ -9,7 +9,7 @@ from typing import Any, Self
 from clickhouse_connect.driver.client import Client
 from pydantic import BaseModel, Field, ValidationError
 
-from learner.settings.learner import LearnerSettings
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation import Evaluation
 from lightningbus.run.machine import Hardware, read_hardware, read_versions
 from lightningbus.run.model_results import ModelEvaluation, ModelResults, count_models
@@ -18,7 +18,7 @@ from lightningbus.run.prompt_rounds import PromptRound
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import EvalSettings, RunSettings
 from lightningbus.run.whole_file import write_whole
-from store.clickhouse.client import query_row
+from lightningbus.store.clickhouse.client import query_row
 
 RESULTS = "results.json"
 COUNTS = {

@@ -9,15 +9,15 @@ from typing import NoReturn, TypeVar
 import uvloop
 from nats.errors import Error as NatsError
 
-from bus.client import Bus
-from bus.errors import AddressError, BusError, CredentialsError, DlqLimitExceededError
-from bus.fleet.heartbeats import default_instance_id
-from common.aio import Interrupted, run_unless
-from common.listeners import AddressInUseError
-from common.observability import tracing
-from common.observability.logs import bind_process_context, print_fatal
-from common.role_settings import RoleSettings
-from common.subprocesses import ProcessGuard
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import AddressError, BusError, CredentialsError, DlqLimitExceededError
+from lightningbus.bus.fleet.heartbeats import default_instance_id
+from lightningbus.common.aio import Interrupted, run_unless
+from lightningbus.common.listeners import AddressInUseError
+from lightningbus.common.observability import tracing
+from lightningbus.common.observability.logs import bind_process_context, print_fatal
+from lightningbus.common.role_settings import RoleSettings
+from lightningbus.common.subprocesses import ProcessGuard
 from lightningbus.run.discovery import BusEndpoint
 from lightningbus.run.health_server import HealthServer
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from bus.directory_lock import DirectoryInUseError, lock_directory
-from bus.errors import BusError
+from lightningbus.bus.directory_lock import DirectoryInUseError, lock_directory
+from lightningbus.bus.errors import BusError
 
 PARTS = ("logs", "bus", "store", "checkpoints", "work")
 LOCKED_PARTS = ("bus", "store", "checkpoints")

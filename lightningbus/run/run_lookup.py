@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from common.name_suggestions import suggest_name
+from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import LATEST, RUNS, RunDirectory
 

@@ -2,7 +2,7 @@
 
 from clickhouse_connect.driver.client import Client
 
-from common.name_suggestions import suggest_name
+from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_lookup import find_run_names
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bus.task_file import load_tasks
-from common.task_source import TaskSource
-from learner.settings.learner import LearnerSettings
+from lightningbus.bus.task_file import load_tasks
+from lightningbus.common.task_source import TaskSource
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.optimize_settings import OptimizeSettings
 from lightningbus.run.results import Results
 from lightningbus.run.role_process import UserError
@@ -34,7 +34,7 @@ def describe_job(
 
     ``prompts``: what is optimised in turns with training.
 
-    Raises `bus.task_file.TaskFileError`.
+    Raises `lightningbus.bus.task_file.TaskFileError`.
     """
     job = {"eval": _without("eval", heldout.model_dump(mode="json")) | {"tasks": _digest(heldout.tasks)}}
     for learner in learners:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inference.engine.vllm_server import URL, EngineError, VllmServer
-from inference.settings import InferenceSettings
+from lightningbus.inference.engine.vllm_server import URL, EngineError, VllmServer
+from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.role_process import UserError
 
 ADVICE = {
@@ -46,7 +46,7 @@ async def scripted_vllm(node: InferenceSettings, models: Sequence[str]) -> Async
     python = str(node.python_executable or sys.executable)
     scripted = node.model_copy(
         update={
-            "vllm_command": [python, "-P", "-m", "inference.engine.scripted_core"],
+            "vllm_command": [python, "-P", "-m", "lightningbus.inference.engine.scripted_core"],
             "vllm_args": [*node.vllm_args, "--served-model-name", *models],
             "model": models[0],
             "lora": None,

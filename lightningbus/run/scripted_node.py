@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from lightningbus.run.scripted_engine import ModelCall
-from schemas.fleet import Heartbeat
+from lightningbus.schemas.fleet import Heartbeat
 
 ANSWER = "42"
 TOKEN_ID, LOGPROB, WEIGHT_VERSION = 42, -0.5, 0

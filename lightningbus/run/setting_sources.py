@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from common.name_suggestions import suggest_name
+from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.run.role_process import UserError
 
 if TYPE_CHECKING:

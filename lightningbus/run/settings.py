@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from auditor.settings import AuditorSettings
-from bus.stream_sizes import StreamSizes
-from common.name_suggestions import suggest_name
-from common.task_source import TaskSourceSetting
-from inference.settings import InferenceSettings
-from learner.settings.learner import LearnerSettings
+from lightningbus.auditor.settings import AuditorSettings
+from lightningbus.bus.stream_sizes import StreamSizes
+from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.common.task_source import TaskSourceSetting
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.optimize_settings import OptimizeSettings
 from lightningbus.run.role_process import UserError
 from lightningbus.run.setting_sources import find_source, merge, read_environment
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.schemas.subjects import DEFAULT_POLICY
+from lightningbus.store.settings import StoreSettings
 from lightningbus.trackers.settings import TrackerSettings
-from runners.settings import RunnerSettings
-from schemas.subjects import DEFAULT_POLICY
-from store.settings import StoreSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

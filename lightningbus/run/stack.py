@@ -12,18 +12,18 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from bus.client import Bus
-from bus.embedded.nats_server import free_port, nats_server
-from bus.fleet.heartbeats import Fleet, default_instance_id
-from bus.fleet.node_state import is_serving
-from bus.security.credentials import FILE, Credentials
-from bus.security.permissions import PERMISSIONS
-from bus.security.secrets import CONF, INFERENCE_API_KEY, is_loopback, new_key, write_secret
-from bus.security.signing import make_keys
-from bus.security.users import allow_policies, create_users
-from bus.streams import DEFAULT_POLICIES, ConsumerSpec, runner_consumers
-from common.aio import cancel_and_wait, first_completed, run_unless
-from learner.settings.learner import LearnerSettings
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import free_port, nats_server
+from lightningbus.bus.fleet.heartbeats import Fleet, default_instance_id
+from lightningbus.bus.fleet.node_state import is_serving
+from lightningbus.bus.security.credentials import FILE, Credentials
+from lightningbus.bus.security.permissions import PERMISSIONS
+from lightningbus.bus.security.secrets import CONF, INFERENCE_API_KEY, is_loopback, new_key, write_secret
+from lightningbus.bus.security.signing import make_keys
+from lightningbus.bus.security.users import allow_policies, create_users
+from lightningbus.bus.streams import DEFAULT_POLICIES, ConsumerSpec, runner_consumers
+from lightningbus.common.aio import cancel_and_wait, first_completed, run_unless
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.discovery import API_KEY_VARIABLE, CREDENTIALS_VARIABLE, find_api_key, find_credentials_directory
 from lightningbus.run.live_view import LiveView, console
 from lightningbus.run.notebook_view import choose_view
@@ -32,9 +32,9 @@ from lightningbus.run.role_process import UserError, on_stop_signals
 from lightningbus.run.run_directory import Endpoints, RunDirectory
 from lightningbus.run.settings import BusSettings, RunSettings
 from lightningbus.run.supervisor import ChildSpec, Supervisor
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.trackers.run_trackers import follow_run
-from runners.settings import RunnerSettings
-from schemas.fleet import Heartbeat
 
 S = TypeVar("S", bound=BaseModel)
 T = TypeVar("T")

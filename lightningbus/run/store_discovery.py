@@ -7,16 +7,16 @@ from contextlib import asynccontextmanager
 
 from clickhouse_connect.driver.client import Client
 
-from bus.errors import BusError, CredentialsError
+from lightningbus.bus.errors import BusError, CredentialsError
 from lightningbus.run.discovery import connect
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.run_lookup import find_named_run, find_run_id
 from lightningbus.run.run_names import check_run
-from store.clickhouse.client import connect_readonly
-from store.clickhouse.query_limits import INTERACTIVE, QueryLimits
-from store.embedded.engine import EngineBusy
-from store.service import serve_readonly
+from lightningbus.store.clickhouse.client import connect_readonly
+from lightningbus.store.clickhouse.query_limits import INTERACTIVE, QueryLimits
+from lightningbus.store.embedded.engine import EngineBusy
+from lightningbus.store.service import serve_readonly
 
 SQL_VARIABLE = "LIGHTNINGBUS_SQL"
 NO_STORE = "no store is running and there is no run here: start `lightningbus store`, or give --sql URL"

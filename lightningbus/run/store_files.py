@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from bus.directory_lock import is_wanted, lock_directory, lock_for_reading
-from common.aio import first_completed
+from lightningbus.bus.directory_lock import is_wanted, lock_directory, lock_for_reading
+from lightningbus.common.aio import first_completed
 from lightningbus.run.role_process import UserError
-from store.embedded.engine import EngineBusy
-from store.service import serve_readonly
+from lightningbus.store.embedded.engine import EngineBusy
+from lightningbus.store.service import serve_readonly
 
 ERROR = "error: "
 SHARED = "--shared"

@@ -15,11 +15,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from common.aio import cancel_and_wait
-from common.backoff import RetryPolicy
-from common.observability.logs import extract_message
-from common.role_settings import ModelRoleSettings
-from common.subprocesses import spawn, terminate
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.common.backoff import RetryPolicy
+from lightningbus.common.observability.logs import extract_message
+from lightningbus.common.role_settings import ModelRoleSettings
+from lightningbus.common.subprocesses import spawn, terminate
 from lightningbus.run.discovery import BUS_VARIABLE
 from lightningbus.run.role_process import EX_TEMPFAIL, UserError
 from lightningbus.run.run_directory import RunDirectory

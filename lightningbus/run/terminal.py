@@ -10,7 +10,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from common.printable import to_printable
+from lightningbus.common.printable import to_printable
 
 TEXT_WIDTH = 120
 """Characters of a line where there is no terminal to fit into."""

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from bus.fleet.node_state import is_ready
-from bus.task_file import load_tasks
-from bus.weights.registry import ServingTarget, WeightRegistry
-from common.aio import cancel_and_wait, run_unless
-from learner.settings.learner import LearnerSettings
+from lightningbus.bus.fleet.node_state import is_ready
+from lightningbus.bus.task_file import load_tasks
+from lightningbus.bus.weights.registry import ServingTarget, WeightRegistry
+from lightningbus.common.aio import cancel_and_wait, run_unless
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.best_version import find_best, version_of
 from lightningbus.run.evaluation import NODE_SECONDS, Evaluation, format_label
 from lightningbus.run.held_out import HeldOut
@@ -32,7 +32,7 @@ from lightningbus.run.stack import LocalStack, child_specs, learner_names, start
 from lightningbus.run.supervisor import ChildSpec
 from lightningbus.run.train_result import TrainResult
 from lightningbus.run.version_turns import Turn, take_turns
-from store.clickhouse.client import StoreUnavailable, connect, query_row
+from lightningbus.store.clickhouse.client import StoreUnavailable, connect, query_row
 
 CANARY_TIMEOUT_SECONDS = 600.0
 """Longest wait for a node that tries a version."""

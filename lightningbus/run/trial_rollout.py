@@ -6,25 +6,25 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bus.errors import CredentialsError
-from bus.task_file import TaskInput
-from common.name_suggestions import suggest_name
-from inference.settings import InferenceSettings
+from lightningbus.bus.errors import CredentialsError
+from lightningbus.bus.task_file import TaskInput
+from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.role_process import UserError
 from lightningbus.run.scripted_engine import ModelCall, VllmStartError, find_refusals, scripted_vllm
 from lightningbus.run.scripted_node import ANSWER, ScriptedNode
-from runners.agent.factory import make_executors, uses_socket
-from runners.agent.launcher import AgentStartError
-from runners.agent.process import ProcessWatchdog
-from runners.gateway.external_endpoints import ExternalEndpoints
-from runners.gateway.server import Gateway
-from runners.protocol.prompts import PromptChoice
-from runners.recording.attempt import AttemptRecorder
-from runners.recording.rewards import NO_REWARD
-from runners.rollout import RolloutResult, run_agent
-from runners.settings import RunnerSettings
-from schemas.base import Mode
-from schemas.tasks import Task
+from lightningbus.runners.agent.factory import make_executors, uses_socket
+from lightningbus.runners.agent.launcher import AgentStartError
+from lightningbus.runners.agent.process import ProcessWatchdog
+from lightningbus.runners.gateway.external_endpoints import ExternalEndpoints
+from lightningbus.runners.gateway.server import Gateway
+from lightningbus.runners.protocol.prompts import PromptChoice
+from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.runners.recording.rewards import NO_REWARD
+from lightningbus.runners.rollout import RolloutResult, run_agent
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.schemas.base import Mode
+from lightningbus.schemas.tasks import Task
 
 
 @dataclass(frozen=True, slots=True)

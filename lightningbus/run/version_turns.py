@@ -9,11 +9,11 @@ from typing import Protocol
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from bus.client import Bus
-from bus.errors import BusError
-from common.aio import first_completed
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError
+from lightningbus.common.aio import first_completed
 from lightningbus.run.pinned_version import VersionPins
-from schemas import subjects
+from lightningbus.schemas import subjects
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 
-from common.flat_settings import flatten_settings
+from lightningbus.common.flat_settings import flatten_settings
 from lightningbus.trackers.base import Axis, TrackedRun
 
 ID_TAG = "lightningbus.id"

@@ -10,11 +10,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from lightningbus.store.clickhouse.client import connect
 from lightningbus.trackers.base import TrackedRun, Tracker
 from lightningbus.trackers.follower import Follower, Journal
 from lightningbus.trackers.settings import TrackerSettings
 from lightningbus.trackers.store_points import Point, PointReader
-from store.clickhouse.client import connect
 
 log = logging.getLogger(__name__)
 

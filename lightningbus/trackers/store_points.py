@@ -7,8 +7,8 @@ from typing import Any
 
 from clickhouse_connect.driver.client import Client
 
+from lightningbus.schemas.subjects import DEFAULT_POLICY
 from lightningbus.trackers.base import Axis
-from schemas.subjects import DEFAULT_POLICY
 
 STEPS = """
 SELECT model, step, metrics FROM training_steps

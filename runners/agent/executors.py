@@ -7,12 +7,12 @@ import logging
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
-from common.observability.faults import MAX_TRACEBACK
-from runners.agent.launcher import AgentLauncher, AgentStartError
-from runners.agent.process import AgentProcess
-from runners.recording.attempt import MAX_ERROR
-from schemas.base import Mode
-from schemas.text import shorten
+from lightningbus.common.observability.faults import MAX_TRACEBACK
+from lightningbus.runners.agent.launcher import AgentLauncher, AgentStartError
+from lightningbus.runners.agent.process import AgentProcess
+from lightningbus.runners.recording.attempt import MAX_ERROR
+from lightningbus.schemas.base import Mode
+from lightningbus.schemas.text import shorten
 
 log = logging.getLogger(__name__)
 

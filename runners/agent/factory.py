@@ -6,14 +6,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from runners.agent.environment import agent_environment
-from runners.agent.executors import WORKER_SCRIPT, AgentExecutor, CommandExecutor, PythonExecutor
-from runners.agent.launcher import AgentLauncher
-from runners.agent.limits import ResourceLimits
-from runners.agent.process import ProcessWatchdog
-from runners.agent.reward_function import RewardFunction, with_reward_function
-from runners.agent.shared_process import SharedExecutor, SharedSlotExecutor
-from runners.settings import RunnerSettings
+from lightningbus.runners.agent.environment import agent_environment
+from lightningbus.runners.agent.executors import WORKER_SCRIPT, AgentExecutor, CommandExecutor, PythonExecutor
+from lightningbus.runners.agent.launcher import AgentLauncher
+from lightningbus.runners.agent.limits import ResourceLimits
+from lightningbus.runners.agent.process import ProcessWatchdog
+from lightningbus.runners.agent.reward_function import RewardFunction, with_reward_function
+from lightningbus.runners.agent.shared_process import SharedExecutor, SharedSlotExecutor
+from lightningbus.runners.settings import RunnerSettings
 
 RELAY_SCRIPT = Path(__file__).with_name("relay_script.py")
 

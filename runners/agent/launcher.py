@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.subprocesses import set_child_subreaper, spawn
-from runners.agent.limits import ResourceLimits
-from runners.agent.output import OutputBudget, OutputForwarder
-from runners.agent.process import AgentProcess, ProcessWatchdog, remove_directory
+from lightningbus.common.subprocesses import set_child_subreaper, spawn
+from lightningbus.runners.agent.limits import ResourceLimits
+from lightningbus.runners.agent.output import OutputBudget, OutputForwarder
+from lightningbus.runners.agent.process import AgentProcess, ProcessWatchdog, remove_directory
 
 DEFAULT_ENVIRONMENT = {"OTEL_BSP_SCHEDULE_DELAY": "500", "PYTHONUNBUFFERED": "1"}
 """Makes an agent send its spans and its output soon."""
@@ -30,7 +30,7 @@ class AgentLauncher:
 
     directory: Path
     environment: dict[str, str]
-    """What the operator passes on, see `runners.agent.environment`."""
+    """What the operator passes on, see `lightningbus.runners.agent.environment`."""
     slot_env: Callable[[], dict[str, str]]
     limits: ResourceLimits
     sandbox_command: Sequence[str]

@@ -6,8 +6,8 @@ import resource
 import signal
 from dataclasses import dataclass
 
-from common import procfs
-from runners.settings import RunnerSettings
+from lightningbus.common import procfs
+from lightningbus.runners.settings import RunnerSettings
 
 GIB = 2**30
 ERROR_PATTERNS = (

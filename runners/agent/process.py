@@ -11,11 +11,11 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from common import procfs
-from common.aio import cancel_and_wait
-from common.subprocesses import MAX_SWEEPS, ProcessGuard, kill, kill_group
-from runners.agent.limits import ResourceLimits
-from runners.agent.output import OutputForwarder
+from lightningbus.common import procfs
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.common.subprocesses import MAX_SWEEPS, ProcessGuard, kill, kill_group
+from lightningbus.runners.agent.limits import ResourceLimits
+from lightningbus.runners.agent.output import OutputForwarder
 
 log = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from runners.agent.executors import AgentError, AgentExecutor, RolloutInfo, WorkerProcessDied
-from runners.agent.launcher import AgentLauncher
-from runners.agent.shared_process import SharedExecutor
-from runners.agent.turns import Turns
+from lightningbus.runners.agent.executors import AgentError, AgentExecutor, RolloutInfo, WorkerProcessDied
+from lightningbus.runners.agent.launcher import AgentLauncher
+from lightningbus.runners.agent.shared_process import SharedExecutor
+from lightningbus.runners.agent.turns import Turns
 
 
 class RewardTimeout(Exception):

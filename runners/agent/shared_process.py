@@ -6,9 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runners.agent.executors import AgentError, AgentExecutor, PythonExecutor, RolloutInfo, WorkerProcessDied
-from runners.agent.launcher import AgentLauncher
-from runners.agent.process import AgentProcess
+from lightningbus.runners.agent.executors import (
+    AgentError,
+    AgentExecutor,
+    PythonExecutor,
+    RolloutInfo,
+    WorkerProcessDied,
+)
+from lightningbus.runners.agent.launcher import AgentLauncher
+from lightningbus.runners.agent.process import AgentProcess
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import aiohttp
 
-from runners.gateway.upstream import CallContext, EngineRejected, Upstream
-from runners.protocol.accumulator import StreamAccumulator
-from schemas.fleet import Heartbeat
+from lightningbus.runners.gateway.upstream import CallContext, EngineRejected, Upstream
+from lightningbus.runners.protocol.accumulator import StreamAccumulator
+from lightningbus.schemas.fleet import Heartbeat
 
 log = logging.getLogger(__name__)
 

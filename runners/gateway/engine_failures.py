@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from schemas.fleet import Heartbeat
+from lightningbus.schemas.fleet import Heartbeat
 
 MAX_FAILURES = 2
 REST_SECONDS = 1.0

@@ -11,21 +11,27 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from runners.gateway.external_endpoints import ExternalEndpoints
-from runners.gateway.handler import PublishSpans, reject_request, send_ahead
-from runners.gateway.requests import ApiError
-from runners.gateway.slot import ActiveRollout
-from runners.gateway.sse import AgentLeft, SseResponse, StreamNotResumable
-from runners.gateway.upstream import CallContext, EngineRejected, NoNodeAvailable, events_of, waited_in_vain
-from runners.protocol.accumulator import StreamAccumulator
-from runners.protocol.choice import SampledChoice
-from runners.protocol.dialects.base import Dialect
-from runners.protocol.engine_errors import InvalidEngineOutput, RequestRefused, malformed_engine_output
-from runners.protocol.external_answer import external_choices, is_visible
-from runners.protocol.json_text import decode_json
-from runners.protocol.request import ChatRequest
-from runners.recording.attempt import AttemptRecorder
-from schemas import ids, subjects
+from lightningbus.runners.gateway.external_endpoints import ExternalEndpoints
+from lightningbus.runners.gateway.handler import PublishSpans, reject_request, send_ahead
+from lightningbus.runners.gateway.requests import ApiError
+from lightningbus.runners.gateway.slot import ActiveRollout
+from lightningbus.runners.gateway.sse import AgentLeft, SseResponse, StreamNotResumable
+from lightningbus.runners.gateway.upstream import (
+    CallContext,
+    EngineRejected,
+    NoNodeAvailable,
+    events_of,
+    waited_in_vain,
+)
+from lightningbus.runners.protocol.accumulator import StreamAccumulator
+from lightningbus.runners.protocol.choice import SampledChoice
+from lightningbus.runners.protocol.dialects.base import Dialect
+from lightningbus.runners.protocol.engine_errors import InvalidEngineOutput, RequestRefused, malformed_engine_output
+from lightningbus.runners.protocol.external_answer import external_choices, is_visible
+from lightningbus.runners.protocol.json_text import decode_json
+from lightningbus.runners.protocol.request import ChatRequest
+from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.schemas import ids, subjects
 
 log = logging.getLogger(__name__)
 

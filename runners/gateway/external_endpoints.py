@@ -9,14 +9,14 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from bus.errors import CredentialsError
-from bus.security.secrets import bearer_header
-from common.backoff import Backoff, RetryPolicy
-from common.observability import metrics, tracing
-from runners.gateway.connection_reuse import ConnectionReuse
-from runners.gateway.upstream import CONNECT_SECONDS, CallContext, EngineRejected, NoNodeAvailable, waiting
-from runners.settings import EndpointSettings
-from schemas.semconv import attributes
+from lightningbus.bus.errors import CredentialsError
+from lightningbus.bus.security.secrets import bearer_header
+from lightningbus.common.backoff import Backoff, RetryPolicy
+from lightningbus.common.observability import metrics, tracing
+from lightningbus.runners.gateway.connection_reuse import ConnectionReuse
+from lightningbus.runners.gateway.upstream import CONNECT_SECONDS, CallContext, EngineRejected, NoNodeAvailable, waiting
+from lightningbus.runners.settings import EndpointSettings
+from lightningbus.schemas.semconv import attributes
 
 log = logging.getLogger(__name__)
 

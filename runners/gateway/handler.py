@@ -15,29 +15,29 @@ import aiohttp
 from aiohttp import web
 from nats.errors import Error as NatsError
 
-from bus.errors import BusError
-from runners.gateway.answer_parsing import parse_whole
-from runners.gateway.engine_failures import EnginesFailed
-from runners.gateway.slot import ActiveRollout
-from runners.gateway.sse import AgentLeft, SseResponse, StreamNotResumable
-from runners.gateway.upstream import CallContext, EngineRejected, NoNodeAvailable, Upstream
-from runners.protocol import continuation, token_history
-from runners.protocol.accumulator import StreamAccumulator
-from runners.protocol.choice import SampledChoice
-from runners.protocol.dialects.base import Dialect
-from runners.protocol.dialects.base import error as dialect_error
-from runners.protocol.engine_errors import (
+from lightningbus.bus.errors import BusError
+from lightningbus.runners.gateway.answer_parsing import parse_whole
+from lightningbus.runners.gateway.engine_failures import EnginesFailed
+from lightningbus.runners.gateway.slot import ActiveRollout
+from lightningbus.runners.gateway.sse import AgentLeft, SseResponse, StreamNotResumable
+from lightningbus.runners.gateway.upstream import CallContext, EngineRejected, NoNodeAvailable, Upstream
+from lightningbus.runners.protocol import continuation, token_history
+from lightningbus.runners.protocol.accumulator import StreamAccumulator
+from lightningbus.runners.protocol.choice import SampledChoice
+from lightningbus.runners.protocol.dialects.base import Dialect
+from lightningbus.runners.protocol.dialects.base import error as dialect_error
+from lightningbus.runners.protocol.engine_errors import (
     EngineFailed,
     InvalidEngineOutput,
     RequestRefused,
     UnrecordableAnswer,
     malformed_engine_output,
 )
-from runners.protocol.json_text import encode_json
-from runners.protocol.request import ChatRequest
-from runners.recording.attempt import AttemptRecorder
-from schemas import ids, subjects
-from schemas.fleet import Heartbeat
+from lightningbus.runners.protocol.json_text import encode_json
+from lightningbus.runners.protocol.request import ChatRequest
+from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.schemas import ids, subjects
+from lightningbus.schemas.fleet import Heartbeat
 
 log = logging.getLogger(__name__)
 

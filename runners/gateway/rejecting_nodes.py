@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable
 
-from schemas.fleet import Heartbeat
+from lightningbus.schemas.fleet import Heartbeat
 
 log = logging.getLogger(__name__)
 

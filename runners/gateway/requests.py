@@ -6,11 +6,11 @@ from typing import Any
 
 from aiohttp import web
 
-from common.http_server import read_body
-from runners.gateway.admission import InFlightRequest
-from runners.protocol.dialects.anthropic_request import ThreadUnsupported
-from runners.protocol.dialects.registry import find_api
-from runners.recording.otlp_limits import MAX_BYTES
+from lightningbus.common.http_server import read_body
+from lightningbus.runners.gateway.admission import InFlightRequest
+from lightningbus.runners.protocol.dialects.anthropic_request import ThreadUnsupported
+from lightningbus.runners.protocol.dialects.registry import find_api
+from lightningbus.runners.recording.otlp_limits import MAX_BYTES
 
 MAX_REQUEST_BYTES = 32 * 1024 * 1024
 """Of a body, unpacked; telemetry and events may have less."""

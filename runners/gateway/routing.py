@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
 
-from bus.fleet.node_state import is_ready, serves_version
-from schemas.fleet import Heartbeat
+from lightningbus.bus.fleet.node_state import is_ready, serves_version
+from lightningbus.schemas.fleet import Heartbeat
 
 
 def select_node(

@@ -19,19 +19,19 @@ import aiohttp
 from aiohttp import web
 from nats.errors import Error as NatsError
 
-from bus.errors import BusError, StreamFullError
-from bus.security.secrets import constant_time_equal
-from common.http_server import HttpServer
-from common.observability import metrics
-from common.observability.metric_registry import request_metrics
-from common.unix_sockets import PathTooLongError, bind_unix_socket, private_directory
-from runners.agent.launcher import AgentStartError
-from runners.gateway.admission import Admission, RateLimited, RateLimits
-from runners.gateway.engine_failures import EnginesFailed
-from runners.gateway.external_call import ExternalCallHandler
-from runners.gateway.external_endpoints import ExternalEndpoints
-from runners.gateway.handler import PUBLISH_TIMEOUT_SECONDS, ModelCallHandler, PublishSpans
-from runners.gateway.requests import (
+from lightningbus.bus.errors import BusError, StreamFullError
+from lightningbus.bus.security.secrets import constant_time_equal
+from lightningbus.common.http_server import HttpServer
+from lightningbus.common.observability import metrics
+from lightningbus.common.observability.metric_registry import request_metrics
+from lightningbus.common.unix_sockets import PathTooLongError, bind_unix_socket, private_directory
+from lightningbus.runners.agent.launcher import AgentStartError
+from lightningbus.runners.gateway.admission import Admission, RateLimited, RateLimits
+from lightningbus.runners.gateway.engine_failures import EnginesFailed
+from lightningbus.runners.gateway.external_call import ExternalCallHandler
+from lightningbus.runners.gateway.external_endpoints import ExternalEndpoints
+from lightningbus.runners.gateway.handler import PUBLISH_TIMEOUT_SECONDS, ModelCallHandler, PublishSpans
+from lightningbus.runners.gateway.requests import (
     IN_FLIGHT_KEY,
     KEEPALIVE_KEY,
     ApiError,
@@ -43,8 +43,8 @@ from runners.gateway.requests import (
     render_errors,
     too_large,
 )
-from runners.gateway.slot import ActiveRollout, Slot
-from runners.gateway.upstream import (
+from lightningbus.runners.gateway.slot import ActiveRollout, Slot
+from lightningbus.runners.gateway.upstream import (
     CONNECT_SECONDS,
     READ_TIMEOUT_SECONDS,
     CallContext,
@@ -54,16 +54,16 @@ from runners.gateway.upstream import (
     UnknownModel,
     Upstream,
 )
-from runners.protocol.dialects.base import Dialect
-from runners.protocol.dialects.registry import APIS, Api, translate_error
-from runners.protocol.json_text import decode_json
-from runners.protocol.model_names import models_of, resolve_model
-from runners.protocol.prompts import substitute
-from runners.protocol.request import find_invalid_sampling
-from runners.recording import otlp
-from runners.recording.agent_events import EventContext, convert_event, parse_event
-from runners.recording.otlp_limits import InvalidOtlp
-from runners.recording.refusals import Refusals
+from lightningbus.runners.protocol.dialects.base import Dialect
+from lightningbus.runners.protocol.dialects.registry import APIS, Api, translate_error
+from lightningbus.runners.protocol.json_text import decode_json
+from lightningbus.runners.protocol.model_names import models_of, resolve_model
+from lightningbus.runners.protocol.prompts import substitute
+from lightningbus.runners.protocol.request import find_invalid_sampling
+from lightningbus.runners.recording import otlp
+from lightningbus.runners.recording.agent_events import EventContext, convert_event, parse_event
+from lightningbus.runners.recording.otlp_limits import InvalidOtlp
+from lightningbus.runners.recording.refusals import Refusals
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from runners.gateway.admission import Admission
-from runners.protocol.prompts import PromptChoice
-from runners.recording.attempt import AttemptRecorder
-from schemas.tasks import Task
+from lightningbus.runners.gateway.admission import Admission
+from lightningbus.runners.protocol.prompts import PromptChoice
+from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.schemas.tasks import Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 from aiohttp import web
 
-from runners.protocol.dialects.base import Dialect
+from lightningbus.runners.protocol.dialects.base import Dialect
 
 
 class StreamNotResumable(Exception):

@@ -10,18 +10,18 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from bus.security.secrets import bearer_header
-from common.observability import metrics, tracing
-from runners.gateway import routing
-from runners.gateway.connection_reuse import ConnectionReuse
-from runners.gateway.engine_failures import EngineFailures
-from runners.gateway.rejecting_nodes import RejectingNodes
-from runners.protocol.json_text import decode_json, encode_exactly
-from runners.protocol.model_names import models_of
-from runners.recording.attempt import AttemptRecorder
-from schemas.fleet import Heartbeat
-from schemas.semconv import attributes
-from schemas.tasks import Task
+from lightningbus.bus.security.secrets import bearer_header
+from lightningbus.common.observability import metrics, tracing
+from lightningbus.runners.gateway import routing
+from lightningbus.runners.gateway.connection_reuse import ConnectionReuse
+from lightningbus.runners.gateway.engine_failures import EngineFailures
+from lightningbus.runners.gateway.rejecting_nodes import RejectingNodes
+from lightningbus.runners.protocol.json_text import decode_json, encode_exactly
+from lightningbus.runners.protocol.model_names import models_of
+from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.tasks import Task
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Content(Protocol):
 
 
 class Nodes(Protocol):
-    """The inference nodes as they are known now, such as `bus.fleet.heartbeats.Fleet`."""
+    """The inference nodes as they are known now, such as `lightningbus.bus.fleet.heartbeats.Fleet`."""
 
     def members(self) -> Sequence[Heartbeat]: ...
 

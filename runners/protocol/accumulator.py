@@ -8,12 +8,12 @@ import math
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from runners.protocol import continuation
-from runners.protocol.choice import SampledChoice, pack_array, version_spans
-from runners.protocol.choice_state import ChoiceState
-from runners.protocol.engine_errors import InvalidEngineOutput, UnrecordableAnswer, raise_engine_error
-from runners.protocol.request import ChatRequest
-from schemas.text import replace_surrogates
+from lightningbus.runners.protocol import continuation
+from lightningbus.runners.protocol.choice import SampledChoice, pack_array, version_spans
+from lightningbus.runners.protocol.choice_state import ChoiceState
+from lightningbus.runners.protocol.engine_errors import InvalidEngineOutput, UnrecordableAnswer, raise_engine_error
+from lightningbus.runners.protocol.request import ChatRequest
+from lightningbus.schemas.text import replace_surrogates
 
 HIDDEN_FIELDS = frozenset({"weight_version", "engine_id", "prompt_token_ids", "usage"})
 """Fields of a chunk that agents get only if they ask."""

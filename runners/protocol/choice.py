@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from schemas.semconv import attributes
-from schemas.spans import VersionSpan
+from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.spans import VersionSpan
 
 
 @dataclass(frozen=True, slots=True)

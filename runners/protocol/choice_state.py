@@ -4,10 +4,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from runners.protocol.choice import SampledPiece
-from runners.protocol.joined_message import JoinedMessage
-from schemas.spans import MAX_ENGINE_ID
-from schemas.text import replace_surrogates
+from lightningbus.runners.protocol.choice import SampledPiece
+from lightningbus.runners.protocol.joined_message import JoinedMessage
+from lightningbus.schemas.spans import MAX_ENGINE_ID
+from lightningbus.schemas.text import replace_surrogates
 
 
 @dataclass

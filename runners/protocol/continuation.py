@@ -6,7 +6,7 @@ back in the form the agent asked for.
 
 from typing import Any
 
-from runners.protocol.request import ChatRequest
+from lightningbus.runners.protocol.request import ChatRequest
 
 RESUMABLE_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias",

@@ -3,11 +3,11 @@
 import json
 from typing import Any
 
-from runners.protocol.accumulator import recorded_sampling
-from runners.protocol.choice import ExternalAnswer, SampledChoice
-from runners.protocol.engine_errors import InvalidEngineOutput, malformed_engine_output
-from runners.protocol.request import ChatRequest
-from schemas.text import replace_surrogates
+from lightningbus.runners.protocol.accumulator import recorded_sampling
+from lightningbus.runners.protocol.choice import ExternalAnswer, SampledChoice
+from lightningbus.runners.protocol.engine_errors import InvalidEngineOutput, malformed_engine_output
+from lightningbus.runners.protocol.request import ChatRequest
+from lightningbus.schemas.text import replace_surrogates
 
 
 def external_choices(call: ChatRequest, sampling: dict[str, Any], response: Any, host: str) -> list[SampledChoice]:

@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.text import replace_surrogates
+from lightningbus.schemas.text import replace_surrogates
 
 FIXED = frozenset({"role", "type", "id", "name", "index"})
 """Fields that are said once, or repeated; the texts of all others are appended."""

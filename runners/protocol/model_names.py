@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from runners.protocol.request import ChatRequest
-from schemas.tasks import AUTO_MODEL, Task
+from lightningbus.runners.protocol.request import ChatRequest
+from lightningbus.schemas.tasks import AUTO_MODEL, Task
 
 
 def resolve_model(call: ChatRequest, task: Task) -> ChatRequest:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from runners.protocol.request import ChatRequest
+from lightningbus.runners.protocol.request import ChatRequest
 
 SYSTEM_ROLES = ("system", "developer")
 MARK = re.compile(r"<!-- prompt:([A-Za-z0-9_-]{1,64}) -->|<!-- /prompt -->")

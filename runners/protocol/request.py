@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from runners.protocol.request_fields import CHAT, COMPLETIONS, STREAM_OPTIONS
+from lightningbus.runners.protocol.request_fields import CHAT, COMPLETIONS, STREAM_OPTIONS
 
 TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "documents", "tools")
 """Fields that change how messages are rendered."""

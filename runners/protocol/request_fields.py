@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.name_suggestions import suggest_name
+from lightningbus.common.name_suggestions import suggest_name
 
 VENDOR_CACHE = "nodes cache prompts by themselves"
 VENDOR_RECORDS = "the vendor's records and bills have it; the model does not see it"

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from runners.protocol.request import ChatRequest
-from schemas.trajectory.chat_messages import without_empty
+from lightningbus.runners.protocol.request import ChatRequest
+from lightningbus.schemas.trajectory.chat_messages import without_empty
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from runners.recording.attempt import AttemptRecorder
-from runners.recording.rewards import parse_reward, parse_rewards
-from schemas import ids
-from schemas.semconv import attributes
-from schemas.spans import Span
-from schemas.text import replace_surrogates
+from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.runners.recording.rewards import parse_reward, parse_rewards
+from lightningbus.schemas import ids
+from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.spans import Span
+from lightningbus.schemas.text import replace_surrogates
 
 SCOPE, AGL_SCOPE = "lightningbus.events", "agentlightning.events"
 MAX_NAME = 100

@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from common.observability import metrics
-from runners.protocol.choice import SampledChoice
-from runners.protocol.token_history import TokenHistory
-from runners.recording.refusals import InvalidSpan, Refusal, Refusals
-from runners.recording.usage import UsageMeter
-from schemas import ids
-from schemas.base import MAX_TIME_NS, Outcome
-from schemas.codec import MAX_BYTES, EncodeError, EncodeTooLargeError, encode
-from schemas.semconv import attributes
-from schemas.semconv.rewards import extract_rewards
-from schemas.spans import AttemptResult, ModelCall, Span, SpanBatch
-from schemas.tasks import TaskIdentity
-from schemas.text import shorten
-from schemas.trajectory.prefix_encoding import PrefixEncoder
+from lightningbus.common.observability import metrics
+from lightningbus.runners.protocol.choice import SampledChoice
+from lightningbus.runners.protocol.token_history import TokenHistory
+from lightningbus.runners.recording.refusals import InvalidSpan, Refusal, Refusals
+from lightningbus.runners.recording.usage import UsageMeter
+from lightningbus.schemas import ids
+from lightningbus.schemas.base import MAX_TIME_NS, Outcome
+from lightningbus.schemas.codec import MAX_BYTES, EncodeError, EncodeTooLargeError, encode
+from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.semconv.rewards import extract_rewards
+from lightningbus.schemas.spans import AttemptResult, ModelCall, Span, SpanBatch
+from lightningbus.schemas.tasks import TaskIdentity
+from lightningbus.schemas.text import shorten
+from lightningbus.schemas.trajectory.prefix_encoding import PrefixEncoder
 
 BATCH_BYTES = 1_000_000
 MAX_SPAN_BYTES = MAX_BYTES - BATCH_BYTES

@@ -20,13 +20,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from runners.recording.otlp_json import UNREADABLE, fill_request
-from runners.recording.otlp_limits import InvalidOtlp
-from runners.recording.otlp_protobuf import parse_protobuf
-from runners.recording.otlp_spans import convert_logs, convert_spans
-from runners.recording.refusals import Refusals
-from schemas import ids
-from schemas.spans import Span
+from lightningbus.runners.recording.otlp_json import UNREADABLE, fill_request
+from lightningbus.runners.recording.otlp_limits import InvalidOtlp
+from lightningbus.runners.recording.otlp_protobuf import parse_protobuf
+from lightningbus.runners.recording.otlp_spans import convert_logs, convert_spans
+from lightningbus.runners.recording.refusals import Refusals
+from lightningbus.schemas import ids
+from lightningbus.schemas.spans import Span
 
 SIGNALS = frozenset({"traces", "logs", "metrics"})
 JSON = "application/json"

@@ -4,7 +4,7 @@ import base64
 import binascii
 from typing import Any
 
-from runners.recording.refusals import InvalidSpan
+from lightningbus.runners.recording.refusals import InvalidSpan
 
 TRACE_BYTES, SPAN_BYTES = 16, 8
 LENGTHS = {"traceId": TRACE_BYTES, "spanId": SPAN_BYTES, "parentSpanId": SPAN_BYTES}

@@ -9,10 +9,10 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 from opentelemetry.proto.trace.v1 import trace_pb2
 
-from runners.recording.otlp_ids import LENGTHS, decode_id
-from runners.recording.otlp_limits import Budget, InvalidOtlp, check_count
-from runners.recording.refusals import InvalidSpan, Refusal, Refusals
-from schemas.text import replace_surrogates
+from lightningbus.runners.recording.otlp_ids import LENGTHS, decode_id
+from lightningbus.runners.recording.otlp_limits import Budget, InvalidOtlp, check_count
+from lightningbus.runners.recording.refusals import InvalidSpan, Refusal, Refusals
+from lightningbus.schemas.text import replace_surrogates
 
 UNKNOWN = "lightningbus.otlp.unknown."
 NAMES = {

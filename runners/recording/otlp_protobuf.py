@@ -15,7 +15,7 @@ from opentelemetry.proto.logs.v1 import logs_pb2
 from opentelemetry.proto.resource.v1 import resource_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
-from runners.recording.otlp_limits import Budget
+from lightningbus.runners.recording.otlp_limits import Budget
 
 FILES = (common_pb2, resource_pb2, trace_pb2, logs_pb2, trace_service_pb2, logs_service_pb2)
 """The protocol's files, each after those it imports."""

@@ -13,13 +13,13 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1 import trace_pb2
 
-from runners.recording.otlp_ids import check_id
-from runners.recording.otlp_json import UNKNOWN
-from runners.recording.otlp_limits import MAX_SHARED_BYTES, Budget, InvalidOtlp, check_count
-from runners.recording.refusals import InvalidSpan, Refusals
-from schemas import ids
-from schemas.semconv import attributes
-from schemas.spans import Span
+from lightningbus.runners.recording.otlp_ids import check_id
+from lightningbus.runners.recording.otlp_json import UNKNOWN
+from lightningbus.runners.recording.otlp_limits import MAX_SHARED_BYTES, Budget, InvalidOtlp, check_count
+from lightningbus.runners.recording.refusals import InvalidSpan, Refusals
+from lightningbus.schemas import ids
+from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.spans import Span
 
 ORIGINAL_TRACE = "lightningbus.otlp.trace_id"
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from schemas.text import shorten
+from lightningbus.schemas.text import shorten
 
 RefusalKind = Literal["id", "form", "time", "size", "room"]
 MAX_SENTENCES = 5

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.semconv import attributes
-from schemas.semconv.rewards import MAIN, MAX_REWARD, extract_rewards, find_main, is_usable, named_rewards
-from schemas.spans import MAX_REWARDS, Span
+from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.semconv.rewards import MAIN, MAX_REWARD, extract_rewards, find_main, is_usable, named_rewards
+from lightningbus.schemas.spans import MAX_REWARDS, Span
 
 NO_REWARD = "the agent gave no reward"
 WAYS = f"return a number, set a reward function, or emit a span with the attribute {attributes.REWARD}"

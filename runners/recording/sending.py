@@ -2,9 +2,9 @@
 
 import math
 
-from bus.client import Bus
-from runners.recording.attempt import AttemptRecorder
-from schemas import ids, subjects
+from lightningbus.bus.client import Bus
+from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.schemas import ids, subjects
 
 
 async def send(bus: Bus, recorder: AttemptRecorder, seconds: float = math.inf) -> None:

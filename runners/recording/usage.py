@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from schemas.base import MAX_POLICIES
-from schemas.semconv.span_kinds import kind_of
-from schemas.spans import ModelCall, Span, Usage
-from schemas.text import replace_surrogates
+from lightningbus.schemas.base import MAX_POLICIES
+from lightningbus.schemas.semconv.span_kinds import kind_of
+from lightningbus.schemas.spans import ModelCall, Span, Usage
+from lightningbus.schemas.text import replace_surrogates
 
 Interval = tuple[int, int]
 """Start and end in nanoseconds."""

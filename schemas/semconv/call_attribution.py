@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.semconv import attributes, span_kinds
+from lightningbus.schemas.semconv import attributes, span_kinds
 
 WORD = re.compile(r"[\w-]{6,}")
 """A word of a text that may be the id of a tool call."""

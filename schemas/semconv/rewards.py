@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from schemas.semconv import attributes
-from schemas.spans import Span
+from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.spans import Span
 
 MAIN = "reward"
 """Name of the reward that counts for the rollout, also of one without a name."""

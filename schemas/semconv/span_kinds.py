@@ -7,8 +7,8 @@ in OTLP, or all text as the store returns them.
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from schemas.semconv import attributes
-from schemas.semconv.rewards import reward_dimensions
+from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.semconv.rewards import reward_dimensions
 
 SpanKind = Literal[
     "agent",

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from enum import IntEnum
 
-from schemas.base import Outcome
-from schemas.spans import AttemptResult
+from lightningbus.schemas.base import Outcome
+from lightningbus.schemas.spans import AttemptResult
 
 INFRA_OUTCOMES: frozenset[Outcome] = frozenset({"infra_error", "poison", "preempted"})
 """Outcomes that the agent did not cause: the task is retried, and there is no reward."""

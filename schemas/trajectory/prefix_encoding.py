@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from schemas.spans import ModelCall, PrefixRef
+from lightningbus.schemas.spans import ModelCall, PrefixRef
 
 TOKEN_BYTES = 4
 

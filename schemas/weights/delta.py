@@ -24,7 +24,13 @@ import zstandard
 from numpy.typing import NDArray
 from xxhash import xxh3_128, xxh3_128_digest
 
-from schemas.weights.safetensors_header import MAX_HEADER_BYTES, InvalidSafetensors, Tensor, parse_tensors, read_header
+from lightningbus.schemas.weights.safetensors_header import (
+    MAX_HEADER_BYTES,
+    InvalidSafetensors,
+    Tensor,
+    parse_tensors,
+    read_header,
+)
 
 MAGIC = b"lbdelta1"
 BLOCK_BYTES = 4 << 20

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from schemas.base import Event, Identifier, NonNegativeInt, PositiveInt, PositiveSeconds, SubjectToken
+from lightningbus.schemas.base import Event, Identifier, NonNegativeInt, PositiveInt, PositiveSeconds, SubjectToken
 
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 Fingerprint = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
@@ -76,7 +76,7 @@ class RankAssignment(Event, frozen=True, kw_only=True):
 
 
 class BroadcastPlan(Event, frozen=True, kw_only=True):
-    """A broadcast of a version from the learner's memory into engines: see `bus.weights.collective`."""
+    """A broadcast of a version from the learner's memory into engines: see `lightningbus.bus.weights.collective`."""
 
     backend: Backend
     address: str
@@ -118,7 +118,7 @@ class WeightManifest(Event, frozen=True, kw_only=True):
     chain: tuple[DeltaLink, ...] = ()
     """Of a delta: the versions before it, oldest first, starting with a full one."""
     fingerprint: Annotated[str, Meta(pattern=r"^([0-9a-f]{32})?$")] = ""
-    """`schemas.weights.delta.fingerprint` of the full file: the same for every transport."""
+    """`lightningbus.schemas.weights.delta.fingerprint` of the full file: the same for every transport."""
     broadcast: BroadcastPlan | None = None
     """A broadcast to the nodes that were ready; every other node reads the blobs."""
     epoch: NonNegativeInt
@@ -141,12 +141,12 @@ class ReleaseDecision(Event, frozen=True, kw_only=True):
     actor: Annotated[str, Meta(max_length=MAX_ACTOR_CHARS)]
     reason: Annotated[str, Meta(max_length=MAX_REASON_CHARS)] = ""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Of the canary; see `inference.weights.canary`."""
+    """Of the canary; see `lightningbus.inference.weights.canary`."""
     decided_at_ns: NonNegativeInt
 
 
 class ReleaseHistory(Event, frozen=True, kw_only=True):
-    """The decisions on the versions of a model or a prompt; see `schemas.weights.release_policy`."""
+    """The decisions on the versions of a model or a prompt; see `lightningbus.schemas.weights.release_policy`."""
 
     pinned: NonNegativeInt | None = None
     """The only version that is served."""

@@ -5,7 +5,7 @@ from typing import Final, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from schemas.weights.events import ReleaseDecision, ReleaseHistory
+from lightningbus.schemas.weights.events import ReleaseDecision, ReleaseHistory
 
 MAX_DECISIONS: Final = 100
 """Decisions that are kept: far more than there are versions whose files still exist."""

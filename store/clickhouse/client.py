@@ -7,8 +7,8 @@ import clickhouse_connect
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, OperationalError
 
-from common.flat_settings import without_secrets
-from store.clickhouse.query_limits import INTERACTIVE, QueryLimits, settings_for
+from lightningbus.common.flat_settings import without_secrets
+from lightningbus.store.clickhouse.query_limits import INTERACTIVE, QueryLimits, settings_for
 
 DATABASE = "lightningbus"
 TIMEOUT_SECONDS = 300

@@ -6,11 +6,11 @@ import logging
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from common import disk_space
-from common.aio import run_in_daemon_thread
-from store.clickhouse.client import query_row
-from store.clickhouse.query_limits import is_unreachable
-from store.settings import StoreSettings
+from lightningbus.common import disk_space
+from lightningbus.common.aio import run_in_daemon_thread
+from lightningbus.store.clickhouse.client import query_row
+from lightningbus.store.clickhouse.query_limits import is_unreachable
+from lightningbus.store.settings import StoreSettings
 
 log = logging.getLogger(__name__)
 

@@ -1,12 +1,12 @@
 """SQL that creates the two users of a ClickHouse server: a limited reader and a writer. Pure.
 
-The embedded engine has no users; `store.embedded.readonly_guard` limits its readers.
+The embedded engine has no users; `lightningbus.store.embedded.readonly_guard` limits its readers.
 """
 
 import hashlib
 from collections.abc import Iterator
 
-from store.clickhouse.query_limits import INTERACTIVE
+from lightningbus.store.clickhouse.query_limits import INTERACTIVE
 
 READER, WRITER = "lightningbus_reader", "lightningbus_writer"
 READER_QUOTA = {"queries": 200_000, "execution_time": 7_200, "read_bytes": 50_000_000_000_000}

@@ -12,9 +12,9 @@ from typing import Any, BinaryIO
 import chdb
 from clickhouse_connect.driver.exceptions import DatabaseError
 
-from bus.directory_lock import lock_directory
-from bus.errors import BusError
-from store.embedded import readonly_guard
+from lightningbus.bus.directory_lock import lock_directory
+from lightningbus.bus.errors import BusError
+from lightningbus.store.embedded import readonly_guard
 
 SETTING_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 INSERT_WITH_DATA = re.compile(
@@ -26,7 +26,7 @@ GUARD_SCOPE = re.compile(r"(?s)[:.]? In scope SELECT formatQuerySingleLine\(.*\)
 ERROR_CODE = re.compile(r"Code: (\d+)\.")
 
 DirectoryLock = Callable[[Path], AbstractContextManager[object]]
-"""How the directory is kept for this process: `lock_directory` or `bus.directory_lock.lock_for_reading`."""
+"""A lock of the directory: `lock_directory` or `lightningbus.bus.directory_lock.lock_for_reading`."""
 
 
 class EngineError(Exception):

@@ -16,11 +16,11 @@ from contextlib import AsyncExitStack
 
 from aiohttp import BasicAuth, web
 
-from bus.security.secrets import constant_time_equal
-from common.listeners import open_listener, serve_app, url_of
-from store.embedded import origin_check, request_body
-from store.embedded.engine import EmbeddedClickHouse, EngineError, QueryResult, Statement
-from store.embedded.readonly_guard import WRITER
+from lightningbus.bus.security.secrets import constant_time_equal
+from lightningbus.common.listeners import open_listener, serve_app, url_of
+from lightningbus.store.embedded import origin_check, request_body
+from lightningbus.store.embedded.engine import EmbeddedClickHouse, EngineError, QueryResult, Statement
+from lightningbus.store.embedded.readonly_guard import WRITER
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 
-from store.clickhouse.query_limits import INTERACTIVE, QueryLimits
+from lightningbus.store.clickhouse.query_limits import INTERACTIVE, QueryLimits
 
 WRITER = "writer"
 """User who may do everything."""

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from schemas.semconv.attributes import to_text
-from store.ingest.row import Row
+from lightningbus.schemas.semconv.attributes import to_text
+from lightningbus.store.ingest.row import Row
 
 SCALAR_TYPES: dict[str, pa.DataType] = {
     "String": pa.string(),

@@ -8,8 +8,8 @@ from datetime import datetime
 
 import msgspec
 
-from schemas.codec import DecodeError
-from store.ingest.row import Row
+from lightningbus.schemas.codec import DecodeError
+from lightningbus.store.ingest.row import Row
 
 API = "$JS.API."
 THREE_WORD_REQUESTS = frozenset({"MSG", "PEER", "LEADER", "DURABLE"})

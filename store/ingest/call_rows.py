@@ -7,9 +7,9 @@ import struct
 import msgspec
 import numpy as np
 
-from schemas.codec import DecodeError
-from schemas.spans import ModelCall, Span
-from store.ingest.row import Row, to_json
+from lightningbus.schemas.codec import DecodeError
+from lightningbus.schemas.spans import ModelCall, Span
+from lightningbus.store.ingest.row import Row, to_json
 
 MAX_VERSION = 2**32 - 1
 PREVIEW_CHARS = 200

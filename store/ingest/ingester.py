@@ -8,25 +8,25 @@ from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from bus.client import Bus
-from bus.dlq_limit import DlqLimit
-from bus.message import Message
-from bus.pull_consumer import PullConsumer
-from bus.streams import STORE_AUDIT, STORE_CONSUMERS, ConsumerSpec
-from common.aio import cancel_and_wait
-from common.observability import metrics, tracing
-from common.observability.faults import count_fault
-from schemas.base import Event
-from schemas.codec import DecodeError
-from schemas.semconv import attributes
-from schemas.signers import SIGNED_EVENTS
-from store.ingest.audit import build_audit_rows
-from store.ingest.batch import DecodedMessage, InsertBatch
-from store.ingest.row import EventMetadata
-from store.ingest.rows import build_rows
-from store.ingest.settling import dead_letter
-from store.ingest.writer import Writer
-from store.settings import StoreSettings
+from lightningbus.bus.client import Bus
+from lightningbus.bus.dlq_limit import DlqLimit
+from lightningbus.bus.message import Message
+from lightningbus.bus.pull_consumer import PullConsumer
+from lightningbus.bus.streams import STORE_AUDIT, STORE_CONSUMERS, ConsumerSpec
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.common.observability import metrics, tracing
+from lightningbus.common.observability.faults import count_fault
+from lightningbus.schemas.base import Event
+from lightningbus.schemas.codec import DecodeError
+from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.signers import SIGNED_EVENTS
+from lightningbus.store.ingest.audit import build_audit_rows
+from lightningbus.store.ingest.batch import DecodedMessage, InsertBatch
+from lightningbus.store.ingest.row import EventMetadata
+from lightningbus.store.ingest.rows import build_rows
+from lightningbus.store.ingest.settling import dead_letter
+from lightningbus.store.ingest.writer import Writer
+from lightningbus.store.settings import StoreSettings
 
 log = logging.getLogger(__name__)
 

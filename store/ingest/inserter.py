@@ -10,11 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from common.aio import run_in_daemon_thread
-from common.backoff import Backoff, RetryPolicy
-from common.observability import metrics, tracing
-from store.ingest.batch import InsertBatch
-from store.ingest.insert_errors import Cause, cause_of
+from lightningbus.common.aio import run_in_daemon_thread
+from lightningbus.common.backoff import Backoff, RetryPolicy
+from lightningbus.common.observability import metrics, tracing
+from lightningbus.store.ingest.batch import InsertBatch
+from lightningbus.store.ingest.insert_errors import Cause, cause_of
 
 log = logging.getLogger(__name__)
 

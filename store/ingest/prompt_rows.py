@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from schemas.prompts import PromptReleaseState, PromptVersion
-from store.ingest.row import Row
-from store.ingest.weight_rows import decision_fields
+from lightningbus.schemas.prompts import PromptReleaseState, PromptVersion
+from lightningbus.store.ingest.row import Row
+from lightningbus.store.ingest.weight_rows import decision_fields
 
 
 def prompt_version_row(version: PromptVersion) -> Row:

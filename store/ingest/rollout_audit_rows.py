@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from schemas.audit import AuditState, RolloutAudit
-from store.ingest.row import Row
+from lightningbus.schemas.audit import AuditState, RolloutAudit
+from lightningbus.store.ingest.row import Row
 
 
 def rollout_audit_row(audit: RolloutAudit) -> Row:

@@ -2,22 +2,22 @@
 
 from collections.abc import Iterator
 
-from schemas.audit import AuditState, RolloutAudit
-from schemas.base import Event
-from schemas.codec import DecodeError
-from schemas.dead_letters import DeadLetter
-from schemas.fleet import Alert
-from schemas.prompts import PromptReleaseState, PromptVersion
-from schemas.spans import SpanBatch
-from schemas.tasks import TaskBatchRecord
-from schemas.training import TrainingStep
-from schemas.weights.events import ReleaseState, SwapLockState, WeightManifest, WeightsActivated
-from store.ingest.prompt_rows import prompt_decision_rows, prompt_version_row
-from store.ingest.rollout_audit_rows import rollout_audit_row, verdict_rows
-from store.ingest.row import EventMetadata, Row
-from store.ingest.span_batch_rows import span_batch_rows, task_rows
-from store.ingest.training_rows import training_step_rows
-from store.ingest.weight_rows import release_rows, weight_activation_row, weight_version_row
+from lightningbus.schemas.audit import AuditState, RolloutAudit
+from lightningbus.schemas.base import Event
+from lightningbus.schemas.codec import DecodeError
+from lightningbus.schemas.dead_letters import DeadLetter
+from lightningbus.schemas.fleet import Alert
+from lightningbus.schemas.prompts import PromptReleaseState, PromptVersion
+from lightningbus.schemas.spans import SpanBatch
+from lightningbus.schemas.tasks import TaskBatchRecord
+from lightningbus.schemas.training import TrainingStep
+from lightningbus.schemas.weights.events import ReleaseState, SwapLockState, WeightManifest, WeightsActivated
+from lightningbus.store.ingest.prompt_rows import prompt_decision_rows, prompt_version_row
+from lightningbus.store.ingest.rollout_audit_rows import rollout_audit_row, verdict_rows
+from lightningbus.store.ingest.row import EventMetadata, Row
+from lightningbus.store.ingest.span_batch_rows import span_batch_rows, task_rows
+from lightningbus.store.ingest.training_rows import training_step_rows
+from lightningbus.store.ingest.weight_rows import release_rows, weight_activation_row, weight_version_row
 
 
 def build_rows(event: Event, metadata: EventMetadata) -> Iterator[tuple[str, Row]]:

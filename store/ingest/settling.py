@@ -6,11 +6,11 @@ import logging
 from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 
-from bus.client import Bus
-from bus.dead_letters import DeadLetterQueue
-from bus.message import Message
-from bus.streams import ACK_WAIT_SECONDS
-from common.aio import cancel_and_wait
+from lightningbus.bus.client import Bus
+from lightningbus.bus.dead_letters import DeadLetterQueue
+from lightningbus.bus.message import Message
+from lightningbus.bus.streams import ACK_WAIT_SECONDS
+from lightningbus.common.aio import cancel_and_wait
 
 log = logging.getLogger(__name__)
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from schemas import ids
-from schemas.spans import Span, SpanBatch
-from schemas.tasks import TaskRecord
-from schemas.trajectory.attempt_selection import resolution_of
-from store.ingest.call_rows import call_payload_row, model_call_row
-from store.ingest.row import EventMetadata, Row, to_json
+from lightningbus.schemas import ids
+from lightningbus.schemas.spans import Span, SpanBatch
+from lightningbus.schemas.tasks import TaskRecord
+from lightningbus.schemas.trajectory.attempt_selection import resolution_of
+from lightningbus.store.ingest.call_rows import call_payload_row, model_call_row
+from lightningbus.store.ingest.row import EventMetadata, Row, to_json
 
 
 def span_batch_rows(batch: SpanBatch, metadata: EventMetadata) -> Iterator[tuple[str, Row]]:

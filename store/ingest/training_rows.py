@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from schemas.semconv import attributes
-from schemas.training import TrainingStep
-from store.ingest.row import EventMetadata, Row
-from store.ingest.span_batch_rows import span_row
+from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.training import TrainingStep
+from lightningbus.store.ingest.row import EventMetadata, Row
+from lightningbus.store.ingest.span_batch_rows import span_row
 
 
 def training_step_rows(step: TrainingStep, metadata: EventMetadata) -> Iterator[tuple[str, Row]]:

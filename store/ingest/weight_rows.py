@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from schemas.weights.events import ReleaseDecision, ReleaseState, WeightManifest, WeightsActivated
-from store.ingest.row import Row
+from lightningbus.schemas.weights.events import ReleaseDecision, ReleaseState, WeightManifest, WeightsActivated
+from lightningbus.store.ingest.row import Row
 
 
 def weight_version_row(version: WeightManifest) -> Row:

@@ -13,7 +13,7 @@ from datetime import datetime
 from importlib import resources
 from typing import Any
 
-from store.reports.counted_rewards import COUNTED_REWARDS
+from lightningbus.store.reports.counted_rewards import COUNTED_REWARDS
 
 HEADER = re.compile(r"--\s*(\w+):\s*(.*?)\s*$")
 BY_MODEL = re.compile(r"\bAS model,|\brun_id, model,")

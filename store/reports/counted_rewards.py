@@ -2,13 +2,14 @@
 
 A rollout counts once for each model that answered it. Its reward is the one that the model's learner trains on:
 ``rewards[name]`` where the setting ``reward`` names one, else the main reward.
-In training as the learner counts it (`learner.rollouts.assembler.training_reward`): a rollout that the agent failed
-counts as 0 under ``failed_rollouts: zero``, and is left out under ``mask``. One that infrastructure failed is left out.
+In training as the learner counts it (`lightningbus.learner.rollouts.assembler.training_reward`): a rollout that the
+agent failed counts as 0 under ``failed_rollouts: zero``, and is left out under ``mask``. One that infrastructure failed
+is left out.
 In an evaluation every failed rollout counts as 0, as in `lightningbus.run.evaluation`. One whose reward function did
 not end counts nowhere.
 """
 
-from schemas.trajectory.attempt_selection import UNREWARDED_OUTCOMES
+from lightningbus.schemas.trajectory.attempt_selection import UNREWARDED_OUTCOMES
 
 REWARD_SETTINGS = """
 SELECT run_id, model, JSONExtractString(last_settings, 'failed_rollouts') AS failed_rollouts,

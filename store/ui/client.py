@@ -12,7 +12,7 @@ from typing import Any
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from store.clickhouse.query_limits import explain_error, is_unreachable
+from lightningbus.store.clickhouse.query_limits import explain_error, is_unreachable
 
 QueryRow = dict[str, Any]
 
@@ -44,7 +44,7 @@ class StoreState(StrEnum):
 
 
 class Reader:
-    """Sends queries to a `store.clickhouse.client.connect_readonly` client from the event loop.
+    """Sends queries to a `lightningbus.store.clickhouse.client.connect_readonly` client from the event loop.
 
     The client may change while pages are open: `use` another one, or `lose` it. For ``patience`` seconds after it is
     lost, queries wait for the next one. So a store that is back at once is never said to be gone.

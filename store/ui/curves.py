@@ -7,7 +7,7 @@ them.
 from collections.abc import Mapping
 from typing import Any
 
-from store.ui.queries import MAX_POINTS, OF_MODEL
+from lightningbus.store.ui.queries import MAX_POINTS, OF_MODEL
 
 MAX_METRICS = 24
 """Metrics of one query, so that its rows stay below the limit of a query."""

@@ -24,7 +24,7 @@ class Message:
 
 
 def transcript_of(calls: Sequence[QueryRow]) -> list[Message]:
-    """All messages of a rollout in order, from the calls of `store.ui.rollout.build_calls`."""
+    """All messages of a rollout in order, from the calls of `lightningbus.store.ui.rollout.build_calls`."""
     messages = []
     for call in calls:
         for message in call["messages"]:

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from store.ui.queries import MODEL_VERSION
-from store.ui.rollout_queries import TOOL_ATTEMPTS
+from lightningbus.store.ui.queries import MODEL_VERSION
+from lightningbus.store.ui.rollout_queries import TOOL_ATTEMPTS
 
 PAGE_SIZE = 50
 SORTS = {

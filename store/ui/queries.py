@@ -5,8 +5,8 @@ tables are as exact as the views and faster. A curve has at most `MAX_POINTS` po
 next to each other are taken together, ``per_point`` of them.
 """
 
-from store.reports import REPORTS
-from store.reports.counted_rewards import COUNTED_REWARDS
+from lightningbus.store.reports import REPORTS
+from lightningbus.store.reports.counted_rewards import COUNTED_REWARDS
 
 MAX_POINTS = 300
 MAX_SPANS = 2000

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from schemas.trajectory.attempt_selection import Resolution, supersedes
+from lightningbus.schemas.trajectory.attempt_selection import Resolution, supersedes
 
 QueryRow = dict[str, Any]
 
@@ -12,7 +12,7 @@ QueryRow = dict[str, Any]
 def build_attempts(ended: Sequence[QueryRow], executions: Sequence[QueryRow]) -> list[QueryRow]:
     """All attempts in the order they started: those that ended, and those that have only spans so far.
 
-    ``counts`` is true of the attempt that is the rollout, by the rule of `schemas.trajectory.attempt_selection`.
+    ``counts`` is true of the attempt that is the rollout, by `lightningbus.schemas.trajectory.attempt_selection`.
     """
     best: QueryRow | None = None
     for row in sorted(ended, key=lambda row: row["stream_sequence"]):
@@ -37,7 +37,8 @@ def select_attempt(attempts: Sequence[QueryRow], execution: str) -> QueryRow | N
 def expand_requests(contents: Sequence[QueryRow]) -> dict[int, str]:
     """The full request of each call: prefixes of earlier calls' suffixes, in bytes, then its own suffix.
 
-    Unlike `schemas.trajectory.prefix_encoding.expand_calls` it tolerates a missing call: the page shows what there is.
+    A missing call is tolerated, unlike in `lightningbus.schemas.trajectory.prefix_encoding.expand_calls`: the page
+    shows what there is.
     """
     suffixes = {row["call"]: row["request"].encode() for row in contents}
     requests = {}
@@ -124,7 +125,7 @@ def _common_prefix_len(messages: list[Any], history: list[Any]) -> int:
 def _comparable_fields(message: Any) -> Any:
     """The fields of a message that clients send back; they leave out others, such as reasoning.
 
-    `schemas.trajectory.chat_messages.same_message` would tell those two messages apart.
+    `lightningbus.schemas.trajectory.chat_messages.same_message` would tell those two messages apart.
     """
     if not isinstance(message, Mapping):
         return message

@@ -1,4 +1,4 @@
-"""The questions of a rollout's page and of the list's filters. Names and exactness are as in `store.ui.queries`."""
+"""Questions of a rollout's page and of the list's filters, named and exact as in `lightningbus.store.ui.queries`."""
 
 GROUP = """
 SELECT r.rollout_id AS rollout_id, r.sample_index AS sample_index, r.outcome AS outcome, r.reward AS reward,
@@ -35,7 +35,7 @@ FROM rollouts WHERE run_id = {run_id:String} AND mode = {mode:String} AND evalua
 
 TOOL = """multiIf(startsWith(name, 'execute_tool '), substring(name, 14),
     attributes['gen_ai.tool.name'] != '', attributes['gen_ai.tool.name'], attributes['tool.name'])"""
-"""The tool that a span calls, empty for other spans; as `schemas.semconv.span_kinds` names it."""
+"""The tool that a span calls, empty for other spans; as `lightningbus.schemas.semconv.span_kinds` names it."""
 
 UNNAMED_TOOL = "NOT startsWith(name, 'execute_tool ') AND NOT startsWith(scope, 'lightningbus')"
 """Spans whose tool, if they call one, is in their attributes. These take long to read, so no others are read."""

@@ -4,18 +4,18 @@ import asyncio
 
 from aiohttp import web
 
-from schemas import ids
-from store.ui import filters, queries, rollout_queries
-from store.ui.client import QueryRow
-from store.ui.diff import align, transcript_of
-from store.ui.other_run import RunReader
-from store.ui.responses import json_response, require_param
-from store.ui.rollout import build_attempts, build_calls, expand_requests, select_attempt
-from store.ui.tree import build_tree
+from lightningbus.schemas import ids
+from lightningbus.store.ui import filters, queries, rollout_queries
+from lightningbus.store.ui.client import QueryRow
+from lightningbus.store.ui.diff import align, transcript_of
+from lightningbus.store.ui.other_run import RunReader
+from lightningbus.store.ui.responses import json_response, require_param
+from lightningbus.store.ui.rollout import build_attempts, build_calls, expand_requests, select_attempt
+from lightningbus.store.ui.tree import build_tree
 
 
 class RolloutRoutes:
-    """The routes, for the application of `store.ui.server`."""
+    """The routes, for the application of `lightningbus.store.ui.server`."""
 
     def __init__(self, reader: RunReader) -> None:
         self._reader = reader

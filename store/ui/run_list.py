@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from schemas.fleet import Heartbeat
-from store.reports.counted_rewards import COUNTED_REWARD, COUNTED_REWARDS, REWARD_SETTINGS
-from store.ui.client import StoreState
-from store.ui.other_run import OtherRun
-from store.ui.run_state import choose_state
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.store.reports.counted_rewards import COUNTED_REWARD, COUNTED_REWARDS, REWARD_SETTINGS
+from lightningbus.store.ui.client import StoreState
+from lightningbus.store.ui.other_run import OtherRun
+from lightningbus.store.ui.run_state import choose_state
 
 QueryRow = dict[str, Any]
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from bus.fleet.node_state import DONE
-from schemas.fleet import Heartbeat
-from store.ui.client import StoreState
+from lightningbus.bus.fleet.node_state import DONE
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.store.ui.client import StoreState
 
 IDLE_SECONDS = 120.0
 """A run without a living learner still runs while something has happened within this time."""

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from aiohttp import web
 
-from bus.fleet.heartbeat_text import describe
-from common.listeners import open_listener, serve_app, url_of
-from schemas.fleet import Heartbeat
-from store.embedded import origin_check
-from store.ui import curves, queries, rollout_queries, run_list, run_state
-from store.ui.client import QueryFailed, Reader, StoreGone, StoreState
-from store.ui.other_run import NoOtherRuns, OtherRuns, RunReader
-from store.ui.responses import json_response, require_param
-from store.ui.rollout_routes import RolloutRoutes
+from lightningbus.bus.fleet.heartbeat_text import describe
+from lightningbus.common.listeners import open_listener, serve_app, url_of
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.store.embedded import origin_check
+from lightningbus.store.ui import curves, queries, rollout_queries, run_list, run_state
+from lightningbus.store.ui.client import QueryFailed, Reader, StoreGone, StoreState
+from lightningbus.store.ui.other_run import NoOtherRuns, OtherRuns, RunReader
+from lightningbus.store.ui.responses import json_response, require_param
+from lightningbus.store.ui.rollout_routes import RolloutRoutes
 
 STATIC = Path(__file__).parent / "static"
 RESPONSE_HEADERS = {

@@ -15,9 +15,9 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from schemas.semconv import attributes
-from schemas.semconv.call_attribution import CallIndex, RecordedCall
-from schemas.semconv.span_kinds import (
+from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.semconv.call_attribution import CallIndex, RecordedCall
+from lightningbus.schemas.semconv.span_kinds import (
     agl_links,
     entity_name,
     kind_of,

@@ -12,7 +12,7 @@ import pytest
 
 from lightningbus.api.agent_function import runner_fields
 from lightningbus.run.role_process import UserError
-from runners.agent.executors import WORKER_SCRIPT
+from lightningbus.runners.agent.executors import WORKER_SCRIPT
 from tests.agents import plain
 from tests.commands import ROOT
 

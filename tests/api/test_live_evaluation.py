@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import lightningbus as lb
-from bus.weights.registry import WeightRegistry
+from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.run.pinned_version import find_pin
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import RunSettings

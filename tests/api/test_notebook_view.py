@@ -5,7 +5,7 @@ import io
 
 from tqdm import tqdm
 
-from bus.client import Bus
+from lightningbus.bus.client import Bus
 from lightningbus.run.live_view import LiveView
 from lightningbus.run.notebook_view import NotebookView, choose_view
 from tests.polling import HANG_SECONDS

@@ -11,7 +11,7 @@ import pandas
 import pytest
 
 import lightningbus as lb
-from bus.client import Bus
+from lightningbus.bus.client import Bus
 from lightningbus.run.run_directory import Endpoints, RunDirectory
 from lightningbus.run.terminal import render_html
 from tests.polling import HANG_SECONDS

@@ -11,21 +11,21 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from auditor.auditor import Auditor, AuditorError, samplers_of
-from auditor.convictions import describe_verdict
-from auditor.settings import AuditorSettings
-from bus.client import Bus
-from bus.weights.audit_log import AuditLog
-from bus.weights.registry import WeightRegistry
-from common.aio import cancel_and_wait
-from learner.publishing.publisher import WeightPublisher
-from learner.settings.learner import LearnerSettings
-from runners.protocol.choice import pack_array
-from schemas import ids, subjects
-from schemas.audit import AuditVerdict, RolloutAudit
-from schemas.fleet import Heartbeat
-from schemas.spans import VersionSpan
-from schemas.weights.release_policy import is_revoked
+from lightningbus.auditor.auditor import Auditor, AuditorError, samplers_of
+from lightningbus.auditor.convictions import describe_verdict
+from lightningbus.auditor.settings import AuditorSettings
+from lightningbus.bus.client import Bus
+from lightningbus.bus.weights.audit_log import AuditLog
+from lightningbus.bus.weights.registry import WeightRegistry
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.learner.publishing.publisher import WeightPublisher
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.runners.protocol.choice import pack_array
+from lightningbus.schemas import ids, subjects
+from lightningbus.schemas.audit import AuditVerdict, RolloutAudit
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.spans import VersionSpan
+from lightningbus.schemas.weights.release_policy import is_revoked
 from tests.auditor.test_reference_model import make_model, save_weights
 from tests.factories import batches, model_call
 from tests.polling import HANG_SECONDS
@@ -81,7 +81,7 @@ class World:
         audits: asyncio.Queue[RolloutAudit] = asyncio.Queue()
 
         async def on_audit(message: Any) -> None:
-            from schemas.codec import decode
+            from lightningbus.schemas.codec import decode
 
             audits.put_nowait(decode(RolloutAudit, message.data))
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from auditor.distribution import log_probs, sampled_ranks
-from auditor.samples import Sampling
+from lightningbus.auditor.distribution import log_probs, sampled_ranks
+from lightningbus.auditor.samples import Sampling
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.0, 0.0, 3.0, 1.0]])
 

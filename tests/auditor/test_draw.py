@@ -2,9 +2,9 @@
 
 from msgspec.structs import replace
 
-from auditor.budget import CpuBudget
-from auditor.draw import MAX_PARTIAL, MAX_READ, Draw
-from schemas.spans import SpanBatch, VersionSpan
+from lightningbus.auditor.budget import CpuBudget
+from lightningbus.auditor.draw import MAX_PARTIAL, MAX_READ, Draw
+from lightningbus.schemas.spans import SpanBatch, VersionSpan
 from tests.factories import batches
 
 KEY = b"k" * 32

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from auditor.evidence import AuditedTokens, Cusum, Evidence
+from lightningbus.auditor.evidence import AuditedTokens, Cusum, Evidence
 
 THRESHOLD = -np.log(1e-9)
 MILLION = 1_000_000

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
-from auditor.evidence import AuditedTokens, Finding
-from auditor.judge import Judge, verdicts_on
-from auditor.settings import AuditorSettings
-from schemas.audit import AuditState, AuditVerdict
-from schemas.quarantine import add_verdict, applies_to, find_verdict
-from schemas.spans import VersionSpan
+from lightningbus.auditor.evidence import AuditedTokens, Finding
+from lightningbus.auditor.judge import Judge, verdicts_on
+from lightningbus.auditor.settings import AuditorSettings
+from lightningbus.schemas.audit import AuditState, AuditVerdict
+from lightningbus.schemas.quarantine import add_verdict, applies_to, find_verdict
+from lightningbus.schemas.spans import VersionSpan
 from tests.factories import model_call
 
 FINDING = Finding(log_evidence=25.0, onset_version=5, num_tokens=40, reason="it differs")

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from auditor.reference_model import ReferenceModel
-from auditor.samples import AuditSample, Sampling
+from lightningbus.auditor.reference_model import ReferenceModel
+from lightningbus.auditor.samples import AuditSample, Sampling
 
 PROMPT, RESPONSE = [3, 1, 4, 1, 5], [9, 2, 6]
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from auditor.samples import Sampling, build_samples, is_recomputable
-from schemas.spans import VersionSpan
+from lightningbus.auditor.samples import Sampling, build_samples, is_recomputable
+from lightningbus.schemas.spans import VersionSpan
 from tests.factories import batches, model_call
 
 TWO = (

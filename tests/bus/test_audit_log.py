@@ -4,11 +4,11 @@ import asyncio
 import subprocess
 import sys
 
-from bus.client import Bus
-from bus.weights.audit_log import AuditLog
-from schemas import subjects
-from schemas.audit import AuditState, AuditVerdict
-from schemas.quarantine import standing_verdicts
+from lightningbus.bus.client import Bus
+from lightningbus.bus.weights.audit_log import AuditLog
+from lightningbus.schemas import subjects
+from lightningbus.schemas.audit import AuditState, AuditVerdict
+from lightningbus.schemas.quarantine import standing_verdicts
 from tests.commands import environment
 from tests.polling import HANG_SECONDS
 

@@ -11,10 +11,10 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import DiscardPolicy, RetentionPolicy, StreamConfig
 
-from bus.client import Bus
-from bus.dead_letters import DeadLetterQueue
-from bus.embedded.nats_server import NatsServer
-from bus.errors import (
+from lightningbus.bus.client import Bus
+from lightningbus.bus.dead_letters import DeadLetterQueue
+from lightningbus.bus.embedded.nats_server import NatsServer
+from lightningbus.bus.errors import (
     BusError,
     ChecksumMismatchError,
     FencedError,
@@ -23,19 +23,19 @@ from bus.errors import (
     StreamFullError,
     classify,
 )
-from bus.fleet.heartbeats import Fleet
-from bus.lease import LeaseRenewer
-from bus.object_store import CHUNK_BYTES
-from bus.provisioning import ensure_stream
-from bus.streams import STORE_EVENTS, learner_consumer, runner_consumer
-from bus.task_publisher import TaskPublisher
-from common.aio import cancel_and_wait
-from schemas import subjects
-from schemas.codec import DecodeError, encode, schema_of
-from schemas.dead_letters import DeadLetter
-from schemas.fleet import Heartbeat
-from schemas.tasks import Task, TaskBatchRecord
-from schemas.weights.events import Blob
+from lightningbus.bus.fleet.heartbeats import Fleet
+from lightningbus.bus.lease import LeaseRenewer
+from lightningbus.bus.object_store import CHUNK_BYTES
+from lightningbus.bus.provisioning import ensure_stream
+from lightningbus.bus.streams import STORE_EVENTS, learner_consumer, runner_consumer
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.schemas import subjects
+from lightningbus.schemas.codec import DecodeError, encode, schema_of
+from lightningbus.schemas.dead_letters import DeadLetter
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.tasks import Task, TaskBatchRecord
+from lightningbus.schemas.weights.events import Blob
 from tests.polling import HANG_SECONDS
 
 

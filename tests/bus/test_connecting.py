@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 import uvloop
 
-from bus.client import Bus
-from bus.embedded.nats_server import NatsServer, nats_server
-from bus.errors import BusError, CredentialsError
-from bus.security.auth_refusals import AuthRefusals
-from bus.security.credentials import Credentials
-from bus.security.users import create_users
-from bus.task_publisher import TaskPublisher
-from common.aio import cancel_and_wait
-from schemas.tasks import Task
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import NatsServer, nats_server
+from lightningbus.bus.errors import BusError, CredentialsError
+from lightningbus.bus.security.auth_refusals import AuthRefusals
+from lightningbus.bus.security.credentials import Credentials
+from lightningbus.bus.security.users import create_users
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.schemas.tasks import Task
 from tests.commands import environment
 from tests.pausing import paused
 from tests.polling import HANG_SECONDS
@@ -89,7 +89,7 @@ def test_a_role_with_a_malformed_address_ends_with_code_2_and_no_password(tmp_pa
 
 async def test_a_server_that_hangs_up_as_the_wait_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """nats-py forgets a cancellation that arrives together with the end of a connection, and would connect for ever."""
-    monkeypatch.setattr("bus.connection.CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr("lightningbus.bus.connection.CONNECT_SECONDS", 1.0)
     loop, accepted = asyncio.get_running_loop(), asyncio.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         clients: list[socket.socket] = []
@@ -158,7 +158,7 @@ async def test_rotated_keys_are_read_again_at_a_reconnect(tmp_path: Path) -> Non
 
 async def test_old_keys_end_the_connection_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused for as long as is allowed: the connection fails and says why, rather than try for ever."""
-    monkeypatch.setattr("bus.connection.AUTH_RETRY_SECONDS", 1.0)
+    monkeypatch.setattr("lightningbus.bus.connection.AUTH_RETRY_SECONDS", 1.0)
     users, fresh = tmp_path / "users", tmp_path / "fresh"
     assert list(create_users(users, tls=False)) and list(create_users(fresh, tls=False))
     async with (

@@ -8,17 +8,17 @@ from uuid import uuid4
 
 import pytest
 
-from bus.client import Bus
-from bus.dead_letters import DeadLetterQueue
-from bus.dlq_limit import MAX_CONSECUTIVE, WINDOW, DlqLimit
-from bus.errors import DlqLimitExceededError
-from bus.streams import runner_consumer
-from bus.task_publisher import TaskPublisher
-from schemas import subjects
-from schemas.codec import MAX_BYTES, encode
-from schemas.dead_letters import DeadLetter
-from schemas.fleet import Alert
-from schemas.tasks import Task
+from lightningbus.bus.client import Bus
+from lightningbus.bus.dead_letters import DeadLetterQueue
+from lightningbus.bus.dlq_limit import MAX_CONSECUTIVE, WINDOW, DlqLimit
+from lightningbus.bus.errors import DlqLimitExceededError
+from lightningbus.bus.streams import runner_consumer
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.schemas import subjects
+from lightningbus.schemas.codec import MAX_BYTES, encode
+from lightningbus.schemas.dead_letters import DeadLetter
+from lightningbus.schemas.fleet import Alert
+from lightningbus.schemas.tasks import Task
 from tests.polling import HANG_SECONDS
 
 

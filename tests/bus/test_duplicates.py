@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from bus import publisher
-from bus.client import Bus
-from bus.embedded.nats_server import NatsServer
-from bus.errors import DuplicateMessageError
-from schemas import subjects
-from schemas.tasks import Task
+from lightningbus.bus import publisher
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import NatsServer
+from lightningbus.bus.errors import DuplicateMessageError
+from lightningbus.schemas import subjects
+from lightningbus.schemas.tasks import Task
 from tests.pausing import paused
 from tests.polling import HANG_SECONDS
 

@@ -12,18 +12,18 @@ from urllib.parse import quote
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from bus.client import Bus
-from bus.embedded.nats_server import NatsServer, nats_server
-from bus.errors import CredentialsError
-from bus.security import certificate_expiry
-from bus.security.certificates import CertificateAuthority
-from bus.security.credentials import Credentials
-from bus.security.identities import identity_of
-from bus.security.key_rotation import begin_rotation, finish_rotation
-from bus.security.users import create_users
-from bus.task_publisher import TaskPublisher
-from common.observability import metric_registry
-from schemas.tasks import Task
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import NatsServer, nats_server
+from lightningbus.bus.errors import CredentialsError
+from lightningbus.bus.security import certificate_expiry
+from lightningbus.bus.security.certificates import CertificateAuthority
+from lightningbus.bus.security.credentials import Credentials
+from lightningbus.bus.security.identities import identity_of
+from lightningbus.bus.security.key_rotation import begin_rotation, finish_rotation
+from lightningbus.bus.security.users import create_users
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.common.observability import metric_registry
+from lightningbus.schemas.tasks import Task
 from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.integration
@@ -172,7 +172,7 @@ async def test_the_end_of_each_certificate_is_a_metric_and_a_warning_when_near(
 ) -> None:
     """Of the role's own, its authority's and the server's; new ones are shown after a reconnect."""
     users = tmp_path / "users"
-    monkeypatch.setattr("bus.security.certificates.VALID_DAYS", 20)
+    monkeypatch.setattr("lightningbus.bus.security.certificates.VALID_DAYS", 20)
     assert list(create_users(users, tls=True))
     async with (
         asyncio.timeout(HANG_SECONDS),
@@ -184,7 +184,7 @@ async def test_the_end_of_each_certificate_is_a_metric_and_a_warning_when_near(
             await asyncio.sleep(0.01)
         warned = " ".join(caplog.messages)
         assert all(f"the {name} certificate of the bus ends on" in warned for name in names)
-        monkeypatch.setattr("bus.security.certificates.VALID_DAYS", 400)
+        monkeypatch.setattr("lightningbus.bus.security.certificates.VALID_DAYS", 400)
         assert list(begin_rotation(users)) and list(finish_rotation(users))
         reload(server)
         await bus.reconnected.wait()
@@ -204,7 +204,7 @@ def days_left(certificate: str) -> int:
 def test_the_end_of_a_certificate_is_read_as_cryptography_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int
 ) -> None:
-    monkeypatch.setattr("bus.security.certificates.VALID_DAYS", days)
+    monkeypatch.setattr("lightningbus.bus.security.certificates.VALID_DAYS", days)
     certificate = CertificateAuthority.create().certificate
     der = certificate.public_bytes(serialization.Encoding.DER)
     assert certificate_expiry.parse_not_after(der) == certificate.not_valid_after_utc.timestamp()

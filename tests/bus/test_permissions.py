@@ -17,18 +17,24 @@ import pytest
 from nats.aio.msg import Msg
 from nats.errors import StaleConnectionError
 
-from bus.client import Bus
-from bus.dead_letters import DeadLetterQueue
-from bus.embedded.nats_server import nats_server
-from bus.errors import BusError, CredentialsError
-from bus.lease import LeaseRenewer
-from bus.message import Message
-from bus.prompts import PromptRegistry
-from bus.security.credentials import Credentials
-from bus.security.identities import identity_of
-from bus.security.permissions import LEAF_ROLES, PERMISSIONS, inbox_prefix, make_permissions, via_hub_domain
-from bus.security.users import create_users
-from bus.streams import (
+from lightningbus.bus.client import Bus
+from lightningbus.bus.dead_letters import DeadLetterQueue
+from lightningbus.bus.embedded.nats_server import nats_server
+from lightningbus.bus.errors import BusError, CredentialsError
+from lightningbus.bus.lease import LeaseRenewer
+from lightningbus.bus.message import Message
+from lightningbus.bus.prompts import PromptRegistry
+from lightningbus.bus.security.credentials import Credentials
+from lightningbus.bus.security.identities import identity_of
+from lightningbus.bus.security.permissions import (
+    LEAF_ROLES,
+    PERMISSIONS,
+    inbox_prefix,
+    make_permissions,
+    via_hub_domain,
+)
+from lightningbus.bus.security.users import create_users
+from lightningbus.bus.streams import (
     BUCKET,
     DEFAULT_POLICIES,
     STORE_CONSUMERS,
@@ -41,25 +47,25 @@ from bus.streams import (
     learner_consumer,
     runner_consumer,
 )
-from bus.task_publisher import TaskPublisher
-from bus.weights.audit_log import AuditLog
-from bus.weights.registry import WeightRegistry
-from bus.weights.version_cache import WeightCache
-from common.aio import cancel_and_wait
-from inference.weights.updater import WeightUpdater
-from learner.publishing.publisher import WeightPublisher
-from learner.rollouts.dispatch_mark import RunDispatch
-from learner.settings.learner import LearnerSettings
-from learner.settings.weights import WeightSettings
-from runners.prompts import AgentPrompts
-from schemas import subjects
-from schemas.audit import AuditVerdict, RolloutAudit
-from schemas.codec import decode, encode
-from schemas.fleet import Alert, Heartbeat
-from schemas.prompts import PromptCanary, PromptReleaseState, PromptVersion, digest_of
-from schemas.tasks import Task, TaskBatchRecord
-from schemas.training import DispatchMark
-from schemas.weights.events import ReleaseState, SwapLockState, WeightManifest, WeightsActivated
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.bus.weights.audit_log import AuditLog
+from lightningbus.bus.weights.registry import WeightRegistry
+from lightningbus.bus.weights.version_cache import WeightCache
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.inference.weights.updater import WeightUpdater
+from lightningbus.learner.publishing.publisher import WeightPublisher
+from lightningbus.learner.rollouts.dispatch_mark import RunDispatch
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.settings.weights import WeightSettings
+from lightningbus.runners.prompts import AgentPrompts
+from lightningbus.schemas import subjects
+from lightningbus.schemas.audit import AuditVerdict, RolloutAudit
+from lightningbus.schemas.codec import decode, encode
+from lightningbus.schemas.fleet import Alert, Heartbeat
+from lightningbus.schemas.prompts import PromptCanary, PromptReleaseState, PromptVersion, digest_of
+from lightningbus.schemas.tasks import Task, TaskBatchRecord
+from lightningbus.schemas.training import DispatchMark
+from lightningbus.schemas.weights.events import ReleaseState, SwapLockState, WeightManifest, WeightsActivated
 from tests import tensorfiles
 from tests.commands import environment
 from tests.factories import batches

@@ -6,14 +6,14 @@ import pytest
 from nats.errors import OutboundBufferLimitError
 from nats.js.api import DiscardPolicy, StreamConfig
 
-from bus.client import Bus
-from bus.embedded.nats_server import NatsServer
-from bus.errors import BusError, DuplicateMessageError, FencedError, PublishTimeoutError, StreamFullError
-from bus.provisioning import ensure_stream
-from bus.publish_batch import OutgoingMessage
-from bus.publisher import MAX_PENDING_ACKS
-from bus.security.signing import EXPECTED_LAST_HEADER
-from schemas.subjects import MSG_ID_HEADER
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import NatsServer
+from lightningbus.bus.errors import BusError, DuplicateMessageError, FencedError, PublishTimeoutError, StreamFullError
+from lightningbus.bus.provisioning import ensure_stream
+from lightningbus.bus.publish_batch import OutgoingMessage
+from lightningbus.bus.publisher import MAX_PENDING_ACKS
+from lightningbus.bus.security.signing import EXPECTED_LAST_HEADER
+from lightningbus.schemas.subjects import MSG_ID_HEADER
 from tests.polling import HANG_SECONDS
 
 

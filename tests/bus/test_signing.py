@@ -9,20 +9,26 @@ import nkeys
 import pytest
 from msgspec.structs import replace
 
-from bus.client import Bus
-from bus.embedded.nats_server import NatsServer
-from bus.errors import CredentialsError, FencedError
-from bus.security.credentials import FILE, Credentials
-from bus.security.permissions import PERMISSIONS
-from bus.security.signing import EXPECTED_LAST_HEADER, SIGNATURE_HEADER, InvalidSignatureError, SigningKeys, make_keys
-from bus.security.users import create_users
-from bus.weights.registry import WeightRegistry
-from schemas import subjects
-from schemas.audit import AuditState, AuditVerdict
-from schemas.codec import encode, schema_of
-from schemas.signers import bytes_to_sign, can_sign
-from schemas.weights.events import Blob, ReleaseDecision, ReleaseState, WeightManifest
-from schemas.weights.release_policy import apply_decision
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import NatsServer
+from lightningbus.bus.errors import CredentialsError, FencedError
+from lightningbus.bus.security.credentials import FILE, Credentials
+from lightningbus.bus.security.permissions import PERMISSIONS
+from lightningbus.bus.security.signing import (
+    EXPECTED_LAST_HEADER,
+    SIGNATURE_HEADER,
+    InvalidSignatureError,
+    SigningKeys,
+    make_keys,
+)
+from lightningbus.bus.security.users import create_users
+from lightningbus.bus.weights.registry import WeightRegistry
+from lightningbus.schemas import subjects
+from lightningbus.schemas.audit import AuditState, AuditVerdict
+from lightningbus.schemas.codec import encode, schema_of
+from lightningbus.schemas.signers import bytes_to_sign, can_sign
+from lightningbus.schemas.weights.events import Blob, ReleaseDecision, ReleaseState, WeightManifest
+from lightningbus.schemas.weights.release_policy import apply_decision
 
 SUBJECT, RELEASE = subjects.weights("policy"), subjects.release("policy")
 

@@ -11,8 +11,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from bus.task_file import TaskFileError, TaskInput, load_tasks
-from common.task_source import TaskSource, parse_columns
+from lightningbus.bus.task_file import TaskFileError, TaskInput, load_tasks
+from lightningbus.common.task_source import TaskSource, parse_columns
 
 ROWS = [
     {"uid": "a", "prompt": "2+2", "target": 4, "extra": {"level": "easy"}},
@@ -129,7 +129,10 @@ def test_a_data_set_that_is_not_there_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("missing", "path"), [("pyarrow", "t.parquet"), ("datasets", "hf:openai/gsm8k")])
 def test_a_missing_library_is_named_with_its_extra(tmp_path: Path, missing: str, path: str) -> None:
     (tmp_path / "t.parquet").write_bytes(b"")
-    code = f"import sys; sys.modules[{missing!r}] = None; from bus.task_file import load_tasks; load_tasks({path!r})"
+    code = (
+        f"import sys; sys.modules[{missing!r}] = None\n"
+        f"from lightningbus.bus.task_file import load_tasks; load_tasks({path!r})"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stderr.endswith(f"{missing} is not installed: pip install 'lightningbus[data]'\n"), done.stderr
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bus.errors import ChecksumMismatchError
-from bus.verified_download import sha256_of
-from bus.weights.transports.directory import DirectoryTransport
+from lightningbus.bus.errors import ChecksumMismatchError
+from lightningbus.bus.verified_download import sha256_of
+from lightningbus.bus.weights.transports.directory import DirectoryTransport
 
 CONTENT = b"weights" * 10_000
 

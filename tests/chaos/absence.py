@@ -7,9 +7,9 @@ from typing import Any
 
 import msgpack
 
-from schemas import subjects
-from schemas.codec import schema_of
-from schemas.tasks import Task
+from lightningbus.schemas import subjects
+from lightningbus.schemas.codec import schema_of
+from lightningbus.schemas.tasks import Task
 from tests.chaos.faults import Log
 from tests.chaos.running_system import RUN, RunningSystem
 from tests.polling import until_answered

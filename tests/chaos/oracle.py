@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from bus.client import Bus
-from schemas import subjects
-from schemas.codec import decode
-from schemas.weights.events import WeightManifest
+from lightningbus.bus.client import Bus
+from lightningbus.schemas import subjects
+from lightningbus.schemas.codec import decode
+from lightningbus.schemas.weights.events import WeightManifest
 from tests.chaos.running_system import RunningSystem
 from tests.chaos.tap import Tap
 from tests.chaos.tokens import flaw

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from typing import Literal
 
-from common.aio import cancel_and_wait
+from lightningbus.common.aio import cancel_and_wait
 
 Fault = Literal["none", "delay", "cut", "half_open", "reset"]
 DELAY_SECONDS = 0.2

@@ -17,20 +17,20 @@ from typing import Any
 import psutil
 from clickhouse_connect.driver.client import Client
 
-from bus.client import Bus
-from bus.embedded.nats_server import NatsServer, free_port
-from bus.fleet.heartbeats import Fleet
-from bus.fleet.readiness import READY_STATES
-from bus.streams import DEFAULT_POLICIES
-from common.aio import cancel_and_wait
-from inference.settings import InferenceSettings
-from learner.settings.learner import LearnerSettings
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import NatsServer, free_port
+from lightningbus.bus.fleet.heartbeats import Fleet
+from lightningbus.bus.fleet.readiness import READY_STATES
+from lightningbus.bus.streams import DEFAULT_POLICIES
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.supervisor import ChildSpec, Supervisor
-from runners.settings import RunnerSettings
-from store.clickhouse.client import connect
-from store.service import writer_url
-from store.settings import StoreSettings
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.store.clickhouse.client import connect
+from lightningbus.store.service import writer_url
+from lightningbus.store.settings import StoreSettings
 from tests.chaos.proxy import Proxy
 from tests.chaos.tap import CONSUMERS, Tap
 from tests.polling import until_answered

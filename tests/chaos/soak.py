@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from common.aio import cancel_and_wait
+from lightningbus.common.aio import cancel_and_wait
 from tests.chaos.running_system import RunningSystem
 
 LOOK_SECONDS = 5.0

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from schemas import subjects
+from lightningbus.schemas import subjects
 from tests.chaos.faults import DOWN_SECONDS, RECOVERY_SECONDS, Log
 from tests.chaos.running_system import RunningSystem
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 
 from nats.js.errors import NotFoundError
 
-from bus.client import Bus
-from bus.streams import STORE_EVAL, STORE_EVENTS, STORE_TRAIN, ConsumerSpec
-from common.aio import cancel_and_wait
-from schemas.spans import SpanBatch
-from schemas.subjects import DEFAULT_POLICY
-from schemas.tasks import TaskBatchRecord
-from schemas.training import TrainingStep
-from schemas.trajectory.attempt_selection import Resolution, resolution_of, supersedes
+from lightningbus.bus.client import Bus
+from lightningbus.bus.streams import STORE_EVAL, STORE_EVENTS, STORE_TRAIN, ConsumerSpec
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.schemas.spans import SpanBatch
+from lightningbus.schemas.subjects import DEFAULT_POLICY
+from lightningbus.schemas.tasks import TaskBatchRecord
+from lightningbus.schemas.training import TrainingStep
+from lightningbus.schemas.trajectory.attempt_selection import Resolution, resolution_of, supersedes
 
 CONSUMERS = tuple(replace(consumer, durable="tap") for consumer in (STORE_TRAIN, STORE_EVAL, STORE_EVENTS))
 SLOTS = 256

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.weights.registry import WeightRegistry
+from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.supervisor import ChildSpec, Supervisor
 from tests.chaos.__main__ import prepare

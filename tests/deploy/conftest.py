@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.security.users import create_users
+from lightningbus.bus.security.users import create_users
 from tests.deploy.commands import Commands
 
 

@@ -9,14 +9,14 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from bus.client import Bus
-from bus.task_file import TaskInput
-from bus.task_publisher import TaskPublisher
-from learner.settings.learner import LearnerSettings
+from lightningbus.bus.client import Bus
+from lightningbus.bus.task_file import TaskInput
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.preflight import parse_job
 from lightningbus.run.settings import RunSettings, validate_settings
 from lightningbus.run.trial_rollout import TrialTask, try_agent
-from runners.settings import RunnerSettings
+from lightningbus.runners.settings import RunnerSettings
 from tests.deploy.commands import ROOT
 from tests.examples.endpoint import Endpoint
 from tests.polling import HANG_SECONDS

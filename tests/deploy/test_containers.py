@@ -13,16 +13,16 @@ import dockerfile
 import pytest
 import yaml
 
-from bus.embedded.nats_server import find_server, server_config
-from bus.security.secrets import CONF, INFERENCE_API_KEY, SERVER_DIR
-from common.role_settings import parse_address
-from inference.settings import InferenceSettings
+from lightningbus.bus.embedded.nats_server import find_server, server_config
+from lightningbus.bus.security.secrets import CONF, INFERENCE_API_KEY, SERVER_DIR
 from lightningbus.cli.commands.store import ADMIN_VARIABLE, READER_VARIABLE, URL_VARIABLE, WRITER_VARIABLE
+from lightningbus.common.role_settings import parse_address
+from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.discovery import API_KEY_VARIABLE
 from lightningbus.run.store_discovery import SQL_VARIABLE
-from runners.settings import RunnerSettings
-from runners.task_handler import NAK_DELAY_SECONDS
-from store.clickhouse.users import READER, WRITER
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.runners.task_handler import NAK_DELAY_SECONDS
+from lightningbus.store.clickhouse.users import READER, WRITER
 from tests.deploy.commands import DEPLOY, ROLES, ROOT, Commands, Document
 from tests.polling import HANG_SECONDS
 

@@ -10,17 +10,17 @@ import pytest
 import yaml
 from prometheus_client import Counter, Gauge, Histogram
 
-from bus.streams import BUCKET, STREAMS
-from common.observability import metric_registry, metrics
-from common.observability.metric_registry import METRIC_DOCS
+from lightningbus.bus.streams import BUCKET, STREAMS
 from lightningbus.cli.cli_reference import render_commands
 from lightningbus.cli.settings_reference import render_settings
 from lightningbus.cli.wire_reference import render_events
+from lightningbus.common.observability import metric_registry, metrics
+from lightningbus.common.observability.metric_registry import METRIC_DOCS
 from lightningbus.run.preflight import parse_job
 from lightningbus.run.settings import RunSettings, validate_settings
-from schemas import subjects
-from schemas.codec import VERSION, encode
-from store.settings import StoreSettings
+from lightningbus.schemas import subjects
+from lightningbus.schemas.codec import VERSION, encode
+from lightningbus.store.settings import StoreSettings
 from tests.commands import environment
 from tests.deploy.commands import ROOT, Commands
 from tests.polling import HANG_SECONDS
@@ -47,7 +47,7 @@ def generated(page: str, name: str) -> str:
 
 def test_every_metric_is_in_the_page_as_the_registry_has_it() -> None:
     assert generated(OPERATIONS, "metrics") == metric_registry.render_table(), (
-        "`print(metric_registry.render_table())` prints it, after `import common.observability.metrics`"
+        "`print(metric_registry.render_table())` prints it, after `import lightningbus.common.observability.metrics`"
     )
     for entry in METRIC_DOCS:
         assert (

@@ -11,14 +11,14 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from common.role_settings import parse_address
-from inference.settings import InferenceSettings
 from lightningbus.cli.commands.store import URL_VARIABLE
+from lightningbus.common.role_settings import parse_address
+from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.discovery import CREDENTIALS_VARIABLE
-from runners.settings import RunnerSettings
-from runners.task_handler import NAK_DELAY_SECONDS
-from schemas import subjects
-from store.settings import StoreSettings
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.runners.task_handler import NAK_DELAY_SECONDS
+from lightningbus.schemas import subjects
+from lightningbus.store.settings import StoreSettings
 from tests.deploy.commands import DEPLOY, ROLES, ROOT, Commands, Document
 from tests.polling import HANG_SECONDS
 

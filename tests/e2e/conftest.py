@@ -15,8 +15,8 @@ import pytest
 import yaml
 from clickhouse_connect.driver.client import Client
 
-from bus.client import Bus
-from bus.security.credentials import Credentials
+from lightningbus.bus.client import Bus
+from lightningbus.bus.security.credentials import Credentials
 from tests.otlp import Collector, collecting
 from tests.polling import HANG_SECONDS, until
 

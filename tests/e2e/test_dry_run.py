@@ -10,8 +10,8 @@ import pytest
 import yaml
 from transformers import AutoTokenizer
 
-from inference.engine.vllm_server import URL, VllmServer
-from inference.settings import InferenceSettings
+from lightningbus.inference.engine.vllm_server import URL, VllmServer
+from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.scripted_engine import ModelCall, find_refusals, scripted_vllm
 from tests.learner.conftest import tiny_model
 from tests.lightningbus.test_cli import run, says

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from bus.client import Bus
-from bus.embedded.nats_server import nats_server
-from learner.publishing.publisher import WeightPublisher
-from learner.settings.learner import LearnerSettings
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import nats_server
+from lightningbus.learner.publishing.publisher import WeightPublisher
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.run_directory import RunDirectory
 from tests.commands import ROOT, environment
 from tests.e2e.conftest import CALCULATOR

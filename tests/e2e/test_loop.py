@@ -21,17 +21,17 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from bus.client import Bus
-from bus.security.credentials import Credentials
-from bus.security.secrets import INFERENCE_API_KEY, bearer_header, read_key
-from learner.publishing.delta_chain import blob_name
-from schemas import ids as identity
-from schemas import subjects
-from schemas.codec import schema_of
-from schemas.fleet import Heartbeat
-from schemas.spans import SpanBatch
-from schemas.tasks import Task
-from schemas.weights.events import WeightManifest
+from lightningbus.bus.client import Bus
+from lightningbus.bus.security.credentials import Credentials
+from lightningbus.bus.security.secrets import INFERENCE_API_KEY, bearer_header, read_key
+from lightningbus.learner.publishing.delta_chain import blob_name
+from lightningbus.schemas import ids as identity
+from lightningbus.schemas import subjects
+from lightningbus.schemas.codec import schema_of
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.spans import SpanBatch
+from lightningbus.schemas.tasks import Task
+from lightningbus.schemas.weights.events import WeightManifest
 from tests.e2e.conftest import CALCULATOR, COLLECTORS_KEY, COMPILED, Loop, write_tasks
 from tests.polling import HANG_SECONDS, until
 
@@ -308,10 +308,10 @@ async def test_engine_and_learner_agree_on_every_token(loop: Loop) -> None:
     from msgspec.structs import replace
     from safetensors.torch import save_file
 
-    from learner.batching.sequences import SequenceConfig, build_sequences
-    from learner.batching.transitions import build_transitions
-    from learner.settings.learner import LearnerSettings
-    from learner.training.trainer import Trainer
+    from lightningbus.learner.batching.sequences import SequenceConfig, build_sequences
+    from lightningbus.learner.batching.transitions import build_transitions
+    from lightningbus.learner.settings.learner import LearnerSettings
+    from lightningbus.learner.training.trainer import Trainer
     from tests.factories import model_call
 
     version, weights = STEPS + 3, moved(loop)

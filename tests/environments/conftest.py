@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from bus.client import Bus
-from bus.task_file import load_tasks
-from bus.task_publisher import TaskPublisher
+from lightningbus.bus.client import Bus
+from lightningbus.bus.task_file import load_tasks
+from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.run.preflight import parse_job
 from lightningbus.run.settings import load_run_settings
 from tests.examples.conftest import UNREACHABLE

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bus.client import Bus
+from lightningbus.bus.client import Bus
 from tests.environments.conftest import play, write_environment
 from tests.lightningbus.test_cli import run, says
 

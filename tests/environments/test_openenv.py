@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bus.client import Bus
+from lightningbus.bus.client import Bus
 from tests.environments.conftest import play, write_environment
 from tests.environments.test_verifiers import call
 

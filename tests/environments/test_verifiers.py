@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bus.client import Bus
-from bus.task_file import load_tasks
+from lightningbus.bus.client import Bus
+from lightningbus.bus.task_file import load_tasks
 from tests.environments.conftest import play, write_environment
 
 

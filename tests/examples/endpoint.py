@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from bus.client import Bus
+from lightningbus.bus.client import Bus
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 Answer = Callable[[list[dict[str, Any]]], dict[str, Any] | int]

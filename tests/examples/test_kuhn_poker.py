@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bus.task_file import load_tasks
+from lightningbus.bus.task_file import load_tasks
 from lightningbus.run.preflight import parse_job
 from lightningbus.run.settings import RunSettings, validate_settings
 from tests.examples.endpoint import EXAMPLES, Endpoint, make_problems, module, talk

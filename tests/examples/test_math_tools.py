@@ -10,12 +10,12 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from bus.client import Bus
-from bus.task_file import load_tasks
-from bus.task_publisher import TaskPublisher
-from learner.rollouts.intermediate_rewards import intermediate_rewards
-from learner.settings.algorithm import CreditSettings
-from schemas.semconv import attributes
+from lightningbus.bus.client import Bus
+from lightningbus.bus.task_file import load_tasks
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.learner.rollouts.intermediate_rewards import intermediate_rewards
+from lightningbus.learner.settings.algorithm import CreditSettings
+from lightningbus.schemas.semconv import attributes
 from tests.examples.endpoint import EXAMPLES, Endpoint, Failed, make_problems, module, talk
 from tests.examples.math_cases import CASES, DRIVER, NAMES_US, OURS, Policy, imports_of, problem, records, scripted
 from tests.examples.warm_start import prompts_asked, prompts_shown

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from bus.client import Bus
-from bus.task_publisher import TaskPublisher
-from runners.protocol.dialects.responses import ResponsesDialect
-from schemas.semconv.span_kinds import kind_of
-from schemas.spans import Span
+from lightningbus.bus.client import Bus
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.runners.protocol.dialects.responses import ResponsesDialect
+from lightningbus.schemas.semconv.span_kinds import kind_of
+from lightningbus.schemas.spans import Span
 from tests.examples.endpoint import Answer, Endpoint, Failed, talk
 from tests.examples.math_cases import NAMES_US, OURS, calls, imports_of, text
 from tests.examples.musique import RETRIEVAL, lines, make, policies, searching

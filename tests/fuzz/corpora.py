@@ -7,16 +7,16 @@ from google.protobuf import json_format
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from schemas import ids
-from schemas.base import Event
-from schemas.codec import encode
-from schemas.dead_letters import DeadLetter
-from schemas.fleet import Alert, Heartbeat
-from schemas.semconv import attributes
-from schemas.spans import AttemptResult, Span, SpanBatch, Usage
-from schemas.tasks import Task, TaskBatchRecord, TaskIdentity, TaskRecord
-from schemas.training import RolloutDisposition, TrainingStep
-from schemas.weights.events import Blob, DeltaLink, WeightManifest, WeightsActivated
+from lightningbus.schemas import ids
+from lightningbus.schemas.base import Event
+from lightningbus.schemas.codec import encode
+from lightningbus.schemas.dead_letters import DeadLetter
+from lightningbus.schemas.fleet import Alert, Heartbeat
+from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.spans import AttemptResult, Span, SpanBatch, Usage
+from lightningbus.schemas.tasks import Task, TaskBatchRecord, TaskIdentity, TaskRecord
+from lightningbus.schemas.training import RolloutDisposition, TrainingStep
+from lightningbus.schemas.weights.events import Blob, DeltaLink, WeightManifest, WeightsActivated
 from tests.factories import SECOND_NS, START_NS, model_call
 
 TASK = Task(

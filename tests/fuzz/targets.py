@@ -18,41 +18,41 @@ from aiohttp import web
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.test_utils import make_mocked_request
 
-from bus.dead_letters import build_replay
-from bus.errors import BusError, CredentialsError
-from bus.security.credentials import FILE, Credentials
-from bus.task_file import TaskFileError, load_tasks
-from inference.gateway.version_stamp import add_cache_salt, stamp_event
-from learner.rollouts.assembler import Assembler
-from learner.settings.algorithm import AirRule
+from lightningbus.bus.dead_letters import build_replay
+from lightningbus.bus.errors import BusError, CredentialsError
+from lightningbus.bus.security.credentials import FILE, Credentials
+from lightningbus.bus.task_file import TaskFileError, load_tasks
+from lightningbus.inference.gateway.version_stamp import add_cache_salt, stamp_event
+from lightningbus.learner.rollouts.assembler import Assembler
+from lightningbus.learner.settings.algorithm import AirRule
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import load_run_settings
-from runners.agent.executors import AgentError, parse_reply
-from runners.gateway import routing
-from runners.gateway.requests import ApiError, raise_on_malformed
-from runners.gateway.upstream import EngineRejected, events_of
-from runners.protocol.accumulator import StreamAccumulator
-from runners.protocol.dialects.registry import APIS, translate_error
-from runners.protocol.engine_errors import InvalidEngineOutput, malformed_engine_output
-from runners.protocol.token_history import TokenHistory
-from runners.recording import otlp, rewards
-from runners.recording.agent_events import EventContext, convert_event, parse_event
-from runners.recording.attempt import AttemptRecorder
-from runners.recording.otlp_limits import InvalidOtlp
-from runners.rollout import parse_result
-from schemas import ids
-from schemas.base import Event
-from schemas.codec import DecodeError, decode, decode_as, encode, schema_of
-from schemas.dead_letters import DeadLetter
-from schemas.fleet import Heartbeat
-from schemas.spans import SpanBatch
-from schemas.trajectory.prefix_encoding import CorruptPrompt, expand_calls
-from schemas.weights.delta import DeltaError, apply_deltas, encode_delta
-from schemas.weights.safetensors_header import InvalidSafetensors, parse_tensors, read_header
-from store.embedded.http_interface import MAX_READER_BYTES, parse_statement
-from store.ingest.row import EventMetadata
-from store.ingest.rows import build_rows
+from lightningbus.runners.agent.executors import AgentError, parse_reply
+from lightningbus.runners.gateway import routing
+from lightningbus.runners.gateway.requests import ApiError, raise_on_malformed
+from lightningbus.runners.gateway.upstream import EngineRejected, events_of
+from lightningbus.runners.protocol.accumulator import StreamAccumulator
+from lightningbus.runners.protocol.dialects.registry import APIS, translate_error
+from lightningbus.runners.protocol.engine_errors import InvalidEngineOutput, malformed_engine_output
+from lightningbus.runners.protocol.token_history import TokenHistory
+from lightningbus.runners.recording import otlp, rewards
+from lightningbus.runners.recording.agent_events import EventContext, convert_event, parse_event
+from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.runners.recording.otlp_limits import InvalidOtlp
+from lightningbus.runners.rollout import parse_result
+from lightningbus.schemas import ids
+from lightningbus.schemas.base import Event
+from lightningbus.schemas.codec import DecodeError, decode, decode_as, encode, schema_of
+from lightningbus.schemas.dead_letters import DeadLetter
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.spans import SpanBatch
+from lightningbus.schemas.trajectory.prefix_encoding import CorruptPrompt, expand_calls
+from lightningbus.schemas.weights.delta import DeltaError, apply_deltas, encode_delta
+from lightningbus.schemas.weights.safetensors_header import InvalidSafetensors, parse_tensors, read_header
+from lightningbus.store.embedded.http_interface import MAX_READER_BYTES, parse_statement
+from lightningbus.store.ingest.row import EventMetadata
+from lightningbus.store.ingest.rows import build_rows
 from tests import tensorfiles
 from tests.fuzz import corpora
 from tests.fuzz.engine import Target

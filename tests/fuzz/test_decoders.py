@@ -7,9 +7,9 @@ import lz4.frame
 import pytest
 from msgspec.structs import replace
 
-from schemas.codec import encode
-from schemas.semconv import attributes
-from schemas.spans import VersionSpan
+from lightningbus.schemas.codec import encode
+from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.spans import VersionSpan
 from tests.fuzz import corpora
 from tests.fuzz.engine import Target, feed, fuzz
 from tests.fuzz.targets import all_targets

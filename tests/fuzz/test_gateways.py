@@ -14,11 +14,11 @@ import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from bus.client import Bus
-from inference.gateway.served_model import ServedModel
-from inference.gateway.server import Gateway as NodeGateway
-from runners.gateway.server import Gateway
-from runners.recording.attempt import AttemptRecorder
+from lightningbus.bus.client import Bus
+from lightningbus.inference.gateway.served_model import ServedModel
+from lightningbus.inference.gateway.server import Gateway as NodeGateway
+from lightningbus.runners.gateway.server import Gateway
+from lightningbus.runners.recording.attempt import AttemptRecorder
 from tests.polling import HANG_SECONDS
 from tests.runners.conftest import ScriptedEngine, task
 

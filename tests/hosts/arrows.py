@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bus.security.certificates import CA, CERT, KEY
+from lightningbus.bus.security.certificates import CA, CERT, KEY
 from tests.hosts.network import Host
 
 SECONDS = 5.0

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bus.client import Bus
-from bus.embedded.nats_server import find_server
-from bus.security.credentials import Credentials
-from bus.security.secrets import CONF, SERVER_DIR
-from inference.settings import InferenceSettings
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import find_server
+from lightningbus.bus.security.credentials import Credentials
+from lightningbus.bus.security.secrets import CONF, SERVER_DIR
+from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.supervisor import ChildSpec
-from runners.settings import RunnerSettings
-from store.settings import StoreSettings
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.store.settings import StoreSettings
 from tests.chaos.running_system import LEASE_SECONDS, RunningSystem, children, policy_children, store_settings
 from tests.chaos.tap import Tap
 from tests.commands import environment

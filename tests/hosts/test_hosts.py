@@ -8,8 +8,8 @@ from contextlib import ExitStack
 import pytest
 import pytest_asyncio
 
-from bus.security.certificates import ROUTE_PREFIX
-from bus.security.secrets import INFERENCE_API_KEY, SERVER_DIR, read_key
+from lightningbus.bus.security.certificates import ROUTE_PREFIX
+from lightningbus.bus.security.secrets import INFERENCE_API_KEY, SERVER_DIR, read_key
 from tests.chaos.__main__ import prepare
 from tests.chaos.at_work import Busy
 from tests.chaos.oracle import judge

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bus.client import Bus
-from schemas import subjects
-from schemas.weights.events import WeightManifest
+from lightningbus.bus.client import Bus
+from lightningbus.schemas import subjects
+from lightningbus.schemas.weights.events import WeightManifest
 from tests.factories import batches
 from tests.hosts.deployment import HEALTH, LIGHTNINGBUS, bus_as, cluster, command_environment
 from tests.hosts.network import Host, Network, missing

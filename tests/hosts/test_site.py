@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from bus.client import Bus
-from bus.security.permissions import LEAF_ROLES
-from bus.task_file import TaskInput
-from inference.settings import InferenceSettings
-from learner.publishing.publisher import WeightPublisher
-from learner.settings.learner import LearnerSettings
+from lightningbus.bus.client import Bus
+from lightningbus.bus.security.permissions import LEAF_ROLES
+from lightningbus.bus.task_file import TaskInput
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.learner.publishing.publisher import WeightPublisher
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.publishing import expand_samples, publish_all
 from lightningbus.run.supervisor import ChildSpec
-from runners.settings import RunnerSettings
-from schemas import ids
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.schemas import ids
 from tests import tensorfiles
 from tests.chaos.running_system import LEASE_SECONDS, STAND_IN
 from tests.chaos.tap import Tap

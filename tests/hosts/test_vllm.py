@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.settings import InferenceSettings
+from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.supervisor import ChildSpec
 from tests.chaos.__main__ import prepare
 from tests.hosts.arrows import refused

@@ -13,11 +13,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from bus.client import Bus
-from bus.security.secrets import bearer_header
-from runners.gateway.server import Gateway
-from runners.recording.attempt import AttemptRecorder
-from schemas.spans import ModelCall
+from lightningbus.bus.client import Bus
+from lightningbus.bus.security.secrets import bearer_header
+from lightningbus.runners.gateway.server import Gateway
+from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.schemas.spans import ModelCall
 from tests.inference.test_node_models_vllm import ready
 from tests.runners.conftest import task
 

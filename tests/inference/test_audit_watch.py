@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from bus.client import Bus
-from bus.weights.audit_log import AuditLog
-from inference.audit_watch import watch_audits
-from inference.engine.vllm_server import EngineError
-from schemas.audit import AuditVerdict
+from lightningbus.bus.client import Bus
+from lightningbus.bus.weights.audit_log import AuditLog
+from lightningbus.inference.audit_watch import watch_audits
+from lightningbus.inference.engine.vllm_server import EngineError
+from lightningbus.schemas.audit import AuditVerdict
 from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.integration

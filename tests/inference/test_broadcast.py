@@ -16,9 +16,9 @@ import pytest
 import torch
 from msgspec import to_builtins
 
-from bus.client import Bus
-from bus.fleet.heartbeats import Fleet
-from bus.weights.collective import (
+from lightningbus.bus.client import Bus
+from lightningbus.bus.fleet.heartbeats import Fleet
+from lightningbus.bus.weights.collective import (
     RendezvousTimeoutError,
     connect_store,
     create_store,
@@ -26,19 +26,19 @@ from bus.weights.collective import (
     missing_ranks,
     run_rendezvous,
 )
-from common.aio import cancel_and_wait
-from inference import node
-from inference.engine.broadcast_receiver import BroadcastReceiver, Rendezvous
-from inference.settings import InferenceSettings
-from learner.publishing.broadcast_worker import bytes_of
-from learner.publishing.broadcaster import FILE, Broadcaster, assign_ranks
-from learner.publishing.publisher import WeightPublisher
-from learner.settings.learner import LearnerSettings
-from schemas import subjects
-from schemas.codec import encode
-from schemas.fleet import Heartbeat
-from schemas.weights.delta import fingerprint
-from schemas.weights.events import BroadcastCapability, RankAssignment, WeightManifest
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.inference import node
+from lightningbus.inference.engine.broadcast_receiver import BroadcastReceiver, Rendezvous
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.learner.publishing.broadcast_worker import bytes_of
+from lightningbus.learner.publishing.broadcaster import FILE, Broadcaster, assign_ranks
+from lightningbus.learner.publishing.publisher import WeightPublisher
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.schemas import subjects
+from lightningbus.schemas.codec import encode
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.weights.delta import fingerprint
+from lightningbus.schemas.weights.events import BroadcastCapability, RankAssignment, WeightManifest
 from tests.polling import HANG_SECONDS
 from tests.tensorfiles import weights, write
 

@@ -11,18 +11,18 @@ import torch
 from msgspec import to_builtins
 from safetensors.torch import load_file, save_file
 
-from bus.client import Bus
-from bus.fleet.heartbeats import Fleet
-from common.aio import cancel_and_wait
-from inference import node
-from inference.settings import InferenceSettings
-from learner.publishing.broadcaster import Broadcaster
-from learner.publishing.publisher import WeightPublisher
-from learner.settings.learner import LearnerSettings
-from schemas import subjects
-from schemas.codec import encode
-from schemas.fleet import Heartbeat
-from schemas.weights.events import BroadcastCapability, BroadcastPlan
+from lightningbus.bus.client import Bus
+from lightningbus.bus.fleet.heartbeats import Fleet
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.inference import node
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.learner.publishing.broadcaster import Broadcaster
+from lightningbus.learner.publishing.publisher import WeightPublisher
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.schemas import subjects
+from lightningbus.schemas.codec import encode
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.weights.events import BroadcastCapability, BroadcastPlan
 from tests.inference.test_canary import seen, tiny_model
 
 pytestmark = pytest.mark.e2e

@@ -11,21 +11,21 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from bus.client import Bus
-from bus.weights.registry import WeightRegistry
-from common.aio import cancel_and_wait
-from inference import node
-from inference.settings import InferenceSettings
-from inference.weights.canary import NOT_FINITE
-from learner.checkpointing.checkpoint import Checkpoints, LearnerState
-from learner.checkpointing.step_committer import StepCommitter
-from learner.publishing.canary_prompts import read_prompts
-from learner.publishing.publisher import WeightPublisher
-from learner.training.trainer import Trainer
-from schemas import subjects
-from schemas.fleet import Heartbeat
-from schemas.weights.events import CanarySpec, ReleaseDecision, WeightManifest
-from schemas.weights.release_policy import latest_verdict
+from lightningbus.bus.client import Bus
+from lightningbus.bus.weights.registry import WeightRegistry
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.inference import node
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.inference.weights.canary import NOT_FINITE
+from lightningbus.learner.checkpointing.checkpoint import Checkpoints, LearnerState
+from lightningbus.learner.checkpointing.step_committer import StepCommitter
+from lightningbus.learner.publishing.canary_prompts import read_prompts
+from lightningbus.learner.publishing.publisher import WeightPublisher
+from lightningbus.learner.training.trainer import Trainer
+from lightningbus.schemas import subjects
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.weights.events import CanarySpec, ReleaseDecision, WeightManifest
+from lightningbus.schemas.weights.release_policy import latest_verdict
 from tests.learner.conftest import settings_for, tiny_tokenizer
 from tests.listening import child, ports_and_sockets
 from tests.polling import HANG_SECONDS

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from bus.client import Bus
-from common.listeners import AddressInUseError
-from inference import node
-from inference.engine.answer_parser import MIDDLEWARE
-from inference.engine.vllm_command import command, environment, list_parsers
-from inference.engine.vllm_server import EngineError, VllmServer
-from inference.settings import AdapterSettings, InferenceSettings
+from lightningbus.bus.client import Bus
+from lightningbus.common.listeners import AddressInUseError
+from lightningbus.inference import node
+from lightningbus.inference.engine.answer_parser import MIDDLEWARE
+from lightningbus.inference.engine.vllm_command import command, environment, list_parsers
+from lightningbus.inference.engine.vllm_server import EngineError, VllmServer
+from lightningbus.inference.settings import AdapterSettings, InferenceSettings
 
 
 def test_vllm_listens_on_its_socket_alone_and_gives_the_probabilities_sampled_from(tmp_path: Path) -> None:

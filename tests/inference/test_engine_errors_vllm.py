@@ -12,11 +12,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from bus.client import Bus
-from bus.fleet.heartbeats import Fleet
-from runners.gateway.server import Gateway
-from runners.gateway.slot import Slot
-from runners.recording.attempt import AttemptRecorder
+from lightningbus.bus.client import Bus
+from lightningbus.bus.fleet.heartbeats import Fleet
+from lightningbus.runners.gateway.server import Gateway
+from lightningbus.runners.gateway.slot import Slot
+from lightningbus.runners.recording.attempt import AttemptRecorder
 from tests.inference.test_lora import PROMPT, VOCABULARY, make_model
 from tests.inference.test_node_models_vllm import ready
 from tests.runners.conftest import task

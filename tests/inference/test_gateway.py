@@ -13,18 +13,18 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.client import Bus
-from bus.connection import Connection
-from bus.errors import CredentialsError
-from bus.fleet.node_state import TRANSITIONS, NodeEvent, State, is_ready, next_state
-from bus.security.secrets import bearer_header, has_bearer
-from common.observability.metric_registry import REGISTRIES
-from inference.gateway.served_model import ServedModel
-from inference.gateway.server import PREFERRED_HEADER, VERSION_HEADER, Gateway
-from inference.gateway.version_stamp import add_cache_salt, stamp_event
-from inference.node import run
-from inference.settings import InferenceSettings
-from inference.version_registry import LoadedVersions
+from lightningbus.bus.client import Bus
+from lightningbus.bus.connection import Connection
+from lightningbus.bus.errors import CredentialsError
+from lightningbus.bus.fleet.node_state import TRANSITIONS, NodeEvent, State, is_ready, next_state
+from lightningbus.bus.security.secrets import bearer_header, has_bearer
+from lightningbus.common.observability.metric_registry import REGISTRIES
+from lightningbus.inference.gateway.served_model import ServedModel
+from lightningbus.inference.gateway.server import PREFERRED_HEADER, VERSION_HEADER, Gateway
+from lightningbus.inference.gateway.version_stamp import add_cache_salt, stamp_event
+from lightningbus.inference.node import run
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.inference.version_registry import LoadedVersions
 from tests.polling import HANG_SECONDS
 
 
@@ -250,7 +250,7 @@ async def test_with_the_inference_api_key_the_engine_answers_and_is_not_told_it(
 
 
 async def test_too_many_and_too_much_are_one_sentence(vllm: ScriptedVllm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference.gateway.server.MAX_REQUEST_BYTES", 1000)
+    monkeypatch.setattr("lightningbus.inference.gateway.server.MAX_REQUEST_BYTES", 1000)
     async with serving(vllm, max_requests=1) as (gateway, _, http):
         address = gateway.address + "/v1/completions"
         async with http.post(address, json={"stream": True, "prompt": "x" * 1000}) as answer:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from inference.weights.kv_cache import KvCacheChoice
-from inference.weights.plan import PendingUpdate, find_change
-from schemas.weights.events import WeightManifest
+from lightningbus.inference.weights.kv_cache import KvCacheChoice
+from lightningbus.inference.weights.plan import PendingUpdate, find_change
+from lightningbus.schemas.weights.events import WeightManifest
 
 
 def update(version: int, parent: int | None, change: float | None = 0.001) -> PendingUpdate:

@@ -21,19 +21,19 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from bus.client import Bus
-from bus.embedded.nats_server import nats_server
-from bus.fleet.heartbeats import Fleet
-from bus.task_publisher import TaskPublisher
-from bus.weights.registry import WeightRegistry
-from common.aio import cancel_and_wait
-from inference.gateway.server import PREFERRED_HEADER, VERSION_HEADER
-from inference.node import Node
-from inference.settings import InferenceSettings
-from schemas import subjects
-from schemas.codec import decode
-from schemas.fleet import Heartbeat
-from schemas.weights.events import WeightManifest, WeightsActivated
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import nats_server
+from lightningbus.bus.fleet.heartbeats import Fleet
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.bus.weights.registry import WeightRegistry
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.inference.gateway.server import PREFERRED_HEADER, VERSION_HEADER
+from lightningbus.inference.node import Node
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.schemas import subjects
+from lightningbus.schemas.codec import decode
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.weights.events import WeightManifest, WeightsActivated
 from tests.polling import HANG_SECONDS
 from tests.runners.conftest import calls_of, ended, running, task
 

@@ -15,18 +15,18 @@ import psutil
 import pytest
 from safetensors.numpy import save_file
 
-from bus.client import Bus
-from bus.weights.audit_log import AuditLog
-from common.aio import cancel_and_wait
-from inference import node
-from inference.engine.vllm_server import EngineError
-from inference.gateway.server import VERSION_HEADER
-from inference.settings import InferenceSettings
-from schemas import subjects
-from schemas.audit import AuditVerdict
-from schemas.codec import decode
-from schemas.fleet import Heartbeat
-from schemas.weights.events import WeightManifest
+from lightningbus.bus.client import Bus
+from lightningbus.bus.weights.audit_log import AuditLog
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.inference import node
+from lightningbus.inference.engine.vllm_server import EngineError
+from lightningbus.inference.gateway.server import VERSION_HEADER
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.schemas import subjects
+from lightningbus.schemas.audit import AuditVerdict
+from lightningbus.schemas.codec import decode
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.weights.events import WeightManifest
 from tests.chaos.tokens import logprob
 from tests.listening import child, ports_and_sockets
 from tests.polling import HANG_SECONDS

@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bus.client import Bus
-from common.aio import cancel_and_wait
-from inference import node
-from inference.settings import InferenceSettings
-from schemas import subjects
-from schemas.fleet import Heartbeat
-from schemas.weights.events import WeightManifest
+from lightningbus.bus.client import Bus
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.inference import node
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.schemas import subjects
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.weights.events import WeightManifest
 from tests.inference.test_lora import PROMPT, RANK, SCALE, Answer, adapters, another, make_model, read
 from tests.polling import HANG_SECONDS
 

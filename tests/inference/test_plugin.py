@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inference.engine import plugin
+from lightningbus.inference.engine import plugin
 
 pytest.importorskip("vllm")
 

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from bus.client import Bus
-from bus.errors import BusError, FencedError
-from bus.weights import version_registry as releases_module
-from bus.weights.registry import WeightRegistry
-from bus.weights.version_cache import WeightCache
-from common.aio import cancel_and_wait
-from inference.engine.vllm_server import EngineRejectedError
-from inference.weights import updater as subscriber_module
-from inference.weights.canary import CanaryResult, evaluate, fit_to_context
-from inference.weights.updater import WeightUpdater
-from learner.publishing.delta_chain import versions_to_delete
-from learner.publishing.publisher import BUCKET
-from schemas import subjects
-from schemas.weights.events import (
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError, FencedError
+from lightningbus.bus.weights import version_registry as releases_module
+from lightningbus.bus.weights.registry import WeightRegistry
+from lightningbus.bus.weights.version_cache import WeightCache
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.inference.engine.vllm_server import EngineRejectedError
+from lightningbus.inference.weights import updater as subscriber_module
+from lightningbus.inference.weights.canary import CanaryResult, evaluate, fit_to_context
+from lightningbus.inference.weights.updater import WeightUpdater
+from lightningbus.learner.publishing.delta_chain import versions_to_delete
+from lightningbus.learner.publishing.publisher import BUCKET
+from lightningbus.schemas import subjects
+from lightningbus.schemas.weights.events import (
     MAX_REASON_CHARS,
     CanaryPrompt,
     CanarySpec,
@@ -31,7 +31,12 @@ from schemas.weights.events import (
     ReleaseState,
     WeightManifest,
 )
-from schemas.weights.release_policy import MAX_DECISIONS, apply_decision, latest_verdict, versions_to_retain
+from lightningbus.schemas.weights.release_policy import (
+    MAX_DECISIONS,
+    apply_decision,
+    latest_verdict,
+    versions_to_retain,
+)
 from tests.inference.test_updater import Engine, publish
 from tests.inference.test_version_cache import Learner
 from tests.polling import HANG_SECONDS

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from inference.gateway.served_model import ServedModel
-from inference.lora.manager import LoraManager
-from inference.lora.shared_base import SharedBase
-from inference.version_registry import LoadedVersions
+from lightningbus.inference.gateway.served_model import ServedModel
+from lightningbus.inference.lora.manager import LoraManager
+from lightningbus.inference.lora.shared_base import SharedBase
+from lightningbus.inference.version_registry import LoadedVersions
 from tests.inference.test_version_registry import adapters
 
 MODELS = ("writer", "checker")

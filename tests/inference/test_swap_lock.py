@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from bus.client import Bus
-from bus.errors import PublishTimeoutError
-from bus.fleet.node_state import DEAD_SECONDS
-from common.aio import cancel_and_wait
-from inference.weights import swap_lock
-from inference.weights.swap_lock import SwapLock, is_free
-from inference.weights.updater import WeightUpdater
-from schemas import subjects
-from schemas.fleet import Heartbeat
-from schemas.weights.events import SwapLockState, WeightsActivated
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import PublishTimeoutError
+from lightningbus.bus.fleet.node_state import DEAD_SECONDS
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.inference.weights import swap_lock
+from lightningbus.inference.weights.swap_lock import SwapLock, is_free
+from lightningbus.inference.weights.updater import WeightUpdater
+from lightningbus.schemas import subjects
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.weights.events import SwapLockState, WeightsActivated
 from tests.inference.test_updater import Engine, publish
 from tests.polling import HANG_SECONDS
 

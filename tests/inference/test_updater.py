@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from nats.js.errors import NotFoundError
 
-from bus.client import Bus
-from common.aio import cancel_and_wait
-from inference.weights import updater as module
-from inference.weights.canary import Canary
-from inference.weights.updater import WeightUpdater
-from schemas import subjects
-from schemas.weights.events import Blob, KvCacheOutcome, ReleaseState, WeightManifest, WeightsActivated
+from lightningbus.bus.client import Bus
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.inference.weights import updater as module
+from lightningbus.inference.weights.canary import Canary
+from lightningbus.inference.weights.updater import WeightUpdater
+from lightningbus.schemas import subjects
+from lightningbus.schemas.weights.events import Blob, KvCacheOutcome, ReleaseState, WeightManifest, WeightsActivated
 from tests.polling import HANG_SECONDS
 
 

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
-from bus.client import Bus
-from bus.errors import BusError, ChecksumMismatchError
-from bus.weights.transports.base import object_key
-from bus.weights.transports.factory import open_transport
-from inference.weights import updater as subscriber_module
-from inference.weights.updater import WeightUpdater
-from learner.publishing.publisher import BUCKET, WeightPublisher, needs_full_weights
-from learner.settings.learner import LearnerSettings
-from schemas.fleet import Heartbeat
-from schemas.weights.events import Blob, WeightManifest
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError, ChecksumMismatchError
+from lightningbus.bus.weights.transports.base import object_key
+from lightningbus.bus.weights.transports.factory import open_transport
+from lightningbus.inference.weights import updater as subscriber_module
+from lightningbus.inference.weights.updater import WeightUpdater
+from lightningbus.learner.publishing.publisher import BUCKET, WeightPublisher, needs_full_weights
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.weights.events import Blob, WeightManifest
 from tests.inference.test_updater import Engine, following
 from tests.polling import HANG_SECONDS
 from tests.tensorfiles import stepped, weights, write

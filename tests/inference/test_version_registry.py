@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from common.aio import cancel_and_wait
-from inference.engine.peft import inspect_adapter, write_directory
-from inference.engine.vllm_server import EngineError
-from inference.gateway.served_model import ServedModel
-from inference.lora.manager import LoraManager
-from inference.lora.shared_base import SharedBase
-from inference.version_registry import LoadedVersions, capacity, select_version
-from schemas.weights.events import ReleaseDecision, ReleaseState
-from schemas.weights.safetensors_header import InvalidSafetensors
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.inference.engine.peft import inspect_adapter, write_directory
+from lightningbus.inference.engine.vllm_server import EngineError
+from lightningbus.inference.gateway.served_model import ServedModel
+from lightningbus.inference.lora.manager import LoraManager
+from lightningbus.inference.lora.shared_base import SharedBase
+from lightningbus.inference.version_registry import LoadedVersions, capacity, select_version
+from lightningbus.schemas.weights.events import ReleaseDecision, ReleaseState
+from lightningbus.schemas.weights.safetensors_header import InvalidSafetensors
 from tests import tensorfiles
 from tests.polling import HANG_SECONDS
 

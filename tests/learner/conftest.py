@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from learner.settings.learner import LearnerSettings
-from learner.training.trainer import Trainer
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.training.trainer import Trainer
 
 LEARNING_RATE = 1e-3
 

@@ -12,7 +12,7 @@ import torch  # noqa: E402
 from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from learner.training.trainer import Trainer  # noqa: E402
+from lightningbus.learner.training.trainer import Trainer  # noqa: E402
 from tests.learner.conftest import settings_for  # noqa: E402
 
 

@@ -12,7 +12,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from learner.training.trainer import Trainer  # noqa: E402
+from lightningbus.learner.training.trainer import Trainer  # noqa: E402
 from tests.learner.conftest import settings_for, tiny_model  # noqa: E402
 from tests.learner.test_trainer import batch_of, conversations, sampled_by, whole  # noqa: E402
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from learner.rollouts.assembler import Rollout
+from lightningbus.learner.rollouts.assembler import Rollout
 
 Named = dict[str, torch.Tensor]
 

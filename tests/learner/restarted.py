@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from learner.training.trainer import Trainer  # noqa: E402
+from lightningbus.learner.training.trainer import Trainer  # noqa: E402
 from tests.learner.conftest import settings_for  # noqa: E402
 from tests.learner.test_engine_state import CHANGES, everything  # noqa: E402
 

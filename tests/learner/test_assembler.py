@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.rollouts.assembler import Assembler, Rollout, choose_reward, training_reward
-from learner.rollouts.groups import GroupBuffer
+from lightningbus.learner.rollouts.assembler import Assembler, Rollout, choose_reward, training_reward
+from lightningbus.learner.rollouts.groups import GroupBuffer
 from tests.factories import batches, rollout
 
 

@@ -9,24 +9,29 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from bus.task_file import TaskInput
-from learner.batching.advantages import make_estimator
-from learner.batching.batch import Batch, BatchBuilder
-from learner.batching.rollout_dispositions import build_spans, excluded, find_tasks_to_replace, quarantine_reasons
-from learner.batching.sequences import SequenceConfig, TrainSequence, build_sequences
-from learner.batching.staleness import mask_stale_tokens, max_staleness_of, token_staleness
-from learner.batching.transitions import build_transitions, token_versions
-from learner.rollouts.assembler import Rollout, build_rollout
-from learner.rollouts.group_tasks import tasks_of_group
-from learner.rollouts.groups import GroupBuffer, RolloutGroup
-from learner.rollouts.task_order import TaskOrder
-from learner.settings.algorithm import AlgorithmSettings
-from learner.settings.learner import LearnerSettings
-from learner.training.token_weights import loss_weights
-from schemas import ids as identity
-from schemas.audit import AuditVerdict
-from schemas.spans import ModelCall, VersionSpan
-from schemas.training import TrainingStep
+from lightningbus.bus.task_file import TaskInput
+from lightningbus.learner.batching.advantages import make_estimator
+from lightningbus.learner.batching.batch import Batch, BatchBuilder
+from lightningbus.learner.batching.rollout_dispositions import (
+    build_spans,
+    excluded,
+    find_tasks_to_replace,
+    quarantine_reasons,
+)
+from lightningbus.learner.batching.sequences import SequenceConfig, TrainSequence, build_sequences
+from lightningbus.learner.batching.staleness import mask_stale_tokens, max_staleness_of, token_staleness
+from lightningbus.learner.batching.transitions import build_transitions, token_versions
+from lightningbus.learner.rollouts.assembler import Rollout, build_rollout
+from lightningbus.learner.rollouts.group_tasks import tasks_of_group
+from lightningbus.learner.rollouts.groups import GroupBuffer, RolloutGroup
+from lightningbus.learner.rollouts.task_order import TaskOrder
+from lightningbus.learner.settings.algorithm import AlgorithmSettings
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.training.token_weights import loss_weights
+from lightningbus.schemas import ids as identity
+from lightningbus.schemas.audit import AuditVerdict
+from lightningbus.schemas.spans import ModelCall, VersionSpan
+from lightningbus.schemas.training import TrainingStep
 from tests.factories import batches, group, model_call, rollout
 
 

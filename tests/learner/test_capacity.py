@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from bus.client import Bus
-from bus.stream_sizes import MIB, StreamSizes
-from bus.streams import STORE_TRAIN, learner_consumer
-from learner.errors import LearnerError
-from learner.learner import run
-from learner.rollouts.capacity import Capacity, filled_share, find_shortage
-from learner.settings.learner import LearnerSettings
-from schemas import subjects
+from lightningbus.bus.client import Bus
+from lightningbus.bus.stream_sizes import MIB, StreamSizes
+from lightningbus.bus.streams import STORE_TRAIN, learner_consumer
+from lightningbus.learner.errors import LearnerError
+from lightningbus.learner.learner import run
+from lightningbus.learner.rollouts.capacity import Capacity, filled_share, find_shortage
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.schemas import subjects
 from tests.factories import batches
 from tests.learner.conftest import settings_for
 from tests.learner.test_consumer import publish, reading, until_read

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bus.verified_download import sha256_of
-from learner.checkpointing.checkpoint import LATEST, CheckpointError, Checkpoints, LearnerState
-from learner.checkpointing.seal import SEAL, Seal
+from lightningbus.bus.verified_download import sha256_of
+from lightningbus.learner.checkpointing.checkpoint import LATEST, CheckpointError, Checkpoints, LearnerState
+from lightningbus.learner.checkpointing.seal import SEAL, Seal
 
 WEIGHTS = "weights.safetensors"
 

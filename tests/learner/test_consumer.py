@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bus.client import Bus
-from bus.embedded.nats_server import NatsServer
-from bus.streams import learner_consumer
-from common.aio import cancel_and_wait
-from learner.batching.batch import BatchBuilder
-from learner.errors import LearnerError
-from learner.rollouts.consumer import RolloutConsumer
-from learner.rollouts.stream_position import StreamMark
-from learner.settings.learner import LearnerSettings
-from schemas import subjects
-from schemas.codec import schema_of
-from schemas.spans import SpanBatch
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import NatsServer
+from lightningbus.bus.streams import learner_consumer
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.learner.batching.batch import BatchBuilder
+from lightningbus.learner.errors import LearnerError
+from lightningbus.learner.rollouts.consumer import RolloutConsumer
+from lightningbus.learner.rollouts.stream_position import StreamMark
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.schemas import subjects
+from lightningbus.schemas.codec import schema_of
+from lightningbus.schemas.spans import SpanBatch
 from tests.factories import batches
 from tests.polling import HANG_SECONDS
 
@@ -156,7 +156,7 @@ async def test_a_reader_that_never_goes_is_not_raced_and_not_borne_for_ever(
     bus: Bus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One of its kind that is told nothing: what it takes is read again, with a pause each time, and then no more."""
-    monkeypatch.setattr("learner.rollouts.consumer.CONFLICT_TIMEOUT_SECONDS", 3.0)
+    monkeypatch.setattr("lightningbus.learner.rollouts.consumer.CONFLICT_TIMEOUT_SECONDS", 3.0)
     await publish(bus, *((str(task), 0) for task in range(30)))
 
     async def take() -> None:
@@ -189,7 +189,7 @@ async def test_of_two_readers_that_stay_the_one_who_came_last_gives_up(
         "CONFLICT_TIMEOUT_SECONDS": 4.0,
     }
     for name, value in changes.items():
-        monkeypatch.setattr(f"learner.rollouts.consumer.{name}", value)
+        monkeypatch.setattr(f"lightningbus.learner.rollouts.consumer.{name}", value)
     async with reading(bus) as older, Bus.connect(nats_url) as other, asyncio.timeout(HANG_SECONDS):
         await publish(bus, ("a", 0), ("b", 0))
         await until_read(older, 5)
@@ -280,7 +280,7 @@ async def test_a_rollout_that_cannot_be_read_ends_all_the_same_and_its_group_wai
 
     async with reading(bus) as intake:
         with monkeypatch.context() as patched:
-            patched.setattr("learner.rollouts.assembler.intermediate_rewards", broken)
+            patched.setattr("lightningbus.learner.rollouts.assembler.intermediate_rewards", broken)
             await publish(bus, ("bad", 0), ("bad", 1))
             await until_read(intake, 5)
         await publish(bus, ("good", 0), ("good", 1))

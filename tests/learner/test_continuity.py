@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bus.client import Bus
-from bus.embedded.nats_server import NatsServer
-from bus.streams import StreamState
-from learner.rollouts.stream_position import StreamMark, resume_at
-from schemas import subjects
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import NatsServer
+from lightningbus.bus.streams import StreamState
+from lightningbus.learner.rollouts.stream_position import StreamMark, resume_at
+from lightningbus.schemas import subjects
 from tests.learner.test_consumer import publish, reading, until_read
 from tests.polling import HANG_SECONDS
 

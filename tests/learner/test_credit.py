@@ -13,16 +13,16 @@ import pytest
 from hypothesis import assume, given
 from msgspec.structs import replace
 
-from learner.batching import credit
-from learner.batching.advantages import make_estimator
-from learner.batching.batch import BatchBuilder
-from learner.batching.credit import Episode
-from learner.rollouts.intermediate_rewards import intermediate_rewards
-from learner.settings.algorithm import AirRule, AlgorithmSettings, CreditSettings
-from learner.settings.learner import LearnerSettings
-from learner.training.token_weights import loss_weights
-from schemas.semconv.rewards import MAX_REWARD
-from schemas.spans import Span
+from lightningbus.learner.batching import credit
+from lightningbus.learner.batching.advantages import make_estimator
+from lightningbus.learner.batching.batch import BatchBuilder
+from lightningbus.learner.batching.credit import Episode
+from lightningbus.learner.rollouts.intermediate_rewards import intermediate_rewards
+from lightningbus.learner.settings.algorithm import AirRule, AlgorithmSettings, CreditSettings
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.training.token_weights import loss_weights
+from lightningbus.schemas.semconv.rewards import MAX_REWARD
+from lightningbus.schemas.spans import Span
 from tests.factories import group, model_call, rollout
 
 GRPO = make_estimator(AlgorithmSettings())

@@ -15,22 +15,22 @@ from msgspec.structs import replace
 from nats.js.errors import NotFoundError
 from pydantic import ValidationError
 
-from bus.client import Bus
-from bus.streams import STORE_EVENTS, runner_consumer
-from bus.task_file import TaskInput
-from bus.task_publisher import TaskPublisher
-from common.aio import cancel_and_wait
-from learner.errors import LearnerError
-from learner.rollouts.dispatcher import MAX_REPLACEMENTS, Dispatcher
-from learner.rollouts.groups import GroupBuffer, RolloutGroup
-from learner.rollouts.pacing import DispatchedGroup
-from learner.rollouts.task_order import TaskOrder
-from learner.rollouts.task_queue import TaskQueue
-from learner.settings.learner import LearnerSettings
-from schemas import subjects
-from schemas.codec import decode
-from schemas.tasks import Task, TaskBatchRecord
-from schemas.training import DispatchMark
+from lightningbus.bus.client import Bus
+from lightningbus.bus.streams import STORE_EVENTS, runner_consumer
+from lightningbus.bus.task_file import TaskInput
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.learner.errors import LearnerError
+from lightningbus.learner.rollouts.dispatcher import MAX_REPLACEMENTS, Dispatcher
+from lightningbus.learner.rollouts.groups import GroupBuffer, RolloutGroup
+from lightningbus.learner.rollouts.pacing import DispatchedGroup
+from lightningbus.learner.rollouts.task_order import TaskOrder
+from lightningbus.learner.rollouts.task_queue import TaskQueue
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.schemas import subjects
+from lightningbus.schemas.codec import decode
+from lightningbus.schemas.tasks import Task, TaskBatchRecord
+from lightningbus.schemas.training import DispatchMark
 from tests.factories import rollout
 from tests.polling import HANG_SECONDS
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from learner.training.trainer import Trainer
+from lightningbus.learner.training.trainer import Trainer
 from tests.learner.test_trainer import batch_of, conversations, whole
 from tests.polling import HANG_SECONDS
 

@@ -15,15 +15,15 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from bus.client import Bus
-from bus.embedded.nats_server import nats_server
-from bus.streams import STORE_EVENTS, STORE_TRAIN
-from common.aio import cancel_and_wait
-from inference import node
-from inference.settings import InferenceSettings
-from learner import learner
-from schemas.spans import ModelCall
-from schemas.training import TrainingStep
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import nats_server
+from lightningbus.bus.streams import STORE_EVENTS, STORE_TRAIN
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.inference import node
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.learner import learner
+from lightningbus.schemas.spans import ModelCall
+from lightningbus.schemas.training import TrainingStep
 from tests.chaos.tokens import LONGEST, ends, next_token, prompt_of
 from tests.inference.test_node import STAND_IN
 from tests.learner.conftest import settings_for

@@ -7,17 +7,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from bus.client import Bus
-from bus.embedded.nats_server import NatsServer
-from bus.fleet.heartbeats import Fleet
-from bus.message import Message
-from bus.streams import STORE_EVENTS, runner_consumer
-from common.aio import cancel_and_wait
-from learner.learner import run
-from schemas import subjects
-from schemas.fleet import Alert
-from schemas.tasks import Task
-from schemas.training import TrainingStep
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import NatsServer
+from lightningbus.bus.fleet.heartbeats import Fleet
+from lightningbus.bus.message import Message
+from lightningbus.bus.streams import STORE_EVENTS, runner_consumer
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.learner.learner import run
+from lightningbus.schemas import subjects
+from lightningbus.schemas.fleet import Alert
+from lightningbus.schemas.tasks import Task
+from lightningbus.schemas.training import TrainingStep
 from tests.factories import batches
 from tests.learner.conftest import settings_for
 from tests.polling import HANG_SECONDS

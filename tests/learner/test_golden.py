@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from learner.batching.batch import Batch, BatchBuilder
-from learner.engine import cpu_platform
-from learner.settings.learner import LearnerSettings
-from learner.training.correction import apply_rollout_correction
-from learner.training.distributed import ProcessGroup
-from learner.training.effective_sample import EffectiveSample, effective_sample_size
-from learner.training.loss import policy_loss
-from learner.training.tensors import ForwardConfig, Segments, TokenInputs
-from learner.training.token_weights import loss_weights
+from lightningbus.learner.batching.batch import Batch, BatchBuilder
+from lightningbus.learner.engine import cpu_platform
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.training.correction import apply_rollout_correction
+from lightningbus.learner.training.distributed import ProcessGroup
+from lightningbus.learner.training.effective_sample import EffectiveSample, effective_sample_size
+from lightningbus.learner.training.loss import policy_loss
+from lightningbus.learner.training.tensors import ForwardConfig, Segments, TokenInputs
+from lightningbus.learner.training.token_weights import loss_weights
 from tests.factories import group, model_call, rollout
 
 A = 0.5 / math.sqrt(0.5)

@@ -5,10 +5,10 @@ from pathlib import Path
 import hypothesis.strategies as st
 from hypothesis import given
 
-from learner.checkpointing.journal import EpochClaim, Journal, StepRecord, TrainedGroup
-from learner.checkpointing.step_replay import StepReplay, describe_step
-from learner.rollouts.groups import GroupBuffer
-from learner.rollouts.pacing import DispatchedGroup
+from lightningbus.learner.checkpointing.journal import EpochClaim, Journal, StepRecord, TrainedGroup
+from lightningbus.learner.checkpointing.step_replay import StepReplay, describe_step
+from lightningbus.learner.rollouts.groups import GroupBuffer
+from lightningbus.learner.rollouts.pacing import DispatchedGroup
 from tests.factories import rollout
 
 

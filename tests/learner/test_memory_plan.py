@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.memory import BEGIN, END, PAGE, QWEN_32B, render
 from benchmarks.memory import CASES as CASES_OF_PAGE
-from learner.engine.memory_advice import advise
-from learner.engine.memory_plan import TrainingShape, plan_memory
-from learner.engine.model_shape import read_shape, shape_of
-from learner.engine.token_log_probs import CHUNK_TOKENS
+from lightningbus.learner.engine.memory_advice import advise
+from lightningbus.learner.engine.memory_plan import TrainingShape, plan_memory
+from lightningbus.learner.engine.model_shape import read_shape, shape_of
+from lightningbus.learner.engine.token_log_probs import CHUNK_TOKENS
 from tests.learner.tracked_peak import CONFIGS, ROW, TOKENS, build, forward, tracked_peak
 
 HOW = TrainingShape(num_ranks=1, tokens=TOKENS, row_tokens=ROW, logits_chunk=CHUNK_TOKENS, overhead_bytes=0)

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from bus.client import Bus
-from bus.errors import DuplicateMessageError, FencedError
-from bus.weights.registry import WeightRegistry
-from learner.checkpointing.checkpoint import LearnerState
-from learner.publishing.publisher import WeightPublisher
-from learner.settings.learner import LearnerSettings
-from learner.training_loop import TrainingLoop
-from schemas import subjects
-from schemas.training import TrainingStep
-from schemas.weights.events import WeightManifest, WeightsActivated
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import DuplicateMessageError, FencedError
+from lightningbus.bus.weights.registry import WeightRegistry
+from lightningbus.learner.checkpointing.checkpoint import LearnerState
+from lightningbus.learner.publishing.publisher import WeightPublisher
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.training_loop import TrainingLoop
+from lightningbus.schemas import subjects
+from lightningbus.schemas.training import TrainingStep
+from lightningbus.schemas.weights.events import WeightManifest, WeightsActivated
 from tests import tensorfiles
 
 

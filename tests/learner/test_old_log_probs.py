@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from learner.training.correction import needs_log_probs
-from learner.training.effective_sample import effective_sample_size
-from learner.training.trainer import Trainer
+from lightningbus.learner.training.correction import needs_log_probs
+from lightningbus.learner.training.effective_sample import effective_sample_size
+from lightningbus.learner.training.trainer import Trainer
 from tests.learner.conftest import settings_for
 from tests.learner.test_trainer import batch_of, close, conversations, gradient_of, masters, sampled_by
 

@@ -12,19 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from learner.batching.advantages import make_estimator
-from learner.batching.batch import BatchBuilder
-from learner.batching.credit import Episode, resolve_credit_fn
-from learner.errors import LearnerError, as_learner_error
-from learner.settings.algorithm import ActorSettings, AlgorithmSettings, CreditSettings
-from learner.settings.own_function import OwnFunction, OwnFunctionError
-from learner.settings.user_code import describe_error
-from learner.training.own_loss import compute_own_loss
+from lightningbus.learner.batching.advantages import make_estimator
+from lightningbus.learner.batching.batch import BatchBuilder
+from lightningbus.learner.batching.credit import Episode, resolve_credit_fn
+from lightningbus.learner.errors import LearnerError, as_learner_error
+from lightningbus.learner.settings.algorithm import ActorSettings, AlgorithmSettings, CreditSettings
+from lightningbus.learner.settings.own_function import OwnFunction, OwnFunctionError
+from lightningbus.learner.settings.user_code import describe_error
+from lightningbus.learner.training.own_loss import compute_own_loss
 from tests.factories import group, rollout
 from tests.learner.conftest import settings_for
 from tests.learner.test_trainer import Start, batch_of, conversations, masters, sampled_by
 
-ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__)
 NAN, INF = float("nan"), float("inf")
 EPISODES = (Episode("a", 1.0, (0.0, 0.0), ("x", "y")), Episode("a", 0.0, (0.0,), ("x",)))
@@ -203,24 +202,24 @@ def test_an_errors_text_is_one_line_and_not_long() -> None:
     assert len(describe_error(ValueError("a" * 10_000))) < 400
 
 
-RESOLVE = (
-    "from learner.settings.import_path import resolve_function as resolve; print(resolve('{}', 'actor.policy_loss')())"
-)
+RESOLVE = """
+from lightningbus.learner.settings.import_path import resolve_function
+print(resolve_function('{}', 'actor.policy_loss')())
+"""
 
 
 def resolve_in(directory: Path, path: str) -> subprocess.CompletedProcess[str]:
     """As a role is started: with ``-P``, in a directory of the user's."""
     command = [sys.executable, "-P", "-c", RESOLVE.format(path)]
-    return subprocess.run(command, cwd=directory, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    return subprocess.run(command, cwd=directory, env={}, capture_output=True, text=True)
 
 
 @pytest.mark.integration
-def test_an_own_function_lies_in_the_working_directory_and_hides_no_package_of_ours(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def function():\n    import beside\n    return beside.VALUE\n")
-    (tmp_path / "beside.py").write_text("VALUE = 'found'\n")
+def test_an_own_function_lies_in_the_working_directory_whatever_its_modules_are_called(tmp_path: Path) -> None:
     (tmp_path / "learner").mkdir()
-    (tmp_path / "learner" / "__init__.py").write_text("raise RuntimeError\n")
-    assert resolve_in(tmp_path, "mine:function").stdout == "found\n"
+    (tmp_path / "learner" / "__init__.py").write_text("def function():\n    import schemas\n    return schemas.VALUE\n")
+    (tmp_path / "schemas.py").write_text("VALUE = 'found'\n")
+    assert resolve_in(tmp_path, "learner:function").stdout == "found\n"
 
 
 @pytest.mark.integration

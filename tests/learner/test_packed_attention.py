@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen2Config, Qwen2ForCausalLM
 
-from learner.engine.packed_attention import register_packed_attention
+from lightningbus.learner.engine.packed_attention import register_packed_attention
 
 LENGTHS = [40, 1, 2, 90, 7]
 SIZES: dict[str, Any] = {

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from learner.batching.batch import Batch, BatchBuilder
-from learner.batching.credit import resolve_credit_fn
-from learner.batching.sequences import SequenceConfig, build_sequences
-from learner.batching.transitions import build_transitions
-from learner.rollouts import groups as groups_module
-from learner.rollouts.groups import GroupBuffer, RolloutGroup
-from learner.rollouts.task_order import TaskOrder
-from learner.settings.learner import LearnerSettings
-from learner.training.token_weights import loss_weights
-from schemas.spans import VersionSpan
+from lightningbus.learner.batching.batch import Batch, BatchBuilder
+from lightningbus.learner.batching.credit import resolve_credit_fn
+from lightningbus.learner.batching.sequences import SequenceConfig, build_sequences
+from lightningbus.learner.batching.transitions import build_transitions
+from lightningbus.learner.rollouts import groups as groups_module
+from lightningbus.learner.rollouts.groups import GroupBuffer, RolloutGroup
+from lightningbus.learner.rollouts.task_order import TaskOrder
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.training.token_weights import loss_weights
+from lightningbus.schemas.spans import VersionSpan
 from tests.factories import group, model_call, rollout
 from tests.learner.test_trainer import Start, batch_of, conversations, gradient_of, sampled_by
 

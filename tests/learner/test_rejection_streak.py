@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from bus.client import Bus
-from bus.fleet.heartbeats import Fleet
-from learner.errors import LearnerError
-from learner.rollouts.rejection_streak import MAX_PAUSE_SECONDS, RejectionStreak
-from schemas import subjects
-from schemas.base import Outcome
-from schemas.tasks import Task
+from lightningbus.bus.client import Bus
+from lightningbus.bus.fleet.heartbeats import Fleet
+from lightningbus.learner.errors import LearnerError
+from lightningbus.learner.rollouts.rejection_streak import MAX_PAUSE_SECONDS, RejectionStreak
+from lightningbus.schemas import subjects
+from lightningbus.schemas.base import Outcome
+from lightningbus.schemas.tasks import Task
 from tests.factories import batches
 from tests.learner.conftest import settings_for
 from tests.learner.test_gap import finish, learning, take, take_deliveries

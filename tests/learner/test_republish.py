@@ -9,15 +9,15 @@ import pytest
 from nats.js.api import RawStreamMsg
 from nats.js.errors import NotFoundError
 
-from bus.client import Bus
-from bus.embedded.nats_server import NatsServer
-from bus.weights.registry import WeightRegistry
-from common.aio import cancel_and_wait
-from learner.errors import LearnerError
-from learner.publishing.publisher import WeightPublisher
-from learner.settings.learner import LearnerSettings
-from schemas import subjects
-from schemas.weights.events import WeightManifest
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import NatsServer
+from lightningbus.bus.weights.registry import WeightRegistry
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.learner.errors import LearnerError
+from lightningbus.learner.publishing.publisher import WeightPublisher
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.schemas import subjects
+from lightningbus.schemas.weights.events import WeightManifest
 from tests import tensorfiles
 from tests.polling import HANG_SECONDS
 

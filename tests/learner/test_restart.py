@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bus.client import Bus
-from bus.streams import STORE_EVENTS, runner_consumer
-from bus.weights.registry import WeightRegistry
-from common.aio import cancel_and_wait, first_completed
-from learner.learner import run as run_learner
-from learner.settings.learner import LearnerSettings
-from schemas import subjects
-from schemas.spans import VersionSpan
-from schemas.tasks import Task
-from schemas.training import TrainingStep
-from schemas.weights.events import WeightManifest
+from lightningbus.bus.client import Bus
+from lightningbus.bus.streams import STORE_EVENTS, runner_consumer
+from lightningbus.bus.weights.registry import WeightRegistry
+from lightningbus.common.aio import cancel_and_wait, first_completed
+from lightningbus.learner.learner import run as run_learner
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.schemas import subjects
+from lightningbus.schemas.spans import VersionSpan
+from lightningbus.schemas.tasks import Task
+from lightningbus.schemas.training import TrainingStep
+from lightningbus.schemas.weights.events import WeightManifest
 from tests.factories import batches
 from tests.learner.conftest import settings_for
 from tests.polling import HANG_SECONDS

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
-from learner.checkpointing.checkpoint import CheckpointError, Checkpoints, LearnerState
-from learner.checkpointing.journal import (
+from lightningbus.learner.checkpointing.checkpoint import CheckpointError, Checkpoints, LearnerState
+from lightningbus.learner.checkpointing.journal import (
     CheckpointMark,
     EpochClaim,
     GroupRecord,
@@ -17,11 +17,11 @@ from learner.checkpointing.journal import (
     StepRecord,
     TrainedGroup,
 )
-from learner.checkpointing.resume import Resumption, resume, skip_versions
-from learner.errors import LearnerError
-from learner.rollouts.pacing import DispatchedGroup
-from learner.settings.learner import LearnerSettings
-from schemas.weights.events import Blob, WeightManifest
+from lightningbus.learner.checkpointing.resume import Resumption, resume, skip_versions
+from lightningbus.learner.errors import LearnerError
+from lightningbus.learner.rollouts.pacing import DispatchedGroup
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.schemas.weights.events import Blob, WeightManifest
 
 SETTINGS = LearnerSettings(model_path=Path("model"))
 

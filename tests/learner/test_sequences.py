@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.batching.prefix_tree import find_parents, find_prefix_breaks
-from learner.batching.sequences import SequenceConfig, TrainSequence, build_sequences
-from learner.batching.transitions import Transition, build_transitions
-from schemas.spans import ModelCall
+from lightningbus.learner.batching.prefix_tree import find_parents, find_prefix_breaks
+from lightningbus.learner.batching.sequences import SequenceConfig, TrainSequence, build_sequences
+from lightningbus.learner.batching.transitions import Transition, build_transitions
+from lightningbus.schemas.spans import ModelCall
 from tests.factories import model_call
 
 MERGED = SequenceConfig(max_tokens=64)

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from learner.errors import LearnerError
-from learner.training.skipped_updates import SkippedSteps
+from lightningbus.learner.errors import LearnerError
+from lightningbus.learner.training.skipped_updates import SkippedSteps
 from tests.learner.test_trainer import Start, batch_of, conversations, masters, sampled_by
 
 NAN, INF = float("nan"), float("inf")

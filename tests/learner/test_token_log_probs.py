@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from learner.training.trainer import Trainer
+from lightningbus.learner.training.trainer import Trainer
 
 TOKENS, VOCABULARY = 2500, 11
 

@@ -17,11 +17,11 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from learner.batching.batch import Batch, BatchBuilder
-from learner.batching.sequences import SequenceConfig, build_sequences
-from learner.batching.transitions import build_transitions
-from learner.rollouts.assembler import Rollout
-from learner.training.trainer import Trainer
+from lightningbus.learner.batching.batch import Batch, BatchBuilder
+from lightningbus.learner.batching.sequences import SequenceConfig, build_sequences
+from lightningbus.learner.batching.transitions import build_transitions
+from lightningbus.learner.rollouts.assembler import Rollout
+from lightningbus.learner.training.trainer import Trainer
 from tests.factories import group, model_call, rollout
 from tests.learner.conftest import LEARNING_RATE, settings_for
 from tests.learner.reference import Named, Rule, gradient, mean_entropy
@@ -293,9 +293,9 @@ def test_a_critic_learns_the_returns(start: Start) -> None:
 @pytest.mark.integration
 def test_adapters_alone_are_trained_and_merge_to_what_the_learner_computes(start: Start, tmp_path: Path) -> None:
     """LoRA: the files a node loads give the learner's own log-probabilities."""
-    from inference.engine.peft import inspect_adapter
-    from inference.engine.weight_transfer import tensors
-    from learner.publishing.weight_files import write_full, write_weights
+    from lightningbus.inference.engine.peft import inspect_adapter
+    from lightningbus.inference.engine.weight_transfer import tensors
+    from lightningbus.learner.publishing.weight_files import write_full, write_weights
 
     trainer = start(lora={"lora_rank": 4, "lora_alpha": 8}, actor={"use_kl_loss": True, "optim": {"lr": 1e-2}})
     batch = batch_of(trainer, sampled_by(trainer, conversations(), shift=0.0))
@@ -368,7 +368,8 @@ def test_rows_of_advantage_zero_are_not_computed_and_the_update_is_the_same(
     for keeps_all in (False, True):
         if keeps_all:
             monkeypatch.setattr(
-                "learner.training.trainer.find_rows_with_gradient", lambda settings, rows: list(range(len(rows)))
+                "lightningbus.learner.training.trainer.find_rows_with_gradient",
+                lambda settings, rows: list(range(len(rows))),
             )
         trainer = start(sequence_mode="transition", **changes)
         train = trainer._engine.train_batch

@@ -10,10 +10,10 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from learner.batching.batch import BatchBuilder
-from learner.errors import LearnerError
-from learner.settings.own_function import OwnFunction
-from learner.training_loop import TrainingLoop
+from lightningbus.learner.batching.batch import BatchBuilder
+from lightningbus.learner.errors import LearnerError
+from lightningbus.learner.settings.own_function import OwnFunction
+from lightningbus.learner.training_loop import TrainingLoop
 from tests.factories import group, rollout
 from tests.learner.conftest import settings_for
 

@@ -7,15 +7,15 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from learner.accounting import ExcludedRollouts
-from learner.batching.batch import Batch, BatchBuilder
-from learner.batching.unbuildable import MAX_IN_A_ROW
-from learner.checkpointing.checkpoint import LearnerState
-from learner.errors import LearnerError
-from learner.rollouts.groups import GroupBuffer, RolloutGroup
-from learner.training.trainer import Trainer
-from learner.training_loop import TrainingLoop
-from schemas.training import TrainingStep
+from lightningbus.learner.accounting import ExcludedRollouts
+from lightningbus.learner.batching.batch import Batch, BatchBuilder
+from lightningbus.learner.batching.unbuildable import MAX_IN_A_ROW
+from lightningbus.learner.checkpointing.checkpoint import LearnerState
+from lightningbus.learner.errors import LearnerError
+from lightningbus.learner.rollouts.groups import GroupBuffer, RolloutGroup
+from lightningbus.learner.training.trainer import Trainer
+from lightningbus.learner.training_loop import TrainingLoop
+from lightningbus.schemas.training import TrainingStep
 from tests.factories import group, model_call, rollout
 from tests.learner.conftest import settings_for
 
@@ -28,29 +28,29 @@ SETTINGS: dict[str, Any] = {
     },
 }
 BATCH_STEPS = (
-    "learner.training_loop.quarantine_reasons",
-    "learner.batching.batch.training_reward",
-    "learner.batching.batch.find_penalty",
-    "learner.batching.batch.Episode.of_calls",
-    "learner.batching.credit._outcome",
-    "learner.batching.batch.build_transitions",
-    "learner.batching.batch.build_sequences",
-    "learner.batching.batch.max_staleness_of",
-    "learner.batching.batch.mask_stale_tokens",
-    "learner.batching.batch.is_cut",
-    "learner.batching.batch.disposition_of",
-    "learner.batching.batch._metrics",
-    "learner.batching.batch.Batch.token_advantages",
-    "learner.batching.batch.Batch.compute_sha256",
+    "lightningbus.learner.training_loop.quarantine_reasons",
+    "lightningbus.learner.batching.batch.training_reward",
+    "lightningbus.learner.batching.batch.find_penalty",
+    "lightningbus.learner.batching.batch.Episode.of_calls",
+    "lightningbus.learner.batching.credit._outcome",
+    "lightningbus.learner.batching.batch.build_transitions",
+    "lightningbus.learner.batching.batch.build_sequences",
+    "lightningbus.learner.batching.batch.max_staleness_of",
+    "lightningbus.learner.batching.batch.mask_stale_tokens",
+    "lightningbus.learner.batching.batch.is_cut",
+    "lightningbus.learner.batching.batch.disposition_of",
+    "lightningbus.learner.batching.batch._metrics",
+    "lightningbus.learner.batching.batch.Batch.token_advantages",
+    "lightningbus.learner.batching.batch.Batch.compute_sha256",
 )
 TRAINER_STEPS = (
-    "learner.training.trainer.Segments",
-    "learner.training.trainer.leave_uncorrected",
-    "learner.training.trainer.TokenInputs",
-    "learner.training.trainer.split_mini_batches",
-    "learner.training.trainer.loss_weights",
-    "learner.training.trainer.balance_by_tokens",
-    "learner.training.trainer.find_rows_with_gradient",
+    "lightningbus.learner.training.trainer.Segments",
+    "lightningbus.learner.training.trainer.leave_uncorrected",
+    "lightningbus.learner.training.trainer.TokenInputs",
+    "lightningbus.learner.training.trainer.split_mini_batches",
+    "lightningbus.learner.training.trainer.loss_weights",
+    "lightningbus.learner.training.trainer.balance_by_tokens",
+    "lightningbus.learner.training.trainer.find_rows_with_gradient",
 )
 
 
@@ -168,7 +168,7 @@ async def test_a_run_ends_with_the_reason_when_no_batch_at_all_can_be_built(
 ) -> None:
     """It is no fault of single rollouts then."""
     loop = Loop(fake_trainer())
-    break_step("learner.batching.batch.build_sequences", "")
+    break_step("lightningbus.learner.batching.batch.build_sequences", "")
     for number in range(MAX_IN_A_ROW - 1):
         await loop.train(rewarded(f"{number}"))
     sentence = f"the last {MAX_IN_A_ROW} batches could not be built: ArithmeticError: an odd number"
@@ -180,7 +180,7 @@ async def test_groups_at_fault_in_every_batch_end_no_run_that_trains_others(
     break_step: Callable[[str, str], None],
 ) -> None:
     loop = Loop(fake_trainer())
-    break_step("learner.batching.batch.build_sequences", BAD)
+    break_step("lightningbus.learner.batching.batch.build_sequences", BAD)
     for number in range(3 * MAX_IN_A_ROW):
         await loop.train(rewarded(f"{BAD}{number}"), rewarded(f"good{number}"))
         loop.pop_ready()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from learner.publishing.weight_change import CHUNK_ELEMENTS, CHUNKS, estimate_change
+from lightningbus.learner.publishing.weight_change import CHUNK_ELEMENTS, CHUNKS, estimate_change
 
 SMALL, LARGE = (CHUNKS, CHUNK_ELEMENTS), (1024, 1024)
 

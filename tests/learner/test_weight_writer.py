@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from transformers import AutoModelForCausalLM
 
-from learner.training.trainer import Trainer
-from schemas.weights.delta import encode_delta
+from lightningbus.learner.training.trainer import Trainer
+from lightningbus.schemas.weights.delta import encode_delta
 from tests.learner.conftest import settings_for, tiny_model
 from tests.learner.test_trainer import batch_of, conversations, masters, sampled_by
 
@@ -63,8 +63,8 @@ def test_the_mismatch_of_a_step_is_against_what_was_served(bf16_model: Path, tmp
     for row, values in zip(rows, behind, strict=True):
         row.logprobs[:] = values
     ratio = np.concatenate([(item - other)[row.trained] for item, other, row in zip(now, served, rows, strict=True)])
-    from learner.training.correction import apply_rollout_correction
-    from learner.training.tensors import Segments
+    from lightningbus.learner.training.correction import apply_rollout_correction
+    from lightningbus.learner.training.tensors import Segments
 
     metrics = apply_rollout_correction(now, behind, Segments(rows), trainer._settings).metrics
     expected = float(np.mean(np.exp(ratio) - ratio - 1))

@@ -13,8 +13,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 from verl.utils.fsdp_utils import _select_fsdp2_wrap_targets
 
-from learner.engine.packed_attention import register_packed_attention
-from learner.engine.token_log_probs import log_probs_from_logits
+from lightningbus.learner.engine.packed_attention import register_packed_attention
+from lightningbus.learner.engine.token_log_probs import log_probs_from_logits
 
 TOKENS, ROW = 256, 64
 SMALL = {

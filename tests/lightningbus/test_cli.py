@@ -16,12 +16,12 @@ import pytest
 import yaml
 from transformers import Qwen2Config
 
-from bus.client import Bus
-from bus.connection import CONNECT_SECONDS
-from bus.embedded.nats_server import NatsServer
-from bus.fleet import heartbeats
+from lightningbus.bus.client import Bus
+from lightningbus.bus.connection import CONNECT_SECONDS
+from lightningbus.bus.embedded.nats_server import NatsServer
+from lightningbus.bus.fleet import heartbeats
 from lightningbus.run.role_process import EX_TEMPFAIL
-from schemas import subjects
+from lightningbus.schemas import subjects
 from tests.commands import ROOT, environment
 from tests.learner.conftest import tiny_tokenizer, without_tensors
 from tests.polling import HANG_SECONDS

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bus.directory_lock import DirectoryInUseError, is_wanted, lock_directory, lock_for_reading
-from bus.embedded.nats_server import free_port
-from common.procfs import children_of, is_alive
+from lightningbus.bus.directory_lock import DirectoryInUseError, is_wanted, lock_directory, lock_for_reading
+from lightningbus.bus.embedded.nats_server import free_port
+from lightningbus.common.procfs import children_of, is_alive
 from lightningbus.run.run_directory import RunDirectory
 from tests.commands import environment
 from tests.learner.conftest import fitting_model
@@ -222,7 +222,7 @@ def test_a_reader_leaves_a_directory_to_whoever_locks_it(tmp_path: Path) -> None
 
 
 def test_a_reader_that_does_not_leave_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bus.directory_lock.READER_SECONDS", 0.1)
+    monkeypatch.setattr("lightningbus.bus.directory_lock.READER_SECONDS", 0.1)
     with (
         lock_for_reading(tmp_path),
         pytest.raises(DirectoryInUseError, match=rf"\(pid {os.getpid()}\)"),

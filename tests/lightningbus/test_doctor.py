@@ -43,7 +43,7 @@ def test_nothing_is_wrong_with_a_good_machine() -> None:
         ({"free_gib": 1.0}, "runs", "warning", "free 5 GiB"),
         ({"versions": {"torch": None}, "packages_free_gib": 5.0}, "disk", "error", "5.3 GB"),
         ({"versions": {}, "packages_free_gib": 5.5}, "disk", "ok", ""),
-        ({"missing_parts": "bus.weights"}, "lightningbus", "error", "--force-reinstall"),
+        ({"missing_parts": "lightningbus.bus.weights"}, "lightningbus", "error", "--force-reinstall"),
         ({"is_temporary_writable": False}, "temporary files", "error", "TMPDIR"),
         ({"is_socket_path_short": False}, "temporary files", "error", "shorter"),
         ({"max_open_files": 1024}, "open files", "warning", "ulimit"),

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bus.client import Bus
-from bus.embedded.nats_server import nats_server
-from bus.errors import BusError
-from bus.prompts import PromptRegistry
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import nats_server
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.prompts import PromptRegistry
 from lightningbus.cli import run_bus
 from lightningbus.cli.app import app
 from lightningbus.optimize.result import OptimizeResult
@@ -19,7 +19,7 @@ from lightningbus.optimize.verdict import compare
 from lightningbus.run.prompt_files import write_prompts
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_directory import RunDirectory
-from schemas.prompts import PromptVersion, digest_of
+from lightningbus.schemas.prompts import PromptVersion, digest_of
 
 
 def version_of(text: str) -> PromptVersion:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from bus.client import Bus
-from bus.task_file import TaskInput
+from lightningbus.bus.client import Bus
+from lightningbus.bus.task_file import TaskInput
 from lightningbus.run.evaluation import evaluate
 from tests.optimize.conftest import world_of
 from tests.store.conftest import Start

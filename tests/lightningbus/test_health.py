@@ -18,20 +18,20 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.numpy import save_file
 
-from bus.client import Bus
-from bus.embedded.nats_server import NatsServer
-from bus.fleet.readiness import not_ready_reason
-from bus.streams import STORE_TRAIN
-from bus.task_publisher import TaskPublisher
-from common import disk_space
-from common.observability import logs, metric_registry
-from common.observability.log_format import FORMAT_VARIABLE
-from common.role_settings import parse_address
-from runners.settings import RunnerSettings
-from schemas import subjects
-from schemas.fleet import Heartbeat
-from schemas.tasks import Task
-from schemas.weights.events import WeightManifest
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import NatsServer
+from lightningbus.bus.fleet.readiness import not_ready_reason
+from lightningbus.bus.streams import STORE_TRAIN
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.common import disk_space
+from lightningbus.common.observability import logs, metric_registry
+from lightningbus.common.observability.log_format import FORMAT_VARIABLE
+from lightningbus.common.role_settings import parse_address
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.schemas import subjects
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.tasks import Task
+from lightningbus.schemas.weights.events import WeightManifest
 from tests.clickhouse_proxy import ClickHouseProxy
 from tests.factories import batches
 from tests.learner.conftest import tiny_model

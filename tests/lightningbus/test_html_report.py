@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.flat_settings import without_secrets
+from lightningbus.common.flat_settings import without_secrets
 from lightningbus.run.html_report import MAX_ROWS, Section, render, write_report
 from lightningbus.run.run_directory import RunDirectory
 from tests import seed_store

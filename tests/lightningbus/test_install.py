@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from bus.client import Bus
-from bus.streams import STORE_TRAIN
-from bus.task_publisher import TaskPublisher
-from schemas.spans import SpanBatch
-from schemas.tasks import Task
+from lightningbus.bus.client import Bus
+from lightningbus.bus.streams import STORE_TRAIN
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.schemas.spans import SpanBatch
+from lightningbus.schemas.tasks import Task
 from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.e2e

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from bus.client import Bus
-from bus.errors import CredentialsError
-from bus.security.credentials import Credentials
-from bus.security.secrets import read_key, write_secret
-from bus.security.users import create_users
-from bus.weights.registry import WeightRegistry
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import CredentialsError
+from lightningbus.bus.security.credentials import Credentials
+from lightningbus.bus.security.secrets import read_key, write_secret
+from lightningbus.bus.security.users import create_users
+from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.run.discovery import discover_bus
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings
 from lightningbus.run.stack import LocalStack, start_stack
 from lightningbus.run.supervisor import ChildSpec
-from runners.settings import RunnerSettings
-from schemas import subjects
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.schemas import subjects
 from tests.bus.test_signing import manifest
 from tests.commands import environment
 from tests.polling import HANG_SECONDS

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from common.missing_modules import describe_missing_module, own_packages
+from lightningbus.common.missing_modules import describe_missing_module
 from tests.commands import ROOT, environment
 
 pytestmark = pytest.mark.integration
@@ -28,14 +28,14 @@ SECONDS = 120
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of our packages, first on the path."""
-    for package in own_packages():
-        shutil.copytree(ROOT / package, tmp_path / "checkout" / package, ignore=shutil.ignore_patterns("__pycache__"))
+    """A copy of our package without links, first on the path."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "lightningbus", tmp_path / "checkout" / "lightningbus", ignore=ignored)
     return tmp_path / "checkout"
 
 
 def run(code: str, *arguments: str, directory: Path, path: Path = ROOT) -> "subprocess.CompletedProcess[str]":
-    """A program that finds our packages in ``path``."""
+    """A program that finds our package in ``path``."""
     env = {**environment(), "PYTHONPATH": str(path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     command = [sys.executable, "-P", "-c", ALONE + code, *arguments]
     return subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
@@ -48,7 +48,7 @@ def run(code: str, *arguments: str, directory: Path, path: Path = ROOT) -> "subp
         ("bus/weights/transports", ["learner", "--model-path", "m"]),
         ("bus/weights/transports", ["auditor", "--model-path", "m"]),
         ("store/reports/counted_rewards.py", ["store"]),
-        ("lightningbus/run/preflight.py", ["train", "-c", "run.yaml"]),
+        ("run/preflight.py", ["train", "-c", "run.yaml"]),
         ("bus/embedded", ["doctor"]),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
@@ -56,31 +56,34 @@ def run(code: str, *arguments: str, directory: Path, path: Path = ROOT) -> "subp
 def test_a_missing_module_of_ours_is_no_missing_extra(
     checkout: Path, tmp_path: Path, missing: str, command: list[str]
 ) -> None:
-    path = checkout / missing
+    path = checkout / "lightningbus" / missing
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     done = run(MAIN, *command, directory=tmp_path, path=checkout)
     name = missing.removesuffix(".py").replace("/", ".")
-    assert done.returncode == 2 and f"this installation of lightningbus is incomplete: {name}" in done.stderr
+    assert (
+        done.returncode == 2 and f"this installation of lightningbus is incomplete: lightningbus.{name}" in done.stderr
+    )
     assert "lightningbus[" not in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("missing", ["bus/weights/transports", "inference/engine/vllm_server.py"])
 def test_the_doctor_names_modules_that_are_imported_and_missing(checkout: Path, tmp_path: Path, missing: str) -> None:
-    path = checkout / missing
+    path = checkout / "lightningbus" / missing
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     done = run(MAIN, "doctor", directory=tmp_path, path=checkout)
     name = missing.removesuffix(".py").replace("/", ".")
-    assert done.returncode == 1 and f"error   lightningbus: incomplete: {name}" in done.stdout, (
+    assert done.returncode == 1 and f"error   lightningbus: incomplete: lightningbus.{name}" in done.stdout, (
         done.stdout + done.stderr
     )
 
 
-def test_the_doctor_names_a_package_of_others_that_hides_ours(checkout: Path, tmp_path: Path) -> None:
-    shutil.rmtree(checkout / "auditor")
-    (checkout / "auditor").mkdir()
-    (checkout / "auditor" / "__init__.py").touch()
+def test_the_doctor_names_modules_of_an_emptied_package(checkout: Path, tmp_path: Path) -> None:
+    auditor = checkout / "lightningbus" / "auditor"
+    shutil.rmtree(auditor)
+    auditor.mkdir()
+    (auditor / "__init__.py").touch()
     done = run(MAIN, "doctor", directory=tmp_path, path=checkout)
-    assert done.returncode == 1 and "error   lightningbus: incomplete: auditor." in done.stdout
+    assert done.returncode == 1 and "error   lightningbus: incomplete: lightningbus.auditor." in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -111,5 +114,5 @@ def test_an_extra_is_found_by_the_requirement_that_it_has() -> None:
     assert "lightningbus[otel]" in describe_missing_module("opentelemetry.sdk")
     assert "lightningbus[inference]" in describe_missing_module("numpy", "inference")
     assert "lightningbus doctor" in describe_missing_module("nobody_has_this")
-    for package in own_packages():
-        assert "incomplete" in describe_missing_module(f"{package}.absent", "inference")
+    assert "incomplete" in describe_missing_module("lightningbus.absent", "inference")
+    assert "incomplete" not in describe_missing_module("schemas.absent")

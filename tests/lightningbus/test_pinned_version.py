@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from bus.client import Bus
-from bus.weights.registry import WeightRegistry
+from lightningbus.bus.client import Bus
+from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.run.pinned_version import EVALUATE_ACTOR, TRAIN_ACTOR, find_pin, pinned, wait_for_evaluations
 from tests.polling import HANG_SECONDS
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lightningbus.run.plot import draw_report
-from store.reports import REPORTS
+from lightningbus.store.reports import REPORTS
 
 SETS = (("train", ""), ("eval", "greedy"), ("eval", "sampled"))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from learner.settings.learner import LearnerSettings
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation import format_versions
 from lightningbus.run.policy_options import parse_role_models, parse_versions
 from lightningbus.run.preflight import parse_job

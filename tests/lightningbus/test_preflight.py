@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import save_file
 from transformers import Qwen2Config
 
-from inference.settings import InferenceSettings
+from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.job_consistency import find_oddities
 from lightningbus.run.learner_checks import check_learner
 from lightningbus.run.memory_check import Target
@@ -19,7 +19,7 @@ from lightningbus.run.preflight import TrainJob, check_alone, describe_trial, pa
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import RunSettings, validate_settings
 from lightningbus.run.trial_rollout import WantedReward
-from runners.protocol.request import SAMPLING_FIELDS
+from lightningbus.runners.protocol.request import SAMPLING_FIELDS
 from tests.learner.conftest import settings_for, tiny_tokenizer, without_tensors
 
 pytestmark = pytest.mark.integration

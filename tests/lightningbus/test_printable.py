@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from bus.client import Bus
-from common.observability.logs import HumanFormatter, JsonFormatter
-from common.printable import CONTROL, printable_json, to_printable
-from schemas import subjects
+from lightningbus.bus.client import Bus
+from lightningbus.common.observability.logs import HumanFormatter, JsonFormatter
+from lightningbus.common.printable import CONTROL, printable_json, to_printable
+from lightningbus.schemas import subjects
 from tests.factories import batches
 from tests.polling import HANG_SECONDS
 from tests.seed_store import insert, run

@@ -7,11 +7,11 @@ from itertools import accumulate
 
 import pytest
 
-from bus.fleet.heartbeat_text import describe
+from lightningbus.bus.fleet.heartbeat_text import describe
 from lightningbus.run.live_view import LiveView
 from lightningbus.run.progress import StepProgress, format_duration, format_reward, sparkline
 from lightningbus.run.terminal import Terminal
-from schemas.fleet import Heartbeat
+from lightningbus.schemas.fleet import Heartbeat
 
 CALCULATOR_SECONDS = (
     *(6, 4, 4, 3, 5, 4, 3, 5, 4, 4, 4, 4, 3, 4, 3, 4, 3, 3),
@@ -93,7 +93,7 @@ class Members:
         self._members = list(members)
 
     def members(self) -> list[Heartbeat]:
-        """See `bus.fleet.heartbeats.Fleet`."""
+        """See `lightningbus.bus.fleet.heartbeats.Fleet`."""
         return self._members
 
 

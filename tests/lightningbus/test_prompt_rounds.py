@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from bus.client import Bus
-from bus.weights.registry import WeightRegistry
+from lightningbus.bus.client import Bus
+from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.run.pinned_version import VersionPins
 from lightningbus.run.prompt_rounds import PromptRound, PromptRounds
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings
 from lightningbus.run.stack import LocalStack, start_stack
 from lightningbus.run.version_turns import take_turns
-from schemas import subjects
-from schemas.weights.events import WeightManifest
+from lightningbus.schemas import subjects
+from lightningbus.schemas.weights.events import WeightManifest
 
 pytestmark = pytest.mark.integration
 

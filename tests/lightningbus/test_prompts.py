@@ -6,14 +6,14 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from bus.client import Bus
-from bus.prompts import PromptRegistry
+from lightningbus.bus.client import Bus
+from lightningbus.bus.prompts import PromptRegistry
 from lightningbus.cli.app import app
-from runners.prompts import AgentPrompts
-from schemas import subjects
-from schemas.codec import schema_of
-from schemas.prompts import PromptCanary, PromptVersion, digest_of
-from schemas.tasks import Task
+from lightningbus.runners.prompts import AgentPrompts
+from lightningbus.schemas import subjects
+from lightningbus.schemas.codec import schema_of
+from lightningbus.schemas.prompts import PromptCanary, PromptVersion, digest_of
+from lightningbus.schemas.tasks import Task
 
 TASK = Task(id="a", run_id="r", agent="default", input=1)
 
@@ -87,7 +87,7 @@ async def test_a_message_that_nobody_can_read_is_passed_over_and_removed(bus: Bu
 
 
 async def test_two_writers_never_give_two_texts_one_number(bus: Bus) -> None:
-    from bus.errors import FencedError
+    from lightningbus.bus.errors import FencedError
 
     await publish(bus, "Add.")
     version = PromptVersion(name="solver", version=0, text="x", sha256=digest_of("x"), created_at_ns=0)

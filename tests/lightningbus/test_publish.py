@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from bus.client import Bus
-from bus.embedded.nats_server import NatsServer
-from bus.task_file import MAX_INPUT_BYTES, TaskFileError, load_tasks
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import NatsServer
+from lightningbus.bus.task_file import MAX_INPUT_BYTES, TaskFileError, load_tasks
 from lightningbus.run.run_directory import RunDirectory
-from schemas import subjects
-from schemas.codec import decode
-from schemas.tasks import Task
+from lightningbus.schemas import subjects
+from lightningbus.schemas.codec import decode
+from lightningbus.schemas.tasks import Task
 from tests.lightningbus.test_cli import run, says
 
 GOOD = '{"id": "a", "input": {"n": 1}}\n'

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from bus.client import Bus
-from bus.errors import CredentialsError
-from bus.security.credentials import Credentials
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import CredentialsError
+from lightningbus.bus.security.credentials import Credentials
 from lightningbus.run.discovery import connect, discover_bus
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings
 from lightningbus.run.stack import CREDENTIALS, start_stack
 from lightningbus.run.supervisor import ChildSpec
-from runners.settings import RunnerSettings
+from lightningbus.runners.settings import RunnerSettings
 from tests.commands import environment
 from tests.polling import HANG_SECONDS
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import typer
 
-from common.task_source import TaskSource
-from learner.settings.learner import LearnerSettings
 from lightningbus.cli.app import app
 from lightningbus.cli.options import load_settings
+from lightningbus.common.task_source import TaskSource
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.role_process import UserError
 from lightningbus.run.setting_sources import find_source, merge, read_environment, read_flags, without_settings
 from lightningbus.run.settings import load_run_settings
-from store.settings import StoreSettings
+from lightningbus.store.settings import StoreSettings
 
 FLAGS = ["--group-size", "4", "--actor.optim.lr", "1e-4", "--train-roles", "a", "--train-roles", "b"]
 

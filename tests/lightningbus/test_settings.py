@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from auditor.settings import AuditorSettings
+from lightningbus.auditor.settings import AuditorSettings
 from lightningbus.run.preflight import parse_job
 from lightningbus.run.role_process import UserError
 from lightningbus.run.settings import RunSettings, validate_settings

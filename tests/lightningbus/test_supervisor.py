@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 from nats.aio.msg import Msg
 
-from bus.client import Bus
-from common.backoff import RetryPolicy
-from inference.settings import InferenceSettings
-from learner.settings.learner import LearnerSettings
+from lightningbus.bus.client import Bus
+from lightningbus.common.backoff import RetryPolicy
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.process_liveness import ProcessLiveness
 from lightningbus.run.role_process import EX_TEMPFAIL, UserError
 from lightningbus.run.run_directory import Endpoints, RunDirectory
 from lightningbus.run.settings import BusSettings
 from lightningbus.run.stack import start_stack
 from lightningbus.run.supervisor import ChildSpec, RestartPolicy, Supervisor
-from runners.settings import RunnerSettings
-from schemas import subjects
-from schemas.codec import decode
-from schemas.fleet import Alert
-from store.settings import StoreSettings
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.schemas import subjects
+from lightningbus.schemas.codec import decode
+from lightningbus.schemas.fleet import Alert
+from lightningbus.store.settings import StoreSettings
 from tests.lightningbus.test_cli import run
 from tests.pausing import paused
 from tests.polling import HANG_SECONDS
@@ -144,7 +144,9 @@ async def test_a_silent_role_is_an_alert_of_the_supervisor_until_it_is_back(
 ) -> None:
     """The store and the learner cannot report their own absence."""
     monkeypatch.setattr("lightningbus.run.process_liveness.ABSENT_SECONDS", 1.0)
-    monkeypatch.setattr("bus.fleet.heartbeats.INTERVAL_SECONDS", 0.1)  # many of them while the command listens
+    monkeypatch.setattr(
+        "lightningbus.bus.fleet.heartbeats.INTERVAL_SECONDS", 0.1
+    )  # many of them while the command listens
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LIGHTNINGBUS_BUS", raising=False)
     async with start_stack(

@@ -4,8 +4,8 @@ import asyncio
 import json
 import sys
 
-from bus.client import Bus
-from schemas import subjects
+from lightningbus.bus.client import Bus
+from lightningbus.schemas import subjects
 from tests.factories import batches
 from tests.polling import HANG_SECONDS
 

@@ -13,15 +13,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.observability import tracing
-from common.observability.tracing import without_otel_exporter_env
+from lightningbus.common.observability import tracing
+from lightningbus.common.observability.tracing import without_otel_exporter_env
 from tests.otlp import Collector, collecting
 from tests.polling import HANG_SECONDS
 
 WORK = """
 import logging, sys, time
 logging.basicConfig(level=logging.INFO, format="%(message)s")
-from common.observability import tracing
+from lightningbus.common.observability import tracing
 tracing.setup("runner", "r-1")
 started = time.monotonic()
 for number in range(3):
@@ -34,7 +34,7 @@ print(f"{time.monotonic() - started} {'opentelemetry.sdk' in sys.modules} {trace
 """
 
 
-PATIENT = f"from common.observability import tracing; tracing.FLUSH_SECONDS = {HANG_SECONDS}\n"
+PATIENT = f"from lightningbus.common.observability import tracing; tracing.FLUSH_SECONDS = {HANG_SECONDS}\n"
 """A prelude of a process whose last spans are all exported, however busy the machine is."""
 
 

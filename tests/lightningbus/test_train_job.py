@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from inference.settings import InferenceSettings
-from learner.settings.learner import LearnerSettings
 from lightningbus.cli.app import app
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation import Evaluation
 from lightningbus.run.held_out import HeldOut, choose_due_versions
 from lightningbus.run.optimize_settings import OptimizeSettings
@@ -20,8 +20,8 @@ from lightningbus.run.results import RESULTS, Results, compute_settings_sha256, 
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_record import check_resumable, describe_job, find_differences, write_record
 from lightningbus.run.settings import EvalSettings, RunSettings
-from runners.settings import RunnerSettings
-from store.settings import StoreSettings
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.store.settings import StoreSettings
 from tests.commands import ROOT
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bus.client import Bus
-from bus.fleet import heartbeats
-from bus.weights import version_registry
-from bus.weights.registry import WeightRegistry
-from common.observability import metrics
+from lightningbus.bus.client import Bus
+from lightningbus.bus.fleet import heartbeats
+from lightningbus.bus.weights import version_registry
+from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.cli.app import app
-from schemas import subjects
+from lightningbus.common.observability import metrics
+from lightningbus.schemas import subjects
 from tests.inference.test_releases import Judge, trial_of
 from tests.inference.test_updater import following, publish
 from tests.polling import HANG_SECONDS

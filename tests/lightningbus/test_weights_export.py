@@ -19,15 +19,15 @@ from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from typer.testing import CliRunner, Result
 
-from bus.client import Bus
-from bus.embedded.nats_server import nats_server
-from bus.security.credentials import Credentials
-from bus.security.users import create_users
-from bus.weights.registry import WeightRegistry
-from learner.publishing.publisher import WeightPublisher
-from learner.settings.learner import LearnerSettings
-from learner.settings.weights import WeightSettings
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import nats_server
+from lightningbus.bus.security.credentials import Credentials
+from lightningbus.bus.security.users import create_users
+from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.cli.app import app
+from lightningbus.learner.publishing.publisher import WeightPublisher
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.settings.weights import WeightSettings
 from lightningbus.run.best_version import find_best
 from lightningbus.run.discovery import CREDENTIALS_VARIABLE
 from lightningbus.run.evaluation import Evaluation

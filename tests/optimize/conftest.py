@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bus.client import Bus
+from lightningbus.bus.client import Bus
 from tests.agents.prompted import NUMBERS
 from tests.examples.endpoint import Endpoint
 from tests.polling import HANG_SECONDS

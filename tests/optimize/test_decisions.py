@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.task_file import TaskInput
+from lightningbus.bus.task_file import TaskInput
 from lightningbus.optimize.budget import Budget, BudgetSpent
 from lightningbus.optimize.candidates import ROUND_PATTERN, evaluation_key, proposal_key, round_name
 from lightningbus.optimize.feedback import CallText, RolloutResult, build_records

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bus.task_file import TaskFileError
+from lightningbus.bus.task_file import TaskFileError
 from lightningbus.cli.app import app
 from lightningbus.optimize import job
 from lightningbus.optimize.training_rounds import training_rounds

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from bus.client import Bus
-from bus.prompts import PromptRegistry
-from bus.security.credentials import Credentials
+from lightningbus.bus.client import Bus
+from lightningbus.bus.prompts import PromptRegistry
+from lightningbus.bus.security.credentials import Credentials
 from lightningbus.optimize.budget import BudgetSpent
 from lightningbus.optimize.round import RoundResult, optimize_round
 from lightningbus.run.prompt_versions import read_prompt_versions

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from store.clickhouse.client import connect
-from store.service import serve_embedded
+from lightningbus.store.clickhouse.client import connect
+from lightningbus.store.service import serve_embedded
 from tests.agents.ruled import RULE, SYSTEM
 from tests.commands import ROOT, environment
 from tests.examples.endpoint import Endpoint

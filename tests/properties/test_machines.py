@@ -7,13 +7,21 @@ import hypothesis.strategies as st
 from hypothesis import given
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from bus.fleet.node_state import DEAD_SECONDS, SUSPECT_SECONDS, NodeEvent, State, is_ready, next_state, observed_state
-from bus.lease import Lease
-from learner.rollouts.assembler import Rollout
-from learner.rollouts.groups import GroupBuffer
-from schemas.base import Outcome
-from schemas.spans import AttemptResult
-from schemas.trajectory.attempt_selection import (
+from lightningbus.bus.fleet.node_state import (
+    DEAD_SECONDS,
+    SUSPECT_SECONDS,
+    NodeEvent,
+    State,
+    is_ready,
+    next_state,
+    observed_state,
+)
+from lightningbus.bus.lease import Lease
+from lightningbus.learner.rollouts.assembler import Rollout
+from lightningbus.learner.rollouts.groups import GroupBuffer
+from lightningbus.schemas.base import Outcome
+from lightningbus.schemas.spans import AttemptResult
+from lightningbus.schemas.trajectory.attempt_selection import (
     INFRA_OUTCOMES,
     Resolution,
     resolution_of,

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import hypothesis.strategies as st
 from hypothesis import example, given
 
-from learner.rollouts.groups import RolloutGroup, in_dispatch_order
-from learner.rollouts.pacing import (
+from lightningbus.learner.rollouts.groups import RolloutGroup, in_dispatch_order
+from lightningbus.learner.rollouts.pacing import (
     DispatchedGroup,
     Pace,
     find_awaited,

@@ -11,13 +11,13 @@ import pytest
 from aiohttp import web
 from msgspec.structs import replace
 
-from bus.client import Bus
-from bus.streams import STORE_EVAL, ConsumerSpec
-from runners import runner
-from runners.settings import RunnerSettings
-from schemas.spans import ModelCall, Span, SpanBatch
-from schemas.tasks import Task
-from schemas.trajectory.prefix_encoding import expand_calls
+from lightningbus.bus.client import Bus
+from lightningbus.bus.streams import STORE_EVAL, ConsumerSpec
+from lightningbus.runners import runner
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.schemas.spans import ModelCall, Span, SpanBatch
+from lightningbus.schemas.tasks import Task
+from lightningbus.schemas.trajectory.prefix_encoding import expand_calls
 from tests.polling import HANG_SECONDS
 
 PROMPT, ANSWER = [1, 2], [7, 8]

@@ -12,15 +12,15 @@ import openai
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from runners.gateway.connection_reuse import ConnectionReuse
-from runners.gateway.external_endpoints import ExternalEndpoints
-from runners.gateway.server import Gateway
-from runners.gateway.slot import Slot
-from runners.recording.attempt import AttemptRecorder
-from runners.settings import EndpointSettings
-from schemas.fleet import Heartbeat
-from schemas.spans import Span
-from schemas.tasks import Task
+from lightningbus.runners.gateway.connection_reuse import ConnectionReuse
+from lightningbus.runners.gateway.external_endpoints import ExternalEndpoints
+from lightningbus.runners.gateway.server import Gateway
+from lightningbus.runners.gateway.slot import Slot
+from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.runners.settings import EndpointSettings
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.spans import Span
+from lightningbus.schemas.tasks import Task
 from tests.runners.conftest import task
 
 KEY = "sk-external-0123456789"

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from runners.protocol.accumulator import StreamAccumulator
-from runners.protocol.engine_errors import InvalidEngineOutput
-from runners.protocol.request import ChatRequest
-from schemas.spans import VersionSpan
+from lightningbus.runners.protocol.accumulator import StreamAccumulator
+from lightningbus.runners.protocol.engine_errors import InvalidEngineOutput
+from lightningbus.runners.protocol.request import ChatRequest
+from lightningbus.schemas.spans import VersionSpan
 
 
 def chunk(version: int | None, ids: list[int], text: str, **more: Any) -> dict[str, Any]:

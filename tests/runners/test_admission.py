@@ -17,18 +17,18 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.client import Bus
-from bus.security.secrets import bearer_header
-from bus.task_publisher import TaskPublisher
-from common import http_server
-from common.procfs import rss_bytes
-from inference.gateway.served_model import ServedModel
-from inference.gateway.server import Gateway as NodeGateway
-from runners.gateway.admission import MAX_IN_FLIGHT_BYTES, Admission, RateLimited, RateLimits
-from runners.gateway.requests import MAX_REQUEST_BYTES
-from runners.gateway.server import Gateway
-from runners.gateway.slot import Slot
-from runners.recording.attempt import AttemptRecorder
+from lightningbus.bus.client import Bus
+from lightningbus.bus.security.secrets import bearer_header
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.common import http_server
+from lightningbus.common.procfs import rss_bytes
+from lightningbus.inference.gateway.served_model import ServedModel
+from lightningbus.inference.gateway.server import Gateway as NodeGateway
+from lightningbus.runners.gateway.admission import MAX_IN_FLIGHT_BYTES, Admission, RateLimited, RateLimits
+from lightningbus.runners.gateway.requests import MAX_REQUEST_BYTES
+from lightningbus.runners.gateway.server import Gateway
+from lightningbus.runners.gateway.slot import Slot
+from lightningbus.runners.recording.attempt import AttemptRecorder
 from tests.polling import HANG_SECONDS
 from tests.runners.conftest import ScriptedEngine, ended, running, task
 

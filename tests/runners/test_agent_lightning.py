@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from bus.client import Bus
-from bus.streams import STORE_EVAL, STORE_TRAIN
-from bus.task_publisher import TaskPublisher
-from runners.agent.factory import make_executors
-from runners.agent.launcher import AgentStartError
-from runners.agent.process import ProcessWatchdog
-from runners.gateway.slot import Slot
-from runners.recording.agent_events import EventContext, convert_event
-from runners.settings import RunnerSettings
-from schemas.semconv.rewards import extract_rewards
+from lightningbus.bus.client import Bus
+from lightningbus.bus.streams import STORE_EVAL, STORE_TRAIN
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.runners.agent.factory import make_executors
+from lightningbus.runners.agent.launcher import AgentStartError
+from lightningbus.runners.agent.process import ProcessWatchdog
+from lightningbus.runners.gateway.slot import Slot
+from lightningbus.runners.recording.agent_events import EventContext, convert_event
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.schemas.semconv.rewards import extract_rewards
 from tests.runners.conftest import AGENTS, ScriptedEngine, calls_of, ended, running, task
 
 LIGHTNING = AGENTS / "lightning"

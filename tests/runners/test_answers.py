@@ -10,12 +10,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from bus.security.secrets import bearer_header
-from runners.gateway import connection_reuse
-from runners.gateway.server import Gateway
-from runners.gateway.slot import Slot
-from runners.recording.attempt import AttemptRecorder
-from schemas.fleet import Heartbeat
+from lightningbus.bus.security.secrets import bearer_header
+from lightningbus.runners.gateway import connection_reuse
+from lightningbus.runners.gateway.server import Gateway
+from lightningbus.runners.gateway.slot import Slot
+from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.schemas.fleet import Heartbeat
 from tests.polling import HANG_SECONDS
 from tests.runners.conftest import task
 

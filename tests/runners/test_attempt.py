@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from runners.recording.attempt import AttemptRecorder
-from schemas.codec import encode
-from schemas.spans import Span
-from schemas.tasks import Task
+from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.schemas.codec import encode
+from lightningbus.schemas.spans import Span
+from lightningbus.schemas.tasks import Task
 
 
 def task(**changes: Any) -> Task:

@@ -12,13 +12,13 @@ import anthropic
 import openai
 import pytest
 
-from bus.client import Bus
-from runners.gateway.server import Gateway
-from runners.protocol.dialects.anthropic_request import chat as chat_of_messages
-from runners.protocol.dialects.responses_request import chat as chat_of_response
-from runners.protocol.token_history import has_reasoning
-from runners.recording.attempt import AttemptRecorder
-from schemas.spans import ModelCall, Span
+from lightningbus.bus.client import Bus
+from lightningbus.runners.gateway.server import Gateway
+from lightningbus.runners.protocol.dialects.anthropic_request import chat as chat_of_messages
+from lightningbus.runners.protocol.dialects.responses_request import chat as chat_of_response
+from lightningbus.runners.protocol.token_history import has_reasoning
+from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.schemas.spans import ModelCall, Span
 from tests.runners.conftest import PROMPT, ScriptedEngine, calls_of, task
 
 TOOL = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

@@ -10,11 +10,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from bus.client import Bus
-from bus.task_publisher import TaskPublisher
-from runners.gateway.server import Gateway
-from runners.gateway.slot import Slot
-from runners.recording.attempt import AttemptRecorder
+from lightningbus.bus.client import Bus
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.runners.gateway.server import Gateway
+from lightningbus.runners.gateway.slot import Slot
+from lightningbus.runners.recording.attempt import AttemptRecorder
 from tests.polling import HANG_SECONDS
 from tests.runners.conftest import ANSWER, ScriptedEngine, calls_of, ended, running, task
 from tests.runners.test_admission import nothing, post

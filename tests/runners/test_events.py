@@ -7,16 +7,16 @@ from typing import Any
 import aiohttp
 import pytest
 
-from bus.client import Bus
-from bus.task_publisher import TaskPublisher
-from learner.rollouts.intermediate_rewards import intermediate_rewards
-from learner.settings.algorithm import AirRule
-from runners.gateway.server import Gateway
-from runners.gateway.slot import Slot
-from runners.recording.agent_events import EventContext, convert_event
-from runners.recording.attempt import AttemptRecorder
-from schemas.semconv.span_kinds import kind_of
-from schemas.spans import Span
+from lightningbus.bus.client import Bus
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.learner.rollouts.intermediate_rewards import intermediate_rewards
+from lightningbus.learner.settings.algorithm import AirRule
+from lightningbus.runners.gateway.server import Gateway
+from lightningbus.runners.gateway.slot import Slot
+from lightningbus.runners.recording.agent_events import EventContext, convert_event
+from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.schemas.semconv.span_kinds import kind_of
+from lightningbus.schemas.spans import Span
 from tests.runners.conftest import ScriptedEngine, ended, running, task
 from tests.runners.test_telemetry import Bed, bed
 

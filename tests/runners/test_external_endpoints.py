@@ -10,17 +10,17 @@ import openai
 import pytest
 from pydantic import ValidationError
 
-from bus.client import Bus
-from bus.errors import CredentialsError
-from bus.task_publisher import TaskPublisher
-from common.backoff import RetryPolicy
-from learner.batching.prefix_tree import find_parents
-from learner.batching.transitions import build_transitions
-from runners import runner
-from runners.gateway import connection_reuse, external_endpoints
-from runners.gateway.external_endpoints import ExternalEndpoints
-from runners.settings import EndpointSettings, RunnerSettings
-from schemas.codec import encode
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import CredentialsError
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.common.backoff import RetryPolicy
+from lightningbus.learner.batching.prefix_tree import find_parents
+from lightningbus.learner.batching.transitions import build_transitions
+from lightningbus.runners import runner
+from lightningbus.runners.gateway import connection_reuse, external_endpoints
+from lightningbus.runners.gateway.external_endpoints import ExternalEndpoints
+from lightningbus.runners.settings import EndpointSettings, RunnerSettings
+from lightningbus.schemas.codec import encode
 from tests.polling import HANG_SECONDS
 from tests.runners.conftest import AGENTS, ScriptedEngine, calls_of, ended, running, task
 from tests.runners.external import KEY, USAGE, Office, opened, serving_endpoint

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from runners.protocol.dialects.registry import APIS
-from runners.protocol.prompts import PromptChoice, substitute
-from runners.protocol.request import ChatRequest
-from runners.protocol.token_history import TokenHistory
-from runners.recording import otlp, rewards
-from runners.recording.agent_events import parse_event
-from runners.rollout import parse_result
-from schemas.semconv.call_attribution import CallIndex, RecordedCall
-from schemas.spans import ModelCall, Span
-from schemas.trajectory.prefix_encoding import PrefixEncoder, expand_calls
+from lightningbus.runners.protocol.dialects.registry import APIS
+from lightningbus.runners.protocol.prompts import PromptChoice, substitute
+from lightningbus.runners.protocol.request import ChatRequest
+from lightningbus.runners.protocol.token_history import TokenHistory
+from lightningbus.runners.recording import otlp, rewards
+from lightningbus.runners.recording.agent_events import parse_event
+from lightningbus.runners.rollout import parse_result
+from lightningbus.schemas.semconv.call_attribution import CallIndex, RecordedCall
+from lightningbus.schemas.spans import ModelCall, Span
+from lightningbus.schemas.trajectory.prefix_encoding import PrefixEncoder, expand_calls
 from tests.growth import MAX_GROWTH, measure_growth
 
 TEXT = "You answer questions about numbers."

@@ -9,11 +9,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from bus.client import Bus
-from bus.security.secrets import new_key
-from bus.task_publisher import TaskPublisher
-from inference.gateway.served_model import ServedModel
-from inference.gateway.server import Gateway
+from lightningbus.bus.client import Bus
+from lightningbus.bus.security.secrets import new_key
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.inference.gateway.served_model import ServedModel
+from lightningbus.inference.gateway.server import Gateway
 from tests.polling import HANG_SECONDS
 from tests.runners.conftest import ScriptedEngine, calls_of, ended, running, task
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from runners.protocol.accumulator import StreamAccumulator
-from runners.protocol.request import ChatRequest
-from runners.recording.attempt import AttemptRecorder
-from schemas.codec import decode, encode
-from schemas.spans import SpanBatch
+from lightningbus.runners.protocol.accumulator import StreamAccumulator
+from lightningbus.runners.protocol.request import ChatRequest
+from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.schemas.codec import decode, encode
+from lightningbus.schemas.spans import SpanBatch
 from tests.runners.conftest import ScriptedEngine, task
 from tests.runners.test_accumulator import FIRST, chunk
 from tests.runners.test_dialects import TOOL, Desk, desk

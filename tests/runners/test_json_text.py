@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.protocol.json_text import decode_json, encode_exactly, encode_json
+from lightningbus.runners.protocol.json_text import decode_json, encode_exactly, encode_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters()),

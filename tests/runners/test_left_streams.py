@@ -13,11 +13,11 @@ from aiohttp.test_utils import TestServer
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
-from bus.client import Bus
-from bus.task_publisher import TaskPublisher
-from runners.gateway.slot import Slot
-from runners.recording.attempt import AttemptRecorder
-from schemas.spans import Span
+from lightningbus.bus.client import Bus
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.runners.gateway.slot import Slot
+from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.schemas.spans import Span
 from tests.runners.conftest import calls_of, ended, running, task
 from tests.runners.test_answers import Node, sent, serving
 

@@ -13,13 +13,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
-from bus.client import Bus
-from common.observability import metrics
-from runners.recording import otlp
-from runners.recording.attempt import AttemptRecorder
-from runners.recording.refusals import Refusals
-from schemas.base import MAX_TIME_NS
-from schemas.spans import Span
+from lightningbus.bus.client import Bus
+from lightningbus.common.observability import metrics
+from lightningbus.runners.recording import otlp
+from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.runners.recording.refusals import Refusals
+from lightningbus.schemas.base import MAX_TIME_NS
+from lightningbus.schemas.spans import Span
 from tests.runners.conftest import task
 from tests.runners.test_telemetry import PROTOBUF, bed
 

@@ -9,9 +9,9 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
-from runners.recording import otlp
-from runners.recording.otlp_limits import InvalidOtlp
-from schemas import ids as identity
+from lightningbus.runners.recording import otlp
+from lightningbus.runners.recording.otlp_limits import InvalidOtlp
+from lightningbus.schemas import ids as identity
 
 
 def telemetry() -> ExportTraceServiceRequest:

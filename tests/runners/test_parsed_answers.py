@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from bus.client import Bus
+from lightningbus.bus.client import Bus
 from tests.runners.conftest import ANSWER, PROMPT, ScriptedEngine
 from tests.runners.test_dialects import SAYING, TOOL, Desk, opened
 

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.client import Bus
-from bus.prompts import PromptRegistry
-from bus.streams import STORE_EVAL
-from bus.task_publisher import TaskPublisher
-from runners.protocol.dialects.registry import APIS
-from runners.protocol.prompts import PromptChoice, Substitution, substitute
-from runners.protocol.request import ChatRequest
-from runners.protocol.token_history import TokenHistory
-from schemas.prompts import PromptCanary, PromptVersion, digest_of
+from lightningbus.bus.client import Bus
+from lightningbus.bus.prompts import PromptRegistry
+from lightningbus.bus.streams import STORE_EVAL
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.runners.protocol.dialects.registry import APIS
+from lightningbus.runners.protocol.prompts import PromptChoice, Substitution, substitute
+from lightningbus.runners.protocol.request import ChatRequest
+from lightningbus.runners.protocol.token_history import TokenHistory
+from lightningbus.schemas.prompts import PromptCanary, PromptVersion, digest_of
 from tests.runners.conftest import ScriptedEngine, calls_of, ended, running, task
 from tests.runners.external import opened
 

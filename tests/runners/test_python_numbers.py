@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from bus.client import Bus
-from bus.task_publisher import TaskPublisher
-from runners.agent.worker.worker_script import to_json
-from runners.protocol.dialects.registry import APIS
-from runners.protocol.token_history import TokenHistory
+from lightningbus.bus.client import Bus
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.runners.agent.worker.worker_script import to_json
+from lightningbus.runners.protocol.dialects.registry import APIS
+from lightningbus.runners.protocol.token_history import TokenHistory
 from tests.runners.conftest import ended, running, task
 
 

@@ -36,12 +36,12 @@ from openai.types.responses import ToolParam as ResponseToolParam
 from openai.types.responses import response_create_params as responses
 from openai.types.shared_params import Reasoning
 
-from bus.client import Bus
-from runners.protocol import request_fields as tables
-from runners.protocol.dialects.registry import APIS
-from runners.protocol.request import ChatRequest
-from runners.protocol.request_fields import FieldTable
-from runners.protocol.token_history import TokenHistory
+from lightningbus.bus.client import Bus
+from lightningbus.runners.protocol import request_fields as tables
+from lightningbus.runners.protocol.dialects.registry import APIS
+from lightningbus.runners.protocol.request import ChatRequest
+from lightningbus.runners.protocol.request_fields import FieldTable
+from lightningbus.runners.protocol.token_history import TokenHistory
 from tests.runners.conftest import PROMPT, ScriptedEngine
 from tests.runners.external import opened as external
 from tests.runners.test_dialects import opened

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from runners import retry_policy
-from schemas.tasks import Task
+from lightningbus.runners import retry_policy
+from lightningbus.schemas.tasks import Task
 
 
 def task(**changes: Any) -> Task:

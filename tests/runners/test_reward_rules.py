@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from runners.recording import rewards
-from runners.recording.rewards import Rewards
-from schemas.semconv.rewards import MAX_REWARD
-from schemas.spans import Span
+from lightningbus.runners.recording import rewards
+from lightningbus.runners.recording.rewards import Rewards
+from lightningbus.schemas.semconv.rewards import MAX_REWARD
+from lightningbus.schemas.spans import Span
 
 SCORE = "gen_ai.evaluation.score.value"
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from bus.client import Bus
-from bus.task_publisher import TaskPublisher
-from learner.rollouts.assembler import training_reward
-from runners.agent.turns import Turns
-from schemas import subjects
-from schemas.spans import AttemptResult
-from schemas.trajectory.attempt_selection import Resolution, resolution_of
+from lightningbus.bus.client import Bus
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.learner.rollouts.assembler import training_reward
+from lightningbus.runners.agent.turns import Turns
+from lightningbus.schemas import subjects
+from lightningbus.schemas.spans import AttemptResult
+from lightningbus.schemas.trajectory.attempt_selection import Resolution, resolution_of
 from tests.factories import rollout
 from tests.runners.conftest import ended, running, task
 

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from bus.client import Bus
-from bus.task_publisher import TaskPublisher
-from runners import runner
-from runners.agent.launcher import AgentStartError
-from runners.settings import RunnerSettings
+from lightningbus.bus.client import Bus
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.runners import runner
+from lightningbus.runners.agent.launcher import AgentStartError
+from lightningbus.runners.settings import RunnerSettings
 from tests.polling import HANG_SECONDS
 from tests.runners.conftest import AGENTS, ended, running, task
 

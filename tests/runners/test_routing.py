@@ -1,7 +1,7 @@
 """Which node a model call goes to."""
 
-from runners.gateway import routing
-from schemas.fleet import Heartbeat
+from lightningbus.runners.gateway import routing
+from lightningbus.schemas.fleet import Heartbeat
 
 
 def node(id: str, state: str = "ready", version: int = 1, inflight: int = 0, **detail: object) -> Heartbeat:

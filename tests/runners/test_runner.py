@@ -12,16 +12,16 @@ import msgpack
 import numpy as np
 import pytest
 
-from bus.client import Bus
-from bus.dead_letters import DeadLetterQueue
-from bus.errors import DlqLimitExceededError
-from bus.streams import STORE_EVENTS, runner_consumer
-from bus.task_publisher import TaskPublisher
-from runners import runner
-from runners.agent.launcher import AgentStartError
-from runners.settings import RunnerSettings
-from schemas.codec import encode, schema_of
-from schemas.tasks import Task, TaskBatchRecord, TaskRecord
+from lightningbus.bus.client import Bus
+from lightningbus.bus.dead_letters import DeadLetterQueue
+from lightningbus.bus.errors import DlqLimitExceededError
+from lightningbus.bus.streams import STORE_EVENTS, runner_consumer
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.runners import runner
+from lightningbus.runners.agent.launcher import AgentStartError
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.schemas.codec import encode, schema_of
+from lightningbus.schemas.tasks import Task, TaskBatchRecord, TaskRecord
 from tests.polling import HANG_SECONDS
 from tests.runners.conftest import AGENTS, ScriptedEngine, calls_of, ended, running, task
 from tests.stream_limits import limit

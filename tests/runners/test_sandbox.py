@@ -17,23 +17,23 @@ import pytest
 import yaml
 from aiohttp import web
 
-from bus.client import Bus
-from bus.embedded.nats_server import free_port
-from bus.task_file import TaskInput
-from bus.task_publisher import TaskPublisher
-from common.procfs import descendants, is_alive
-from common.subprocesses import kill_group, spawn
-from inference.engine.vllm_server import VllmServer
-from inference.settings import InferenceSettings
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import free_port
+from lightningbus.bus.task_file import TaskInput
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.common.procfs import descendants, is_alive
+from lightningbus.common.subprocesses import kill_group, spawn
+from lightningbus.inference.engine.vllm_server import VllmServer
+from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.trial_rollout import TrialTask, try_agent
-from runners.agent.factory import RELAY_SCRIPT, sandbox_paths
-from runners.agent.launcher import AgentLauncher, AgentStartError
-from runners.agent.limits import ResourceLimits
-from runners.agent.output import BURST_BYTES, READ_BYTES
-from runners.agent.process import ProcessWatchdog
-from runners.settings import RunnerSettings
-from schemas.spans import SpanBatch
-from store.service import serve_readonly
+from lightningbus.runners.agent.factory import RELAY_SCRIPT, sandbox_paths
+from lightningbus.runners.agent.launcher import AgentLauncher, AgentStartError
+from lightningbus.runners.agent.limits import ResourceLimits
+from lightningbus.runners.agent.output import BURST_BYTES, READ_BYTES
+from lightningbus.runners.agent.process import ProcessWatchdog
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.schemas.spans import SpanBatch
+from lightningbus.store.service import serve_readonly
 from tests.listening import child, ports_and_sockets
 from tests.polling import HANG_SECONDS, until
 from tests.runners.conftest import AGENTS, ScriptedEngine, ended, running, task
@@ -208,7 +208,7 @@ async def test_one_that_is_given_up_as_it_starts_leaves_nothing(
 
 LOCKED = """
 import os, pathlib, sys
-from runners.agent.process import remove_directory
+from lightningbus.runners.agent.process import remove_directory
 place = pathlib.Path(sys.argv[1])
 (place / "a" / "b" / "c").mkdir(parents=True)
 (place / "a" / "file").touch()

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bus.client import Bus
-from bus.task_publisher import TaskPublisher
-from runners import runner
-from runners.agent.launcher import AgentStartError
-from runners.settings import RunnerSettings
+from lightningbus.bus.client import Bus
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.runners import runner
+from lightningbus.runners.agent.launcher import AgentStartError
+from lightningbus.runners.settings import RunnerSettings
 from tests.runners.conftest import AGENTS, ScriptedEngine, calls_of, ended, running, task
 
 MANY = {"concurrency": 8, "max_concurrent_per_process": 8}

@@ -14,23 +14,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from nats.errors import Error as NatsError
 
-from bus.client import Bus
-from bus.dead_letters import DeadLetterQueue
-from bus.errors import BusError
-from bus.fleet.heartbeats import Fleet
-from bus.streams import STORE_TRAIN
-from bus.task_publisher import TaskPublisher
-from common.backoff import RetryPolicy
-from common.observability.metric_registry import REGISTRIES
-from runners import retry_policy
-from runners.gateway.slot import Slot
-from runners.slots import Slots
-from runners.task_handler import TaskHandler
-from schemas import subjects
-from schemas.base import Mode
-from schemas.codec import MAX_BYTES, EncodeError, schema_of
-from schemas.spans import SpanBatch
-from schemas.tasks import Task
+from lightningbus.bus.client import Bus
+from lightningbus.bus.dead_letters import DeadLetterQueue
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.fleet.heartbeats import Fleet
+from lightningbus.bus.streams import STORE_TRAIN
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.common.backoff import RetryPolicy
+from lightningbus.common.observability.metric_registry import REGISTRIES
+from lightningbus.runners import retry_policy
+from lightningbus.runners.gateway.slot import Slot
+from lightningbus.runners.slots import Slots
+from lightningbus.runners.task_handler import TaskHandler
+from lightningbus.schemas import subjects
+from lightningbus.schemas.base import Mode
+from lightningbus.schemas.codec import MAX_BYTES, EncodeError, schema_of
+from lightningbus.schemas.spans import SpanBatch
+from lightningbus.schemas.tasks import Task
 from tests.polling import HANG_SECONDS
 from tests.runners.conftest import ended, running, task
 from tests.stream_limits import limit

@@ -20,17 +20,17 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from bus.client import Bus
-from bus.errors import BusError, StreamFullError
-from bus.task_publisher import TaskPublisher
-from runners.gateway.server import MAX_INLINE_BYTES, Gateway
-from runners.gateway.slot import Slot
-from runners.recording import otlp
-from runners.recording.attempt import AttemptRecorder
-from runners.recording.usage import UsageMeter, total_seconds
-from schemas import ids
-from schemas.semconv import attributes
-from schemas.spans import ModelCall, Span, SpanBatch, VersionSpan
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError, StreamFullError
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.runners.gateway.server import MAX_INLINE_BYTES, Gateway
+from lightningbus.runners.gateway.slot import Slot
+from lightningbus.runners.recording import otlp
+from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.runners.recording.usage import UsageMeter, total_seconds
+from lightningbus.schemas import ids
+from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.spans import ModelCall, Span, SpanBatch, VersionSpan
 from tests.runners.conftest import ScriptedEngine, ended, running, task
 
 PROTOBUF = "application/x-protobuf"

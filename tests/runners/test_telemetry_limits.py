@@ -11,10 +11,10 @@ import aiohttp
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from bus.client import Bus
-from bus.security.secrets import bearer_header
-from runners.recording import otlp
-from runners.recording.otlp_limits import MAX_BYTES, MAX_SPANS, MAX_VALUES, InvalidOtlp
+from lightningbus.bus.client import Bus
+from lightningbus.bus.security.secrets import bearer_header
+from lightningbus.runners.recording import otlp
+from lightningbus.runners.recording.otlp_limits import MAX_BYTES, MAX_SPANS, MAX_VALUES, InvalidOtlp
 from tests.fuzz import corpora
 from tests.polling import HANG_SECONDS
 from tests.runners.test_telemetry import PROTOBUF, bed, traces

@@ -7,11 +7,11 @@ import pytest
 from aiohttp import web
 from transformers import Qwen2Tokenizer
 
-from bus.client import Bus
-from bus.task_publisher import TaskPublisher
-from runners.protocol.accumulator import StreamAccumulator
-from runners.protocol.request import ChatRequest
-from runners.protocol.token_history import TokenHistory, splice_prompt
+from lightningbus.bus.client import Bus
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.runners.protocol.accumulator import StreamAccumulator
+from lightningbus.runners.protocol.request import ChatRequest
+from lightningbus.runners.protocol.token_history import TokenHistory, splice_prompt
 from tests.runners.conftest import PROMPT, ScriptedEngine, calls_of, ended, running, task
 
 END = "<|im_end|>"

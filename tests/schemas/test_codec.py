@@ -7,9 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.codec import MAX_BYTES, VERSION, DecodeError, EncodeError, decode, decode_as, encode, schema_of
-from schemas.spans import ModelCall, Span, SpanBatch, VersionSpan
-from schemas.tasks import Task
+from lightningbus.schemas.codec import (
+    MAX_BYTES,
+    VERSION,
+    DecodeError,
+    EncodeError,
+    decode,
+    decode_as,
+    encode,
+    schema_of,
+)
+from lightningbus.schemas.spans import ModelCall, Span, SpanBatch, VersionSpan
+from lightningbus.schemas.tasks import Task
 
 TASK = Task(id="q1", run_id="r", agent="calc", input={"question": "1+1"}, sample_index=2, group_size=8)
 TASK_BYTES = bytes.fromhex(

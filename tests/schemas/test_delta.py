@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from schemas.weights import delta as module
-from schemas.weights.delta import RECORD, DeltaError, WrongBase, apply_deltas, encode_delta, fingerprint
-from schemas.weights.safetensors_header import InvalidSafetensors, parse_tensors, read_header
+from lightningbus.schemas.weights import delta as module
+from lightningbus.schemas.weights.delta import RECORD, DeltaError, WrongBase, apply_deltas, encode_delta, fingerprint
+from lightningbus.schemas.weights.safetensors_header import InvalidSafetensors, parse_tensors, read_header
 from tests.tensorfiles import WIDTHS, Contents, stepped, weights, write
 
 EVERYTHING = 1 << 40

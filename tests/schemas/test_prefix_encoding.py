@@ -8,8 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from schemas.spans import ModelCall
-from schemas.trajectory.prefix_encoding import CorruptPrompt, PrefixEncoder, common_prefix_len, expand_calls
+from lightningbus.schemas.spans import ModelCall
+from lightningbus.schemas.trajectory.prefix_encoding import (
+    CorruptPrompt,
+    PrefixEncoder,
+    common_prefix_len,
+    expand_calls,
+)
 
 Ids = list[int]
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from schemas.semconv.call_attribution import CallIndex, RecordedCall
-from schemas.semconv.rewards import reward_dimensions
-from schemas.semconv.span_kinds import entity_name, kind_of, normalize_response_id, payload_keys, summarize
+from lightningbus.schemas.semconv.call_attribution import CallIndex, RecordedCall
+from lightningbus.schemas.semconv.rewards import reward_dimensions
+from lightningbus.schemas.semconv.span_kinds import entity_name, kind_of, normalize_response_id, payload_keys, summarize
 
 GEN_AI, OPENINFERENCE, TRACELOOP = "gen_ai.operation.name", "openinference.span.kind", "traceloop.span.kind"
 LANGSMITH = "langsmith.span.kind"

@@ -17,24 +17,24 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from auditor.settings import AuditorSettings
-from bus.client import Bus
-from bus.task_file import TaskInput
-from bus.weights.audit_log import AuditLog
-from common import procfs
-from common.aio import cancel_and_wait
-from common.subprocesses import spawn, terminate
-from inference.settings import AdapterSettings, InferenceSettings
+from lightningbus.auditor.settings import AuditorSettings
+from lightningbus.bus.client import Bus
+from lightningbus.bus.task_file import TaskInput
+from lightningbus.bus.weights.audit_log import AuditLog
+from lightningbus.common import procfs
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.common.subprocesses import spawn, terminate
+from lightningbus.inference.settings import AdapterSettings, InferenceSettings
 from lightningbus.run.discovery import BUS_VARIABLE
 from lightningbus.run.publishing import expand_samples, publish_all
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.settings import BusSettings
 from lightningbus.run.stack import LocalStack, start_stack
 from lightningbus.run.supervisor import ChildSpec
-from runners.settings import RunnerSettings
-from schemas.audit import AuditVerdict
-from store.clickhouse.client import connect, query_row
-from store.settings import StoreSettings
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.schemas.audit import AuditVerdict
+from lightningbus.store.clickhouse.client import connect, query_row
+from lightningbus.store.settings import StoreSettings
 from tests.serving_faults.catalogue import FAULTS, SWITCH_VARIABLE, Fault
 from tests.serving_faults.engine import FIRST
 from tests.serving_faults.versions import VersionPublisher

@@ -17,11 +17,11 @@ UPDATE_SECONDS = 1.0
 
 def install() -> None:
     """Patch the node's gateway, its LoRA manager and its loading of weights."""
-    import inference.gateway.served_model as served
-    import inference.lora.manager as lora
-    from inference.engine.peft import write_directory
-    from inference.gateway.version_stamp import stamp_event
-    from inference.node_model import NodeModel
+    import lightningbus.inference.gateway.served_model as served
+    import lightningbus.inference.lora.manager as lora
+    from lightningbus.inference.engine.peft import write_directory
+    from lightningbus.inference.gateway.version_stamp import stamp_event
+    from lightningbus.inference.node_model import NodeModel
 
     load = NodeModel._load_in_place
     written: list[Path] = []

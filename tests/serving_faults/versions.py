@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bus.client import Bus
-from schemas import subjects
-from schemas.weights.events import Blob, WeightManifest
+from lightningbus.bus.client import Bus
+from lightningbus.schemas import subjects
+from lightningbus.schemas.weights.events import Blob, WeightManifest
 
 DEVIATION = 0.02
 """Of the noise on each weight; weights of the model are about 0.05."""

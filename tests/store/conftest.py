@@ -14,7 +14,7 @@ import clickhouse_connect
 import pytest
 from clickhouse_connect.driver.client import Client
 
-from store.clickhouse import migrations
+from lightningbus.store.clickhouse import migrations
 from tests.examples.conftest import environment as environment
 from tests.polling import HANG_SECONDS, until
 
@@ -96,7 +96,7 @@ def start_store(tmp_path: Path) -> Iterator[Start]:
 SERVE = """
 import asyncio, sys
 from pathlib import Path
-from store.service import serve_embedded
+from lightningbus.store.service import serve_embedded
 
 async def main():
     async with serve_embedded(Path(sys.argv[1])) as (_, url):

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runners.recording import otlp
-from runners.recording.agent_events import EventContext, convert_event, parse_event
-from runners.recording.attempt import AttemptRecorder
-from runners.recording.refusals import Refusals
-from schemas.base import MAX_TIME_NS
-from schemas.codec import decode, encode
-from schemas.spans import SpanBatch
-from store.ingest.arrow import rows_to_arrow
-from store.ingest.batch import load_column_types
-from store.ingest.row import EventMetadata
-from store.ingest.rows import build_rows
+from lightningbus.runners.recording import otlp
+from lightningbus.runners.recording.agent_events import EventContext, convert_event, parse_event
+from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.runners.recording.refusals import Refusals
+from lightningbus.schemas.base import MAX_TIME_NS
+from lightningbus.schemas.codec import decode, encode
+from lightningbus.schemas.spans import SpanBatch
+from lightningbus.store.ingest.arrow import rows_to_arrow
+from lightningbus.store.ingest.batch import load_column_types
+from lightningbus.store.ingest.row import EventMetadata
+from lightningbus.store.ingest.rows import build_rows
 from tests.runners.conftest import task
 from tests.store.conftest import StoreProcess, prepared
 

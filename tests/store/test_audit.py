@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from schemas.audit import AuditState, AuditVerdict
-from schemas.spans import SpanBatch
-from schemas.training import TrainingStep
-from store.reports import REPORTS
+from lightningbus.schemas.audit import AuditState, AuditVerdict
+from lightningbus.schemas.spans import SpanBatch
+from lightningbus.schemas.training import TrainingStep
+from lightningbus.store.reports import REPORTS
 from tests import seed_store
 from tests.store.conftest import prepared
 

@@ -9,20 +9,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from schemas.audit import AuditState, AuditVerdict, RolloutAudit
-from schemas.base import Event
-from schemas.codec import DecodeError
-from schemas.dead_letters import DeadLetter
-from schemas.fleet import Alert
-from schemas.prompts import PromptReleaseState, PromptVersion, digest_of
-from schemas.spans import AttemptResult, ModelCall, Span, SpanBatch, Usage
-from schemas.tasks import Task
-from schemas.training import RolloutDisposition, TrainingStep
-from schemas.weights.events import ReleaseDecision, ReleaseState, WeightManifest, WeightsActivated
-from store.clickhouse.migrations import load_migrations
-from store.ingest.audit import build_audit_rows
-from store.ingest.row import EventMetadata
-from store.ingest.rows import build_rows
+from lightningbus.schemas.audit import AuditState, AuditVerdict, RolloutAudit
+from lightningbus.schemas.base import Event
+from lightningbus.schemas.codec import DecodeError
+from lightningbus.schemas.dead_letters import DeadLetter
+from lightningbus.schemas.fleet import Alert
+from lightningbus.schemas.prompts import PromptReleaseState, PromptVersion, digest_of
+from lightningbus.schemas.spans import AttemptResult, ModelCall, Span, SpanBatch, Usage
+from lightningbus.schemas.tasks import Task
+from lightningbus.schemas.training import RolloutDisposition, TrainingStep
+from lightningbus.schemas.weights.events import ReleaseDecision, ReleaseState, WeightManifest, WeightsActivated
+from lightningbus.store.clickhouse.migrations import load_migrations
+from lightningbus.store.ingest.audit import build_audit_rows
+from lightningbus.store.ingest.row import EventMetadata
+from lightningbus.store.ingest.rows import build_rows
 from tests.fuzz.corpora import EVENTS
 from tests.store.conftest import prepared
 

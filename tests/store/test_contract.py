@@ -13,15 +13,15 @@ import pytest
 from clickhouse_connect.driver.client import Client
 from msgspec.structs import replace
 
-from schemas.spans import Span, SpanBatch
-from schemas.training import TrainingStep
-from store.clickhouse import migrations
-from store.clickhouse.client import connect
-from store.ingest import arrow
-from store.ingest.batch import load_column_types
-from store.ingest.row import EventMetadata
-from store.ingest.rows import build_rows
-from store.reports import REPORTS
+from lightningbus.schemas.spans import Span, SpanBatch
+from lightningbus.schemas.training import TrainingStep
+from lightningbus.store.clickhouse import migrations
+from lightningbus.store.clickhouse.client import connect
+from lightningbus.store.ingest import arrow
+from lightningbus.store.ingest.batch import load_column_types
+from lightningbus.store.ingest.row import EventMetadata
+from lightningbus.store.ingest.rows import build_rows
+from lightningbus.store.reports import REPORTS
 from tests import seed_store
 from tests.store.conftest import serving
 

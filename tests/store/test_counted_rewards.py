@@ -12,18 +12,18 @@ import aiohttp
 import pytest
 from msgspec.structs import replace
 
-from learner.rollouts.assembler import Rollout, training_reward
 from lightningbus.api.reward_curve import RewardCurve
+from lightningbus.learner.rollouts.assembler import Rollout, training_reward
 from lightningbus.run.evaluation import RESULTS
-from schemas.base import Event, Outcome
-from schemas.spans import SpanBatch
-from schemas.tasks import Task, TaskBatchRecord, TaskRecord
-from schemas.training import TrainingStep
-from store.clickhouse.client import connect_readonly
-from store.clickhouse.query_limits import UI
-from store.reports import REPORTS
-from store.ui.client import Reader
-from store.ui.server import UiServer, serve
+from lightningbus.schemas.base import Event, Outcome
+from lightningbus.schemas.spans import SpanBatch
+from lightningbus.schemas.tasks import Task, TaskBatchRecord, TaskRecord
+from lightningbus.schemas.training import TrainingStep
+from lightningbus.store.clickhouse.client import connect_readonly
+from lightningbus.store.clickhouse.query_limits import UI
+from lightningbus.store.reports import REPORTS
+from lightningbus.store.ui.client import Reader
+from lightningbus.store.ui.server import UiServer, serve
 from tests import seed_store
 from tests.store.conftest import StoreProcess, prepared
 

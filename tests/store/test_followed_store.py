@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from common.flat_settings import without_secrets
+from lightningbus.common.flat_settings import without_secrets
 from lightningbus.run.other_runs import OtherRuns
 from lightningbus.run.run_directory import Endpoints, RunDirectory
 from tests import seed_store

@@ -20,9 +20,9 @@ from backports import zstd
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import DatabaseError
 
-from common.flat_settings import without_secrets
-from store.embedded import origin_check
-from store.embedded.http_interface import MAX_CONCURRENT_READERS
+from lightningbus.common.flat_settings import without_secrets
+from lightningbus.store.embedded import origin_check
+from lightningbus.store.embedded.http_interface import MAX_CONCURRENT_READERS
 from tests.polling import HANG_SECONDS
 from tests.store.conftest import SERVE, client, serving
 

@@ -10,17 +10,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from bus.client import Bus
-from common.observability import metrics
-from schemas import subjects
-from schemas.base import Outcome
-from store.ingest import ingester as module
-from store.ingest.batch import load_column_types
-from store.ingest.ingester import IN_FLIGHT_BOUNDS, Ingester, in_flight_for
-from store.ingest.inserter import Insert
-from store.ingest.rows import build_rows
-from store.ingest.writer import Writer, insert_over_http
-from store.settings import StoreSettings
+from lightningbus.bus.client import Bus
+from lightningbus.common.observability import metrics
+from lightningbus.schemas import subjects
+from lightningbus.schemas.base import Outcome
+from lightningbus.store.ingest import ingester as module
+from lightningbus.store.ingest.batch import load_column_types
+from lightningbus.store.ingest.ingester import IN_FLIGHT_BOUNDS, Ingester, in_flight_for
+from lightningbus.store.ingest.inserter import Insert
+from lightningbus.store.ingest.rows import build_rows
+from lightningbus.store.ingest.writer import Writer, insert_over_http
+from lightningbus.store.settings import StoreSettings
 from tests.factories import batches
 from tests.polling import HANG_SECONDS
 from tests.store.conftest import StoreProcess, client, prepared

@@ -14,15 +14,15 @@ import pytest
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, DatabaseError
 
-from bus.errors import CredentialsError
-from common.flat_settings import without_secrets
-from store.clickhouse import users
-from store.clickhouse.client import connect, connect_readonly
-from store.clickhouse.query_limits import INTERACTIVE, UI, explain_error
-from store.embedded import readonly_guard
-from store.embedded.readonly_guard import KEY_FILE
-from store.reports import REPORTS
-from store.service import writer_url
+from lightningbus.bus.errors import CredentialsError
+from lightningbus.common.flat_settings import without_secrets
+from lightningbus.store.clickhouse import users
+from lightningbus.store.clickhouse.client import connect, connect_readonly
+from lightningbus.store.clickhouse.query_limits import INTERACTIVE, UI, explain_error
+from lightningbus.store.embedded import readonly_guard
+from lightningbus.store.embedded.readonly_guard import KEY_FILE
+from lightningbus.store.reports import REPORTS
+from lightningbus.store.service import writer_url
 from tests.polling import HANG_SECONDS
 from tests.store.conftest import StoreProcess, prepared
 

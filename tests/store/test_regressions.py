@@ -2,7 +2,7 @@
 
 import asyncio
 
-from bus.client import Bus
+from lightningbus.bus.client import Bus
 from tests.factories import batches
 from tests.polling import HANG_SECONDS
 from tests.store.conftest import Start

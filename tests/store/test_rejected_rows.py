@@ -10,13 +10,13 @@ import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError
 from msgspec.structs import replace
 
-from bus.client import Bus
-from common.backoff import RetryPolicy
-from schemas import subjects
-from schemas.spans import Span, SpanBatch
-from store.ingest import inserter, settling
-from store.ingest.insert_errors import Cause, cause_of
-from store.ingest.writer import insert_over_http
+from lightningbus.bus.client import Bus
+from lightningbus.common.backoff import RetryPolicy
+from lightningbus.schemas import subjects
+from lightningbus.schemas.spans import Span, SpanBatch
+from lightningbus.store.ingest import inserter, settling
+from lightningbus.store.ingest.insert_errors import Cause, cause_of
+from lightningbus.store.ingest.writer import insert_over_http
 from tests.factories import SECOND_NS, START_NS, batches
 from tests.store.conftest import StoreProcess, client, prepared
 from tests.store.test_ingester import ingesting, publish, until

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from lightningbus.schemas import ids as identity
+from lightningbus.schemas.spans import SpanBatch
+from lightningbus.schemas.tasks import TaskBatchRecord
+from lightningbus.schemas.training import TrainingStep
+from lightningbus.store.clickhouse.client import connect
+from lightningbus.store.reports import REPORTS
 from lightningbus.trackers.store_points import PointReader
-from schemas import ids as identity
-from schemas.spans import SpanBatch
-from schemas.tasks import TaskBatchRecord
-from schemas.training import TrainingStep
-from store.clickhouse.client import connect
-from store.reports import REPORTS
 from tests import seed_store
 from tests.polling import HANG_SECONDS
 from tests.store.conftest import StoreProcess, prepared

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bus.client import Bus
-from bus.stream_sizes import StreamSizes
-from bus.streams import learner_consumer
-from common.aio import cancel_and_wait
-from schemas import subjects
-from store import rollout_retention
-from store.rollout_retention import RolloutRetention, find_laggards
+from lightningbus.bus.client import Bus
+from lightningbus.bus.stream_sizes import StreamSizes
+from lightningbus.bus.streams import learner_consumer
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.schemas import subjects
+from lightningbus.store import rollout_retention
+from lightningbus.store.rollout_retention import RolloutRetention, find_laggards
 from tests.factories import batches
 from tests.polling import HANG_SECONDS
 

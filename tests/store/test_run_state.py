@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from schemas.fleet import Heartbeat
-from store.ui.client import StoreState
-from store.ui.run_list import build_runs
-from store.ui.run_state import IDLE_SECONDS, RunState, choose_state
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.store.ui.client import StoreState
+from lightningbus.store.ui.run_list import build_runs
+from lightningbus.store.ui.run_state import IDLE_SECONDS, RunState, choose_state
 
 NOW, LONG_AGO = 1.0, IDLE_SECONDS + 1
 LIVE, FILES = StoreState.LIVE, StoreState.FINISHED

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from bus.client import Bus
-from bus.security.credentials import FILE, Credentials
-from bus.security.permissions import PERMISSIONS
-from bus.security.signing import make_keys
-from schemas import subjects
+from lightningbus.bus.client import Bus
+from lightningbus.bus.security.credentials import FILE, Credentials
+from lightningbus.bus.security.permissions import PERMISSIONS
+from lightningbus.bus.security.signing import make_keys
+from lightningbus.schemas import subjects
 from tests.bus.test_signing import SUBJECT, manifest
 from tests.store.conftest import Start
 

@@ -10,20 +10,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from bus.client import Bus
-from bus.task_publisher import TaskPublisher
-from bus.weights.registry import WeightRegistry
-from schemas import subjects
-from schemas.base import Outcome
-from schemas.codec import schema_of
-from schemas.spans import AttemptResult, SpanBatch
-from schemas.tasks import Task
-from schemas.trajectory.attempt_selection import select_attempt
-from schemas.weights.events import SwapLockState, WeightsActivated
-from store.clickhouse import migrations
-from store.clickhouse.migrations import Migration, MigrationError, migrate
-from store.ingest.batch import deduplication_token
-from store.service import writer_url
+from lightningbus.bus.client import Bus
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.bus.weights.registry import WeightRegistry
+from lightningbus.schemas import subjects
+from lightningbus.schemas.base import Outcome
+from lightningbus.schemas.codec import schema_of
+from lightningbus.schemas.spans import AttemptResult, SpanBatch
+from lightningbus.schemas.tasks import Task
+from lightningbus.schemas.trajectory.attempt_selection import select_attempt
+from lightningbus.schemas.weights.events import SwapLockState, WeightsActivated
+from lightningbus.store.clickhouse import migrations
+from lightningbus.store.clickhouse.migrations import Migration, MigrationError, migrate
+from lightningbus.store.ingest.batch import deduplication_token
+from lightningbus.store.service import writer_url
 from tests.factories import batches
 from tests.polling import HANG_SECONDS
 from tests.store.conftest import Start, client

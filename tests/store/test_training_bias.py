@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from schemas.base import Event
-from schemas.spans import SpanBatch
-from schemas.training import TrainingStep
-from store.training_bias import MIN_ROLLOUTS, find_bias
+from lightningbus.schemas.base import Event
+from lightningbus.schemas.spans import SpanBatch
+from lightningbus.schemas.training import TrainingStep
+from lightningbus.store.training_bias import MIN_ROLLOUTS, find_bias
 from tests import seed_store
 from tests.store.conftest import prepared
 

@@ -14,14 +14,14 @@ import pytest
 
 from lightningbus.api.reward_curve import RewardCurve
 from lightningbus.run.model_results import count_models, read_evaluations
+from lightningbus.schemas.spans import SpanBatch
+from lightningbus.schemas.training import TrainingStep
+from lightningbus.store.clickhouse.client import connect_readonly
+from lightningbus.store.clickhouse.query_limits import UI
+from lightningbus.store.reports import REPORTS
+from lightningbus.store.ui.client import Reader
+from lightningbus.store.ui.server import UiServer, serve
 from lightningbus.trackers.store_points import PointReader
-from schemas.spans import SpanBatch
-from schemas.training import TrainingStep
-from store.clickhouse.client import connect_readonly
-from store.clickhouse.query_limits import UI
-from store.reports import REPORTS
-from store.ui.client import Reader
-from store.ui.server import UiServer, serve
 from tests import seed_store
 from tests.polling import HANG_SECONDS
 from tests.store.conftest import StoreProcess, prepared

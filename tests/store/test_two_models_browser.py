@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from schemas.fleet import Heartbeat
-from schemas.training import TrainingStep
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.training import TrainingStep
 from tests.store.conftest import StoreProcess
 from tests.store.test_two_models import CHECKER, RUN, STEPS, WRITER, events, store
 from tests.store.test_ui_browser import browser, page, pages_of, picture

@@ -17,16 +17,16 @@ import pytest
 from clickhouse_connect.driver.exceptions import OperationalError
 
 from benchmarks import ui
-from bus.client import Bus
-from schemas.spans import SpanBatch
-from store.clickhouse import migrations
-from store.clickhouse.client import connect_readonly
-from store.clickhouse.query_limits import UI, explain_error, settings_for
-from store.ui import curves, queries
-from store.ui import filters as finding
-from store.ui.client import QueryFailed, Reader, to_json_value
-from store.ui.rollout import build_attempts, build_calls, parse_messages, select_attempt
-from store.ui.server import UiServer, serve
+from lightningbus.bus.client import Bus
+from lightningbus.schemas.spans import SpanBatch
+from lightningbus.store.clickhouse import migrations
+from lightningbus.store.clickhouse.client import connect_readonly
+from lightningbus.store.clickhouse.query_limits import UI, explain_error, settings_for
+from lightningbus.store.ui import curves, queries
+from lightningbus.store.ui import filters as finding
+from lightningbus.store.ui.client import QueryFailed, Reader, to_json_value
+from lightningbus.store.ui.rollout import build_attempts, build_calls, parse_messages, select_attempt
+from lightningbus.store.ui.server import UiServer, serve
 from tests import seed_store
 from tests.polling import HANG_SECONDS
 from tests.store.conftest import StoreProcess, client
@@ -171,7 +171,7 @@ async def test_a_curve_has_only_so_many_points(ask: Ask, monkeypatch: pytest.Mon
 
 
 def server_questions() -> dict[str, str]:
-    from store.ui import server
+    from lightningbus.store.ui import server
 
     return server.RUN_QUERIES
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from schemas.fleet import Heartbeat
-from store.clickhouse import migrations
-from store.clickhouse.client import connect
-from store.ui.client import Reader
-from store.ui.server import UiServer, serve
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.store.clickhouse import migrations
+from lightningbus.store.clickhouse.client import connect
+from lightningbus.store.ui.client import Reader
+from lightningbus.store.ui.server import UiServer, serve
 from tests import seed_store
 from tests.polling import HANG_SECONDS
 from tests.store.conftest import StoreProcess, client

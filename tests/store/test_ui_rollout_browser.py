@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from schemas.spans import SpanBatch
-from store.ui.client import StoreState
+from lightningbus.schemas.spans import SpanBatch
+from lightningbus.store.ui.client import StoreState
 from tests import seed_store
 from tests.polling import HANG_SECONDS
 from tests.store.conftest import StoreProcess, prepared
@@ -223,8 +223,8 @@ def test_an_answer_that_breaks_off_is_an_error_and_no_answer(page: Any, site: st
 def test_a_store_that_is_gone_is_a_banner_and_a_finished_run_is_marked(
     browser: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    from store.clickhouse.client import connect
-    from store.ui.client import Reader
+    from lightningbus.store.clickhouse.client import connect
+    from lightningbus.store.ui.client import Reader
 
     page = browser.new_page()
     with prepared(tmp_path_factory.mktemp("short")) as store:

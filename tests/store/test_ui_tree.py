@@ -7,13 +7,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from bus.client import Bus
-from bus.task_publisher import TaskPublisher
-from schemas.semconv import attributes
-from store.clickhouse.client import connect
-from store.ui.client import Reader
-from store.ui.server import UiServer, serve
-from store.ui.tree import QueryRow, build_tree
+from lightningbus.bus.client import Bus
+from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.schemas.semconv import attributes
+from lightningbus.store.clickhouse.client import connect
+from lightningbus.store.ui.client import Reader
+from lightningbus.store.ui.server import UiServer, serve
+from lightningbus.store.ui.tree import QueryRow, build_tree
 from tests.runners.conftest import ScriptedEngine, running, task
 from tests.store.conftest import Start
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.client import Bus
+from lightningbus.bus.client import Bus
 from tests.runners.conftest import running
 from tests.store.conftest import Start
 

@@ -4,14 +4,14 @@ import re
 from pathlib import Path
 from typing import Protocol
 
-from bus.errors import BusError
-from schemas.weights.events import Blob
+from lightningbus.bus.errors import BusError
+from lightningbus.schemas.weights.events import Blob
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class Transport(Protocol):
-    """Named objects in buckets; `bus.object_store.ObjectStore` is one."""
+    """Named objects in buckets; `lightningbus.bus.object_store.ObjectStore` is one."""
 
     async def put(self, bucket: str, name: str, source: Path) -> Blob:
         """Store a file whole, replacing an older object; nobody sees half of it."""

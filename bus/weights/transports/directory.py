@@ -8,10 +8,10 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from bus.errors import BusError, ChecksumMismatchError
-from bus.verified_download import sha256_of, verify_checksum
-from bus.weights.transports.base import object_key
-from schemas.weights.events import Blob
+from lightningbus.bus.errors import BusError, ChecksumMismatchError
+from lightningbus.bus.verified_download import sha256_of, verify_checksum
+from lightningbus.bus.weights.transports.base import object_key
+from lightningbus.schemas.weights.events import Blob
 
 FICLONE = 0x40049409
 """The request of Linux that makes a file share another one's bytes (ioctl_ficlone(2))."""

@@ -16,10 +16,10 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
-from bus.errors import BusError
-from bus.verified_download import open_verified_writer, sha256_of
-from bus.weights.transports.base import object_key
-from schemas.weights.events import Blob
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.verified_download import open_verified_writer, sha256_of
+from lightningbus.bus.weights.transports.base import object_key
+from lightningbus.schemas.weights.events import Blob
 
 PART_BYTES = 8 << 20
 MAX_PARTS_IN_FLIGHT = 4

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bus.weights.audit_log import AuditLog
+from lightningbus.bus.weights.audit_log import AuditLog
 from lightningbus.cli.options import (
     BusOption,
     CsvOption,
@@ -23,9 +23,9 @@ from lightningbus.cli.output import print_result, run_query
 from lightningbus.run.discovery import connect
 from lightningbus.run.role_process import UserError
 from lightningbus.run.run_lookup import find_run_id
-from schemas.audit import AuditVerdict
-from schemas.quarantine import standing_verdicts
-from store.reports import ResultTable
+from lightningbus.schemas.audit import AuditVerdict
+from lightningbus.schemas.quarantine import standing_verdicts
+from lightningbus.store.reports import ResultTable
 
 
 def audit(
@@ -48,7 +48,7 @@ def audit(
         return
     with require_extra("store"):
         from lightningbus.run.run_names import check_run
-        from store.reports import REPORTS
+        from lightningbus.store.reports import REPORTS
     definition, run_id = REPORTS["audit"], find_run_id(run)
 
     def answer(client: Any) -> ResultTable:

@@ -31,8 +31,8 @@ def auditor(
     Every field of its settings is an option too, such as --tolerance 0.1.
     """
     with require_extra("learner"):
-        from auditor import auditor as room
-        from auditor.settings import AuditorSettings
+        from lightningbus.auditor import auditor as room
+        from lightningbus.auditor.settings import AuditorSettings
 
     options = {"model_path": model_path, "model": model, "share": share}
     checked = load_settings(AuditorSettings, "auditor", settings, context.args, **options, health_address=health)

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from bus.client import Bus
-from bus.streams import DEFAULT_POLICIES, runner_consumers
+from lightningbus.bus.client import Bus
+from lightningbus.bus.streams import DEFAULT_POLICIES, runner_consumers
 from lightningbus.cli.options import (
     DEFAULT_AGENT,
     PolicyOption,
@@ -44,8 +44,8 @@ def bus(
     policy: PolicyOption = None,
 ) -> None:
     """Run a nats-server with all streams made, until Ctrl-C; one that dies is started again."""
-    from bus.embedded.nats_server import nats_server
-    from common.aio import first_completed
+    from lightningbus.bus.embedded.nats_server import nats_server
+    from lightningbus.common.aio import first_completed
 
     if context.invoked_subcommand is not None:
         return
@@ -93,7 +93,7 @@ def create_users_(
     for model in policy or ():
         check_names(policy=model)
     with require_extra("bus"):
-        from bus.security.users import create_users
+        from lightningbus.bus.security.users import create_users
 
     def make() -> None:
         for line in create_users(out, tls, host or (), leaf, signing, policy or DEFAULT_POLICIES):
@@ -129,7 +129,7 @@ def rotate(
 ) -> None:
     """Give the users of a running bus new keys and a new authority, in two steps; nobody is cut off between them."""
     with require_extra("bus"):
-        from bus.security.key_rotation import begin_rotation, finish_rotation
+        from lightningbus.bus.security.key_rotation import begin_rotation, finish_rotation
 
     def rotated() -> None:
         for line in (finish_rotation if finish else begin_rotation)(out, leaf):

@@ -7,13 +7,13 @@ from typing import Annotated
 import msgpack
 import typer
 
-from bus.dead_letters import DeadLetterQueue
-from common.printable import printable_json
+from lightningbus.bus.dead_letters import DeadLetterQueue
 from lightningbus.cli.options import BusOption, JsonOption, run_async
 from lightningbus.cli.output import print_result
+from lightningbus.common.printable import printable_json
 from lightningbus.run.discovery import connect
 from lightningbus.run.role_process import exit_with
-from schemas.dead_letters import DeadLetter
+from lightningbus.schemas.dead_letters import DeadLetter
 
 app = typer.Typer(help="Dead letters: what nobody could use, and why.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -34,9 +34,9 @@ def inference(
     Every field of its settings is an option too, such as --max-model-len 4096.
     """
     with require_extra("inference"):
-        from inference import node
-        from inference.engine import vllm_server
-        from inference.settings import InferenceSettings
+        from lightningbus.inference import node
+        from lightningbus.inference.engine import vllm_server
+        from lightningbus.inference.settings import InferenceSettings
 
     options = {"model_path": model_path, "model": model, "port": port, "host": host, "advertise_url": advertise}
     checked = load_settings(InferenceSettings, "inference", settings, context.args, **options, health_address=health)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from bus.task_file import TaskFileError
+from lightningbus.bus.task_file import TaskFileError
 from lightningbus.cli.options import (
     BusOption,
     GpuMemoryOption,
@@ -45,11 +45,11 @@ def learner(
     Over several GPUs or processes: torchrun --nproc-per-node 2 -m lightningbus learner ...
     """
     with require_extra("learner"):
-        from learner import errors
-        from learner import learner as room
-        from learner.checkpointing import checkpoint
-        from learner.settings.learner import LearnerSettings
-        from learner.training import distributed
+        from lightningbus.learner import errors
+        from lightningbus.learner import learner as room
+        from lightningbus.learner.checkpointing import checkpoint
+        from lightningbus.learner.settings.learner import LearnerSettings
+        from lightningbus.learner.training import distributed
 
     options = {"model_path": model_path, "tasks": tasks, "max_steps": steps, "run": run, "checkpoint_dir": checkpoints}
     checked = load_settings(LearnerSettings, "learner", settings, context.args, **options, health_address=health)

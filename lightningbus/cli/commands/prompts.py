@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 import typer
 
-from bus.prompts import PromptRegistry, check_prompt_exists, find_prompt_names
+from lightningbus.bus.prompts import PromptRegistry, check_prompt_exists, find_prompt_names
 from lightningbus.cli.options import BusOption, JsonOption, check_names, run_async
 from lightningbus.cli.output import print_result
 from lightningbus.cli.run_bus import RunBusOption, open_bus
 from lightningbus.run.discovery import connect
 from lightningbus.run.role_process import UserError
-from schemas.prompts import PromptReleaseState, PromptVersion
-from schemas.weights.release_policy import is_pending_canary, is_revoked, latest_verdict
+from lightningbus.schemas.prompts import PromptReleaseState, PromptVersion
+from lightningbus.schemas.weights.release_policy import is_pending_canary, is_revoked, latest_verdict
 
 app = typer.Typer(
     help="Prompt versions: which there are, what they say, and which may be used.",

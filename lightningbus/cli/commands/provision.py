@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from bus.connection import CONNECT_SECONDS
-from bus.streams import ACK_WAIT_SECONDS, DEFAULT_POLICIES, runner_consumers
+from lightningbus.bus.connection import CONNECT_SECONDS
+from lightningbus.bus.streams import ACK_WAIT_SECONDS, DEFAULT_POLICIES, runner_consumers
 from lightningbus.cli.options import (
     DEFAULT_AGENT,
     BusOption,

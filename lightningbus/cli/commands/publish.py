@@ -4,13 +4,13 @@ from typing import Annotated
 
 import typer
 
-from bus.connection import CONNECT_SECONDS
-from bus.task_file import load_tasks
-from common.task_source import TaskSource, parse_columns
+from lightningbus.bus.connection import CONNECT_SECONDS
+from lightningbus.bus.task_file import load_tasks
 from lightningbus.cli.options import BusOption, exit_on_user_error, run_async
+from lightningbus.common.task_source import TaskSource, parse_columns
 from lightningbus.run.discovery import connect
 from lightningbus.run.role_process import exit_with
-from schemas import subjects
+from lightningbus.schemas import subjects
 
 
 def publish(

@@ -22,7 +22,7 @@ from lightningbus.cli.output import print_result, run_query
 from lightningbus.run.role_process import UserError, exit_with
 from lightningbus.run.run_directory import RunDirectory
 from lightningbus.run.run_lookup import find_run_id
-from store.reports import ResultTable
+from lightningbus.store.reports import ResultTable
 
 MAX_ROWS = 1000
 NEXT = """
@@ -58,7 +58,7 @@ def report(
     """The questions everybody asks, each also a view of SQL."""
     with require_extra("store"):
         from lightningbus.run.run_names import check_model, check_run
-        from store.reports import REPORTS
+        from lightningbus.store.reports import REPORTS
     if html is not None:
         _write_html(html, name, run, sql, database)
         return

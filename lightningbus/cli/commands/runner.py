@@ -39,10 +39,10 @@ def runner(
 
     Every field of its settings is an option too, such as --memory-limit-gib 2.
     """
-    from common.subprocesses import ProcessGuard
-    from runners import runner as room
-    from runners.agent.launcher import AgentStartError
-    from runners.settings import RunnerSettings
+    from lightningbus.common.subprocesses import ProcessGuard
+    from lightningbus.runners import runner as room
+    from lightningbus.runners.agent.launcher import AgentStartError
+    from lightningbus.runners.settings import RunnerSettings
 
     words = shlex.split(command) if command is not None else None
     options = {

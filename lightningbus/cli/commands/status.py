@@ -6,9 +6,9 @@ from typing import Annotated
 import msgspec
 import typer
 
-from bus.fleet.node_state import SUSPECT_SECONDS
-from common.printable import printable_json
+from lightningbus.bus.fleet.node_state import SUSPECT_SECONDS
 from lightningbus.cli.options import BusOption, run_async
+from lightningbus.common.printable import printable_json
 from lightningbus.run.discovery import connect
 from lightningbus.run.role_process import on_stop_signals
 
@@ -21,7 +21,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="keep showing until Ctrl-C")] = False,
 ) -> None:
     """Who is alive and what they do."""
-    from bus.fleet.heartbeat_text import firing_alerts
+    from lightningbus.bus.fleet.heartbeat_text import firing_alerts
     from lightningbus.run.live_view import LiveView, console, members_table
     from lightningbus.run.terminal import Terminal
 

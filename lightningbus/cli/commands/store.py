@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from common.listeners import AddressInUseError
 from lightningbus.cli.lazy_group import ANY_SETTING
 from lightningbus.cli.options import (
     BusOption,
@@ -19,6 +18,7 @@ from lightningbus.cli.options import (
     load_settings,
     require_extra,
 )
+from lightningbus.common.listeners import AddressInUseError
 from lightningbus.run.discovery import discover_bus
 from lightningbus.run.role_process import exit_with, run_role
 
@@ -51,10 +51,10 @@ def store(
     if context.invoked_subcommand is not None:
         return
     with require_extra("store"):
-        from store import service as room
-        from store.clickhouse import client, migrations
-        from store.embedded import engine
-        from store.settings import StoreSettings
+        from lightningbus.store import service as room
+        from lightningbus.store.clickhouse import client, migrations
+        from lightningbus.store.embedded import engine
+        from lightningbus.store.settings import StoreSettings
 
     options = {"url": url, "data_dir": data_dir, "http_port": http_port, "health_address": health}
     checked = load_settings(StoreSettings, "store", settings, context.args, **options)
@@ -83,9 +83,9 @@ def create_users(
     with require_extra("store"):
         from clickhouse_connect.driver.exceptions import ClickHouseError
 
-        from store.clickhouse import users
-        from store.clickhouse.client import StoreUnreachable, connect
-        from store.clickhouse.query_limits import explain_error
+        from lightningbus.store.clickhouse import users
+        from lightningbus.store.clickhouse.client import StoreUnreachable, connect
+        from lightningbus.store.clickhouse.query_limits import explain_error
 
     check_names(database=database, **({"cluster": cluster} if cluster else {}))
     reader, writer = (os.environ.get(name, "") for name in (READER_VARIABLE, WRITER_VARIABLE))

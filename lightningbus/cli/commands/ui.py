@@ -9,16 +9,16 @@ from typing import Annotated
 
 import typer
 
-from bus.errors import BusError
-from bus.fleet.heartbeats import Fleet
-from common.aio import first_completed
-from common.listeners import AddressInUseError
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.fleet.heartbeats import Fleet
 from lightningbus.cli.options import BusOption, DatabaseOption, SqlOption, require_extra, run_async
+from lightningbus.common.aio import first_completed
+from lightningbus.common.listeners import AddressInUseError
 from lightningbus.run.discovery import connect
 from lightningbus.run.page_address import Announce, claim_page
 from lightningbus.run.role_process import UserError, exit_with, on_stop_signals
 from lightningbus.run.store_discovery import SQL_VARIABLE
-from schemas.fleet import Heartbeat
+from lightningbus.schemas.fleet import Heartbeat
 
 BUS_SECONDS = 5.0
 """Between two tries to reach a bus that does not answer."""
@@ -64,9 +64,9 @@ def ui(
     with require_extra("store"):
         from lightningbus.run.followed_store import FollowedStore
         from lightningbus.run.other_runs import OtherRuns
-        from store.clickhouse.client import StoreUnreachable
-        from store.ui.client import Reader
-        from store.ui.server import UiServer, serve
+        from lightningbus.store.clickhouse.client import StoreUnreachable
+        from lightningbus.store.ui.client import Reader
+        from lightningbus.store.ui.server import UiServer, serve
 
     async def run(announce: Announce) -> None:
         stop = asyncio.Event()

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 import typer
 
-from bus.client import Bus
-from bus.fleet.node_state import SUSPECT_SECONDS, is_ready, serves_version
-from bus.weights.registry import WeightRegistry, can_list_files
+from lightningbus.bus.client import Bus
+from lightningbus.bus.fleet.node_state import SUSPECT_SECONDS, is_ready, serves_version
+from lightningbus.bus.weights.registry import WeightRegistry, can_list_files
 from lightningbus.cli.commands.weights_export import export
 from lightningbus.cli.options import BusOption, JsonOption, check_names, run_async
 from lightningbus.cli.output import print_result
@@ -21,9 +21,9 @@ from lightningbus.cli.run_bus import RunBusOption, open_bus
 from lightningbus.run.discovery import connect
 from lightningbus.run.model_choice import choose_model_on_bus
 from lightningbus.run.role_process import UserError
-from schemas.fleet import Heartbeat
-from schemas.weights.events import ReleaseState, WeightManifest
-from schemas.weights.release_policy import is_pending_canary, is_revoked, is_servable, latest_verdict
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.weights.events import ReleaseState, WeightManifest
+from lightningbus.schemas.weights.release_policy import is_pending_canary, is_revoked, is_servable, latest_verdict
 
 app = typer.Typer(
     help="Weight versions: which there are, who serves them, and which may be served.",

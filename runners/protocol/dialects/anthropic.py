@@ -6,9 +6,9 @@ Sources: https://docs.anthropic.com/en/api/messages and https://docs.anthropic.c
 import json
 from typing import Any
 
-from runners.protocol.dialects.anthropic_request import chat
-from runners.protocol.dialects.base import sse_event
-from runners.protocol.request import ChatRequest
+from lightningbus.runners.protocol.dialects.anthropic_request import chat
+from lightningbus.runners.protocol.dialects.base import sse_event
+from lightningbus.runners.protocol.request import ChatRequest
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 BLOCK_TYPES = {

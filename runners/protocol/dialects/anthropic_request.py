@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from runners.protocol.request_fields import (
+from lightningbus.runners.protocol.request_fields import (
     MESSAGES,
     MESSAGES_OUTPUT_CONFIG,
     MESSAGES_THINKING,

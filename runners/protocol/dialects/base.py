@@ -2,8 +2,8 @@
 
 from typing import Any, Protocol
 
-from runners.protocol.json_text import encode_json
-from runners.protocol.request import ChatRequest
+from lightningbus.runners.protocol.json_text import encode_json
+from lightningbus.runners.protocol.request import ChatRequest
 
 
 class StreamEncoder(Protocol):

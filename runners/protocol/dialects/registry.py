@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from runners.protocol.dialects import anthropic, base
-from runners.protocol.dialects.anthropic import AnthropicDialect
-from runners.protocol.dialects.base import Dialect, OpenAIDialect
-from runners.protocol.dialects.responses import ResponsesDialect
-from runners.protocol.token_history import TokenHistory
+from lightningbus.runners.protocol.dialects import anthropic, base
+from lightningbus.runners.protocol.dialects.anthropic import AnthropicDialect
+from lightningbus.runners.protocol.dialects.base import Dialect, OpenAIDialect
+from lightningbus.runners.protocol.dialects.responses import ResponsesDialect
+from lightningbus.runners.protocol.token_history import TokenHistory
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from runners.protocol.dialects.responses_events import ResponsesEncoder
-from runners.protocol.dialects.responses_items import item_id, output_items, usage_of
-from runners.protocol.dialects.responses_request import Earlier, chat
-from runners.protocol.request import ChatRequest
+from lightningbus.runners.protocol.dialects.responses_events import ResponsesEncoder
+from lightningbus.runners.protocol.dialects.responses_items import item_id, output_items, usage_of
+from lightningbus.runners.protocol.dialects.responses_request import Earlier, chat
+from lightningbus.runners.protocol.request import ChatRequest
 
 ECHOED_FIELDS = (
     "instructions", "max_output_tokens", "metadata", "previous_response_id", "reasoning", "temperature", "text",

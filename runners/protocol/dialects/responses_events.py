@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from runners.protocol.dialects.base import error_code, sse_event
-from runners.protocol.dialects.responses_items import function_item, item_id, message_item, reasoning_item
+from lightningbus.runners.protocol.dialects.base import error_code, sse_event
+from lightningbus.runners.protocol.dialects.responses_items import function_item, item_id, message_item, reasoning_item
 
 Shown = Callable[[dict[str, Any], str | None, list[Any]], dict[str, Any]]
 """The response from its head, how it ended (None: it has not) and its items."""

@@ -7,8 +7,8 @@ import copy
 from collections.abc import MutableMapping
 from typing import Any
 
-from runners.protocol.dialects.base import text_of
-from runners.protocol.request_fields import (
+from lightningbus.runners.protocol.dialects.base import text_of
+from lightningbus.runners.protocol.request_fields import (
     RESPONSES,
     RESPONSES_INCLUDE,
     RESPONSES_REASONING,

@@ -11,8 +11,8 @@ from importlib import resources
 
 from clickhouse_connect.driver.client import Client
 
-from store.reports import REPORTS
-from store.reports.counted_rewards import COUNTED_REWARDS
+from lightningbus.store.reports import REPORTS
+from lightningbus.store.reports.counted_rewards import COUNTED_REWARDS
 
 
 class MigrationError(Exception):
@@ -93,7 +93,9 @@ def migrate(
 
 def create_views(client: Client, database: str, cluster: str | None = None) -> None:
     """Create or replace all views; the database is the client's default."""
-    views = Migration("views.sql", resources.files("store.clickhouse").joinpath("views.sql").read_text("utf-8"))
+    views = Migration(
+        "views.sql", resources.files("lightningbus.store.clickhouse").joinpath("views.sql").read_text("utf-8")
+    )
     for statement in views.statements(database, cluster):
         client.command(statement)
     client.command(render_sql(COUNTED_REWARDS_VIEW, database, cluster))

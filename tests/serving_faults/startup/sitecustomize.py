@@ -1,6 +1,6 @@
 """Python imports this at its start: it puts the engine's faults into every process of vLLM, after our plugin."""
 
-from inference.engine import plugin
+from lightningbus.inference.engine import plugin
 
 register = plugin.register
 
