@@ -31,7 +31,7 @@ from lightningbus.common.aio import first_completed
 from lightningbus.common.observability import metrics
 from lightningbus.common.observability.faults import count_fault
 from lightningbus.schemas import ids, subjects
-from lightningbus.schemas.audit import RolloutAudit
+from lightningbus.schemas.audits.events import RolloutAudit
 from lightningbus.schemas.codec import DecodeError, decode
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.spans import SpanBatch

@@ -12,7 +12,7 @@ from lightningbus.bus.weights.audit_log import AuditLog
 from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.common.observability import metrics
 from lightningbus.schemas import subjects
-from lightningbus.schemas.audit import AuditVerdict
+from lightningbus.schemas.audits.events import AuditVerdict
 from lightningbus.schemas.fleet import Alert
 from lightningbus.schemas.weights.events import MAX_ACTOR_CHARS
 

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from lightningbus.auditor.evidence import AuditedTokens, Evidence, Finding
 from lightningbus.auditor.settings import AuditorSettings
-from lightningbus.schemas.audit import AuditVerdict
-from lightningbus.schemas.quarantine import applies_to, standing_verdicts
+from lightningbus.schemas.audits.events import AuditVerdict
+from lightningbus.schemas.audits.quarantine import applies_to, standing_verdicts
 
 SUSPECT_EVIDENCE = 7.0
 """From here on every rollout of the engine is audited; natural log."""

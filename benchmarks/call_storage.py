@@ -15,7 +15,7 @@ from clickhouse_connect.driver.client import Client
 from msgspec.structs import replace
 
 from benchmarks.results import Result, machine, table, write
-from lightningbus.runners.protocol.choice import SampledChoice
+from lightningbus.runners.protocol.answers.choice import SampledChoice
 from lightningbus.runners.recording.attempt import AttemptRecorder
 from lightningbus.schemas.codec import encode
 from lightningbus.schemas.spans import SpanBatch, VersionSpan
@@ -25,8 +25,8 @@ from lightningbus.store.clickhouse import migrations
 from lightningbus.store.clickhouse.client import connect, query_row
 from lightningbus.store.ingest import arrow
 from lightningbus.store.ingest.batch import load_column_types
-from lightningbus.store.ingest.row import EventMetadata, Row
-from lightningbus.store.ingest.rows import build_rows
+from lightningbus.store.ingest.rows.events import build_rows
+from lightningbus.store.ingest.rows.row import EventMetadata, Row
 from lightningbus.store.service import serve_embedded
 
 TURNS, TOKENS, SAMPLED = 100, 320, 64

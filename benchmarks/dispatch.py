@@ -9,11 +9,11 @@ from pathlib import Path
 from benchmarks.results import Result, machine, table, write
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import nats_server
-from lightningbus.bus.task_file import TaskInput
-from lightningbus.learner.rollouts.dispatcher import Dispatcher
-from lightningbus.learner.rollouts.pacing import DispatchedGroup
-from lightningbus.learner.rollouts.task_order import TaskOrder
+from lightningbus.learner.dispatch.dispatcher import Dispatcher
+from lightningbus.learner.dispatch.pacing import DispatchedGroup
+from lightningbus.learner.dispatch.task_order import TaskOrder
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.tasks.task_file import TaskInput
 
 PROBLEMS, DISPATCHED, GROUPS, OUTSTANDING = 400_000, 100_000, 10_000, 64
 TICK_SECONDS = 0.001

@@ -24,8 +24,8 @@ from lightningbus.store.ingest import arrow
 from lightningbus.store.ingest.batch import load_column_types
 from lightningbus.store.ingest.ingester import Ingester
 from lightningbus.store.ingest.inserter import INSERT_SETTINGS, Insert
-from lightningbus.store.ingest.row import EventMetadata, Row
-from lightningbus.store.ingest.rows import build_rows
+from lightningbus.store.ingest.rows.events import build_rows
+from lightningbus.store.ingest.rows.row import EventMetadata, Row
 from lightningbus.store.ingest.writer import Writer
 from lightningbus.store.service import serve_embedded
 from lightningbus.store.settings import StoreSettings

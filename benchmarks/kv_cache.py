@@ -24,12 +24,12 @@ import numpy as np
 from lightningbus.bus.client import Bus
 from lightningbus.bus.security.secrets import bearer_header, read_key
 from lightningbus.inference.settings import InferenceSettings
-from lightningbus.learner.batching.sequences import SequenceConfig, TrainSequence, build_sequences
-from lightningbus.learner.batching.transitions import build_transitions
-from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.settings import BusSettings
-from lightningbus.run.stack import LocalStack, start_stack
-from lightningbus.run.supervisor import ChildSpec
+from lightningbus.learner.transitions.sequences import SequenceConfig, TrainSequence, build_sequences
+from lightningbus.learner.transitions.transitions import build_transitions
+from lightningbus.run.processes.stack import LocalStack, start_stack
+from lightningbus.run.processes.supervisor import ChildSpec
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.settings.run_file import BusSettings
 from lightningbus.schemas import subjects
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.spans import ModelCall, VersionSpan

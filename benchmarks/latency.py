@@ -9,9 +9,9 @@ import uvloop
 from benchmarks.results import Result, machine, table, write
 from benchmarks.system import System, runner, running
 from lightningbus.bus.client import Bus
-from lightningbus.bus.task_publisher import TaskPublisher
-from lightningbus.run.publishing import publish_all
+from lightningbus.run.evaluation.publishing import publish_all
 from lightningbus.schemas.tasks import Task
+from lightningbus.tasks.task_publisher import TaskPublisher
 
 AGENT = "benchmarks.agents:stamps"
 RUNNERS, SLOTS = 2, 32

@@ -13,7 +13,7 @@ from lightningbus.learner.engine.memory_advice import step_flops
 from lightningbus.learner.engine.memory_plan import ModelShape, TrainingShape, plan_memory
 from lightningbus.learner.engine.model_shape import read_shape
 from lightningbus.learner.settings.algorithm import ActorSettings
-from lightningbus.run.memory_check import GIB, table
+from lightningbus.run.preflight.memory_check import GIB, table
 
 PAGE = Path("docs/scale.md")
 BEGIN, END = "<!-- plans: begin -->\n", "\n<!-- plans: end -->"

@@ -26,7 +26,7 @@ from clickhouse_connect.driver.exceptions import Error as ClickHouseError
 from benchmarks.results import Result, machine, table, write
 from benchmarks.system import POLL_SECONDS, System, runner, running, usage
 from benchmarks.workloads.__main__ import CHECKED, RUNNERS, Workload, drive, make_tasks
-from lightningbus.run.publishing import publish_all
+from lightningbus.run.evaluation.publishing import publish_all
 
 HERE = Path(__file__).resolve().parent / "workloads"
 AGENT = "benchmarks.workloads.otel_agent:work"

@@ -12,8 +12,8 @@ import uvloop
 from benchmarks.results import Result, machine, table, write
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import nats_server
-from lightningbus.bus.publish_batch import OutgoingMessage
-from lightningbus.bus.publisher import MAX_PENDING_ACKS
+from lightningbus.bus.jetstream.publish_batch import OutgoingMessage
+from lightningbus.bus.jetstream.publisher import MAX_PENDING_ACKS
 from lightningbus.schemas import subjects
 
 NUM_MESSAGES, PAYLOAD_BYTES, ROUNDS = 20_000, 500, 4

@@ -10,11 +10,11 @@ from benchmarks.latency import percentiles
 from benchmarks.results import Result, machine, table, write
 from benchmarks.system import System, runner, running, usage
 from benchmarks.workloads.__main__ import AGENT, Workload, drive
-from lightningbus.bus.task_publisher import TaskPublisher
-from lightningbus.run.publishing import publish_all
+from lightningbus.run.evaluation.publishing import publish_all
 from lightningbus.schemas import ids, subjects
 from lightningbus.schemas.codec import encode, schema_of
 from lightningbus.schemas.tasks import Task
+from lightningbus.tasks.task_publisher import TaskPublisher
 
 RUNNERS = (1, 2, 4, 8)
 LOAD = Workload("scale", "batch_partial", 3000, 1000, 64, 3, 0.0, 1000)

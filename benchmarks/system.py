@@ -12,11 +12,11 @@ import psutil
 from clickhouse_connect.driver.client import Client
 
 from lightningbus.bus.embedded.nats_server import free_port
-from lightningbus.bus.streams import runner_consumer
-from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.settings import BusSettings
-from lightningbus.run.stack import LocalStack, start_stack
-from lightningbus.run.supervisor import ChildSpec
+from lightningbus.bus.streams.specs import runner_consumer
+from lightningbus.run.processes.stack import LocalStack, start_stack
+from lightningbus.run.processes.supervisor import ChildSpec
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.settings.run_file import BusSettings
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.store.clickhouse.client import connect, query_row
 from lightningbus.store.lost_rollouts import count_unwritten

@@ -21,10 +21,10 @@ from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.publishing.broadcaster import Broadcaster
 from lightningbus.learner.publishing.publisher import WeightPublisher
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.settings import BusSettings
-from lightningbus.run.stack import LocalStack, start_stack
-from lightningbus.run.supervisor import ChildSpec
+from lightningbus.run.processes.stack import LocalStack, start_stack
+from lightningbus.run.processes.supervisor import ChildSpec
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.settings.run_file import BusSettings
 from lightningbus.schemas.fleet import Heartbeat
 
 SERVED = {"0.6M": {}, "26M": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6}}

@@ -10,19 +10,20 @@ from typing import Any, TypeVar
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
-from lightningbus.bus import provisioning, streams
 from lightningbus.bus.connection import CONNECT_SECONDS, DEFAULT_URL, LEADER_POLL_SECONDS, Connection
-from lightningbus.bus.consumer_upkeep import ConsumerUpkeep
 from lightningbus.bus.errors import BusError, CredentialsError
 from lightningbus.bus.fleet.heartbeats import Fleet, HeartbeatPublisher, publish_heartbeats
-from lightningbus.bus.object_store import ObjectStore
-from lightningbus.bus.publish_batch import OutgoingMessage, encode_event, publish_batch
-from lightningbus.bus.publisher import Publisher
-from lightningbus.bus.pull_consumer import EXPIRES_SECONDS, PullConsumer
+from lightningbus.bus.jetstream.object_store import ObjectStore
+from lightningbus.bus.jetstream.publish_batch import OutgoingMessage, encode_event, publish_batch
+from lightningbus.bus.jetstream.publisher import Publisher
+from lightningbus.bus.jetstream.pull_consumer import EXPIRES_SECONDS, PullConsumer
 from lightningbus.bus.security.credentials import Credentials
 from lightningbus.bus.security.signing import EXPECTED_LAST_HEADER, Signing
-from lightningbus.bus.stream_sizes import StreamSizes
-from lightningbus.bus.streams import Backlog, ConsumerSpec, StreamState, provision_options
+from lightningbus.bus.streams import provisioning
+from lightningbus.bus.streams import specs as streams
+from lightningbus.bus.streams.consumer_upkeep import ConsumerUpkeep
+from lightningbus.bus.streams.sizes import StreamSizes
+from lightningbus.bus.streams.specs import Backlog, ConsumerSpec, StreamState, provision_options
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.schemas.base import Event
 from lightningbus.schemas.codec import decode

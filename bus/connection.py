@@ -15,9 +15,9 @@ from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import ServiceUnavailableError
 
-from lightningbus.bus.addresses import server_addresses, wants_tls, without_secrets
 from lightningbus.bus.errors import BusError, CredentialsError
-from lightningbus.bus.nats_client import FastReconnectClient
+from lightningbus.bus.jetstream.addresses import server_addresses, wants_tls, without_secrets
+from lightningbus.bus.jetstream.nats_client import FastReconnectClient
 from lightningbus.bus.security import certificate_expiry
 from lightningbus.bus.security.auth_refusals import AuthRefusals
 from lightningbus.bus.security.credentials import Credentials, explain_connect_error

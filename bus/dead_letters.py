@@ -11,7 +11,7 @@ from nats.js.errors import NotFoundError
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.errors import BusError
-from lightningbus.bus.message import Message
+from lightningbus.bus.jetstream.message import Message
 from lightningbus.common.observability import metrics
 from lightningbus.schemas import subjects
 from lightningbus.schemas.base import Event

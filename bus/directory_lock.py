@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lightningbus.bus.errors import BusError
-from lightningbus.common.procfs import is_alive
+from lightningbus.common.processes.procfs import is_alive
 
 LOCK = ".lock"
 """The file in the directory that is locked; it holds the id of the process that locked it, for messages only."""

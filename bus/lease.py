@@ -4,7 +4,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from lightningbus.bus.message import Message
+from lightningbus.bus.jetstream.message import Message
 from lightningbus.common.aio import cancel_and_wait
 
 log = logging.getLogger(__name__)

@@ -5,9 +5,9 @@ import time
 
 from msgspec.structs import replace
 
-from lightningbus.bus.batch_get import batch_get
 from lightningbus.bus.client import Bus
 from lightningbus.bus.errors import BusError
+from lightningbus.bus.jetstream.batch_get import batch_get
 from lightningbus.bus.weights.signed_log import SignedLog
 from lightningbus.bus.weights.version_registry import RESPONSE_TIMEOUT_SECONDS, VersionRegistry
 from lightningbus.schemas import subjects

@@ -13,7 +13,7 @@ from lightningbus.bus.errors import BusError
 from lightningbus.bus.weights.audit_log import AuditLog
 from lightningbus.inference.engine.vllm_server import EngineError
 from lightningbus.schemas import subjects
-from lightningbus.schemas.quarantine import standing_verdicts
+from lightningbus.schemas.audits.quarantine import standing_verdicts
 
 log = logging.getLogger(__name__)
 

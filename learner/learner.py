@@ -12,32 +12,32 @@ from typing import Any, TypeVar
 from lightningbus.bus.client import Bus
 from lightningbus.bus.fleet.heartbeats import default_instance_id
 from lightningbus.bus.fleet.node_state import DONE
-from lightningbus.bus.task_file import load_tasks
 from lightningbus.bus.weights.audit_log import AuditLog
 from lightningbus.common import disk_space
 from lightningbus.common.aio import first_completed
 from lightningbus.common.observability import metrics
 from lightningbus.learner.accounting import ExcludedRollouts
 from lightningbus.learner.batching.batch import BatchBuilder
-from lightningbus.learner.batching.tokenizer import find_vocabulary_size, load_detokenizer
 from lightningbus.learner.checkpointing.checkpoint import TRAINER, Checkpoints, LearnerState
 from lightningbus.learner.checkpointing.resume import resume
 from lightningbus.learner.checkpointing.step_committer import StepCommitter
 from lightningbus.learner.checkpointing.step_replay import StepReplay
+from lightningbus.learner.dispatch.dispatcher import Dispatcher
+from lightningbus.learner.dispatch.loss_recovery import LossRecovery
 from lightningbus.learner.errors import LearnerError, as_learner_error
 from lightningbus.learner.publishing.broadcaster import Broadcaster
 from lightningbus.learner.publishing.publisher import WeightPublisher, needs_full_weights
 from lightningbus.learner.rollouts.capacity import find_shortage
 from lightningbus.learner.rollouts.consumer import RolloutConsumer
-from lightningbus.learner.rollouts.dispatcher import Dispatcher
-from lightningbus.learner.rollouts.loss_recovery import LossRecovery
 from lightningbus.learner.rollouts.served_version import ServedVersion
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.own_function import OwnFunctionError
 from lightningbus.learner.training.trainer import Trainer
 from lightningbus.learner.training_loop import TrainingLoop
+from lightningbus.learner.transitions.tokenizer import find_vocabulary_size, load_detokenizer
 from lightningbus.schemas.codec import decode
 from lightningbus.schemas.training import TrainingStep
+from lightningbus.tasks.task_file import load_tasks
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -46,7 +46,7 @@ T = TypeVar("T")
 async def run(bus: Bus, settings: LearnerSettings, stop: asyncio.Event) -> None:
     """Train until the last step or until asked to stop.
 
-    Raises `LearnerError`, `checkpoint.CheckpointError` or `lightningbus.bus.task_file.TaskFileError`.
+    Raises `LearnerError`, `checkpoint.CheckpointError` or `lightningbus.tasks.task_file.TaskFileError`.
     """
     if not (settings.model_path / "config.json").exists():
         raise LearnerError(f"model_path: {settings.model_path} holds no model (no config.json)")

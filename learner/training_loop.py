@@ -33,20 +33,20 @@ from lightningbus.learner.checkpointing.checkpoint import LearnerState
 from lightningbus.learner.checkpointing.resume import skip_versions
 from lightningbus.learner.checkpointing.step_committer import InThread, StepCommitter
 from lightningbus.learner.checkpointing.step_replay import StepReplay, describe_step
+from lightningbus.learner.dispatch.dispatcher import Dispatcher
+from lightningbus.learner.dispatch.loss_recovery import LossRecovery
+from lightningbus.learner.dispatch.slow_groups import SlowGroups
 from lightningbus.learner.errors import LearnerError, as_learner_error
 from lightningbus.learner.publishing.publisher import NONCE_BYTES
 from lightningbus.learner.rollouts.assembler import Rollout
 from lightningbus.learner.rollouts.consumer import RolloutConsumer
-from lightningbus.learner.rollouts.dispatcher import Dispatcher
 from lightningbus.learner.rollouts.fresh_node import wait_for_version
 from lightningbus.learner.rollouts.groups import RolloutGroup, in_dispatch_order
-from lightningbus.learner.rollouts.loss_recovery import LossRecovery
-from lightningbus.learner.rollouts.slow_groups import SlowGroups
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.own_function import OwnFunctionError
 from lightningbus.learner.training.trainer import Trainer
 from lightningbus.schemas import ids, subjects
-from lightningbus.schemas.audit import AuditVerdict
+from lightningbus.schemas.audits.events import AuditVerdict
 from lightningbus.schemas.codec import encode
 from lightningbus.schemas.semconv import attributes
 from lightningbus.schemas.training import RolloutDisposition, TrainingStep

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightningbus.analysis.transcript import Transcript
-    from lightningbus.api.async_session import AsyncSession, aconnect
     from lightningbus.api.evaluation_job import aevaluate, evaluate
     from lightningbus.api.evaluation_result import EvaluationResult
-    from lightningbus.api.reward_curve import RewardCurve
-    from lightningbus.api.session import Session, connect
-    from lightningbus.api.table import Table
+    from lightningbus.api.sessions.async_session import AsyncSession, aconnect
+    from lightningbus.api.sessions.reward_curve import RewardCurve
+    from lightningbus.api.sessions.session import Session, connect
+    from lightningbus.api.sessions.table import Table
     from lightningbus.api.training import RunInterrupted, atrain, train
-    from lightningbus.run.evaluation import Evaluation
-    from lightningbus.run.role_process import UserError
-    from lightningbus.run.train_result import TrainResult
+    from lightningbus.run.errors import UserError
+    from lightningbus.run.evaluation.evaluation import Evaluation
+    from lightningbus.run.results.train_result import TrainResult
 
 _MODULES = {
     "train": "api.training",

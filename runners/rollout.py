@@ -14,8 +14,8 @@ from lightningbus.common.observability.faults import MAX_TRACEBACK, count_fault
 from lightningbus.runners.agent.executors import AgentError, AgentExecutor, RolloutInfo, WorkerProcessDied
 from lightningbus.runners.agent.launcher import AgentStartError
 from lightningbus.runners.agent.reward_function import RewardTimeout
+from lightningbus.runners.gateway.engines.upstream import waited_in_vain
 from lightningbus.runners.gateway.slot import Slot
-from lightningbus.runners.gateway.upstream import waited_in_vain
 from lightningbus.runners.prompts import PromptUnavailable
 from lightningbus.runners.protocol.prompts import PromptChoice
 from lightningbus.runners.protocol.request import find_invalid_sampling

@@ -10,16 +10,16 @@ from typing import Any
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.fleet.heartbeats import default_instance_id
-from lightningbus.bus.pull_consumer import PullConsumer
+from lightningbus.bus.jetstream.pull_consumer import PullConsumer
 from lightningbus.bus.security.secrets import read_key
-from lightningbus.bus.streams import runner_consumer
+from lightningbus.bus.streams.specs import runner_consumer
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.common.observability import metrics
 from lightningbus.runners.agent.executors import AgentExecutor
 from lightningbus.runners.agent.factory import make_executors, uses_socket
 from lightningbus.runners.agent.process import ProcessWatchdog
 from lightningbus.runners.gateway.admission import RateLimits
-from lightningbus.runners.gateway.external_endpoints import ExternalEndpoints
+from lightningbus.runners.gateway.external.external_endpoints import ExternalEndpoints
 from lightningbus.runners.gateway.server import Gateway
 from lightningbus.runners.prompts import AgentPrompts
 from lightningbus.runners.recording.sending import send

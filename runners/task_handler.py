@@ -13,9 +13,8 @@ from lightningbus.bus.client import Bus
 from lightningbus.bus.dead_letters import DeadLetterQueue
 from lightningbus.bus.dlq_limit import DlqLimit
 from lightningbus.bus.errors import BusError, DlqLimitExceededError
+from lightningbus.bus.jetstream.message import Message
 from lightningbus.bus.lease import Lease, LeaseRenewer
-from lightningbus.bus.message import Message
-from lightningbus.bus.task_publisher import TaskPublisher, build_foreign_record
 from lightningbus.common.observability import metrics, tracing
 from lightningbus.common.observability.faults import count_fault
 from lightningbus.runners import retry_policy
@@ -31,6 +30,7 @@ from lightningbus.schemas.codec import DecodeError, EncodeError, decode
 from lightningbus.schemas.semconv import attributes
 from lightningbus.schemas.tasks import Task, TaskIdentity
 from lightningbus.schemas.text import shorten
+from lightningbus.tasks.task_publisher import TaskPublisher, build_foreign_record
 
 log = logging.getLogger(__name__)
 

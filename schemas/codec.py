@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lightningbus.schemas import audit, dead_letters, fleet, prompts, spans, tasks, training
+from lightningbus.schemas import dead_letters, fleet, prompts, spans, tasks, training
+from lightningbus.schemas.audits import events as audit
 from lightningbus.schemas.base import Event
 from lightningbus.schemas.subjects import SCHEMA_HEADER
 from lightningbus.schemas.text import shorten

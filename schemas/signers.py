@@ -6,7 +6,7 @@ The bus is not trusted: a node that serves weights trusts the key of their autho
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from lightningbus.schemas.audit import AuditState
+from lightningbus.schemas.audits.events import AuditState
 from lightningbus.schemas.base import Event
 from lightningbus.schemas.prompts import PromptReleaseState, PromptVersion
 from lightningbus.schemas.weights.events import ReleaseState, WeightManifest

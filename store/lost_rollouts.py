@@ -6,7 +6,7 @@ from datetime import datetime
 from clickhouse_connect.driver.client import Client
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.streams import STORE_DLQ, STORE_EVAL, STORE_TRAIN
+from lightningbus.bus.streams.specs import STORE_DLQ, STORE_EVAL, STORE_TRAIN
 from lightningbus.common.aio import run_in_daemon_thread
 from lightningbus.schemas import subjects
 from lightningbus.store.clickhouse.client import query_row

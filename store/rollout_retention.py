@@ -9,7 +9,7 @@ from nats.js.errors import NotFoundError
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.errors import BusError
-from lightningbus.bus.streams import StreamState, learner_consumer
+from lightningbus.bus.streams.specs import StreamState, learner_consumer
 from lightningbus.common.observability import metrics
 from lightningbus.schemas import subjects
 

@@ -14,7 +14,7 @@ from lightningbus.bus.client import Bus
 from lightningbus.bus.directory_lock import lock_directory
 from lightningbus.bus.fleet.heartbeats import default_instance_id
 from lightningbus.bus.security.secrets import new_key, read_key, write_secret
-from lightningbus.bus.streams import STORE_CONSUMERS
+from lightningbus.bus.streams.specs import STORE_CONSUMERS
 from lightningbus.common.aio import Interrupted, cancel_and_wait, run_in_daemon_thread, run_unless
 from lightningbus.common.flat_settings import without_secrets
 from lightningbus.common.observability import metrics

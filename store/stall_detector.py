@@ -13,7 +13,7 @@ from lightningbus.bus.errors import BusError
 from lightningbus.bus.fleet.heartbeats import Fleet
 from lightningbus.bus.fleet.node_state import DONE, is_ready
 from lightningbus.bus.fleet.readiness import READY_STATES
-from lightningbus.bus.streams import rollout_consumers
+from lightningbus.bus.streams.specs import rollout_consumers
 from lightningbus.common.observability import metrics
 from lightningbus.schemas import subjects
 from lightningbus.schemas.fleet import Alert, Heartbeat

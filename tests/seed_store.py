@@ -12,12 +12,11 @@ from typing import Any
 from clickhouse_connect.driver.client import Client
 from msgspec.structs import replace
 
-from lightningbus.bus.task_publisher import build_producer_span
-from lightningbus.runners.protocol.choice import SampledChoice
+from lightningbus.runners.protocol.answers.choice import SampledChoice
 from lightningbus.runners.recording.attempt import AttemptRecorder
 from lightningbus.schemas import ids as identity
 from lightningbus.schemas import subjects
-from lightningbus.schemas.audit import RolloutAudit
+from lightningbus.schemas.audits.events import RolloutAudit
 from lightningbus.schemas.base import Event, Outcome
 from lightningbus.schemas.semconv import attributes
 from lightningbus.schemas.spans import Span, SpanBatch, VersionSpan
@@ -26,8 +25,9 @@ from lightningbus.schemas.training import RolloutDisposition, TrainingStep
 from lightningbus.schemas.weights.events import Blob, WeightManifest, WeightsActivated
 from lightningbus.store.ingest import arrow
 from lightningbus.store.ingest.batch import load_column_types
-from lightningbus.store.ingest.row import EventMetadata, Row
-from lightningbus.store.ingest.rows import build_rows
+from lightningbus.store.ingest.rows.events import build_rows
+from lightningbus.store.ingest.rows.row import EventMetadata, Row
+from lightningbus.tasks.task_publisher import build_producer_span
 
 START_NS = 1_790_000_000_000_000_000
 SECOND_NS = 1_000_000_000

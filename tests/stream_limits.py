@@ -3,7 +3,7 @@
 from nats.js.api import StreamConfig
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.streams import STREAMS
+from lightningbus.bus.streams.specs import STREAMS
 
 
 async def limit(bus: Bus, stream: str, messages: int | None) -> None:

@@ -19,8 +19,8 @@ from benchmarks.learner import __main__ as learner
 from benchmarks.policies import __main__ as policies
 from benchmarks.policies import job as policy_jobs
 from benchmarks.prompts import tables as prompt_tables
-from lightningbus.run.preflight import parse_job
-from lightningbus.run.settings import RunSettings, validate_settings
+from lightningbus.run.preflight.preflight import parse_job
+from lightningbus.run.settings.run_file import RunSettings, validate_settings
 from tests.examples.endpoint import module
 from tests.serving_faults import __main__ as serving_faults
 

@@ -19,8 +19,8 @@ from benchmarks.gpu.record import Outcome, Record, read, render
 from benchmarks.gpu.sizes import DRY_RUN, REAL
 from benchmarks.results import RESULTS, Result
 from lightningbus.inference.engine.vllm_command import has_gpu
-from lightningbus.learner.batching.sequences import CONTEXT
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.transitions.sequences import CONTEXT
 from tests.commands import ROOT
 
 MACHINE = {

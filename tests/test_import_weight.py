@@ -32,7 +32,7 @@ print(trainer.step(batch_of(trainer, conversations()))["actor/grad_norm"])
         "lightningbus.store.ui.server",
         "lightningbus.inference.node",
         "lightningbus.bus.embedded.nats_server",
-        "lightningbus.run.stack",
+        "lightningbus.run.processes.stack",
         "lightningbus.cli.app",
     ],
 )
@@ -42,7 +42,7 @@ def test_a_role_without_a_model_imports_no_package_for_models(module: str, tmp_p
 
 
 @pytest.mark.parametrize(
-    "module", ["lightningbus.learner.learner", "lightningbus.auditor.auditor", "lightningbus.run.train_job"]
+    "module", ["lightningbus.learner.learner", "lightningbus.auditor.auditor", "lightningbus.run.jobs.train_job"]
 )
 def test_a_role_with_a_model_imports_no_engine(module: str, tmp_path: Path) -> None:
     imported = set(python("-c", LIST_IMPORTED.format(module=module), cwd=tmp_path).split())

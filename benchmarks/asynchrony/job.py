@@ -16,21 +16,21 @@ from typing import Any
 import msgspec
 from clickhouse_connect.driver.client import Client
 
-from lightningbus.bus.task_file import TaskInput, load_tasks
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.checkpointing.checkpoint import Checkpoints
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.run.evaluation import evaluate
-from lightningbus.run.publishing import expand_samples, publish_all
-from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.settings import BusSettings
-from lightningbus.run.stack import LocalStack, start_stack
-from lightningbus.run.supervisor import ChildSpec
+from lightningbus.run.evaluation.evaluation import evaluate
+from lightningbus.run.evaluation.publishing import expand_samples, publish_all
+from lightningbus.run.processes.stack import LocalStack, start_stack
+from lightningbus.run.processes.supervisor import ChildSpec
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.settings.run_file import BusSettings
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas import subjects
 from lightningbus.schemas.weights.events import WeightManifest
 from lightningbus.store.clickhouse.client import connect, query_row
 from lightningbus.store.settings import StoreSettings
+from lightningbus.tasks.task_file import TaskInput, load_tasks
 
 HERE = Path(__file__).resolve().parent
 EXAMPLE = HERE.parents[1] / "examples" / "calculator"

@@ -11,10 +11,10 @@ from benchmarks.gateway.engine import DELAY_SECONDS
 from benchmarks.latency import percentiles
 from benchmarks.results import Result, machine, table, write
 from benchmarks.system import System, runner, running, usage
-from lightningbus.bus.task_publisher import TaskPublisher
-from lightningbus.common.subprocesses import spawn, terminate
-from lightningbus.run.publishing import publish_all
+from lightningbus.common.processes.subprocesses import spawn, terminate
+from lightningbus.run.evaluation.publishing import publish_all
 from lightningbus.schemas.tasks import Task
+from lightningbus.tasks.task_publisher import TaskPublisher
 
 AGENT = "benchmarks.gateway.agent:either"
 CASES = [(1, 1, False), (1, 1, True), (32, 1, False), (32, 1, True), (256, 1, False), (1, 64, False), (32, 64, False)]

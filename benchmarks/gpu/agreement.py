@@ -14,8 +14,8 @@ from benchmarks.gpu.training import CASES, make_settings
 from benchmarks.kv_cache import streamed
 from benchmarks.results import Result
 from lightningbus.bus.security.secrets import bearer_header, read_key
-from lightningbus.learner.batching.sequences import SequenceConfig, TrainSequence, build_sequences
-from lightningbus.learner.batching.transitions import build_transitions
+from lightningbus.learner.transitions.sequences import SequenceConfig, TrainSequence, build_sequences
+from lightningbus.learner.transitions.transitions import build_transitions
 from lightningbus.schemas.spans import ModelCall
 
 ENGINE_SHARE = 0.85

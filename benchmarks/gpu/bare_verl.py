@@ -9,11 +9,11 @@ import numpy as np
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.sizes import Scale, Size
 from benchmarks.gpu.training import count_tokens, make_sequences, report_step
-from lightningbus.learner.batching.sequences import TrainSequence
 from lightningbus.learner.engine import cpu_platform
 from lightningbus.learner.engine.engine_checks import has_flash_attention
 from lightningbus.learner.training.distributed import ProcessGroup
 from lightningbus.learner.training.tensors import ForwardConfig, TokenInputs
+from lightningbus.learner.transitions.sequences import TrainSequence
 
 
 def measure(context: Context, size: Size) -> None:

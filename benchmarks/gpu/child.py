@@ -17,7 +17,7 @@ from benchmarks.gpu.plan import NAMES, STEPS, Step
 from benchmarks.gpu.record import Outcome
 from benchmarks.gpu.sizes import DRY_RUN, REAL
 from benchmarks.results import Result
-from lightningbus.common.subprocesses import spawn, terminate
+from lightningbus.common.processes.subprocesses import spawn, terminate
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP_SECONDS = 30.0

@@ -11,10 +11,10 @@ from benchmarks.gpu.models import make_model
 from benchmarks.gpu.sizes import Scale, Size
 from benchmarks.results import Result
 from lightningbus.inference.settings import InferenceSettings
-from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.settings import BusSettings
-from lightningbus.run.stack import LocalStack, start_stack
-from lightningbus.run.supervisor import ChildSpec
+from lightningbus.run.processes.stack import LocalStack, start_stack
+from lightningbus.run.processes.supervisor import ChildSpec
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.settings.run_file import BusSettings
 from lightningbus.schemas.fleet import Heartbeat
 
 START_SECONDS = 600.0

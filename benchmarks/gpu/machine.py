@@ -11,8 +11,8 @@ from typing import Any
 from benchmarks.gpu.context import Context
 from benchmarks.results import Result
 from lightningbus.inference.engine.vllm_command import has_gpu
-from lightningbus.run.machine import read_hardware, read_versions
-from lightningbus.run.memory_check import GIB, measure_matrix_tflops
+from lightningbus.run.machine.hardware import read_hardware, read_versions
+from lightningbus.run.preflight.memory_check import GIB, measure_matrix_tflops
 
 QUERY = ("name", "memory.total", "driver_version")
 COPY_BYTES = 2**30

@@ -13,9 +13,9 @@ from benchmarks.gpu.context import Context
 from benchmarks.gpu.sizes import Scale, Size
 from benchmarks.results import Result
 from lightningbus.learner.batching.batch import Batch
-from lightningbus.learner.batching.sequences import CONTEXT, TrainSequence
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.run.memory_check import GIB, training_shape
+from lightningbus.learner.transitions.sequences import CONTEXT, TrainSequence
+from lightningbus.run.preflight.memory_check import GIB, training_shape
 
 LORA_RANK = 32
 NEEDS_GPU = "needs a GPU"

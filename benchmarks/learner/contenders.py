@@ -26,9 +26,9 @@ class Ours:
 
     def __init__(self, path: Path, size: Size, rows: list[Row], log_prob_interval: int) -> None:
         from lightningbus.learner.batching.batch import Batch
-        from lightningbus.learner.batching.sequences import CONTEXT, TrainSequence
         from lightningbus.learner.settings.learner import LearnerSettings
         from lightningbus.learner.training.trainer import Trainer
+        from lightningbus.learner.transitions.sequences import CONTEXT, TrainSequence
 
         actor = {
             "optim": {"lr": LEARNING_RATE, "betas": BETAS, "clip_grad": CLIP_GRAD},

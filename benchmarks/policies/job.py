@@ -15,11 +15,11 @@ from typing import Any
 import yaml
 from clickhouse_connect.driver.client import Client
 
-from lightningbus.run.preflight import TrainJob, parse_job
-from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.settings import RunSettings, validate_settings
-from lightningbus.run.stack import start_stack
-from lightningbus.run.train_job import train
+from lightningbus.run.jobs.train_job import train
+from lightningbus.run.preflight.preflight import TrainJob, parse_job
+from lightningbus.run.processes.stack import start_stack
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.settings.run_file import RunSettings, validate_settings
 from lightningbus.store.clickhouse.client import connect
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from benchmarks.sizing.measure import rollout
 from lightningbus.bus.client import Bus
+from lightningbus.bus.jetstream.message import Message
+from lightningbus.bus.jetstream.pull_consumer import PullConsumer
 from lightningbus.bus.lease import LeaseRenewer
-from lightningbus.bus.message import Message
-from lightningbus.bus.pull_consumer import PullConsumer
-from lightningbus.bus.streams import runner_consumer
+from lightningbus.bus.streams.specs import runner_consumer
 from lightningbus.schemas import ids, subjects
 from lightningbus.schemas.tasks import Task
 

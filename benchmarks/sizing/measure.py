@@ -23,8 +23,8 @@ from benchmarks.sizing.model import Fit
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import NatsServer, nats_server
 from lightningbus.bus.fleet.heartbeats import Fleet
-from lightningbus.bus.streams import STORE_TRAIN, learner_consumer
-from lightningbus.runners.protocol.choice import SampledChoice
+from lightningbus.bus.streams.specs import STORE_TRAIN, learner_consumer
+from lightningbus.runners.protocol.answers.choice import SampledChoice
 from lightningbus.runners.recording.attempt import AttemptRecorder
 from lightningbus.schemas import ids, subjects
 from lightningbus.schemas.codec import encode
@@ -35,8 +35,8 @@ from lightningbus.store.clickhouse import migrations
 from lightningbus.store.clickhouse.client import connect, query_row
 from lightningbus.store.ingest.batch import load_column_types
 from lightningbus.store.ingest.ingester import Ingester
-from lightningbus.store.ingest.row import EventMetadata
-from lightningbus.store.ingest.rows import build_rows
+from lightningbus.store.ingest.rows.events import build_rows
+from lightningbus.store.ingest.rows.row import EventMetadata
 from lightningbus.store.ingest.writer import Writer
 from lightningbus.store.service import serve_embedded
 from lightningbus.store.settings import StoreSettings

@@ -14,12 +14,12 @@ from benchmarks.sizing.measure import Meter, broker, settle
 from benchmarks.sizing.model import Costs, Fit, Load, Plant, simulate
 from benchmarks.system import System, runner, running, usage
 from lightningbus.bus.client import Bus
-from lightningbus.bus.streams import STORE_TRAIN, ConsumerSpec, learner_consumer, runner_consumer
-from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.bus.streams.specs import STORE_TRAIN, ConsumerSpec, learner_consumer, runner_consumer
 from lightningbus.common.aio import cancel_and_wait
-from lightningbus.common.subprocesses import spawn, terminate
-from lightningbus.run.publishing import publish_all
+from lightningbus.common.processes.subprocesses import spawn, terminate
+from lightningbus.run.evaluation.publishing import publish_all
 from lightningbus.schemas.tasks import Task
+from lightningbus.tasks.task_publisher import TaskPublisher
 
 CROWD, PROCESSES = 1000, 2
 NODES = 2

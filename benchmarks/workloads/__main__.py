@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from benchmarks.results import Result, machine, table, write
 from benchmarks.system import System, runner, running, share, usage
-from lightningbus.run.publishing import publish_all
+from lightningbus.run.evaluation.publishing import publish_all
 from lightningbus.schemas.tasks import Task
 
 AGENT = "benchmarks.workloads.agent:work"

@@ -20,7 +20,7 @@ from lightningbus.bus.errors import BusError
 from lightningbus.bus.security.secrets import connectable_host, has_tls, include_directive, is_loopback
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.common.backoff import Backoff, RetryPolicy
-from lightningbus.common.subprocesses import spawn, terminate
+from lightningbus.common.processes.subprocesses import spawn, terminate
 from lightningbus.schemas.codec import MAX_BYTES
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import msgspec
 import nkeys
 
 from lightningbus.bus.errors import CredentialsError
-from lightningbus.bus.nats_client import PlaintextServerError
+from lightningbus.bus.jetstream.nats_client import PlaintextServerError
 from lightningbus.bus.security.secrets import read_secret
 from lightningbus.bus.security.signing import Signing
 from lightningbus.schemas.signers import LEARNER, learner_role

@@ -7,7 +7,7 @@ role has an inbox prefix of its own, so that no role hears what another is answe
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from lightningbus.bus.streams import BUCKET, DEFAULT_POLICIES, STORE_CONSUMERS, ConsumerSpec, learner_consumer
+from lightningbus.bus.streams.specs import BUCKET, DEFAULT_POLICIES, STORE_CONSUMERS, ConsumerSpec, learner_consumer
 from lightningbus.schemas import subjects
 from lightningbus.schemas.signers import LEARNER, learner_roles
 

@@ -14,7 +14,7 @@ from lightningbus.bus.security.identities import NKEY, Identity, identity_of, ne
 from lightningbus.bus.security.permissions import LEAF_ROLES, PERMISSIONS, inbox_prefix, make_permissions
 from lightningbus.bus.security.secrets import CONF, INFERENCE_API_KEY, SERVER_DIR, new_key, read_secret, write_secret
 from lightningbus.bus.security.signing import SigningKeys
-from lightningbus.bus.streams import DEFAULT_POLICIES
+from lightningbus.bus.streams.specs import DEFAULT_POLICIES
 from lightningbus.schemas.signers import ADMIN, LEARNER, SIGNER_ROLES, learner_roles
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")

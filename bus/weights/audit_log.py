@@ -8,8 +8,8 @@ from lightningbus.bus.client import Bus
 from lightningbus.bus.errors import FencedError
 from lightningbus.bus.weights.signed_log import SignedLog
 from lightningbus.schemas import subjects
-from lightningbus.schemas.audit import AuditState, AuditVerdict
-from lightningbus.schemas.quarantine import add_verdict
+from lightningbus.schemas.audits.events import AuditState, AuditVerdict
+from lightningbus.schemas.audits.quarantine import add_verdict
 
 RETRY_SECONDS = 0.2
 PATIENCE_SECONDS = 60.0

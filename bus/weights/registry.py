@@ -4,8 +4,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lightningbus.bus.batch_get import batch_get, sequence_of
 from lightningbus.bus.client import Bus
+from lightningbus.bus.jetstream.batch_get import batch_get, sequence_of
 from lightningbus.bus.weights.signed_log import SignedLog
 from lightningbus.bus.weights.transports.factory import open_transport
 from lightningbus.bus.weights.version_registry import (

@@ -10,12 +10,12 @@ from typing import Generic, TypeVar
 
 from nats.js.errors import NotFoundError
 
-from lightningbus.bus.batch_get import batch_get, sequence_of
 from lightningbus.bus.client import Bus
+from lightningbus.bus.jetstream.batch_get import batch_get, sequence_of
 from lightningbus.bus.security.signing import InvalidSignatureError
 from lightningbus.common.observability import metrics
 from lightningbus.schemas import subjects
-from lightningbus.schemas.audit import AuditState
+from lightningbus.schemas.audits.events import AuditState
 from lightningbus.schemas.codec import DecodeError, check_schema, decode
 from lightningbus.schemas.prompts import PromptReleaseState, PromptVersion
 from lightningbus.schemas.signers import SIGNED_EVENTS

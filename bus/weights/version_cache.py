@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.errors import BusError
-from lightningbus.bus.verified_download import timed_verification
+from lightningbus.bus.jetstream.verified_download import timed_verification
 from lightningbus.bus.weights.transports.base import Transport
 from lightningbus.bus.weights.transports.factory import open_transport
 from lightningbus.schemas.weights.delta import DeltaError, apply_deltas

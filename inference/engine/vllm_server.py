@@ -17,7 +17,7 @@ import aiohttp
 
 from lightningbus.common.observability import metrics
 from lightningbus.common.observability.tracing import without_otel_exporter_env
-from lightningbus.common.subprocesses import spawn, terminate
+from lightningbus.common.processes.subprocesses import spawn, terminate
 from lightningbus.common.unix_sockets import PathTooLongError, private_directory
 from lightningbus.inference.engine.broadcast_seats import supported_backends
 from lightningbus.inference.engine.vllm_command import command, environment, has_gpu

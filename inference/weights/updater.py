@@ -19,7 +19,7 @@ from nats.errors import Error as NatsError
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.errors import BusError
-from lightningbus.bus.verified_download import measure_verification
+from lightningbus.bus.jetstream.verified_download import measure_verification
 from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.bus.weights.version_cache import BaseFiles, WeightCache
 from lightningbus.common.observability import metrics, tracing

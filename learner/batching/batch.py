@@ -18,19 +18,19 @@ from lightningbus.learner.batching.batch_warnings import (
 )
 from lightningbus.learner.batching.credit import Episode, resolve_credit_fn
 from lightningbus.learner.batching.overlong import OVERLONG, find_penalty, is_cut
-from lightningbus.learner.batching.prefix_tree import Detokenize, find_parents, find_prefix_breaks
 from lightningbus.learner.batching.rollout_dispositions import (
     STALE,
     describe_missing_reward,
     disposition_of,
     failure_reason,
 )
-from lightningbus.learner.batching.sequences import SequenceConfig, TrainSequence, build_sequences
 from lightningbus.learner.batching.staleness import mask_stale_tokens, max_staleness_of, token_staleness
-from lightningbus.learner.batching.transitions import Transition, build_transitions
 from lightningbus.learner.rollouts.assembler import Rollout, training_reward
 from lightningbus.learner.rollouts.groups import RolloutGroup
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.transitions.prefix_tree import Detokenize, find_parents, find_prefix_breaks
+from lightningbus.learner.transitions.sequences import SequenceConfig, TrainSequence, build_sequences
+from lightningbus.learner.transitions.transitions import Transition, build_transitions
 from lightningbus.schemas.training import RolloutDisposition
 
 CallKey = tuple[str, int]

@@ -4,13 +4,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from lightningbus.learner.batching.sequences import TrainSequence
-from lightningbus.learner.batching.transitions import Ids
 from lightningbus.learner.rollouts.assembler import Rollout, training_reward
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.transitions.sequences import TrainSequence
+from lightningbus.learner.transitions.transitions import Ids
 from lightningbus.schemas import ids
-from lightningbus.schemas.audit import AuditVerdict
-from lightningbus.schemas.quarantine import find_verdict
+from lightningbus.schemas.audits.events import AuditVerdict
+from lightningbus.schemas.audits.quarantine import find_verdict
 from lightningbus.schemas.semconv import attributes
 from lightningbus.schemas.spans import Span
 from lightningbus.schemas.training import RolloutDisposition, TrainingStep

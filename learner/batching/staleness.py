@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningbus.learner.batching.sequences import CONTEXT, TrainSequence
+from lightningbus.learner.transitions.sequences import CONTEXT, TrainSequence
 
 
 def token_staleness(sequences: Iterable[TrainSequence], version: int) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ import msgspec
 
 from lightningbus.learner.checkpointing.journal import Journal
 from lightningbus.learner.checkpointing.seal import InvalidSealError, check_seal, load_key, write_seal
-from lightningbus.learner.rollouts.pacing import DispatchedGroup
+from lightningbus.learner.dispatch.pacing import DispatchedGroup
 from lightningbus.learner.rollouts.stream_position import StreamMark
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from lightningbus.learner.rollouts.pacing import DispatchedGroup
+from lightningbus.learner.dispatch.pacing import DispatchedGroup
 
 log = logging.getLogger(__name__)
 

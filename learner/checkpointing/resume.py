@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from lightningbus.learner.checkpointing.checkpoint import LearnerState
 from lightningbus.learner.checkpointing.journal import EpochClaim, GroupRecord, JournalRecord, StepRecord
+from lightningbus.learner.dispatch.pacing import DispatchedGroup
 from lightningbus.learner.errors import LearnerError
-from lightningbus.learner.rollouts.pacing import DispatchedGroup
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas.weights.events import WeightManifest
 

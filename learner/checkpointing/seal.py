@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from lightningbus.bus.jetstream.verified_download import sha256_of
 from lightningbus.bus.security.secrets import write_secret
-from lightningbus.bus.verified_download import sha256_of
 
 SEAL = "seal.json"
 KEY_BYTES = 32

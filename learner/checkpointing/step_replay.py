@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from lightningbus.learner.checkpointing.journal import StepRecord, TrainedGroup
+from lightningbus.learner.dispatch.pacing import DispatchedGroup
 from lightningbus.learner.rollouts.groups import GroupBuffer, RolloutGroup
-from lightningbus.learner.rollouts.pacing import DispatchedGroup
 
 
 class StepReplay:

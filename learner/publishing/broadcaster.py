@@ -16,7 +16,7 @@ import msgspec
 from lightningbus.bus.fleet.node_state import is_ready
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.common.observability import metrics
-from lightningbus.common.subprocesses import kill_group, spawn
+from lightningbus.common.processes.subprocesses import kill_group, spawn
 from lightningbus.learner.publishing.broadcast_worker import SendReply, SendRequest
 from lightningbus.learner.publishing.delta_chain import link_or_copy
 from lightningbus.learner.settings.learner import LearnerSettings

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from lightningbus.learner.batching.sequences import CONTEXT, TrainSequence
 from lightningbus.learner.settings.weights import CanarySettings
+from lightningbus.learner.transitions.sequences import CONTEXT, TrainSequence
 from lightningbus.schemas.weights.events import CanaryPrompt, CanarySpec
 
 MAX_PROMPTS = 32

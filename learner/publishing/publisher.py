@@ -13,7 +13,7 @@ from nats.errors import Error as NatsError
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.errors import BusError, FencedError
-from lightningbus.bus.verified_download import sha256_of
+from lightningbus.bus.jetstream.verified_download import sha256_of
 from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.bus.weights.signed_log import Entry, SignedLog
 from lightningbus.bus.weights.transports.factory import open_transport

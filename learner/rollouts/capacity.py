@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lightningbus.bus.stream_sizes import MIB
+from lightningbus.bus.streams.sizes import MIB
 from lightningbus.learner.settings.learner import LearnerSettings
 
 BYTES_OF_TOKEN, BYTES_OF_ROLLOUT = 18, 4096

@@ -11,9 +11,9 @@ from nats.errors import Error as NatsError
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.errors import BusError
-from lightningbus.bus.message import Message
-from lightningbus.bus.pull_consumer import PullConsumer
-from lightningbus.bus.streams import learner_consumer
+from lightningbus.bus.jetstream.message import Message
+from lightningbus.bus.jetstream.pull_consumer import PullConsumer
+from lightningbus.bus.streams.specs import learner_consumer
 from lightningbus.common.aio import first_completed
 from lightningbus.common.observability import metrics
 from lightningbus.common.observability.faults import count_fault

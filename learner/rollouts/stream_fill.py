@@ -1,7 +1,7 @@
 """How much of the bus is taken by rollouts that no checkpoint covers."""
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.streams import Backlog, StreamState, learner_consumer
+from lightningbus.bus.streams.specs import Backlog, StreamState, learner_consumer
 from lightningbus.learner.rollouts.capacity import FULL, Capacity, filled_share
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from lightningbus.bus.streams import StreamState
+from lightningbus.bus.streams.specs import StreamState
 
 
 class StreamMark(msgspec.Struct, frozen=True, kw_only=True):

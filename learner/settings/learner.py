@@ -6,7 +6,6 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from lightningbus.common.role_settings import ModelRoleSettings
-from lightningbus.common.task_source import TaskSourceSetting
 from lightningbus.learner.settings.algorithm import (
     ActorSettings,
     AlgorithmSettings,
@@ -16,6 +15,7 @@ from lightningbus.learner.settings.algorithm import (
 )
 from lightningbus.learner.settings.engine import EngineSettings
 from lightningbus.learner.settings.weights import WeightSettings
+from lightningbus.tasks.task_source import TaskSourceSetting
 
 NAME = r"^[A-Za-z0-9_-]{1,64}$"
 RETRY_SECONDS = 60.0

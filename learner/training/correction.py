@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningbus.learner.batching.sequences import CONTEXT
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.training.loss import is_reinforce
 from lightningbus.learner.training.tensors import Floats, Segments
+from lightningbus.learner.transitions.sequences import CONTEXT
 
 
 @dataclass(frozen=True, slots=True)

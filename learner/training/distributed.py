@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lightningbus.learner.batching.sequences import TrainSequence
+from lightningbus.learner.transitions.sequences import TrainSequence
 
 T = TypeVar("T")
 COLLECTIVE_TIMEOUT = timedelta(days=365)

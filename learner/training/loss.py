@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningbus.learner.batching.sequences import CONTEXT, TrainSequence
 from lightningbus.learner.settings.import_path import is_import_path
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.own_function import OwnFunction
 from lightningbus.learner.training.effective_sample import EffectiveSample
 from lightningbus.learner.training.own_loss import LOSS_SETTING, compute_own_loss
+from lightningbus.learner.transitions.sequences import CONTEXT, TrainSequence
 
 PRODUCTS_WITH_ADVANTAGE = {"vanilla", "gspo", "cispo", "gpg", "dppo_tv", "dppo_kl", "sapo", "geo_mean"}
 """Losses of a token that are its advantage times something: ``dro`` adds a penalty, ``clip_cov`` compares tokens."""

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningbus.learner.batching.sequences import CONTEXT, TrainSequence
+from lightningbus.learner.transitions.sequences import CONTEXT, TrainSequence
 
 Floats = NDArray[np.float32]
 PADDING = TrainSequence(

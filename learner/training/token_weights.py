@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from lightningbus.learner.batching.sequences import TrainSequence
+from lightningbus.learner.transitions.sequences import TrainSequence
 
 FROM_SEQUENCES: Mapping[str, int] = MappingProxyType({})
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from lightningbus.learner.batching.advantages import GAE
 from lightningbus.learner.batching.batch import Batch
-from lightningbus.learner.batching.sequences import TrainSequence
 from lightningbus.learner.engine import cpu_platform, engine_state
 from lightningbus.learner.engine.engine_checks import check_engine
 from lightningbus.learner.engine.engines import lora_state_dict, make_engine
@@ -35,6 +34,7 @@ from lightningbus.learner.training.mini_batches import split_mini_batches
 from lightningbus.learner.training.skipped_updates import MAX_SCALED_STEPS, MAX_STEPS, SkippedSteps, count_skipped
 from lightningbus.learner.training.tensors import Floats, ForwardConfig, Segments, TokenInputs, from_output
 from lightningbus.learner.training.token_weights import loss_weights
+from lightningbus.learner.transitions.sequences import TrainSequence
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")

@@ -9,9 +9,6 @@ from clickhouse_connect.driver.client import Client
 
 from lightningbus.analysis.run_history import RecordedStep, RunHistory
 from lightningbus.learner.batching.batch import Batch, BatchBuilder
-from lightningbus.learner.batching.prefix_tree import find_parents
-from lightningbus.learner.batching.tokenizer import find_vocabulary_size, load_detokenizer
-from lightningbus.learner.batching.transitions import build_transitions
 from lightningbus.learner.checkpointing.checkpoint import TRAINER, CheckpointError, Checkpoints
 from lightningbus.learner.errors import LearnerError
 from lightningbus.learner.publishing.weight_files import WEIGHTS, write_weights
@@ -19,8 +16,11 @@ from lightningbus.learner.rollouts.assembler import Rollout
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.own_function import OwnFunctionError
 from lightningbus.learner.training.trainer import Trainer
-from lightningbus.run.role_process import UserError
-from lightningbus.run.settings import validate_settings
+from lightningbus.learner.transitions.prefix_tree import find_parents
+from lightningbus.learner.transitions.tokenizer import find_vocabulary_size, load_detokenizer
+from lightningbus.learner.transitions.transitions import build_transitions
+from lightningbus.run.errors import UserError
+from lightningbus.run.settings.run_file import validate_settings
 from lightningbus.schemas.trajectory.prefix_encoding import expand_calls
 
 

@@ -15,9 +15,9 @@ from lightningbus.learner.rollouts.groups import RolloutGroup
 from lightningbus.learner.rollouts.intermediate_rewards import intermediate_rewards
 from lightningbus.learner.settings.algorithm import AirRule
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.run.agent_spans import AGENT_SPANS
-from lightningbus.run.role_process import UserError
-from lightningbus.run.settings import validate_settings
+from lightningbus.run.errors import UserError
+from lightningbus.run.run_data.agent_spans import AGENT_SPANS
+from lightningbus.run.settings.run_file import validate_settings
 from lightningbus.schemas.spans import ModelCall, Span, VersionSpan
 from lightningbus.schemas.trajectory.attempt_selection import Resolution
 

@@ -9,10 +9,10 @@ from nats.aio.msg import Msg
 from rich.text import Text
 
 from lightningbus.common.printable import printable_json
-from lightningbus.run.discovery import connect
-from lightningbus.run.role_process import on_stop_signals
-from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.terminal import output
+from lightningbus.run.display.terminal import output
+from lightningbus.run.processes.role_process import on_stop_signals
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.run_directory.discovery import connect
 from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import DecodeError, decode
 from lightningbus.schemas.spans import SpanBatch

@@ -11,10 +11,10 @@ from rich.rule import Rule
 from rich.text import Text
 
 from lightningbus.common.printable import printable_json
-from lightningbus.run.agent_spans import AGENT_SPANS
-from lightningbus.run.role_process import UserError
-from lightningbus.run.run_names import check_run
-from lightningbus.run.terminal import Terminal, render_html, render_text
+from lightningbus.run.display.terminal import Terminal, render_html, render_text
+from lightningbus.run.errors import UserError
+from lightningbus.run.run_data.agent_spans import AGENT_SPANS
+from lightningbus.run.run_data.run_names import check_run
 from lightningbus.schemas.semconv.rewards import reward_dimensions
 from lightningbus.schemas.semconv.span_kinds import entity_name, kind_of, summarize
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from lightningbus.api.tasks import input_directory
 from lightningbus.api.user_errors import require_package
-from lightningbus.run.role_process import UserError
+from lightningbus.run.errors import UserError
 
 MODULE = "notebook_agent"
 """Name of the module that loads a function in the agent's process."""

@@ -8,17 +8,17 @@ from typing import Any, Unpack
 from lightningbus.api.agent_function import runner_fields
 from lightningbus.api.evaluation_result import EvaluationResult
 from lightningbus.api.event_loop import run_blocking
-from lightningbus.api.options import check_label, default_label, parse_samplings
+from lightningbus.api.sessions.options import check_label, default_label, parse_samplings
+from lightningbus.api.sessions.sql_source import release_files
 from lightningbus.api.settings import EvaluateSettings, build_run_settings, runs_directory
-from lightningbus.api.sql_source import release_files
 from lightningbus.api.tasks import Tasks, save_tasks
 from lightningbus.api.training import CONCURRENCY
 from lightningbus.api.user_errors import as_user_error
-from lightningbus.run import evaluate_job
-from lightningbus.run.results import Results
-from lightningbus.run.role_process import UserError
-from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.run_lookup import find_run
+from lightningbus.run.errors import UserError
+from lightningbus.run.jobs import evaluate_job
+from lightningbus.run.results.results import Results
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.run_directory.lookup import find_run
 
 NAME = "evaluation"
 """Of the run of a model directory, unless given."""

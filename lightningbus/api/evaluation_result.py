@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightningbus.api.table import Table
-from lightningbus.run.evaluation import Evaluation
+from lightningbus.api.sessions.table import Table
+from lightningbus.run.evaluation.evaluation import Evaluation
 
 COLUMNS = ("version", "mean_reward", "standard_error", "num_problems", "rollouts", "ok", "seconds")
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from lightningbus.common.name_suggestions import suggest_name
-from lightningbus.run.role_process import UserError
-from lightningbus.run.setting_sources import merge
-from lightningbus.run.settings import ROLE_SECTIONS, RunSettings, validate_settings
+from lightningbus.run.errors import UserError
+from lightningbus.run.settings.run_file import ROLE_SECTIONS, RunSettings, validate_settings
+from lightningbus.run.settings.sources import merge
 
 
 class SectionSettings(TypedDict, total=False):

@@ -1,4 +1,4 @@
-"""Tasks of a notebook: a list, a DataFrame, a datasets.Dataset, or a file for `lightningbus.bus.task_file`."""
+"""Tasks of a notebook: a list, a DataFrame, a datasets.Dataset, or a file for `lightningbus.tasks.task_file`."""
 
 import hashlib
 import json
@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from lightningbus.bus.task_file import TaskFileError, TaskInput, load_tasks, parse_json_object, parse_task
-from lightningbus.bus.task_tables import map_row
-from lightningbus.common.task_source import TaskSource, parse_task_source
+from lightningbus.tasks.task_file import TaskFileError, TaskInput, load_tasks, parse_json_object, parse_task
+from lightningbus.tasks.task_source import TaskSource, parse_task_source
+from lightningbus.tasks.task_tables import map_row
 
 Tasks: TypeAlias = str | os.PathLike[str] | TaskSource | Mapping[str, Any] | Iterable[Any]
 """A path, ``hf:NAME``, a mapping with ``path`` and a map of columns as in a run file, or rows of tasks or inputs."""

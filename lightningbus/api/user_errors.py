@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 
 from lightningbus.bus.errors import BusError
-from lightningbus.bus.task_file import TaskFileError
 from lightningbus.common.listeners import AddressInUseError
-from lightningbus.run.role_process import UserError
+from lightningbus.run.errors import UserError
+from lightningbus.tasks.task_file import TaskFileError
 
 
 @contextmanager

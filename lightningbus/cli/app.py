@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
-from lightningbus.cli.lazy_group import Command, LazyGroup
+from lightningbus.cli.lazy_group import Command, LazyGroup, Section
 from lightningbus.common.missing_modules import describe_missing_module
 from lightningbus.common.observability.log_format import FORMAT_VARIABLE, LogFormat
 
-START = "Start"
-TRAIN, RESULTS, MANAGE, ROLES = "Train", "See what happened", "Manage a run", "Run one role by itself"
+START, TRAIN = Section("start", "Start"), Section("train", "Train")
+RESULTS, MANAGE = Section("results", "See what happened"), Section("manage", "Manage a run")
+ROLES = Section("roles", "Run one role by itself")
 COMMANDS = (
     Command("doctor", START, "Check this machine, and name what to do.", "lightningbus doctor"),
     Command("init", START, "Write a first project to change.", "lightningbus init first --framework openai"),
@@ -81,7 +82,7 @@ def _main(
     ] = False,
 ) -> None:
     from lightningbus.common.observability.logs import configure_logging
-    from lightningbus.run.discovery import CREDENTIALS_VARIABLE
+    from lightningbus.run.run_directory.discovery import CREDENTIALS_VARIABLE
 
     os.environ[FORMAT_VARIABLE] = log_format  # for the roles that `up`, `train` and `demo` start
     configure_logging(verbose, log_format)
@@ -94,6 +95,6 @@ def main() -> None:
     try:
         app()
     except ModuleNotFoundError as error:
-        from lightningbus.run.role_process import exit_with
+        from lightningbus.run.processes.role_process import exit_with
 
         exit_with(describe_missing_module(error.name))

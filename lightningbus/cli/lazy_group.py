@@ -22,18 +22,26 @@ ANY_SETTING = {
 
 
 @dataclass(frozen=True, slots=True)
+class Section:
+    """A section of `--help`; its commands are modules of `lightningbus.cli.commands.PACKAGE`."""
+
+    package: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
 class Command:
-    """A row of the table of commands; it is `app` or the function ``name`` of `lightningbus.cli.commands.NAME`."""
+    """A row of the table of commands; its module, called ``name``, has `app` or a function of that name."""
 
     name: str
-    section: str
+    section: Section
     summary: str
     example: str
     takes_settings: bool = False
 
     def load(self) -> Any:
         """The command itself, with its options; imports its module."""
-        module = importlib.import_module(f"lightningbus.cli.commands.{self.name}")
+        module = importlib.import_module(f"lightningbus.cli.commands.{self.section.package}.{self.name}")
         command: Any
         if hasattr(module, "app"):
             command = typer.main.get_group(module.app)
@@ -69,7 +77,7 @@ class LazyGroup(TyperGroup):
         """Write the commands by section, each with an example below it."""
         for section in dict.fromkeys(row.section for row in self.table):
             rows = [row for row in self.table if row.section == section]
-            with formatter.section(section):
+            with formatter.section(section.title):
                 formatter.write_dl(
                     [line for row in rows for line in ((row.name, row.summary), ("", f"$ {row.example}"))]
                 )

@@ -13,14 +13,15 @@ from pydantic import BaseModel
 from typer.core import TyperGroup
 
 from lightningbus.bus.errors import BusError
-from lightningbus.bus.stream_sizes import StreamSizes
-from lightningbus.bus.task_file import TaskFileError
+from lightningbus.bus.streams.sizes import StreamSizes
 from lightningbus.common.aio import Interrupted, run_unless
 from lightningbus.common.missing_modules import describe_missing_module
-from lightningbus.run.discovery import BusEndpoint
-from lightningbus.run.role_process import UserError, exit_with, on_stop_signals
-from lightningbus.run.setting_sources import merge, name_origins, read_environment, read_flags
-from lightningbus.run.settings import load_fields, validate_settings
+from lightningbus.run.errors import UserError
+from lightningbus.run.processes.role_process import exit_with, on_stop_signals
+from lightningbus.run.run_directory.discovery import BusEndpoint
+from lightningbus.run.settings.run_file import load_fields, validate_settings
+from lightningbus.run.settings.sources import merge, name_origins, read_environment, read_flags
+from lightningbus.tasks.task_file import TaskFileError
 
 S = TypeVar("S", bound=BaseModel)
 T = TypeVar("T")
@@ -146,7 +147,7 @@ def with_sql_client(sql: str | None, database: str, work: Callable[[Any], T], ru
     with require_extra("store"):
         from clickhouse_connect.driver.exceptions import ClickHouseError
 
-        from lightningbus.run.store_discovery import sql_client
+        from lightningbus.run.run_data.store_discovery import sql_client
         from lightningbus.store.clickhouse.client import StoreUnreachable
         from lightningbus.store.clickhouse.query_limits import explain_error
 

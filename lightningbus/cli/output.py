@@ -27,6 +27,6 @@ def print_result(
         writer.writerow(columns)
         writer.writerows([to_printable(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
         return
-    from lightningbus.run.terminal import output, render_table
+    from lightningbus.run.display.terminal import output, render_table
 
     output().print(render_table(columns, rows, title) if columns else none)

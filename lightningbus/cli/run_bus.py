@@ -9,9 +9,9 @@ import typer
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.errors import BusError
-from lightningbus.run.discovery import BUS_VARIABLE, connect
-from lightningbus.run.role_process import UserError
-from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.errors import UserError
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.run_directory.discovery import BUS_VARIABLE, connect
 
 RunBusOption = Annotated[
     str | None, typer.Option("--run", help="name or directory of a run, up or ended [default: the bus that is up]")

@@ -11,8 +11,8 @@ from pydantic.fields import FieldInfo
 from lightningbus.auditor.settings import AuditorSettings
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.run.optimize_settings import OptimizeSettings
-from lightningbus.run.settings import BusSettings, EvalSettings
+from lightningbus.run.settings.optimize import OptimizeSettings
+from lightningbus.run.settings.run_file import BusSettings, EvalSettings
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.store.settings import StoreSettings
 from lightningbus.trackers.settings import TrackerSettings

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lightningbus.run.role_process import UserError
+from lightningbus.run.errors import UserError
 
 
 def push_to_hub(directory: Path, repo: str, *, is_public: bool) -> str:

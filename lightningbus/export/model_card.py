@@ -10,8 +10,8 @@ import yaml
 
 from lightningbus.export.base_model import BaseModel
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.run.evaluation import Evaluation
-from lightningbus.run.results import Results
+from lightningbus.run.evaluation.evaluation import Evaluation
+from lightningbus.run.results.results import Results
 from lightningbus.schemas.weights.events import WeightManifest
 
 CARD = "README.md"

@@ -17,12 +17,12 @@ from lightningbus.export.model_card import CARD, CardFacts, render_card
 from lightningbus.export.run_source import RunSource
 from lightningbus.inference.engine.peft import CONFIG, write_directory
 from lightningbus.inference.engine.peft import WEIGHTS as ADAPTERS
-from lightningbus.run.best_version import find_best, version_of
-from lightningbus.run.machine import read_versions
-from lightningbus.run.model_choice import choose_model, choose_model_on_bus
-from lightningbus.run.new_directory import is_vacant, written_beside
-from lightningbus.run.results import Results
-from lightningbus.run.role_process import UserError
+from lightningbus.run.errors import UserError
+from lightningbus.run.machine.hardware import read_versions
+from lightningbus.run.results.best_version import find_best, version_of
+from lightningbus.run.results.results import Results
+from lightningbus.run.run_data.model_choice import choose_model, choose_model_on_bus
+from lightningbus.run.run_directory.new_directory import is_vacant, written_beside
 from lightningbus.schemas.weights.delta import DeltaError, fingerprint
 from lightningbus.schemas.weights.events import WeightManifest
 from lightningbus.schemas.weights.release_policy import is_pending_canary, is_revoked

@@ -11,11 +11,11 @@ from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import STORE_GIB, nats_server
 from lightningbus.bus.security.credentials import Credentials
 from lightningbus.bus.security.secrets import CONF
-from lightningbus.run.discovery import connect
-from lightningbus.run.role_process import UserError
-from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.run_lookup import find_run
-from lightningbus.run.stack import CREDENTIALS
+from lightningbus.run.errors import UserError
+from lightningbus.run.processes.stack import CREDENTIALS
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.run_directory.discovery import connect
+from lightningbus.run.run_directory.lookup import find_run
 
 ROLE = "inference"
 """The role that may read weight versions, and may do little else."""

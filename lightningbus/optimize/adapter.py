@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 from gepa.core.adapter import EvaluationBatch
 
-from lightningbus.bus.task_file import TaskInput
-from lightningbus.optimize.candidates import Texts, proposal_key
 from lightningbus.optimize.catalog import PromptCatalog
 from lightningbus.optimize.feedback import Record, RolloutResult, build_records
+from lightningbus.optimize.plan.candidates import Texts, proposal_key
 from lightningbus.optimize.reflection import build_request, extract_prompt
+from lightningbus.tasks.task_file import TaskInput
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -5,10 +5,10 @@ from typing import Any
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.prompts import PromptRegistry
-from lightningbus.optimize.candidates import Texts
-from lightningbus.run.optimize_settings import PromptSettings
-from lightningbus.run.prompt_files import read_prompt_text
-from lightningbus.run.role_process import UserError
+from lightningbus.optimize.plan.candidates import Texts
+from lightningbus.run.errors import UserError
+from lightningbus.run.results.prompt_files import read_prompt_text
+from lightningbus.run.settings.optimize import PromptSettings
 from lightningbus.schemas.prompts import PromptCanary, PromptVersion, digest_of
 
 START = "start"

@@ -12,18 +12,18 @@ from nats.js.errors import NotFoundError
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.fleet.heartbeats import Fleet
-from lightningbus.bus.streams import STORE_EVAL, STORE_EVENTS, ConsumerSpec, runner_consumer
-from lightningbus.bus.task_file import TaskInput
-from lightningbus.optimize.budget import Budget
-from lightningbus.optimize.candidates import Texts, evaluation_key
+from lightningbus.bus.streams.specs import STORE_EVAL, STORE_EVENTS, ConsumerSpec, runner_consumer
 from lightningbus.optimize.catalog import PromptCatalog
 from lightningbus.optimize.feedback import RolloutResult
-from lightningbus.optimize.prompt_use import check_prompts_used
+from lightningbus.optimize.plan.budget import Budget
+from lightningbus.optimize.plan.candidates import Texts, evaluation_key
+from lightningbus.optimize.plan.prompt_use import check_prompts_used
 from lightningbus.optimize.rollout_reader import count_ended, read_prompts_used, read_published, read_results
-from lightningbus.run.optimize_settings import PromptSettings
-from lightningbus.run.publishing import expand_samples, publish_all
-from lightningbus.run.role_process import UserError
+from lightningbus.run.errors import UserError
+from lightningbus.run.evaluation.publishing import expand_samples, publish_all
+from lightningbus.run.settings.optimize import PromptSettings
 from lightningbus.schemas import ids
+from lightningbus.tasks.task_file import TaskInput
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

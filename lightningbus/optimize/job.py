@@ -9,17 +9,17 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 from lightningbus.bus.fleet.node_state import is_ready
 from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.optimize.budget import BudgetSpent
 from lightningbus.optimize.early_checks import check_before_start
+from lightningbus.optimize.plan.budget import BudgetSpent
 from lightningbus.optimize.result import OptimizeResult
 from lightningbus.optimize.round import RoundResult, optimize_round
-from lightningbus.run.optimize_settings import OptimizeSettings
-from lightningbus.run.prompt_files import write_prompts_in_use
-from lightningbus.run.role_process import UserError
-from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.settings import RunSettings
-from lightningbus.run.stack import LocalStack, child_specs, start_stack
-from lightningbus.run.supervisor import ChildSpec
+from lightningbus.run.errors import UserError
+from lightningbus.run.processes.stack import LocalStack, child_specs, start_stack
+from lightningbus.run.processes.supervisor import ChildSpec
+from lightningbus.run.results.prompt_files import write_prompts_in_use
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.settings.optimize import OptimizeSettings
+from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.store.clickhouse.client import StoreUnavailable, connect, query_row
 
 STORE_SECONDS, NODE_SECONDS, RUNNER_SECONDS = 60.0, 600.0, 120.0

@@ -9,8 +9,8 @@ import aiohttp
 from gepa.strategies.instruction_proposal import InstructionProposalSignature
 
 from lightningbus.optimize.feedback import Record
-from lightningbus.run.optimize_settings import ReflectionSettings
-from lightningbus.run.role_process import UserError
+from lightningbus.run.errors import UserError
+from lightningbus.run.settings.optimize import ReflectionSettings
 from lightningbus.schemas.text import shorten
 
 RETRY_STATUS = frozenset({408, 409, 429, 500, 502, 503, 504})

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from lightningbus.optimize.round import RoundResult
-from lightningbus.run.prompt_files import PromptFile
-from lightningbus.run.results import RESULTS
-from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.whole_file import write_whole
+from lightningbus.run.results.prompt_files import PromptFile
+from lightningbus.run.results.results import RESULTS
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.run_directory.whole_file import write_whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 from clickhouse_connect.driver.client import Client
 
-from lightningbus.optimize.candidates import ROUND_PATTERN
 from lightningbus.optimize.feedback import CallText, RolloutResult
-from lightningbus.run.agent_spans import AGENT_SPANS
+from lightningbus.optimize.plan.candidates import ROUND_PATTERN
+from lightningbus.run.run_data.agent_spans import AGENT_SPANS
 
 MAX_SPANS, MAX_SPAN_CHARS, MAX_CALL_CHARS = 200, 4000, 400_000
 """Of one rollout: spans that are read, and characters of an attribute and of a call's request."""

@@ -16,23 +16,23 @@ from gepa.api import optimize
 from gepa.core.state import GEPAState
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.task_file import TaskInput, load_tasks
 from lightningbus.optimize.adapter import BusAdapter
-from lightningbus.optimize.budget import Budget, BudgetSpent
-from lightningbus.optimize.candidates import Texts, round_name
 from lightningbus.optimize.catalog import PromptCatalog
 from lightningbus.optimize.evaluator import Conditions, Evaluator
 from lightningbus.optimize.feedback import RolloutResult
-from lightningbus.optimize.reflection import ReflectingModel
-from lightningbus.optimize.round_plan import (
+from lightningbus.optimize.plan.budget import Budget, BudgetSpent
+from lightningbus.optimize.plan.candidates import Texts, round_name
+from lightningbus.optimize.plan.round_plan import (
     check_settings,
     describe_course,
     find_limit,
     heldout_rollouts,
     iteration_rollouts,
 )
-from lightningbus.optimize.verdict import Comparison, compare
-from lightningbus.run.optimize_settings import OptimizeSettings
+from lightningbus.optimize.plan.verdict import Comparison, compare
+from lightningbus.optimize.reflection import ReflectingModel
+from lightningbus.run.settings.optimize import OptimizeSettings
+from lightningbus.tasks.task_file import TaskInput, load_tasks
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ async def optimize_round(
     Under others it is another round, which begins with the prompts in use by then.
     ``weight_versions``: by model, the version that answers; ``role_models``: models that answer for some roles.
     Raises `BudgetSpent` where other rounds of the run have left too little, `UserError`,
-    `lightningbus.bus.task_file.TaskFileError`, or as `Bus.publish`.
+    `lightningbus.tasks.task_file.TaskFileError`, or as `Bus.publish`.
     """
     name = round_name(weight_versions)
     tasks, heldout = load_tasks(settings.tasks), load_tasks(settings.heldout)

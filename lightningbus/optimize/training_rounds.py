@@ -1,24 +1,24 @@
-"""Rounds of prompt optimisation for `lightningbus train`: `lightningbus.run.prompt_rounds.RoundRunner`."""
+"""Rounds of prompt optimisation for `lightningbus train`: `lightningbus.run.jobs.prompt_rounds.RoundRunner`."""
 
 from collections.abc import Callable, Mapping
 
 from clickhouse_connect.driver.client import Client
 
 from lightningbus.bus.client import Bus
-from lightningbus.optimize.budget import BudgetSpent
 from lightningbus.optimize.catalog import PromptCatalog
 from lightningbus.optimize.early_checks import check_before_start
+from lightningbus.optimize.plan.budget import BudgetSpent
 from lightningbus.optimize.round import optimize_round
-from lightningbus.run.optimize_settings import OptimizeSettings
-from lightningbus.run.prompt_rounds import PromptRound
-from lightningbus.run.settings import RunSettings
+from lightningbus.run.results.prompt_round import PromptRound
+from lightningbus.run.settings.optimize import OptimizeSettings
+from lightningbus.run.settings.run_file import RunSettings
 
 
 class TrainingRounds:
     """What a run file says of them."""
 
     def __init__(self, settings: OptimizeSettings, run: str, role_models: Mapping[str, str]) -> None:
-        """Raises `UserError` where not even one round is possible, `lightningbus.bus.task_file.TaskFileError`."""
+        """Raises `UserError` where not even one round is possible, `lightningbus.tasks.task_file.TaskFileError`."""
         assert settings.every is not None
         check_before_start(settings, run)
         self.every = settings.every

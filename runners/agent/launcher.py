@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lightningbus.common.subprocesses import set_child_subreaper, spawn
+from lightningbus.common.processes.subprocesses import set_child_subreaper, spawn
 from lightningbus.runners.agent.limits import ResourceLimits
 from lightningbus.runners.agent.output import OutputBudget, OutputForwarder
 from lightningbus.runners.agent.process import AgentProcess, ProcessWatchdog, remove_directory

@@ -6,7 +6,7 @@ import resource
 import signal
 from dataclasses import dataclass
 
-from lightningbus.common import procfs
+from lightningbus.common.processes import procfs
 from lightningbus.runners.settings import RunnerSettings
 
 GIB = 2**30

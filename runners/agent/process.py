@@ -11,9 +11,9 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from lightningbus.common import procfs
 from lightningbus.common.aio import cancel_and_wait
-from lightningbus.common.subprocesses import MAX_SWEEPS, ProcessGuard, kill, kill_group
+from lightningbus.common.processes import procfs
+from lightningbus.common.processes.subprocesses import MAX_SWEEPS, ProcessGuard, kill, kill_group
 from lightningbus.runners.agent.limits import ResourceLimits
 from lightningbus.runners.agent.output import OutputForwarder
 

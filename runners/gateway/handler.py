@@ -16,23 +16,24 @@ from aiohttp import web
 from nats.errors import Error as NatsError
 
 from lightningbus.bus.errors import BusError
-from lightningbus.runners.gateway.answer_parsing import parse_whole
-from lightningbus.runners.gateway.engine_failures import EnginesFailed
+from lightningbus.runners.gateway.engines.answer_parsing import parse_whole
+from lightningbus.runners.gateway.engines.engine_failures import EnginesFailed
+from lightningbus.runners.gateway.engines.upstream import CallContext, EngineRejected, NoNodeAvailable, Upstream
 from lightningbus.runners.gateway.slot import ActiveRollout
 from lightningbus.runners.gateway.sse import AgentLeft, SseResponse, StreamNotResumable
-from lightningbus.runners.gateway.upstream import CallContext, EngineRejected, NoNodeAvailable, Upstream
-from lightningbus.runners.protocol import continuation, token_history
-from lightningbus.runners.protocol.accumulator import StreamAccumulator
-from lightningbus.runners.protocol.choice import SampledChoice
-from lightningbus.runners.protocol.dialects.base import Dialect
-from lightningbus.runners.protocol.dialects.base import error as dialect_error
-from lightningbus.runners.protocol.engine_errors import (
+from lightningbus.runners.protocol import token_history
+from lightningbus.runners.protocol.answers import continuation
+from lightningbus.runners.protocol.answers.accumulator import StreamAccumulator
+from lightningbus.runners.protocol.answers.choice import SampledChoice
+from lightningbus.runners.protocol.answers.engine_errors import (
     EngineFailed,
     InvalidEngineOutput,
     RequestRefused,
     UnrecordableAnswer,
     malformed_engine_output,
 )
+from lightningbus.runners.protocol.dialects.base import Dialect
+from lightningbus.runners.protocol.dialects.base import error as dialect_error
 from lightningbus.runners.protocol.json_text import encode_json
 from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.runners.recording.attempt import AttemptRecorder

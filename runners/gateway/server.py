@@ -27,9 +27,19 @@ from lightningbus.common.observability.metric_registry import request_metrics
 from lightningbus.common.unix_sockets import PathTooLongError, bind_unix_socket, private_directory
 from lightningbus.runners.agent.launcher import AgentStartError
 from lightningbus.runners.gateway.admission import Admission, RateLimited, RateLimits
-from lightningbus.runners.gateway.engine_failures import EnginesFailed
-from lightningbus.runners.gateway.external_call import ExternalCallHandler
-from lightningbus.runners.gateway.external_endpoints import ExternalEndpoints
+from lightningbus.runners.gateway.engines.engine_failures import EnginesFailed
+from lightningbus.runners.gateway.engines.upstream import (
+    CONNECT_SECONDS,
+    READ_TIMEOUT_SECONDS,
+    CallContext,
+    EngineRejected,
+    Nodes,
+    NoNodeAvailable,
+    UnknownModel,
+    Upstream,
+)
+from lightningbus.runners.gateway.external.external_call import ExternalCallHandler
+from lightningbus.runners.gateway.external.external_endpoints import ExternalEndpoints
 from lightningbus.runners.gateway.handler import PUBLISH_TIMEOUT_SECONDS, ModelCallHandler, PublishSpans
 from lightningbus.runners.gateway.requests import (
     IN_FLIGHT_KEY,
@@ -44,16 +54,6 @@ from lightningbus.runners.gateway.requests import (
     too_large,
 )
 from lightningbus.runners.gateway.slot import ActiveRollout, Slot
-from lightningbus.runners.gateway.upstream import (
-    CONNECT_SECONDS,
-    READ_TIMEOUT_SECONDS,
-    CallContext,
-    EngineRejected,
-    Nodes,
-    NoNodeAvailable,
-    UnknownModel,
-    Upstream,
-)
 from lightningbus.runners.protocol.dialects.base import Dialect
 from lightningbus.runners.protocol.dialects.registry import APIS, Api, translate_error
 from lightningbus.runners.protocol.json_text import decode_json

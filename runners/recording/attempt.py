@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from lightningbus.common.observability import metrics
-from lightningbus.runners.protocol.choice import SampledChoice
+from lightningbus.runners.protocol.answers.choice import SampledChoice
 from lightningbus.runners.protocol.token_history import TokenHistory
 from lightningbus.runners.recording.refusals import InvalidSpan, Refusal, Refusals
 from lightningbus.runners.recording.usage import UsageMeter

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from lightningbus.schemas.semconv.attributes import to_text
-from lightningbus.store.ingest.row import Row
+from lightningbus.store.ingest.rows.row import Row
 
 SCALAR_TYPES: dict[str, pa.DataType] = {
     "String": pa.string(),

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 from clickhouse_connect.driver.client import Client
 
-from lightningbus.bus.message import Message
+from lightningbus.bus.jetstream.message import Message
 from lightningbus.store.ingest import arrow
-from lightningbus.store.ingest.row import Row
+from lightningbus.store.ingest.rows.row import Row
 
 ColumnTypes = Mapping[str, Mapping[str, str]]
 """ClickHouse's type of every column, by table."""

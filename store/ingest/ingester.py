@@ -10,9 +10,9 @@ from typing import Any
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.dlq_limit import DlqLimit
-from lightningbus.bus.message import Message
-from lightningbus.bus.pull_consumer import PullConsumer
-from lightningbus.bus.streams import STORE_AUDIT, STORE_CONSUMERS, ConsumerSpec
+from lightningbus.bus.jetstream.message import Message
+from lightningbus.bus.jetstream.pull_consumer import PullConsumer
+from lightningbus.bus.streams.specs import STORE_AUDIT, STORE_CONSUMERS, ConsumerSpec
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.common.observability import metrics, tracing
 from lightningbus.common.observability.faults import count_fault
@@ -20,10 +20,10 @@ from lightningbus.schemas.base import Event
 from lightningbus.schemas.codec import DecodeError
 from lightningbus.schemas.semconv import attributes
 from lightningbus.schemas.signers import SIGNED_EVENTS
-from lightningbus.store.ingest.audit import build_audit_rows
 from lightningbus.store.ingest.batch import DecodedMessage, InsertBatch
-from lightningbus.store.ingest.row import EventMetadata
-from lightningbus.store.ingest.rows import build_rows
+from lightningbus.store.ingest.rows.audit import build_audit_rows
+from lightningbus.store.ingest.rows.events import build_rows
+from lightningbus.store.ingest.rows.row import EventMetadata
 from lightningbus.store.ingest.settling import dead_letter
 from lightningbus.store.ingest.writer import Writer
 from lightningbus.store.settings import StoreSettings

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.dead_letters import DeadLetterQueue
-from lightningbus.bus.message import Message
-from lightningbus.bus.streams import ACK_WAIT_SECONDS
+from lightningbus.bus.jetstream.message import Message
+from lightningbus.bus.streams.specs import ACK_WAIT_SECONDS
 from lightningbus.common.aio import cancel_and_wait
 
 log = logging.getLogger(__name__)

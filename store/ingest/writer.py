@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 from clickhouse_connect.driver.client import Client
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.message import Message
+from lightningbus.bus.jetstream.message import Message
 from lightningbus.common.observability import metrics, tracing
 from lightningbus.store.ingest.batch import ColumnTypes, DecodedMessage, InsertBatch, build_insert_batch
 from lightningbus.store.ingest.inserter import Insert, Inserter, Rejection
-from lightningbus.store.ingest.row import Row
+from lightningbus.store.ingest.rows.row import Row
 from lightningbus.store.ingest.settling import acknowledge, dead_letter, give_back, keep_extended
 
 RATE_WINDOW_SECONDS = 10.0

@@ -5,8 +5,8 @@ A rollout counts once for each model that answered it. Its reward is the one tha
 In training as the learner counts it (`lightningbus.learner.rollouts.assembler.training_reward`): a rollout that the
 agent failed counts as 0 under ``failed_rollouts: zero``, and is left out under ``mask``. One that infrastructure failed
 is left out.
-In an evaluation every failed rollout counts as 0, as in `lightningbus.run.evaluation`. One whose reward function did
-not end counts nowhere.
+In an evaluation every failed rollout counts as 0, as in `lightningbus.run.evaluation.evaluation`. One whose reward
+function did not end counts nowhere.
 """
 
 from lightningbus.schemas.trajectory.attempt_selection import UNREWARDED_OUTCOMES

@@ -16,11 +16,12 @@ from lightningbus.bus.fleet.heartbeat_text import describe
 from lightningbus.common.listeners import open_listener, serve_app, url_of
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.store.embedded import origin_check
-from lightningbus.store.ui import curves, queries, rollout_queries, run_list, run_state
+from lightningbus.store.ui import curves, queries, run_list, run_state
 from lightningbus.store.ui.client import QueryFailed, Reader, StoreGone, StoreState
 from lightningbus.store.ui.other_run import NoOtherRuns, OtherRuns, RunReader
 from lightningbus.store.ui.responses import json_response, require_param
-from lightningbus.store.ui.rollout_routes import RolloutRoutes
+from lightningbus.store.ui.rollouts import queries as rollout_queries
+from lightningbus.store.ui.rollouts.routes import RolloutRoutes
 
 STATIC = Path(__file__).parent / "static"
 RESPONSE_HEADERS = {

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lightningbus.api.agent_function import runner_fields
-from lightningbus.run.role_process import UserError
+from lightningbus.run.errors import UserError
 from lightningbus.runners.agent.executors import WORKER_SCRIPT
 from tests.agents import plain
 from tests.commands import ROOT

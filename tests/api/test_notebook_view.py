@@ -6,8 +6,8 @@ import io
 from tqdm import tqdm
 
 from lightningbus.bus.client import Bus
-from lightningbus.run.live_view import LiveView
-from lightningbus.run.notebook_view import NotebookView, choose_view
+from lightningbus.run.display.live_view import LiveView
+from lightningbus.run.display.notebook_view import NotebookView, choose_view
 from tests.polling import HANG_SECONDS
 
 

@@ -12,8 +12,8 @@ import pytest
 
 import lightningbus as lb
 from lightningbus.bus.client import Bus
-from lightningbus.run.run_directory import Endpoints, RunDirectory
-from lightningbus.run.terminal import render_html
+from lightningbus.run.display.terminal import render_html
+from lightningbus.run.run_directory.directory import Endpoints, RunDirectory
 from tests.polling import HANG_SECONDS
 from tests.store.conftest import Start
 

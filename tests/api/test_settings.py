@@ -6,8 +6,8 @@ from typing import Any, get_type_hints
 import pytest
 
 from lightningbus.api.settings import PATHS, EvaluateSettings, TrainSettings, build_run_settings
-from lightningbus.run.role_process import UserError
-from lightningbus.run.settings import RunSettings
+from lightningbus.run.errors import UserError
+from lightningbus.run.settings.run_file import RunSettings
 
 BASE: dict[str, Any] = {
     "inference": [{"model_path": "model"}],

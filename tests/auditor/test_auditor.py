@@ -20,9 +20,9 @@ from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.learner.publishing.publisher import WeightPublisher
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.runners.protocol.choice import pack_array
+from lightningbus.runners.protocol.answers.choice import pack_array
 from lightningbus.schemas import ids, subjects
-from lightningbus.schemas.audit import AuditVerdict, RolloutAudit
+from lightningbus.schemas.audits.events import AuditVerdict, RolloutAudit
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.spans import VersionSpan
 from lightningbus.schemas.weights.release_policy import is_revoked

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from lightningbus.auditor.evidence import AuditedTokens, Finding
 from lightningbus.auditor.judge import Judge, verdicts_on
 from lightningbus.auditor.settings import AuditorSettings
-from lightningbus.schemas.audit import AuditState, AuditVerdict
-from lightningbus.schemas.quarantine import add_verdict, applies_to, find_verdict
+from lightningbus.schemas.audits.events import AuditState, AuditVerdict
+from lightningbus.schemas.audits.quarantine import add_verdict, applies_to, find_verdict
 from lightningbus.schemas.spans import VersionSpan
 from tests.factories import model_call
 

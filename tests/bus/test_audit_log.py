@@ -7,8 +7,8 @@ import sys
 from lightningbus.bus.client import Bus
 from lightningbus.bus.weights.audit_log import AuditLog
 from lightningbus.schemas import subjects
-from lightningbus.schemas.audit import AuditState, AuditVerdict
-from lightningbus.schemas.quarantine import standing_verdicts
+from lightningbus.schemas.audits.events import AuditState, AuditVerdict
+from lightningbus.schemas.audits.quarantine import standing_verdicts
 from tests.commands import environment
 from tests.polling import HANG_SECONDS
 

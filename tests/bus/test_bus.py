@@ -24,11 +24,10 @@ from lightningbus.bus.errors import (
     classify,
 )
 from lightningbus.bus.fleet.heartbeats import Fleet
+from lightningbus.bus.jetstream.object_store import CHUNK_BYTES
 from lightningbus.bus.lease import LeaseRenewer
-from lightningbus.bus.object_store import CHUNK_BYTES
-from lightningbus.bus.provisioning import ensure_stream
-from lightningbus.bus.streams import STORE_EVENTS, learner_consumer, runner_consumer
-from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.bus.streams.provisioning import ensure_stream
+from lightningbus.bus.streams.specs import STORE_EVENTS, learner_consumer, runner_consumer
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import DecodeError, encode, schema_of
@@ -36,6 +35,7 @@ from lightningbus.schemas.dead_letters import DeadLetter
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.tasks import Task, TaskBatchRecord
 from lightningbus.schemas.weights.events import Blob
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.polling import HANG_SECONDS
 
 

@@ -21,9 +21,9 @@ from lightningbus.bus.errors import BusError, CredentialsError
 from lightningbus.bus.security.auth_refusals import AuthRefusals
 from lightningbus.bus.security.credentials import Credentials
 from lightningbus.bus.security.users import create_users
-from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.schemas.tasks import Task
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.commands import environment
 from tests.pausing import paused
 from tests.polling import HANG_SECONDS

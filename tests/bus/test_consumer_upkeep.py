@@ -8,11 +8,11 @@ import pytest
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import NatsServer
 from lightningbus.bus.errors import BusError
-from lightningbus.bus.stream_sizes import StreamSizes
-from lightningbus.bus.streams import learner_consumer, runner_consumer
-from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.bus.streams.sizes import StreamSizes
+from lightningbus.bus.streams.specs import learner_consumer, runner_consumer
 from lightningbus.schemas import subjects
 from lightningbus.schemas.tasks import Task
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.polling import HANG_SECONDS, until_answered
 
 TASKS = runner_consumer("calc", "train")
@@ -54,7 +54,7 @@ async def test_a_durable_deleted_under_a_puller_is_made_again(bus: Bus) -> None:
 async def test_a_role_whose_streams_stay_away_is_not_healthy_and_ends_with_a_sentence(
     consumer: object, bus: Bus, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightningbus.bus.consumer_upkeep.ABORT_SECONDS", 3.0)
+    monkeypatch.setattr("lightningbus.bus.streams.consumer_upkeep.ABORT_SECONDS", 3.0)
     if consumer is TASKS:
         await bus.ensure_consumer(TASKS)
     read = TASKS if consumer is TASKS else learner_consumer("policy")

@@ -12,13 +12,13 @@ from lightningbus.bus.client import Bus
 from lightningbus.bus.dead_letters import DeadLetterQueue
 from lightningbus.bus.dlq_limit import MAX_CONSECUTIVE, WINDOW, DlqLimit
 from lightningbus.bus.errors import DlqLimitExceededError
-from lightningbus.bus.streams import runner_consumer
-from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.bus.streams.specs import runner_consumer
 from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import MAX_BYTES, encode
 from lightningbus.schemas.dead_letters import DeadLetter
 from lightningbus.schemas.fleet import Alert
 from lightningbus.schemas.tasks import Task
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.polling import HANG_SECONDS
 
 

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from lightningbus.bus import publisher
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import NatsServer
 from lightningbus.bus.errors import DuplicateMessageError
+from lightningbus.bus.jetstream import publisher
 from lightningbus.schemas import subjects
 from lightningbus.schemas.tasks import Task
 from tests.pausing import paused

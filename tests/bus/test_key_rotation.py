@@ -21,9 +21,9 @@ from lightningbus.bus.security.credentials import Credentials
 from lightningbus.bus.security.identities import identity_of
 from lightningbus.bus.security.key_rotation import begin_rotation, finish_rotation
 from lightningbus.bus.security.users import create_users
-from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.common.observability import metric_registry
 from lightningbus.schemas.tasks import Task
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.integration

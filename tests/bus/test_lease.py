@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 
+from lightningbus.bus.jetstream.message import Message
 from lightningbus.bus.lease import LeaseRenewer
-from lightningbus.bus.message import Message
 from tests.polling import HANG_SECONDS
 
 

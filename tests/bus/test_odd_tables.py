@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from lightningbus.api.tasks import read_tasks
-from lightningbus.bus.task_file import TaskFileError, load_tasks
-from lightningbus.common.task_source import TaskSource
+from lightningbus.tasks.task_file import TaskFileError, load_tasks
+from lightningbus.tasks.task_source import TaskSource
 
 ROWS: list[dict[str, Any]] = [
     {"id": "a", "input": {"q": "x", "place": {"city": "Bern"}, "tools": [{"name": "f", "x": 1}, {"y": [{"z": 1}]}]}},

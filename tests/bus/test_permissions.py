@@ -21,8 +21,8 @@ from lightningbus.bus.client import Bus
 from lightningbus.bus.dead_letters import DeadLetterQueue
 from lightningbus.bus.embedded.nats_server import nats_server
 from lightningbus.bus.errors import BusError, CredentialsError
+from lightningbus.bus.jetstream.message import Message
 from lightningbus.bus.lease import LeaseRenewer
-from lightningbus.bus.message import Message
 from lightningbus.bus.prompts import PromptRegistry
 from lightningbus.bus.security.credentials import Credentials
 from lightningbus.bus.security.identities import identity_of
@@ -34,7 +34,7 @@ from lightningbus.bus.security.permissions import (
     via_hub_domain,
 )
 from lightningbus.bus.security.users import create_users
-from lightningbus.bus.streams import (
+from lightningbus.bus.streams.specs import (
     BUCKET,
     DEFAULT_POLICIES,
     STORE_CONSUMERS,
@@ -47,25 +47,25 @@ from lightningbus.bus.streams import (
     learner_consumer,
     runner_consumer,
 )
-from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.bus.weights.audit_log import AuditLog
 from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.bus.weights.version_cache import WeightCache
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.inference.weights.updater import WeightUpdater
+from lightningbus.learner.dispatch.dispatch_mark import RunDispatch
 from lightningbus.learner.publishing.publisher import WeightPublisher
-from lightningbus.learner.rollouts.dispatch_mark import RunDispatch
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.weights import WeightSettings
 from lightningbus.runners.prompts import AgentPrompts
 from lightningbus.schemas import subjects
-from lightningbus.schemas.audit import AuditVerdict, RolloutAudit
+from lightningbus.schemas.audits.events import AuditVerdict, RolloutAudit
 from lightningbus.schemas.codec import decode, encode
 from lightningbus.schemas.fleet import Alert, Heartbeat
 from lightningbus.schemas.prompts import PromptCanary, PromptReleaseState, PromptVersion, digest_of
 from lightningbus.schemas.tasks import Task, TaskBatchRecord
 from lightningbus.schemas.training import DispatchMark
 from lightningbus.schemas.weights.events import ReleaseState, SwapLockState, WeightManifest, WeightsActivated
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests import tensorfiles
 from tests.commands import environment
 from tests.factories import batches

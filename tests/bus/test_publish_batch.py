@@ -9,10 +9,10 @@ from nats.js.api import DiscardPolicy, StreamConfig
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import NatsServer
 from lightningbus.bus.errors import BusError, DuplicateMessageError, FencedError, PublishTimeoutError, StreamFullError
-from lightningbus.bus.provisioning import ensure_stream
-from lightningbus.bus.publish_batch import OutgoingMessage
-from lightningbus.bus.publisher import MAX_PENDING_ACKS
+from lightningbus.bus.jetstream.publish_batch import OutgoingMessage
+from lightningbus.bus.jetstream.publisher import MAX_PENDING_ACKS
 from lightningbus.bus.security.signing import EXPECTED_LAST_HEADER
+from lightningbus.bus.streams.provisioning import ensure_stream
 from lightningbus.schemas.subjects import MSG_ID_HEADER
 from tests.polling import HANG_SECONDS
 

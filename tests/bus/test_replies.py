@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from lightningbus.bus.batch_get import batch_get, sequence_of
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import find_server, nats_server
+from lightningbus.bus.jetstream.batch_get import batch_get, sequence_of
 from lightningbus.bus.security.accounts import is_within
 from lightningbus.bus.security.credentials import Credentials
 from lightningbus.bus.security.permissions import PERMISSIONS, make_permissions
 from lightningbus.bus.security.users import create_users
-from lightningbus.bus.streams import DEFAULT_POLICIES, STREAMS, durable_consumers, runner_consumer
+from lightningbus.bus.streams.specs import DEFAULT_POLICIES, STREAMS, durable_consumers, runner_consumer
 from lightningbus.schemas import subjects
 from tests.polling import HANG_SECONDS
 

@@ -24,7 +24,7 @@ from lightningbus.bus.security.signing import (
 from lightningbus.bus.security.users import create_users
 from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.schemas import subjects
-from lightningbus.schemas.audit import AuditState, AuditVerdict
+from lightningbus.schemas.audits.events import AuditState, AuditVerdict
 from lightningbus.schemas.codec import encode, schema_of
 from lightningbus.schemas.signers import bytes_to_sign, can_sign
 from lightningbus.schemas.weights.events import Blob, ReleaseDecision, ReleaseState, WeightManifest

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import uvloop
 
-from lightningbus.common.subprocesses import ProcessGuard, kill_group, spawn, terminate
+from lightningbus.common.processes.subprocesses import ProcessGuard, kill_group, spawn, terminate
 from tests.polling import until
 
 pytestmark = pytest.mark.integration
 
 PARENT = """
 import subprocess, sys, time
-from lightningbus.common.subprocesses import set_pdeathsig
+from lightningbus.common.processes.subprocesses import set_pdeathsig
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], preexec_fn=set_pdeathsig())
 print(child.pid, flush=True)
 time.sleep(600)
@@ -86,7 +86,7 @@ async def test_a_group_is_ended_once_for_its_id_may_be_anothers_afterwards(monke
 
 FILES = """
 import asyncio, resource
-from lightningbus.common.subprocesses import ProcessGuard, spawn
+from lightningbus.common.processes.subprocesses import ProcessGuard, spawn
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (99, hard))
 ProcessGuard.raise_fd_limit()

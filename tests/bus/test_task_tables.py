@@ -11,8 +11,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from lightningbus.bus.task_file import TaskFileError, TaskInput, load_tasks
-from lightningbus.common.task_source import TaskSource, parse_columns
+from lightningbus.tasks.task_file import TaskFileError, TaskInput, load_tasks
+from lightningbus.tasks.task_source import TaskSource, parse_columns
 
 ROWS = [
     {"uid": "a", "prompt": "2+2", "target": 4, "extra": {"level": "easy"}},
@@ -131,7 +131,7 @@ def test_a_missing_library_is_named_with_its_extra(tmp_path: Path, missing: str,
     (tmp_path / "t.parquet").write_bytes(b"")
     code = (
         f"import sys; sys.modules[{missing!r}] = None\n"
-        f"from lightningbus.bus.task_file import load_tasks; load_tasks({path!r})"
+        f"from lightningbus.tasks.task_file import load_tasks; load_tasks({path!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stderr.endswith(f"{missing} is not installed: pip install 'lightningbus[data]'\n"), done.stderr

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lightningbus.bus.errors import ChecksumMismatchError
-from lightningbus.bus.verified_download import sha256_of
+from lightningbus.bus.jetstream.verified_download import sha256_of
 from lightningbus.bus.weights.transports.directory import DirectoryTransport
 
 CONTENT = b"weights" * 10_000

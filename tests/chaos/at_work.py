@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from lightningbus.bus.task_file import TaskInput
 from lightningbus.common.aio import cancel_and_wait
-from lightningbus.run.publishing import expand_samples, publish_all
+from lightningbus.run.evaluation.publishing import expand_samples, publish_all
 from lightningbus.schemas import ids
+from lightningbus.tasks.task_file import TaskInput
 from tests.chaos.faults import Log
 from tests.chaos.oracle import judge
 from tests.chaos.report import Report

@@ -12,12 +12,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.schemas import subjects
 from lightningbus.schemas.base import Outcome
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.tasks import Task
 from lightningbus.schemas.weights.events import WeightManifest
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.chaos.proxy import Fault
 from tests.chaos.running_system import LEASE_SECONDS, RUN, RunningSystem
 from tests.polling import until_answered

@@ -21,12 +21,12 @@ from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import NatsServer, free_port
 from lightningbus.bus.fleet.heartbeats import Fleet
 from lightningbus.bus.fleet.readiness import READY_STATES
-from lightningbus.bus.streams import DEFAULT_POLICIES
+from lightningbus.bus.streams.specs import DEFAULT_POLICIES
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.supervisor import ChildSpec, Supervisor
+from lightningbus.run.processes.supervisor import ChildSpec, Supervisor
+from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.store.clickhouse.client import connect
 from lightningbus.store.service import writer_url

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from lightningbus.bus.embedded.nats_server import NatsServer, free_port
-from lightningbus.bus.task_file import TaskInput
 from lightningbus.common.aio import first_completed
-from lightningbus.run.publishing import expand_samples, publish_all
+from lightningbus.run.evaluation.publishing import expand_samples, publish_all
+from lightningbus.tasks.task_file import TaskInput
 from tests.chaos import absence, faults, state_loss
 from tests.chaos.at_work import FINISH_SECONDS, at_work, small_disk, steps_for
 from tests.chaos.faults import Log

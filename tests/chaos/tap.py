@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from nats.js.errors import NotFoundError
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.streams import STORE_EVAL, STORE_EVENTS, STORE_TRAIN, ConsumerSpec
+from lightningbus.bus.streams.specs import STORE_EVAL, STORE_EVENTS, STORE_TRAIN, ConsumerSpec
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.schemas.spans import SpanBatch
 from lightningbus.schemas.subjects import DEFAULT_POLICY

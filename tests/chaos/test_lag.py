@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lightningbus.bus.weights.registry import WeightRegistry
-from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.supervisor import ChildSpec, Supervisor
+from lightningbus.run.processes.supervisor import ChildSpec, Supervisor
+from lightningbus.run.run_directory.directory import RunDirectory
 from tests.chaos.__main__ import prepare
 from tests.chaos.running_system import (
     GROUPS,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lightningbus.bus.weights.audit_log import AuditLog
-from lightningbus.schemas.audit import AuditVerdict
+from lightningbus.schemas.audits.events import AuditVerdict
 from tests.chaos.__main__ import prepare
 from tests.chaos.running_system import GROUPS, RUN, SAMPLES, RunningSystem, run_system
 

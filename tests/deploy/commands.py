@@ -11,13 +11,13 @@ from typer.core import TyperGroup
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import check_exposure
 from lightningbus.cli.app import app
-from lightningbus.cli.commands import inference, learner, runner, store
-from lightningbus.cli.commands.store import URL_VARIABLE
+from lightningbus.cli.commands.roles import inference, learner, runner, store
+from lightningbus.cli.commands.roles.store import URL_VARIABLE
+from lightningbus.common.processes.subprocesses import ProcessGuard
 from lightningbus.common.role_settings import RoleSettings
-from lightningbus.common.subprocesses import ProcessGuard
 from lightningbus.inference.node import Node
 from lightningbus.inference.settings import InferenceSettings
-from lightningbus.run.discovery import API_KEY_VARIABLE, CREDENTIALS_VARIABLE, BusEndpoint
+from lightningbus.run.run_directory.discovery import API_KEY_VARIABLE, CREDENTIALS_VARIABLE, BusEndpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

@@ -10,13 +10,13 @@ import yaml
 from pydantic import BaseModel
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.task_file import TaskInput
-from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.run.preflight import parse_job
-from lightningbus.run.settings import RunSettings, validate_settings
-from lightningbus.run.trial_rollout import TrialTask, try_agent
+from lightningbus.run.preflight.preflight import parse_job
+from lightningbus.run.preflight.trial_rollout import TrialTask, try_agent
+from lightningbus.run.settings.run_file import RunSettings, validate_settings
 from lightningbus.runners.settings import RunnerSettings
+from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.deploy.commands import ROOT
 from tests.examples.endpoint import Endpoint
 from tests.polling import HANG_SECONDS

@@ -10,14 +10,14 @@ import pytest
 import yaml
 from prometheus_client import Counter, Gauge, Histogram
 
-from lightningbus.bus.streams import BUCKET, STREAMS
+from lightningbus.bus.streams.specs import BUCKET, STREAMS
 from lightningbus.cli.cli_reference import render_commands
 from lightningbus.cli.settings_reference import render_settings
 from lightningbus.cli.wire_reference import render_events
 from lightningbus.common.observability import metric_registry, metrics
 from lightningbus.common.observability.metric_registry import METRIC_DOCS
-from lightningbus.run.preflight import parse_job
-from lightningbus.run.settings import RunSettings, validate_settings
+from lightningbus.run.preflight.preflight import parse_job
+from lightningbus.run.settings.run_file import RunSettings, validate_settings
 from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import VERSION, encode
 from lightningbus.store.settings import StoreSettings

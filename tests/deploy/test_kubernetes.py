@@ -11,10 +11,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from lightningbus.cli.commands.store import URL_VARIABLE
+from lightningbus.cli.commands.roles.store import URL_VARIABLE
 from lightningbus.common.role_settings import parse_address
 from lightningbus.inference.settings import InferenceSettings
-from lightningbus.run.discovery import CREDENTIALS_VARIABLE
+from lightningbus.run.run_directory.discovery import CREDENTIALS_VARIABLE
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.runners.task_handler import NAK_DELAY_SECONDS
 from lightningbus.schemas import subjects

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from lightningbus.run import machine_checks
+from lightningbus.run.machine import checks as machine_checks
 from tests.commands import ROOT
 
 REQUIREMENTS = ROOT / "requirements"

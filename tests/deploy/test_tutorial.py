@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lightningbus.cli.app import app
-from lightningbus.run.project_template import PLAIN, render_project
+from lightningbus.run.projects.template import PLAIN, render_project
 from tests.commands import ROOT, environment
 from tests.deploy.commands import Commands
 

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from lightningbus.inference.engine.vllm_server import URL, VllmServer
 from lightningbus.inference.settings import InferenceSettings
-from lightningbus.run.scripted_engine import ModelCall, find_refusals, scripted_vllm
+from lightningbus.run.preflight.scripted_engine import ModelCall, find_refusals, scripted_vllm
 from tests.learner.conftest import tiny_model
 from tests.lightningbus.test_cli import run, says
 

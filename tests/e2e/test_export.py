@@ -16,7 +16,7 @@ from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import nats_server
 from lightningbus.learner.publishing.publisher import WeightPublisher
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.run_directory.directory import RunDirectory
 from tests.commands import ROOT, environment
 from tests.e2e.conftest import CALCULATOR
 from tests.lightningbus.hub import serving

@@ -308,10 +308,10 @@ async def test_engine_and_learner_agree_on_every_token(loop: Loop) -> None:
     from msgspec.structs import replace
     from safetensors.torch import save_file
 
-    from lightningbus.learner.batching.sequences import SequenceConfig, build_sequences
-    from lightningbus.learner.batching.transitions import build_transitions
     from lightningbus.learner.settings.learner import LearnerSettings
     from lightningbus.learner.training.trainer import Trainer
+    from lightningbus.learner.transitions.sequences import SequenceConfig, build_sequences
+    from lightningbus.learner.transitions.transitions import build_transitions
     from tests.factories import model_call
 
     version, weights = STEPS + 3, moved(loop)

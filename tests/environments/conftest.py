@@ -11,10 +11,10 @@ import pytest
 from filelock import FileLock
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.task_file import load_tasks
-from lightningbus.bus.task_publisher import TaskPublisher
-from lightningbus.run.preflight import parse_job
-from lightningbus.run.settings import load_run_settings
+from lightningbus.run.preflight.preflight import parse_job
+from lightningbus.run.settings.run_file import load_run_settings
+from lightningbus.tasks.task_file import load_tasks
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.examples.conftest import UNREACHABLE
 from tests.examples.endpoint import Answer, Endpoint
 from tests.lightningbus.test_cli import run

@@ -13,8 +13,8 @@ from threading import Thread
 import pytest
 import yaml
 
-from lightningbus.run.preflight import parse_job
-from lightningbus.run.settings import RunSettings, validate_settings
+from lightningbus.run.preflight.preflight import parse_job
+from lightningbus.run.settings.run_file import RunSettings, validate_settings
 
 CALCULATOR = Path(__file__).resolve().parents[2] / "examples" / "calculator"
 OURS = {"bus", "common", "inference", "learner", "lightningbus", "runners", "schemas", "store"}

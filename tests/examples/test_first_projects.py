@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lightningbus.run.project_template import FRAMEWORKS
+from lightningbus.run.projects.template import FRAMEWORKS
 from tests.examples.endpoint import Endpoint
 from tests.lightningbus.test_init import run_agent, write_project
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.examples.endpoint import EXAMPLES, Endpoint, Failed, talk
 from tests.examples.math_cases import CASES, DRIVER, NAMES_US, OURS, imports_of, problem, scripted
 from tests.runners.conftest import calls_of, ended, running, task

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.examples.endpoint import EXAMPLES, Endpoint, Failed, module, talk
 from tests.examples.math_cases import CASES, NAMES_US, problem, scripted
 from tests.runners.conftest import calls_of, ended, running, task

@@ -11,11 +11,11 @@ import pytest
 from pyarrow import parquet
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.task_file import load_tasks
-from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.learner.rollouts.intermediate_rewards import intermediate_rewards
 from lightningbus.learner.settings.algorithm import CreditSettings
 from lightningbus.schemas.semconv import attributes
+from lightningbus.tasks.task_file import load_tasks
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.examples.endpoint import EXAMPLES, Endpoint, Failed, make_problems, module, talk
 from tests.examples.math_cases import CASES, DRIVER, NAMES_US, OURS, Policy, imports_of, problem, records, scripted
 from tests.examples.warm_start import prompts_asked, prompts_shown

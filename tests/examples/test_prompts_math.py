@@ -10,8 +10,8 @@ from pathlib import Path
 
 import yaml
 
-from lightningbus.run.preflight import parse_job
-from lightningbus.run.settings import RunSettings, load_run_settings, validate_settings
+from lightningbus.run.preflight.preflight import parse_job
+from lightningbus.run.settings.run_file import RunSettings, load_run_settings, validate_settings
 from tests.examples.endpoint import EXAMPLES, module
 
 HERE = EXAMPLES / "prompts_math"

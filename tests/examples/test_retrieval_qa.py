@@ -15,10 +15,10 @@ import pytest
 from aiohttp import web
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.runners.protocol.dialects.responses import ResponsesDialect
 from lightningbus.schemas.semconv.span_kinds import kind_of
 from lightningbus.schemas.spans import Span
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.examples.endpoint import Answer, Endpoint, Failed, talk
 from tests.examples.math_cases import NAMES_US, OURS, calls, imports_of, text
 from tests.examples.musique import RETRIEVAL, lines, make, policies, searching

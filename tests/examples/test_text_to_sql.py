@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.examples.endpoint import Endpoint, Failed, talk
 from tests.examples.sql import TEXT_TO_SQL, demonstrations, policies, tasks_of
 from tests.runners.conftest import calls_of, ended, running, task

@@ -8,9 +8,9 @@ import pytest
 import yaml
 from transformers import LlamaConfig, PretrainedConfig, Qwen2Config
 
-from lightningbus.run.memory_check import Target
-from lightningbus.run.preflight import parse_job, run_checks
-from lightningbus.run.settings import RunSettings, validate_settings
+from lightningbus.run.preflight.memory_check import Target
+from lightningbus.run.preflight.preflight import parse_job, run_checks
+from lightningbus.run.settings.run_file import RunSettings, validate_settings
 from tests.examples.endpoint import EXAMPLES, make_problems
 from tests.learner.conftest import tiny_tokenizer, without_tensors
 

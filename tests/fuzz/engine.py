@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from lightningbus.common.procfs import rss_bytes
+from lightningbus.common.processes.procfs import rss_bytes
 from tests.fuzz.mutations import Mutator
 
 INPUT_SECONDS = 5.0

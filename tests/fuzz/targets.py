@@ -21,20 +21,19 @@ from aiohttp.test_utils import make_mocked_request
 from lightningbus.bus.dead_letters import build_replay
 from lightningbus.bus.errors import BusError, CredentialsError
 from lightningbus.bus.security.credentials import FILE, Credentials
-from lightningbus.bus.task_file import TaskFileError, load_tasks
 from lightningbus.inference.gateway.version_stamp import add_cache_salt, stamp_event
 from lightningbus.learner.rollouts.assembler import Assembler
 from lightningbus.learner.settings.algorithm import AirRule
-from lightningbus.run.role_process import UserError
-from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.settings import load_run_settings
+from lightningbus.run.errors import UserError
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.settings.run_file import load_run_settings
 from lightningbus.runners.agent.executors import AgentError, parse_reply
-from lightningbus.runners.gateway import routing
+from lightningbus.runners.gateway.engines import routing
+from lightningbus.runners.gateway.engines.upstream import EngineRejected, events_of
 from lightningbus.runners.gateway.requests import ApiError, raise_on_malformed
-from lightningbus.runners.gateway.upstream import EngineRejected, events_of
-from lightningbus.runners.protocol.accumulator import StreamAccumulator
+from lightningbus.runners.protocol.answers.accumulator import StreamAccumulator
+from lightningbus.runners.protocol.answers.engine_errors import InvalidEngineOutput, malformed_engine_output
 from lightningbus.runners.protocol.dialects.registry import APIS, translate_error
-from lightningbus.runners.protocol.engine_errors import InvalidEngineOutput, malformed_engine_output
 from lightningbus.runners.protocol.token_history import TokenHistory
 from lightningbus.runners.recording import otlp, rewards
 from lightningbus.runners.recording.agent_events import EventContext, convert_event, parse_event
@@ -51,8 +50,9 @@ from lightningbus.schemas.trajectory.prefix_encoding import CorruptPrompt, expan
 from lightningbus.schemas.weights.delta import DeltaError, apply_deltas, encode_delta
 from lightningbus.schemas.weights.safetensors_header import InvalidSafetensors, parse_tensors, read_header
 from lightningbus.store.embedded.http_interface import MAX_READER_BYTES, parse_statement
-from lightningbus.store.ingest.row import EventMetadata
-from lightningbus.store.ingest.rows import build_rows
+from lightningbus.store.ingest.rows.events import build_rows
+from lightningbus.store.ingest.rows.row import EventMetadata
+from lightningbus.tasks.task_file import TaskFileError, load_tasks
 from tests import tensorfiles
 from tests.fuzz import corpora
 from tests.fuzz.engine import Target

@@ -18,7 +18,7 @@ from lightningbus.bus.embedded.nats_server import find_server
 from lightningbus.bus.security.credentials import Credentials
 from lightningbus.bus.security.secrets import CONF, SERVER_DIR
 from lightningbus.inference.settings import InferenceSettings
-from lightningbus.run.supervisor import ChildSpec
+from lightningbus.run.processes.supervisor import ChildSpec
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.store.settings import StoreSettings
 from tests.chaos.running_system import LEASE_SECONDS, RunningSystem, children, policy_children, store_settings

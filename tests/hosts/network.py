@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lightningbus.common.subprocesses import spawn, terminate
+from lightningbus.common.processes.subprocesses import spawn, terminate
 
 TUN, TUNSETIFF, IFF_TAP, IFF_NO_PI = "/dev/net/tun", 0x400454CA, 0x0002, 0x1000
 CLONE_NEWNET = 0x40000000

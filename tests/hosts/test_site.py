@@ -9,14 +9,14 @@ import pytest
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.security.permissions import LEAF_ROLES
-from lightningbus.bus.task_file import TaskInput
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.publishing.publisher import WeightPublisher
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.run.publishing import expand_samples, publish_all
-from lightningbus.run.supervisor import ChildSpec
+from lightningbus.run.evaluation.publishing import expand_samples, publish_all
+from lightningbus.run.processes.supervisor import ChildSpec
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas import ids
+from lightningbus.tasks.task_file import TaskInput
 from tests import tensorfiles
 from tests.chaos.running_system import LEASE_SECONDS, STAND_IN
 from tests.chaos.tap import Tap

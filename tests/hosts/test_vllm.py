@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lightningbus.inference.settings import InferenceSettings
-from lightningbus.run.supervisor import ChildSpec
+from lightningbus.run.processes.supervisor import ChildSpec
 from tests.chaos.__main__ import prepare
 from tests.hosts.arrows import refused
 from tests.hosts.deployment import GATEWAY, HEALTH, bus_as, cluster, role

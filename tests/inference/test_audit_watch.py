@@ -8,7 +8,7 @@ from lightningbus.bus.client import Bus
 from lightningbus.bus.weights.audit_log import AuditLog
 from lightningbus.inference.audit_watch import watch_audits
 from lightningbus.inference.engine.vllm_server import EngineError
-from lightningbus.schemas.audit import AuditVerdict
+from lightningbus.schemas.audits.events import AuditVerdict
 from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.integration

@@ -24,7 +24,6 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import nats_server
 from lightningbus.bus.fleet.heartbeats import Fleet
-from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.inference.gateway.server import PREFERRED_HEADER, VERSION_HEADER
@@ -34,6 +33,7 @@ from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import decode
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.weights.events import WeightManifest, WeightsActivated
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.polling import HANG_SECONDS
 from tests.runners.conftest import calls_of, ended, running, task
 

@@ -25,7 +25,7 @@ from lightningbus.inference.engine.vllm_server import EngineError
 from lightningbus.inference.gateway.server import VERSION_HEADER
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.schemas import subjects
-from lightningbus.schemas.audit import AuditVerdict
+from lightningbus.schemas.audits.events import AuditVerdict
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.weights.events import WeightManifest
 from tests.chaos.tokens import logprob

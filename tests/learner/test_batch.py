@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from lightningbus.bus.task_file import TaskInput
 from lightningbus.learner.batching.advantages import make_estimator
 from lightningbus.learner.batching.batch import Batch, BatchBuilder
 from lightningbus.learner.batching.rollout_dispositions import (
@@ -18,20 +17,21 @@ from lightningbus.learner.batching.rollout_dispositions import (
     find_tasks_to_replace,
     quarantine_reasons,
 )
-from lightningbus.learner.batching.sequences import SequenceConfig, TrainSequence, build_sequences
 from lightningbus.learner.batching.staleness import mask_stale_tokens, max_staleness_of, token_staleness
-from lightningbus.learner.batching.transitions import build_transitions, token_versions
+from lightningbus.learner.dispatch.group_tasks import tasks_of_group
+from lightningbus.learner.dispatch.task_order import TaskOrder
 from lightningbus.learner.rollouts.assembler import Rollout, build_rollout
-from lightningbus.learner.rollouts.group_tasks import tasks_of_group
 from lightningbus.learner.rollouts.groups import GroupBuffer, RolloutGroup
-from lightningbus.learner.rollouts.task_order import TaskOrder
 from lightningbus.learner.settings.algorithm import AlgorithmSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.training.token_weights import loss_weights
+from lightningbus.learner.transitions.sequences import SequenceConfig, TrainSequence, build_sequences
+from lightningbus.learner.transitions.transitions import build_transitions, token_versions
 from lightningbus.schemas import ids as identity
-from lightningbus.schemas.audit import AuditVerdict
+from lightningbus.schemas.audits.events import AuditVerdict
 from lightningbus.schemas.spans import ModelCall, VersionSpan
 from lightningbus.schemas.training import TrainingStep
+from lightningbus.tasks.task_file import TaskInput
 from tests.factories import batches, group, model_call, rollout
 
 

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from lightningbus.learner.batching.batch import Batch, BatchBuilder
 from lightningbus.learner.batching.batch_warnings import find_warnings
 from lightningbus.learner.batching.overlong import find_penalty
-from lightningbus.learner.batching.truncation import find_truncations
 from lightningbus.learner.rollouts.assembler import Rollout
 from lightningbus.learner.settings.algorithm import OverlongBufferSettings
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.transitions.truncation import find_truncations
 from tests.factories import group, model_call, rollout
 
 
@@ -97,7 +97,7 @@ def test_step_rewards_that_a_credit_method_ignores_are_told() -> None:
 
 def test_a_call_is_read_with_what_it_was_sampled_by() -> None:
     """Logit bias and structured output are recorded with the call."""
-    from lightningbus.runners.protocol.accumulator import recorded_sampling
+    from lightningbus.runners.protocol.answers.accumulator import recorded_sampling
     from lightningbus.runners.protocol.request import ChatRequest
 
     body = {"model": "policy", "messages": [], "logit_bias": {"5": 1}, "response_format": {"type": "json_object"}}

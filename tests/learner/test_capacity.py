@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.stream_sizes import MIB, StreamSizes
-from lightningbus.bus.streams import STORE_TRAIN, learner_consumer
+from lightningbus.bus.streams.sizes import MIB, StreamSizes
+from lightningbus.bus.streams.specs import STORE_TRAIN, learner_consumer
 from lightningbus.learner.errors import LearnerError
 from lightningbus.learner.learner import run
 from lightningbus.learner.rollouts.capacity import Capacity, filled_share, find_shortage

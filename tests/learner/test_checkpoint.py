@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lightningbus.bus.verified_download import sha256_of
+from lightningbus.bus.jetstream.verified_download import sha256_of
 from lightningbus.learner.checkpointing.checkpoint import LATEST, CheckpointError, Checkpoints, LearnerState
 from lightningbus.learner.checkpointing.seal import SEAL, Seal
 

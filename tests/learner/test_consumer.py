@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import NatsServer
-from lightningbus.bus.streams import learner_consumer
+from lightningbus.bus.streams.specs import learner_consumer
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.learner.batching.batch import BatchBuilder
 from lightningbus.learner.errors import LearnerError

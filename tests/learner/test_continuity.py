@@ -8,7 +8,7 @@ import pytest
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import NatsServer
-from lightningbus.bus.streams import StreamState
+from lightningbus.bus.streams.specs import StreamState
 from lightningbus.learner.rollouts.stream_position import StreamMark, resume_at
 from lightningbus.schemas import subjects
 from tests.learner.test_consumer import publish, reading, until_read

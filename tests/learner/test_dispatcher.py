@@ -16,21 +16,21 @@ from nats.js.errors import NotFoundError
 from pydantic import ValidationError
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.streams import STORE_EVENTS, runner_consumer
-from lightningbus.bus.task_file import TaskInput
-from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.bus.streams.specs import STORE_EVENTS, runner_consumer
 from lightningbus.common.aio import cancel_and_wait
+from lightningbus.learner.dispatch.dispatcher import MAX_REPLACEMENTS, Dispatcher
+from lightningbus.learner.dispatch.pacing import DispatchedGroup
+from lightningbus.learner.dispatch.task_order import TaskOrder
+from lightningbus.learner.dispatch.task_queue import TaskQueue
 from lightningbus.learner.errors import LearnerError
-from lightningbus.learner.rollouts.dispatcher import MAX_REPLACEMENTS, Dispatcher
 from lightningbus.learner.rollouts.groups import GroupBuffer, RolloutGroup
-from lightningbus.learner.rollouts.pacing import DispatchedGroup
-from lightningbus.learner.rollouts.task_order import TaskOrder
-from lightningbus.learner.rollouts.task_queue import TaskQueue
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import decode
 from lightningbus.schemas.tasks import Task, TaskBatchRecord
 from lightningbus.schemas.training import DispatchMark
+from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.factories import rollout
 from tests.polling import HANG_SECONDS
 

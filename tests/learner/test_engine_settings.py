@@ -12,7 +12,7 @@ from lightningbus.learner.engine import cpu_platform
 from lightningbus.learner.engine.engine_checks import check_engine
 from lightningbus.learner.engine.engines import make_engine
 from lightningbus.learner.training.trainer import Trainer
-from lightningbus.run.memory_check import BYTES, training_shape
+from lightningbus.run.preflight.memory_check import BYTES, training_shape
 from tests.learner.conftest import settings_for
 from tests.learner.test_trainer import batch_of, close, conversations, gradient_of, masters, sampled_by
 

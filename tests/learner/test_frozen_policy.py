@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import nats_server
-from lightningbus.bus.streams import STORE_EVENTS, STORE_TRAIN
+from lightningbus.bus.streams.specs import STORE_EVENTS, STORE_TRAIN
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.inference import node
 from lightningbus.inference.settings import InferenceSettings

@@ -10,8 +10,8 @@ from typing import Any
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import NatsServer
 from lightningbus.bus.fleet.heartbeats import Fleet
-from lightningbus.bus.message import Message
-from lightningbus.bus.streams import STORE_EVENTS, runner_consumer
+from lightningbus.bus.jetstream.message import Message
+from lightningbus.bus.streams.specs import STORE_EVENTS, runner_consumer
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.learner.learner import run
 from lightningbus.schemas import subjects

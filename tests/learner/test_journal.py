@@ -7,8 +7,8 @@ from hypothesis import given
 
 from lightningbus.learner.checkpointing.journal import EpochClaim, Journal, StepRecord, TrainedGroup
 from lightningbus.learner.checkpointing.step_replay import StepReplay, describe_step
+from lightningbus.learner.dispatch.pacing import DispatchedGroup
 from lightningbus.learner.rollouts.groups import GroupBuffer
-from lightningbus.learner.rollouts.pacing import DispatchedGroup
 from tests.factories import rollout
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightningbus.learner.batching.sequences import TrainSequence
 from lightningbus.learner.training.trainer import Trainer
+from lightningbus.learner.transitions.sequences import TrainSequence
 from tests.learner.conftest import settings_for
 
 LIMIT, LONGEST = 256, 120

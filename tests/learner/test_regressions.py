@@ -13,13 +13,13 @@ from msgspec.structs import replace
 
 from lightningbus.learner.batching.batch import Batch, BatchBuilder
 from lightningbus.learner.batching.credit import resolve_credit_fn
-from lightningbus.learner.batching.sequences import SequenceConfig, build_sequences
-from lightningbus.learner.batching.transitions import build_transitions
+from lightningbus.learner.dispatch.task_order import TaskOrder
 from lightningbus.learner.rollouts import groups as groups_module
 from lightningbus.learner.rollouts.groups import GroupBuffer, RolloutGroup
-from lightningbus.learner.rollouts.task_order import TaskOrder
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.training.token_weights import loss_weights
+from lightningbus.learner.transitions.sequences import SequenceConfig, build_sequences
+from lightningbus.learner.transitions.transitions import build_transitions
 from lightningbus.schemas.spans import VersionSpan
 from tests.factories import group, model_call, rollout
 from tests.learner.test_trainer import Start, batch_of, conversations, gradient_of, sampled_by

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.streams import STORE_EVENTS, runner_consumer
+from lightningbus.bus.streams.specs import STORE_EVENTS, runner_consumer
 from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.common.aio import cancel_and_wait, first_completed
 from lightningbus.learner.learner import run as run_learner

@@ -18,8 +18,8 @@ from lightningbus.learner.checkpointing.journal import (
     TrainedGroup,
 )
 from lightningbus.learner.checkpointing.resume import Resumption, resume, skip_versions
+from lightningbus.learner.dispatch.pacing import DispatchedGroup
 from lightningbus.learner.errors import LearnerError
-from lightningbus.learner.rollouts.pacing import DispatchedGroup
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas.weights.events import Blob, WeightManifest
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightningbus.learner.batching.prefix_tree import find_parents, find_prefix_breaks
-from lightningbus.learner.batching.sequences import SequenceConfig, TrainSequence, build_sequences
-from lightningbus.learner.batching.transitions import Transition, build_transitions
+from lightningbus.learner.transitions.prefix_tree import find_parents, find_prefix_breaks
+from lightningbus.learner.transitions.sequences import SequenceConfig, TrainSequence, build_sequences
+from lightningbus.learner.transitions.transitions import Transition, build_transitions
 from lightningbus.schemas.spans import ModelCall
 from tests.factories import model_call
 

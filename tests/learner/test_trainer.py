@@ -18,10 +18,10 @@ import torch
 from msgspec.structs import replace
 
 from lightningbus.learner.batching.batch import Batch, BatchBuilder
-from lightningbus.learner.batching.sequences import SequenceConfig, build_sequences
-from lightningbus.learner.batching.transitions import build_transitions
 from lightningbus.learner.rollouts.assembler import Rollout
 from lightningbus.learner.training.trainer import Trainer
+from lightningbus.learner.transitions.sequences import SequenceConfig, build_sequences
+from lightningbus.learner.transitions.transitions import build_transitions
 from tests.factories import group, model_call, rollout
 from tests.learner.conftest import LEARNING_RATE, settings_for
 from tests.learner.reference import Named, Rule, gradient, mean_entropy

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightningbus.learner.batching.sequences import SequenceConfig, TrainSequence, build_sequences
-from lightningbus.learner.batching.transitions import build_transitions
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.training.critic import ValueTargets, compute_gae
 from lightningbus.learner.training.tensors import Segments
+from lightningbus.learner.transitions.sequences import SequenceConfig, TrainSequence, build_sequences
+from lightningbus.learner.transitions.transitions import build_transitions
 from tests.factories import model_call
 
 

@@ -20,7 +20,7 @@ from lightningbus.bus.client import Bus
 from lightningbus.bus.connection import CONNECT_SECONDS
 from lightningbus.bus.embedded.nats_server import NatsServer
 from lightningbus.bus.fleet import heartbeats
-from lightningbus.run.role_process import EX_TEMPFAIL
+from lightningbus.run.processes.role_process import EX_TEMPFAIL
 from lightningbus.schemas import subjects
 from tests.commands import ROOT, environment
 from tests.learner.conftest import tiny_tokenizer, without_tensors
@@ -231,7 +231,8 @@ async def test_status_shows_what_stands_still(bus: Bus, nats_url: str, monkeypat
 
 
 def test_a_question_does_not_wait_for_a_bus_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from lightningbus.cli.commands import dlq, status, weights
+    from lightningbus.cli.commands.manage import dlq, weights
+    from lightningbus.cli.commands.results import status
 
     monkeypatch.chdir(tmp_path)
     for ask in (status.status, dlq.list_, weights.list_):

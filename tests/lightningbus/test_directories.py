@@ -16,8 +16,8 @@ import yaml
 
 from lightningbus.bus.directory_lock import DirectoryInUseError, is_wanted, lock_directory, lock_for_reading
 from lightningbus.bus.embedded.nats_server import free_port
-from lightningbus.common.procfs import children_of, is_alive
-from lightningbus.run.run_directory import RunDirectory
+from lightningbus.common.processes.procfs import children_of, is_alive
+from lightningbus.run.run_directory.directory import RunDirectory
 from tests.commands import environment
 from tests.learner.conftest import fitting_model
 from tests.lightningbus.test_cli import COMMAND, run, says

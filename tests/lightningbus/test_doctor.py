@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from lightningbus.cli.app import app
-from lightningbus.cli.commands import doctor
-from lightningbus.run import machine_facts
-from lightningbus.run.machine_checks import PACKAGES, Facts, check_machine, is_prevented
-from lightningbus.run.machine_facts import read_facts
+from lightningbus.cli.commands.start import doctor
+from lightningbus.run.machine import facts as machine_facts
+from lightningbus.run.machine.checks import PACKAGES, Facts, check_machine, is_prevented
+from lightningbus.run.machine.facts import read_facts
 from tests.commands import ROOT
 
 GOOD = Facts(

@@ -13,12 +13,12 @@ from lightningbus.bus.errors import BusError
 from lightningbus.bus.prompts import PromptRegistry
 from lightningbus.cli import run_bus
 from lightningbus.cli.app import app
+from lightningbus.optimize.plan.verdict import compare
 from lightningbus.optimize.result import OptimizeResult
 from lightningbus.optimize.round import RoundResult
-from lightningbus.optimize.verdict import compare
-from lightningbus.run.prompt_files import write_prompts
-from lightningbus.run.role_process import UserError
-from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.errors import UserError
+from lightningbus.run.results.prompt_files import write_prompts
+from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.schemas.prompts import PromptVersion, digest_of
 
 
@@ -37,7 +37,7 @@ async def test_prompts_and_weights_of_an_ended_run_are_read_from_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lightningbus.run.discovery.DEFAULT_URL", "nats://127.0.0.1:1")
+    monkeypatch.setattr("lightningbus.run.run_directory.discovery.DEFAULT_URL", "nats://127.0.0.1:1")
     directory = RunDirectory(Path("runs/small")).create()
     async with nats_server(directory.path / "bus") as server, Bus.connect(server.url, "test") as bus:
         await bus.provision()

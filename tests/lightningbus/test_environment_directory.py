@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import yaml
 
-from lightningbus.run.environment_directory import (
+from lightningbus.run.errors import UserError
+from lightningbus.run.preflight.preflight import parse_job
+from lightningbus.run.projects.environment_directory import (
     EnvironmentSpec,
     as_file_name,
     parse_arguments,
     parse_name,
     render_run_file,
 )
-from lightningbus.run.preflight import parse_job
-from lightningbus.run.role_process import UserError
-from lightningbus.run.settings import RunSettings, validate_settings
+from lightningbus.run.settings.run_file import RunSettings, validate_settings
 from tests.lightningbus.test_cli import run, says
 
 GYMNASIUM = """

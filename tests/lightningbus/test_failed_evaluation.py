@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.task_file import TaskInput
-from lightningbus.run.evaluation import evaluate
+from lightningbus.run.evaluation.evaluation import evaluate
+from lightningbus.tasks.task_file import TaskInput
 from tests.optimize.conftest import world_of
 from tests.store.conftest import Start
 from tests.store.conftest import start_store as start_store

@@ -21,8 +21,7 @@ from safetensors.numpy import save_file
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import NatsServer
 from lightningbus.bus.fleet.readiness import not_ready_reason
-from lightningbus.bus.streams import STORE_TRAIN
-from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.bus.streams.specs import STORE_TRAIN
 from lightningbus.common import disk_space
 from lightningbus.common.observability import logs, metric_registry
 from lightningbus.common.observability.log_format import FORMAT_VARIABLE
@@ -32,6 +31,7 @@ from lightningbus.schemas import subjects
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.tasks import Task
 from lightningbus.schemas.weights.events import WeightManifest
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.clickhouse_proxy import ClickHouseProxy
 from tests.factories import batches
 from tests.learner.conftest import tiny_model

@@ -79,7 +79,7 @@ def test_a_completion_script_is_printed_for_each_shell(shell: str) -> None:
 def test_help_shows_each_command_in_its_section_with_its_example() -> None:
     lines = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "100"}).output.splitlines()
     sections = [line.rstrip(":") for line in lines if line.endswith(":") and not line.startswith(" ")]
-    assert sections == ["Options", *dict.fromkeys(row.section for row in COMMANDS)]
+    assert sections == ["Options", *dict.fromkeys(row.section.title for row in COMMANDS)]
     for row in COMMANDS:
         assert any(line.split() == f"{row.name} {row.summary}".split() for line in lines), row.name
         assert any(line.strip() == f"$ {row.example}" for line in lines), row.example

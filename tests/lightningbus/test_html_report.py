@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lightningbus.common.flat_settings import without_secrets
-from lightningbus.run.html_report import MAX_ROWS, Section, render, write_report
-from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.results.html_report import MAX_ROWS, Section, render, write_report
+from lightningbus.run.run_directory.directory import RunDirectory
 from tests import seed_store
 from tests.lightningbus.test_cli import run as run_command
 from tests.lightningbus.test_cli import says

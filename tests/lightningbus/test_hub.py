@@ -15,7 +15,7 @@ PUSH = """
 import sys
 from pathlib import Path
 from lightningbus.export.hub import push_to_hub
-from lightningbus.run.role_process import UserError
+from lightningbus.run.errors import UserError
 try:
     print(push_to_hub(Path(sys.argv[1]), "somebody/model", is_public=False))
 except UserError as error:

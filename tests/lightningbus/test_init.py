@@ -15,11 +15,11 @@ from transformers import Qwen2Config
 from typer.testing import CliRunner
 
 from lightningbus.cli.app import app
-from lightningbus.cli.commands.init import Framework
-from lightningbus.run.memory_check import Target
-from lightningbus.run.preflight import parse_job, run_checks
-from lightningbus.run.project_template import FRAMEWORKS, PLAIN, render_project
-from lightningbus.run.settings import RunSettings, validate_settings
+from lightningbus.cli.commands.start.init import Framework
+from lightningbus.run.preflight.memory_check import Target
+from lightningbus.run.preflight.preflight import parse_job, run_checks
+from lightningbus.run.projects.template import FRAMEWORKS, PLAIN, render_project
+from lightningbus.run.settings.run_file import RunSettings, validate_settings
 from tests.examples.endpoint import EXAMPLES, Endpoint
 from tests.learner.conftest import tiny_tokenizer, without_tensors
 

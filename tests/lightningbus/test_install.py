@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.streams import STORE_TRAIN
-from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.bus.streams.specs import STORE_TRAIN
 from lightningbus.schemas.spans import SpanBatch
 from lightningbus.schemas.tasks import Task
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.e2e

@@ -13,11 +13,11 @@ from lightningbus.bus.security.credentials import Credentials
 from lightningbus.bus.security.secrets import read_key, write_secret
 from lightningbus.bus.security.users import create_users
 from lightningbus.bus.weights.registry import WeightRegistry
-from lightningbus.run.discovery import discover_bus
-from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.settings import BusSettings
-from lightningbus.run.stack import LocalStack, start_stack
-from lightningbus.run.supervisor import ChildSpec
+from lightningbus.run.processes.stack import LocalStack, start_stack
+from lightningbus.run.processes.supervisor import ChildSpec
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.run_directory.discovery import discover_bus
+from lightningbus.run.settings.run_file import BusSettings
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas import subjects
 from tests.bus.test_signing import manifest

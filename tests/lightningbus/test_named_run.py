@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.run_lookup import find_run_id, find_run_names
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.run_directory.lookup import find_run_id, find_run_names
 from tests import seed_store
 from tests.lightningbus.test_cli import run as run_command
 from tests.lightningbus.test_cli import says

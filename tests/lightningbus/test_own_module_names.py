@@ -37,7 +37,7 @@ import lightningbus
 {IMPORTS}
 for name in lightningbus.__all__:
     getattr(lightningbus, name)
-import lightningbus.cli.app, lightningbus.learner.learner, lightningbus.run.train_job
+import lightningbus.cli.app, lightningbus.learner.learner, lightningbus.run.jobs.train_job
 {IMPORTS}
 """
 

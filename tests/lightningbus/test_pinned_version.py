@@ -6,7 +6,13 @@ import pytest
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.weights.registry import WeightRegistry
-from lightningbus.run.pinned_version import EVALUATE_ACTOR, TRAIN_ACTOR, find_pin, pinned, wait_for_evaluations
+from lightningbus.run.evaluation.pinned_version import (
+    EVALUATE_ACTOR,
+    TRAIN_ACTOR,
+    find_pin,
+    pinned,
+    wait_for_evaluations,
+)
 from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.integration

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lightningbus.run.plot import draw_report
+from lightningbus.run.results.plot import draw_report
 from lightningbus.store.reports import REPORTS
 
 SETS = (("train", ""), ("eval", "greedy"), ("eval", "sampled"))

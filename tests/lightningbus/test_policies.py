@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.run.evaluation import format_versions
-from lightningbus.run.policy_options import parse_role_models, parse_versions
-from lightningbus.run.preflight import parse_job
-from lightningbus.run.role_process import UserError
-from lightningbus.run.settings import RunSettings, validate_settings
-from lightningbus.run.stack import child_specs
+from lightningbus.run.errors import UserError
+from lightningbus.run.evaluation.evaluation import format_versions
+from lightningbus.run.preflight.preflight import parse_job
+from lightningbus.run.processes.stack import child_specs
+from lightningbus.run.settings.policy_options import parse_role_models, parse_versions
+from lightningbus.run.settings.run_file import RunSettings, validate_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "policies.md").read_text()

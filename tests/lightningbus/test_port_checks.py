@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightningbus.run.port_checks import check_ports, list_listeners
-from lightningbus.run.role_process import UserError
-from lightningbus.run.settings import RunSettings
+from lightningbus.run.errors import UserError
+from lightningbus.run.preflight.port_checks import check_ports, list_listeners
+from lightningbus.run.settings.run_file import RunSettings
 
 NODE = {"model_path": "model"}
 LEARNER = {"model_path": "model"}

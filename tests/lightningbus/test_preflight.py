@@ -11,14 +11,14 @@ from safetensors.torch import save_file
 from transformers import Qwen2Config
 
 from lightningbus.inference.settings import InferenceSettings
-from lightningbus.run.job_consistency import find_oddities
-from lightningbus.run.learner_checks import check_learner
-from lightningbus.run.memory_check import Target
-from lightningbus.run.model_checks import check_model, find_unknown_tokens
-from lightningbus.run.preflight import TrainJob, check_alone, describe_trial, parse_job
-from lightningbus.run.role_process import UserError
-from lightningbus.run.settings import RunSettings, validate_settings
-from lightningbus.run.trial_rollout import WantedReward
+from lightningbus.run.errors import UserError
+from lightningbus.run.preflight.job_consistency import find_oddities
+from lightningbus.run.preflight.learner_checks import check_learner
+from lightningbus.run.preflight.memory_check import Target
+from lightningbus.run.preflight.model_checks import check_model, find_unknown_tokens
+from lightningbus.run.preflight.preflight import TrainJob, check_alone, describe_trial, parse_job
+from lightningbus.run.preflight.trial_rollout import WantedReward
+from lightningbus.run.settings.run_file import RunSettings, validate_settings
 from lightningbus.runners.protocol.request import SAMPLING_FIELDS
 from tests.learner.conftest import settings_for, tiny_tokenizer, without_tensors
 

@@ -8,9 +8,9 @@ from itertools import accumulate
 import pytest
 
 from lightningbus.bus.fleet.heartbeat_text import describe
-from lightningbus.run.live_view import LiveView
-from lightningbus.run.progress import StepProgress, format_duration, format_reward, sparkline
-from lightningbus.run.terminal import Terminal
+from lightningbus.run.display.live_view import LiveView
+from lightningbus.run.display.progress import StepProgress, format_duration, format_reward, sparkline
+from lightningbus.run.display.terminal import Terminal
 from lightningbus.schemas.fleet import Heartbeat
 
 CALCULATOR_SECONDS = (

@@ -10,12 +10,13 @@ import pytest
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.weights.registry import WeightRegistry
-from lightningbus.run.pinned_version import VersionPins
-from lightningbus.run.prompt_rounds import PromptRound, PromptRounds
-from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.settings import BusSettings
-from lightningbus.run.stack import LocalStack, start_stack
-from lightningbus.run.version_turns import take_turns
+from lightningbus.run.evaluation.pinned_version import VersionPins
+from lightningbus.run.evaluation.version_turns import take_turns
+from lightningbus.run.jobs.prompt_rounds import PromptRounds
+from lightningbus.run.processes.stack import LocalStack, start_stack
+from lightningbus.run.results.prompt_round import PromptRound
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.settings.run_file import BusSettings
 from lightningbus.schemas import subjects
 from lightningbus.schemas.weights.events import WeightManifest
 

@@ -8,11 +8,11 @@ import pytest
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import NatsServer
-from lightningbus.bus.task_file import MAX_INPUT_BYTES, TaskFileError, load_tasks
-from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import decode
 from lightningbus.schemas.tasks import Task
+from lightningbus.tasks.task_file import MAX_INPUT_BYTES, TaskFileError, load_tasks
 from tests.lightningbus.test_cli import run, says
 
 GOOD = '{"id": "a", "input": {"n": 1}}\n'

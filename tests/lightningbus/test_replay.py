@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from lightningbus.analysis.run_history import RecordedStep, RunHistory
 from lightningbus.cli.app import app
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.run import store_discovery
+from lightningbus.run.run_data import store_discovery
 from tests.factories import group, rollout
 from tests.learner.conftest import settings_for, tiny_model
 

@@ -9,11 +9,11 @@ import pytest
 from lightningbus.bus.client import Bus
 from lightningbus.bus.errors import CredentialsError
 from lightningbus.bus.security.credentials import Credentials
-from lightningbus.run.discovery import connect, discover_bus
-from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.settings import BusSettings
-from lightningbus.run.stack import CREDENTIALS, start_stack
-from lightningbus.run.supervisor import ChildSpec
+from lightningbus.run.processes.stack import CREDENTIALS, start_stack
+from lightningbus.run.processes.supervisor import ChildSpec
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.run_directory.discovery import connect, discover_bus
+from lightningbus.run.settings.run_file import BusSettings
 from lightningbus.runners.settings import RunnerSettings
 from tests.commands import environment
 from tests.polling import HANG_SECONDS

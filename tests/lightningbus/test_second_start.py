@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from lightningbus.cli.app import COMMANDS
-from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.run_directory.directory import RunDirectory
 from tests import seed_store
 from tests.commands import environment
 from tests.learner.conftest import fitting_model

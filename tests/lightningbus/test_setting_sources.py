@@ -9,12 +9,12 @@ import typer
 
 from lightningbus.cli.app import app
 from lightningbus.cli.options import load_settings
-from lightningbus.common.task_source import TaskSource
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.run.role_process import UserError
-from lightningbus.run.setting_sources import find_source, merge, read_environment, read_flags, without_settings
-from lightningbus.run.settings import load_run_settings
+from lightningbus.run.errors import UserError
+from lightningbus.run.settings.run_file import load_run_settings
+from lightningbus.run.settings.sources import find_source, merge, read_environment, read_flags, without_settings
 from lightningbus.store.settings import StoreSettings
+from lightningbus.tasks.task_source import TaskSource
 
 FLAGS = ["--group-size", "4", "--actor.optim.lr", "1e-4", "--train-roles", "a", "--train-roles", "b"]
 

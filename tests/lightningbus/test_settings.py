@@ -7,10 +7,10 @@ import pytest
 from pydantic import ValidationError
 
 from lightningbus.auditor.settings import AuditorSettings
-from lightningbus.run.preflight import parse_job
-from lightningbus.run.role_process import UserError
-from lightningbus.run.settings import RunSettings, validate_settings
-from lightningbus.run.stack import child_specs
+from lightningbus.run.errors import UserError
+from lightningbus.run.preflight.preflight import parse_job
+from lightningbus.run.processes.stack import child_specs
+from lightningbus.run.settings.run_file import RunSettings, validate_settings
 
 
 def problems_of(fields: dict[str, Any]) -> list[str]:

@@ -13,12 +13,13 @@ from lightningbus.bus.client import Bus
 from lightningbus.common.backoff import RetryPolicy
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.run.process_liveness import ProcessLiveness
-from lightningbus.run.role_process import EX_TEMPFAIL, UserError
-from lightningbus.run.run_directory import Endpoints, RunDirectory
-from lightningbus.run.settings import BusSettings
-from lightningbus.run.stack import start_stack
-from lightningbus.run.supervisor import ChildSpec, RestartPolicy, Supervisor
+from lightningbus.run.errors import UserError
+from lightningbus.run.processes.process_liveness import ProcessLiveness
+from lightningbus.run.processes.role_process import EX_TEMPFAIL
+from lightningbus.run.processes.stack import start_stack
+from lightningbus.run.processes.supervisor import ChildSpec, RestartPolicy, Supervisor
+from lightningbus.run.run_directory.directory import Endpoints, RunDirectory
+from lightningbus.run.settings.run_file import BusSettings
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import decode
@@ -123,8 +124,8 @@ def test_a_fresh_run_moves_the_earlier_one_aside_and_says_where_its_servers_are(
 async def test_a_crash_loop_is_given_up_with_the_role_and_its_last_words(
     bus: Bus, nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightningbus.run.supervisor.RESTART_POLICY", RetryPolicy(0.01, 0.01))
-    monkeypatch.setattr("lightningbus.run.supervisor.MAX_RESTARTS", 1)
+    monkeypatch.setattr("lightningbus.run.processes.supervisor.RESTART_POLICY", RetryPolicy(0.01, 0.01))
+    monkeypatch.setattr("lightningbus.run.processes.supervisor.MAX_RESTARTS", 1)
     supervisor = Supervisor(RunDirectory(tmp_path / "run").create(), nats_url)
     await supervisor.start(runner())
     await alive(bus)
@@ -143,7 +144,7 @@ async def test_a_silent_role_is_an_alert_of_the_supervisor_until_it_is_back(
     nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store and the learner cannot report their own absence."""
-    monkeypatch.setattr("lightningbus.run.process_liveness.ABSENT_SECONDS", 1.0)
+    monkeypatch.setattr("lightningbus.run.processes.process_liveness.ABSENT_SECONDS", 1.0)
     monkeypatch.setattr(
         "lightningbus.bus.fleet.heartbeats.INTERVAL_SECONDS", 0.1
     )  # many of them while the command listens

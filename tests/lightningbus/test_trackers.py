@@ -12,8 +12,8 @@ import pytest
 from pydantic import ValidationError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lightningbus.run.role_process import UserError
-from lightningbus.run.settings import RunSettings, validate_settings
+from lightningbus.run.errors import UserError
+from lightningbus.run.settings.run_file import RunSettings, validate_settings
 from lightningbus.trackers import store_points
 from lightningbus.trackers.base import Axis, TrackedRun
 from lightningbus.trackers.follower import Follower, Journal

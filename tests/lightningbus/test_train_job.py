@@ -11,15 +11,16 @@ from typer.testing import CliRunner
 from lightningbus.cli.app import app
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.run.evaluation import Evaluation
-from lightningbus.run.held_out import HeldOut, choose_due_versions
-from lightningbus.run.optimize_settings import OptimizeSettings
-from lightningbus.run.preflight import TrainJob, parse_job
-from lightningbus.run.prompt_rounds import PromptRound, is_round_due, put_round
-from lightningbus.run.results import RESULTS, Results, compute_settings_sha256, render_fields
-from lightningbus.run.role_process import UserError
-from lightningbus.run.run_record import check_resumable, describe_job, find_differences, write_record
-from lightningbus.run.settings import EvalSettings, RunSettings
+from lightningbus.run.errors import UserError
+from lightningbus.run.evaluation.evaluation import Evaluation
+from lightningbus.run.evaluation.held_out import HeldOut, choose_due_versions
+from lightningbus.run.jobs.prompt_rounds import is_round_due, put_round
+from lightningbus.run.preflight.preflight import TrainJob, parse_job
+from lightningbus.run.results.prompt_round import PromptRound
+from lightningbus.run.results.results import RESULTS, Results, compute_settings_sha256, render_fields
+from lightningbus.run.results.run_record import check_resumable, describe_job, find_differences, write_record
+from lightningbus.run.settings.optimize import OptimizeSettings
+from lightningbus.run.settings.run_file import EvalSettings, RunSettings
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.store.settings import StoreSettings
 from tests.commands import ROOT

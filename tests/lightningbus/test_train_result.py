@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from lightningbus.run import reward_picture
-from lightningbus.run.evaluation import Evaluation
-from lightningbus.run.results import Results
-from lightningbus.run.role_process import UserError
-from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.terminal import render_text
-from lightningbus.run.train_result import TrainResult, evaluations_table, find_warnings
-from lightningbus.run.whole_file import write_whole
+from lightningbus.run.display.terminal import render_text
+from lightningbus.run.errors import UserError
+from lightningbus.run.evaluation.evaluation import Evaluation
+from lightningbus.run.results import reward_picture
+from lightningbus.run.results.results import Results
+from lightningbus.run.results.train_result import TrainResult, evaluations_table, find_warnings
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.run_directory.whole_file import write_whole
 from tests.lightningbus.test_train_job import evaluation, job_of
 
 FIGURES: dict[str, Any] = {

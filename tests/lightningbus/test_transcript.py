@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from lightningbus.analysis.transcript import Transcript
 from lightningbus.optimize.rollout_reader import read_results
-from lightningbus.run.agent_spans import AGENT_SPANS
+from lightningbus.run.run_data.agent_spans import AGENT_SPANS
 from lightningbus.runners.recording.agent_events import SCOPE, EventContext, convert_event
 from tests.factories import START_NS, batches
 from tests.seed_store import insert

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from lightningbus.bus.task_file import TaskInput
-from lightningbus.run.role_process import UserError
-from lightningbus.run.trial_rollout import TrialTask, WantedReward, describe, find_missing_rewards, try_agent
+from lightningbus.run.errors import UserError
+from lightningbus.run.preflight.trial_rollout import TrialTask, WantedReward, describe, find_missing_rewards, try_agent
 from lightningbus.runners.recording.rewards import NO_REWARD
 from lightningbus.runners.rollout import RolloutResult
 from lightningbus.runners.settings import RunnerSettings
+from lightningbus.tasks.task_file import TaskInput
 from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.integration

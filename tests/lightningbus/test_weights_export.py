@@ -28,13 +28,13 @@ from lightningbus.cli.app import app
 from lightningbus.learner.publishing.publisher import WeightPublisher
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.weights import WeightSettings
-from lightningbus.run.best_version import find_best
-from lightningbus.run.discovery import CREDENTIALS_VARIABLE
-from lightningbus.run.evaluation import Evaluation
-from lightningbus.run.machine import read_hardware, read_versions
-from lightningbus.run.pinned_version import VersionPins
-from lightningbus.run.results import Results
-from lightningbus.run.run_directory import RunDirectory
+from lightningbus.run.evaluation.evaluation import Evaluation
+from lightningbus.run.evaluation.pinned_version import VersionPins
+from lightningbus.run.machine.hardware import read_hardware, read_versions
+from lightningbus.run.results.best_version import find_best
+from lightningbus.run.results.results import Results
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.run_directory.discovery import CREDENTIALS_VARIABLE
 from tests.commands import environment
 from tests.learner.conftest import tiny_model
 

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightningbus.bus.task_file import TaskInput
-from lightningbus.optimize.budget import Budget, BudgetSpent
-from lightningbus.optimize.candidates import ROUND_PATTERN, evaluation_key, proposal_key, round_name
 from lightningbus.optimize.feedback import CallText, RolloutResult, build_records
+from lightningbus.optimize.plan.budget import Budget, BudgetSpent
+from lightningbus.optimize.plan.candidates import ROUND_PATTERN, evaluation_key, proposal_key, round_name
+from lightningbus.optimize.plan.round_plan import check_settings, describe_course, find_limit
+from lightningbus.optimize.plan.verdict import compare
 from lightningbus.optimize.reflection import build_request, extract_prompt
-from lightningbus.optimize.round_plan import check_settings, describe_course, find_limit
-from lightningbus.optimize.verdict import compare
-from lightningbus.run.optimize_settings import OptimizeSettings
-from lightningbus.run.role_process import UserError
+from lightningbus.run.errors import UserError
+from lightningbus.run.settings.optimize import OptimizeSettings
+from lightningbus.tasks.task_file import TaskInput
 
 
 def test_what_was_published_before_is_not_published_again_and_counts() -> None:

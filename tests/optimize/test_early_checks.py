@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from lightningbus.bus.task_file import TaskFileError
 from lightningbus.cli.app import app
 from lightningbus.optimize import job
 from lightningbus.optimize.training_rounds import training_rounds
-from lightningbus.run.role_process import UserError
-from lightningbus.run.settings import RunSettings
+from lightningbus.run.errors import UserError
+from lightningbus.run.settings.run_file import RunSettings
+from lightningbus.tasks.task_file import TaskFileError
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     (

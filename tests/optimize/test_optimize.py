@@ -15,11 +15,11 @@ import pytest
 from lightningbus.bus.client import Bus
 from lightningbus.bus.prompts import PromptRegistry
 from lightningbus.bus.security.credentials import Credentials
-from lightningbus.optimize.budget import BudgetSpent
+from lightningbus.optimize.plan.budget import BudgetSpent
 from lightningbus.optimize.round import RoundResult, optimize_round
-from lightningbus.run.prompt_versions import read_prompt_versions
-from lightningbus.run.role_process import UserError
-from lightningbus.run.settings import load_run_settings
+from lightningbus.run.errors import UserError
+from lightningbus.run.evaluation.prompt_versions import read_prompt_versions
+from lightningbus.run.settings.run_file import load_run_settings
 from tests.agents.prompted import NUMBERS
 from tests.commands import environment
 from tests.examples.endpoint import Endpoint

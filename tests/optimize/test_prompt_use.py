@@ -3,10 +3,10 @@
 import pytest
 
 from lightningbus.optimize.feedback import RolloutResult
-from lightningbus.optimize.prompt_use import check_prompts_used
-from lightningbus.run.failures import describe_failures
-from lightningbus.run.optimize_settings import PromptSettings
-from lightningbus.run.role_process import UserError
+from lightningbus.optimize.plan.prompt_use import check_prompts_used
+from lightningbus.run.errors import UserError
+from lightningbus.run.evaluation.failures import describe_failures
+from lightningbus.run.settings.optimize import PromptSettings
 
 PROMPTS = {"solver": PromptSettings(text="Add."), "judge": PromptSettings(text="Judge.", role="checker")}
 WELL = [RolloutResult(f"r{number}", number, "ok", 1.0) for number in range(9)]

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 import hypothesis.strategies as st
 from hypothesis import example, given
 
-from lightningbus.learner.rollouts.groups import RolloutGroup, in_dispatch_order
-from lightningbus.learner.rollouts.pacing import (
+from lightningbus.learner.dispatch.pacing import (
     DispatchedGroup,
     Pace,
     find_awaited,
@@ -14,6 +13,7 @@ from lightningbus.learner.rollouts.pacing import (
     oldest_first,
     order_by_deadline,
 )
+from lightningbus.learner.rollouts.groups import RolloutGroup, in_dispatch_order
 
 MAX_TICKS = 100_000
 

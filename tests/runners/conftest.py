@@ -12,7 +12,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.streams import STORE_EVAL, ConsumerSpec
+from lightningbus.bus.streams.specs import STORE_EVAL, ConsumerSpec
 from lightningbus.runners import runner
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas.spans import ModelCall, Span, SpanBatch

@@ -12,8 +12,8 @@ import openai
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from lightningbus.runners.gateway.connection_reuse import ConnectionReuse
-from lightningbus.runners.gateway.external_endpoints import ExternalEndpoints
+from lightningbus.runners.gateway.engines.connection_reuse import ConnectionReuse
+from lightningbus.runners.gateway.external.external_endpoints import ExternalEndpoints
 from lightningbus.runners.gateway.server import Gateway
 from lightningbus.runners.gateway.slot import Slot
 from lightningbus.runners.recording.attempt import AttemptRecorder

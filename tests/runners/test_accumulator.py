@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lightningbus.runners.protocol.accumulator import StreamAccumulator
-from lightningbus.runners.protocol.engine_errors import InvalidEngineOutput
+from lightningbus.runners.protocol.answers.accumulator import StreamAccumulator
+from lightningbus.runners.protocol.answers.engine_errors import InvalidEngineOutput
 from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.schemas.spans import VersionSpan
 

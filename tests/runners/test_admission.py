@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.security.secrets import bearer_header
-from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.common import http_server
-from lightningbus.common.procfs import rss_bytes
+from lightningbus.common.processes.procfs import rss_bytes
 from lightningbus.inference.gateway.served_model import ServedModel
 from lightningbus.inference.gateway.server import Gateway as NodeGateway
 from lightningbus.runners.gateway.admission import MAX_IN_FLIGHT_BYTES, Admission, RateLimited, RateLimits
@@ -29,6 +28,7 @@ from lightningbus.runners.gateway.requests import MAX_REQUEST_BYTES
 from lightningbus.runners.gateway.server import Gateway
 from lightningbus.runners.gateway.slot import Slot
 from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.polling import HANG_SECONDS
 from tests.runners.conftest import ScriptedEngine, ended, running, task
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.streams import STORE_EVAL, STORE_TRAIN
-from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.bus.streams.specs import STORE_EVAL, STORE_TRAIN
 from lightningbus.runners.agent.factory import make_executors
 from lightningbus.runners.agent.launcher import AgentStartError
 from lightningbus.runners.agent.process import ProcessWatchdog
@@ -16,6 +15,7 @@ from lightningbus.runners.gateway.slot import Slot
 from lightningbus.runners.recording.agent_events import EventContext, convert_event
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas.semconv.rewards import extract_rewards
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.runners.conftest import AGENTS, ScriptedEngine, calls_of, ended, running, task
 
 LIGHTNING = AGENTS / "lightning"

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from lightningbus.bus.security.secrets import bearer_header
-from lightningbus.runners.gateway import connection_reuse
+from lightningbus.runners.gateway.engines import connection_reuse
 from lightningbus.runners.gateway.server import Gateway
 from lightningbus.runners.gateway.slot import Slot
 from lightningbus.runners.recording.attempt import AttemptRecorder

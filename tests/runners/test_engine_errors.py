@@ -11,10 +11,10 @@ import pytest
 from aiohttp import web
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.runners.gateway.server import Gateway
 from lightningbus.runners.gateway.slot import Slot
 from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.polling import HANG_SECONDS
 from tests.runners.conftest import ANSWER, ScriptedEngine, calls_of, ended, running, task
 from tests.runners.test_admission import nothing, post

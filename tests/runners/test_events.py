@@ -8,7 +8,6 @@ import aiohttp
 import pytest
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.learner.rollouts.intermediate_rewards import intermediate_rewards
 from lightningbus.learner.settings.algorithm import AirRule
 from lightningbus.runners.gateway.server import Gateway
@@ -17,6 +16,7 @@ from lightningbus.runners.recording.agent_events import EventContext, convert_ev
 from lightningbus.runners.recording.attempt import AttemptRecorder
 from lightningbus.schemas.semconv.span_kinds import kind_of
 from lightningbus.schemas.spans import Span
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.runners.conftest import ScriptedEngine, ended, running, task
 from tests.runners.test_telemetry import Bed, bed
 

@@ -12,15 +12,16 @@ from pydantic import ValidationError
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.errors import CredentialsError
-from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.common.backoff import RetryPolicy
-from lightningbus.learner.batching.prefix_tree import find_parents
-from lightningbus.learner.batching.transitions import build_transitions
+from lightningbus.learner.transitions.prefix_tree import find_parents
+from lightningbus.learner.transitions.transitions import build_transitions
 from lightningbus.runners import runner
-from lightningbus.runners.gateway import connection_reuse, external_endpoints
-from lightningbus.runners.gateway.external_endpoints import ExternalEndpoints
+from lightningbus.runners.gateway.engines import connection_reuse
+from lightningbus.runners.gateway.external import external_endpoints
+from lightningbus.runners.gateway.external.external_endpoints import ExternalEndpoints
 from lightningbus.runners.settings import EndpointSettings, RunnerSettings
 from lightningbus.schemas.codec import encode
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.polling import HANG_SECONDS
 from tests.runners.conftest import AGENTS, ScriptedEngine, calls_of, ended, running, task
 from tests.runners.external import KEY, USAGE, Office, opened, serving_endpoint

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.polling import HANG_SECONDS
 from tests.runners.conftest import ScriptedEngine, ended, running, task
 

@@ -11,9 +11,9 @@ import pytest
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.security.secrets import new_key
-from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.inference.gateway.served_model import ServedModel
 from lightningbus.inference.gateway.server import Gateway
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.polling import HANG_SECONDS
 from tests.runners.conftest import ScriptedEngine, calls_of, ended, running, task
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightningbus.runners.protocol.joined_message import JoinedMessage
+from lightningbus.runners.protocol.answers.joined_message import JoinedMessage
 
 NULLS = {"content": None, "reasoning": None, "tool_calls": None, "function_call": None, "refusal": None}
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lightningbus.runners.protocol.accumulator import StreamAccumulator
+from lightningbus.runners.protocol.answers.accumulator import StreamAccumulator
 from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.runners.recording.attempt import AttemptRecorder
 from lightningbus.schemas.codec import decode, encode

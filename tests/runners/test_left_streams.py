@@ -14,10 +14,10 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.runners.gateway.slot import Slot
 from lightningbus.runners.recording.attempt import AttemptRecorder
 from lightningbus.schemas.spans import Span
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.runners.conftest import calls_of, ended, running, task
 from tests.runners.test_answers import Node, sent, serving
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.prompts import PromptRegistry
-from lightningbus.bus.streams import STORE_EVAL
-from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.bus.streams.specs import STORE_EVAL
 from lightningbus.runners.protocol.dialects.registry import APIS
 from lightningbus.runners.protocol.prompts import PromptChoice, Substitution, substitute
 from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.runners.protocol.token_history import TokenHistory
 from lightningbus.schemas.prompts import PromptCanary, PromptVersion, digest_of
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.runners.conftest import ScriptedEngine, calls_of, ended, running, task
 from tests.runners.external import opened
 

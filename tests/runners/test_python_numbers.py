@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.runners.agent.worker.worker_script import to_json
 from lightningbus.runners.protocol.dialects.registry import APIS
 from lightningbus.runners.protocol.token_history import TokenHistory
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.runners.conftest import ended, running, task
 
 

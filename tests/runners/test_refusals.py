@@ -9,9 +9,9 @@ import pytest
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.security.secrets import bearer_header
-from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.inference.gateway.served_model import ServedModel
 from lightningbus.inference.gateway.server import Gateway as NodeGateway
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.polling import HANG_SECONDS
 from tests.runners.conftest import ScriptedEngine, ended, running, task
 from tests.runners.test_admission import nothing, post, serving

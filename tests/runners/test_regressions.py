@@ -13,10 +13,10 @@ from typing import get_args
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.fleet.node_state import TRANSITIONS, State
-from lightningbus.bus.streams import runner_consumer
-from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.bus.streams.specs import runner_consumer
 from lightningbus.schemas.base import Outcome
 from lightningbus.schemas.subjects import TASKS
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.polling import HANG_SECONDS
 from tests.runners.conftest import ScriptedEngine, calls_of, ended, running, task
 
@@ -67,7 +67,7 @@ async def test_16_a_task_whose_taker_dies_before_it_has_noted_it_is_handed_out_a
     take = (
         "import asyncio, os, sys\n"
         "from lightningbus.bus.client import Bus\n"
-        "from lightningbus.bus.streams import runner_consumer\n"
+        "from lightningbus.bus.streams.specs import runner_consumer\n"
         "async def main():\n"
         "    async with Bus.connect(sys.argv[1], name='taker') as bus:\n"
         "        async with bus.pull(runner_consumer('default', 'eval', ack_wait=1.0), slots=1) as puller:\n"

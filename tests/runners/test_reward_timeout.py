@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.learner.rollouts.assembler import training_reward
 from lightningbus.runners.agent.turns import Turns
 from lightningbus.schemas import subjects
 from lightningbus.schemas.spans import AttemptResult
 from lightningbus.schemas.trajectory.attempt_selection import Resolution, resolution_of
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.factories import rollout
 from tests.runners.conftest import ended, running, task
 

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.runners import runner
 from lightningbus.runners.agent.launcher import AgentStartError
 from lightningbus.runners.settings import RunnerSettings
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.polling import HANG_SECONDS
 from tests.runners.conftest import AGENTS, ended, running, task
 

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.task_publisher import TaskPublisher
-from lightningbus.runners.gateway.upstream import CallContext, Upstream
+from lightningbus.runners.gateway.engines.upstream import CallContext, Upstream
 from lightningbus.runners.protocol.model_names import models_of, resolve_model
 from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.runners.protocol.token_history import TokenHistory
 from lightningbus.runners.recording.attempt import AttemptRecorder
 from lightningbus.schemas.semconv import attributes
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.polling import HANG_SECONDS
 from tests.runners.conftest import ScriptedEngine, calls_of, ended, running, task
 from tests.runners.test_routing import node

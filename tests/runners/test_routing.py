@@ -1,6 +1,6 @@
 """Which node a model call goes to."""
 
-from lightningbus.runners.gateway import routing
+from lightningbus.runners.gateway.engines import routing
 from lightningbus.schemas.fleet import Heartbeat
 
 

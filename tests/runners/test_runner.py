@@ -15,13 +15,13 @@ import pytest
 from lightningbus.bus.client import Bus
 from lightningbus.bus.dead_letters import DeadLetterQueue
 from lightningbus.bus.errors import DlqLimitExceededError
-from lightningbus.bus.streams import STORE_EVENTS, runner_consumer
-from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.bus.streams.specs import STORE_EVENTS, runner_consumer
 from lightningbus.runners import runner
 from lightningbus.runners.agent.launcher import AgentStartError
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas.codec import encode, schema_of
 from lightningbus.schemas.tasks import Task, TaskBatchRecord, TaskRecord
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.polling import HANG_SECONDS
 from tests.runners.conftest import AGENTS, ScriptedEngine, calls_of, ended, running, task
 from tests.stream_limits import limit

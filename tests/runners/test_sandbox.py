@@ -19,13 +19,11 @@ from aiohttp import web
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import free_port
-from lightningbus.bus.task_file import TaskInput
-from lightningbus.bus.task_publisher import TaskPublisher
-from lightningbus.common.procfs import descendants, is_alive
-from lightningbus.common.subprocesses import kill_group, spawn
+from lightningbus.common.processes.procfs import descendants, is_alive
+from lightningbus.common.processes.subprocesses import kill_group, spawn
 from lightningbus.inference.engine.vllm_server import VllmServer
 from lightningbus.inference.settings import InferenceSettings
-from lightningbus.run.trial_rollout import TrialTask, try_agent
+from lightningbus.run.preflight.trial_rollout import TrialTask, try_agent
 from lightningbus.runners.agent.factory import RELAY_SCRIPT, sandbox_paths
 from lightningbus.runners.agent.launcher import AgentLauncher, AgentStartError
 from lightningbus.runners.agent.limits import ResourceLimits
@@ -34,6 +32,8 @@ from lightningbus.runners.agent.process import ProcessWatchdog
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas.spans import SpanBatch
 from lightningbus.store.service import serve_readonly
+from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.listening import child, ports_and_sockets
 from tests.polling import HANG_SECONDS, until
 from tests.runners.conftest import AGENTS, ScriptedEngine, ended, running, task

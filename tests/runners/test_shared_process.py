@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.runners import runner
 from lightningbus.runners.agent.launcher import AgentStartError
 from lightningbus.runners.settings import RunnerSettings
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.runners.conftest import AGENTS, ScriptedEngine, calls_of, ended, running, task
 
 MANY = {"concurrency": 8, "max_concurrent_per_process": 8}

@@ -18,8 +18,7 @@ from lightningbus.bus.client import Bus
 from lightningbus.bus.dead_letters import DeadLetterQueue
 from lightningbus.bus.errors import BusError
 from lightningbus.bus.fleet.heartbeats import Fleet
-from lightningbus.bus.streams import STORE_TRAIN
-from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.bus.streams.specs import STORE_TRAIN
 from lightningbus.common.backoff import RetryPolicy
 from lightningbus.common.observability.metric_registry import REGISTRIES
 from lightningbus.runners import retry_policy
@@ -31,6 +30,7 @@ from lightningbus.schemas.base import Mode
 from lightningbus.schemas.codec import MAX_BYTES, EncodeError, schema_of
 from lightningbus.schemas.spans import SpanBatch
 from lightningbus.schemas.tasks import Task
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.polling import HANG_SECONDS
 from tests.runners.conftest import ended, running, task
 from tests.stream_limits import limit

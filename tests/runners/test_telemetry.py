@@ -22,7 +22,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.errors import BusError, StreamFullError
-from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.runners.gateway.server import MAX_INLINE_BYTES, Gateway
 from lightningbus.runners.gateway.slot import Slot
 from lightningbus.runners.recording import otlp
@@ -31,6 +30,7 @@ from lightningbus.runners.recording.usage import UsageMeter, total_seconds
 from lightningbus.schemas import ids
 from lightningbus.schemas.semconv import attributes
 from lightningbus.schemas.spans import ModelCall, Span, SpanBatch, VersionSpan
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.runners.conftest import ScriptedEngine, ended, running, task
 
 PROTOBUF = "application/x-protobuf"

@@ -8,10 +8,10 @@ from aiohttp import web
 from transformers import Qwen2Tokenizer
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.task_publisher import TaskPublisher
-from lightningbus.runners.protocol.accumulator import StreamAccumulator
+from lightningbus.runners.protocol.answers.accumulator import StreamAccumulator
 from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.runners.protocol.token_history import TokenHistory, splice_prompt
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.runners.conftest import PROMPT, ScriptedEngine, calls_of, ended, running, task
 
 END = "<|im_end|>"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lightningbus.runners.protocol.joined_message import JoinedMessage
+from lightningbus.runners.protocol.answers.joined_message import JoinedMessage
 
 pytestmark = [pytest.mark.e2e, pytest.mark.main_job]
 

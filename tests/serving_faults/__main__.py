@@ -19,22 +19,22 @@ from typing import Any
 
 from lightningbus.auditor.settings import AuditorSettings
 from lightningbus.bus.client import Bus
-from lightningbus.bus.task_file import TaskInput
 from lightningbus.bus.weights.audit_log import AuditLog
-from lightningbus.common import procfs
 from lightningbus.common.aio import cancel_and_wait
-from lightningbus.common.subprocesses import spawn, terminate
+from lightningbus.common.processes import procfs
+from lightningbus.common.processes.subprocesses import spawn, terminate
 from lightningbus.inference.settings import AdapterSettings, InferenceSettings
-from lightningbus.run.discovery import BUS_VARIABLE
-from lightningbus.run.publishing import expand_samples, publish_all
-from lightningbus.run.run_directory import RunDirectory
-from lightningbus.run.settings import BusSettings
-from lightningbus.run.stack import LocalStack, start_stack
-from lightningbus.run.supervisor import ChildSpec
+from lightningbus.run.evaluation.publishing import expand_samples, publish_all
+from lightningbus.run.processes.stack import LocalStack, start_stack
+from lightningbus.run.processes.supervisor import ChildSpec
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.run_directory.discovery import BUS_VARIABLE
+from lightningbus.run.settings.run_file import BusSettings
 from lightningbus.runners.settings import RunnerSettings
-from lightningbus.schemas.audit import AuditVerdict
+from lightningbus.schemas.audits.events import AuditVerdict
 from lightningbus.store.clickhouse.client import connect, query_row
 from lightningbus.store.settings import StoreSettings
+from lightningbus.tasks.task_file import TaskInput
 from tests.serving_faults.catalogue import FAULTS, SWITCH_VARIABLE, Fault
 from tests.serving_faults.engine import FIRST
 from tests.serving_faults.versions import VersionPublisher

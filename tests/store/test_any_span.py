@@ -18,8 +18,8 @@ from lightningbus.schemas.codec import decode, encode
 from lightningbus.schemas.spans import SpanBatch
 from lightningbus.store.ingest.arrow import rows_to_arrow
 from lightningbus.store.ingest.batch import load_column_types
-from lightningbus.store.ingest.row import EventMetadata
-from lightningbus.store.ingest.rows import build_rows
+from lightningbus.store.ingest.rows.events import build_rows
+from lightningbus.store.ingest.rows.row import EventMetadata
 from tests.runners.conftest import task
 from tests.store.conftest import StoreProcess, prepared
 

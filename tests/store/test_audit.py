@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from lightningbus.schemas.audit import AuditState, AuditVerdict
+from lightningbus.schemas.audits.events import AuditState, AuditVerdict
 from lightningbus.schemas.spans import SpanBatch
 from lightningbus.schemas.training import TrainingStep
 from lightningbus.store.reports import REPORTS

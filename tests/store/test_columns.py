@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lightningbus.schemas.audit import AuditState, AuditVerdict, RolloutAudit
+from lightningbus.schemas.audits.events import AuditState, AuditVerdict, RolloutAudit
 from lightningbus.schemas.base import Event
 from lightningbus.schemas.codec import DecodeError
 from lightningbus.schemas.dead_letters import DeadLetter
@@ -20,9 +20,9 @@ from lightningbus.schemas.tasks import Task
 from lightningbus.schemas.training import RolloutDisposition, TrainingStep
 from lightningbus.schemas.weights.events import ReleaseDecision, ReleaseState, WeightManifest, WeightsActivated
 from lightningbus.store.clickhouse.migrations import load_migrations
-from lightningbus.store.ingest.audit import build_audit_rows
-from lightningbus.store.ingest.row import EventMetadata
-from lightningbus.store.ingest.rows import build_rows
+from lightningbus.store.ingest.rows.audit import build_audit_rows
+from lightningbus.store.ingest.rows.events import build_rows
+from lightningbus.store.ingest.rows.row import EventMetadata
 from tests.fuzz.corpora import EVENTS
 from tests.store.conftest import prepared
 

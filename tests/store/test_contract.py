@@ -19,8 +19,8 @@ from lightningbus.store.clickhouse import migrations
 from lightningbus.store.clickhouse.client import connect
 from lightningbus.store.ingest import arrow
 from lightningbus.store.ingest.batch import load_column_types
-from lightningbus.store.ingest.row import EventMetadata
-from lightningbus.store.ingest.rows import build_rows
+from lightningbus.store.ingest.rows.events import build_rows
+from lightningbus.store.ingest.rows.row import EventMetadata
 from lightningbus.store.reports import REPORTS
 from tests import seed_store
 from tests.store.conftest import serving

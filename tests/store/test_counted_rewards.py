@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 from msgspec.structs import replace
 
-from lightningbus.api.reward_curve import RewardCurve
+from lightningbus.api.sessions.reward_curve import RewardCurve
 from lightningbus.learner.rollouts.assembler import Rollout, training_reward
-from lightningbus.run.evaluation import RESULTS
+from lightningbus.run.evaluation.evaluation import RESULTS
 from lightningbus.schemas.base import Event, Outcome
 from lightningbus.schemas.spans import SpanBatch
 from lightningbus.schemas.tasks import Task, TaskBatchRecord, TaskRecord

@@ -14,8 +14,8 @@ import aiohttp
 import pytest
 
 from lightningbus.common.flat_settings import without_secrets
-from lightningbus.run.other_runs import OtherRuns
-from lightningbus.run.run_directory import Endpoints, RunDirectory
+from lightningbus.run.run_data.other_runs import OtherRuns
+from lightningbus.run.run_directory.directory import Endpoints, RunDirectory
 from tests import seed_store
 from tests.polling import HANG_SECONDS
 from tests.store.conftest import prepared, serving

@@ -18,7 +18,7 @@ from lightningbus.store.ingest import ingester as module
 from lightningbus.store.ingest.batch import load_column_types
 from lightningbus.store.ingest.ingester import IN_FLIGHT_BOUNDS, Ingester, in_flight_for
 from lightningbus.store.ingest.inserter import Insert
-from lightningbus.store.ingest.rows import build_rows
+from lightningbus.store.ingest.rows.events import build_rows
 from lightningbus.store.ingest.writer import Writer, insert_over_http
 from lightningbus.store.settings import StoreSettings
 from tests.factories import batches

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightningbus.schemas.spans import Span
-from lightningbus.store.ingest.call_rows import PREVIEW_CHARS, model_call_row
+from lightningbus.store.ingest.rows.call_rows import PREVIEW_CHARS, model_call_row
 from tests.factories import model_call
 
 CHARACTERS = st.characters(exclude_categories=["Cs"])

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.stream_sizes import StreamSizes
-from lightningbus.bus.streams import learner_consumer
+from lightningbus.bus.streams.sizes import StreamSizes
+from lightningbus.bus.streams.specs import learner_consumer
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.schemas import subjects
 from lightningbus.store import rollout_retention

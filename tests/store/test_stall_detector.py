@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.schemas import subjects
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.tasks import Task
 from lightningbus.store.role_liveness import RoleKey, RoleLiveness
 from lightningbus.store.stall_detector import StallThresholds, SystemSnapshot, diagnose
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.factories import batches
 from tests.polling import HANG_SECONDS
 from tests.store.conftest import Start

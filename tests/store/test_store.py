@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.schemas import subjects
 from lightningbus.schemas.base import Outcome
@@ -24,6 +23,7 @@ from lightningbus.store.clickhouse import migrations
 from lightningbus.store.clickhouse.migrations import Migration, MigrationError, migrate
 from lightningbus.store.ingest.batch import deduplication_token
 from lightningbus.store.service import writer_url
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.factories import batches
 from tests.polling import HANG_SECONDS
 from tests.store.conftest import Start, client

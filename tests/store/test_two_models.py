@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lightningbus.api.reward_curve import RewardCurve
-from lightningbus.run.model_results import count_models, read_evaluations
+from lightningbus.api.sessions.reward_curve import RewardCurve
+from lightningbus.run.results.model_results import count_models, read_evaluations
 from lightningbus.schemas.spans import SpanBatch
 from lightningbus.schemas.training import TrainingStep
 from lightningbus.store.clickhouse.client import connect_readonly

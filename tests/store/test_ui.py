@@ -23,11 +23,12 @@ from lightningbus.store.clickhouse import migrations
 from lightningbus.store.clickhouse.client import connect_readonly
 from lightningbus.store.clickhouse.query_limits import UI, explain_error, settings_for
 from lightningbus.store.ui import curves, queries
-from lightningbus.store.ui import filters as finding
 from lightningbus.store.ui.client import QueryFailed, Reader, to_json_value
-from lightningbus.store.ui.rollout import build_attempts, build_calls, parse_messages, select_attempt
+from lightningbus.store.ui.rollouts import filters as finding
+from lightningbus.store.ui.rollouts.rollout import build_attempts, build_calls, parse_messages, select_attempt
 from lightningbus.store.ui.server import UiServer, serve
 from tests import seed_store
+from tests.commands import ROOT
 from tests.polling import HANG_SECONDS
 from tests.store.conftest import StoreProcess, client
 from tests.store.conftest import serving as serving_store
@@ -389,7 +390,7 @@ async def test_the_page_has_no_inline_code_and_a_strict_policy(site: str) -> Non
 
 def test_every_file_of_the_page_is_in_the_package() -> None:
     directory = Path(queries.__file__).parent
-    project = tomllib.loads((directory.parents[1] / "pyproject.toml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]["*"]
     packaged = {file for pattern in patterns for file in directory.glob(pattern)}
     assert set(filter(Path.is_file, (directory / "static").rglob("*"))) <= packaged

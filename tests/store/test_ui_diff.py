@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lightningbus.store.ui.diff import Message, align, compare_words, message_text, transcript_of
+from lightningbus.store.ui.rollouts.diff import Message, align, compare_words, message_text, transcript_of
 
 
 def chat(*texts: str) -> list[Message]:

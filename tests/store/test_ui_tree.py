@@ -8,12 +8,12 @@ import aiohttp
 import pytest
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.task_publisher import TaskPublisher
 from lightningbus.schemas.semconv import attributes
 from lightningbus.store.clickhouse.client import connect
 from lightningbus.store.ui.client import Reader
+from lightningbus.store.ui.rollouts.tree import QueryRow, build_tree
 from lightningbus.store.ui.server import UiServer, serve
-from lightningbus.store.ui.tree import QueryRow, build_tree
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.runners.conftest import ScriptedEngine, running, task
 from tests.store.conftest import Start
 

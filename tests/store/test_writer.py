@@ -10,12 +10,12 @@ from clickhouse_connect.driver.client import Client
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.fleet.readiness import not_ready_reason
-from lightningbus.bus.streams import runner_consumer
-from lightningbus.bus.task_publisher import TaskPublisher
+from lightningbus.bus.streams.specs import runner_consumer
 from lightningbus.schemas import subjects
 from lightningbus.schemas.tasks import Task
 from lightningbus.store.lost_rollouts import LostRolloutCounter
 from lightningbus.store.service import writer_url
+from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.factories import batches
 from tests.polling import HANG_SECONDS
 from tests.store.conftest import Start, StoreProcess, client, full_disk

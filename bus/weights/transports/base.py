@@ -11,7 +11,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class Transport(Protocol):
-    """Named objects in buckets; `lightningbus.bus.object_store.ObjectStore` is one."""
+    """Named objects in buckets; `lightningbus.bus.jetstream.object_store.ObjectStore` is one."""
 
     async def put(self, bucket: str, name: str, source: Path) -> Blob:
         """Store a file whole, replacing an older object; nobody sees half of it."""

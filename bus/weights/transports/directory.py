@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lightningbus.bus.errors import BusError, ChecksumMismatchError
-from lightningbus.bus.verified_download import sha256_of, verify_checksum
+from lightningbus.bus.jetstream.verified_download import sha256_of, verify_checksum
 from lightningbus.bus.weights.transports.base import object_key
 from lightningbus.schemas.weights.events import Blob
 

@@ -17,7 +17,7 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from lightningbus.bus.errors import BusError
-from lightningbus.bus.verified_download import open_verified_writer, sha256_of
+from lightningbus.bus.jetstream.verified_download import open_verified_writer, sha256_of
 from lightningbus.bus.weights.transports.base import object_key
 from lightningbus.schemas.weights.events import Blob
 

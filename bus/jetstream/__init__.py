@@ -1,0 +1,1 @@
+"""NATS and JetStream as the client needs them: connection, publishing, pulling, objects."""

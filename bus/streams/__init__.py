@@ -1,0 +1,1 @@
+"""Streams and consumers: declared, made, and kept up."""

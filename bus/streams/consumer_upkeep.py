@@ -1,0 +1,83 @@
+"""Recreates the durables of a process when the bus has lost them, or reports that they are missing."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from nats.errors import Error as NatsError
+from nats.js.errors import NotFoundError
+
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.streams.specs import ConsumerSpec, missing_stream_error
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+ABORT_SECONDS = 60.0
+"""Time for an admin (`lightningbus up`, `provision`) to create what is missing."""
+
+
+class ConsumerUpkeep:
+    """A reader registers its durable by `use`. Call `check` when a durable may be gone.
+
+    ``ensure`` makes a durable, or finds it as it should be; ``find`` raises `NotFoundError` where there is none.
+    """
+
+    def __init__(
+        self, ensure: Callable[[ConsumerSpec], Awaitable[None]], find: Callable[[ConsumerSpec], Awaitable[object]]
+    ) -> None:
+        self._ensure, self._find = ensure, find
+        self._owned: dict[tuple[str, str], ConsumerSpec] = {}
+        self._used: list[ConsumerSpec] = []
+        self._wake = asyncio.Event()
+        self.problem = ""
+        """What is missing on the bus, as a sentence. Empty: nothing."""
+
+    def add_owned(self, consumer: ConsumerSpec) -> None:
+        """This process creates the durable, and recreates it."""
+        self._owned[consumer.stream, consumer.durable] = consumer
+
+    def use(self, consumer: ConsumerSpec) -> None:
+        """This process reads the durable, until `release`."""
+        self._used.append(consumer)
+
+    def release(self, consumer: ConsumerSpec) -> None:
+        """This process no longer reads the durable."""
+        self._used.remove(consumer)
+
+    def check(self) -> None:
+        """Durables may be gone: the connection is new, or nobody answers for a durable."""
+        self._wake.set()
+
+    async def run(self) -> str:
+        """Check for ever. Returns what is missing, as a sentence, once it has been missing for a minute."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            deadline = asyncio.get_running_loop().time() + ABORT_SECONDS
+            while sentence := await self._missing():
+                if sentence != self.problem:
+                    log.error("%s", sentence)
+                self.problem = sentence
+                if asyncio.get_running_loop().time() > deadline:
+                    return sentence
+                await asyncio.sleep(LOOK_SECONDS)
+            if self.problem:
+                log.warning("what was missing on the bus is there again")
+            self.problem = ""
+
+    async def _missing(self) -> str:
+        for consumer in {(used.stream, used.durable): used for used in self._used}.values():
+            try:
+                if (consumer.stream, consumer.durable) in self._owned:
+                    await self._ensure(self._owned[consumer.stream, consumer.durable])
+                else:
+                    await self._find(consumer)
+            except NotFoundError:
+                return missing_stream_error(f"{consumer.stream}, or its consumer {consumer.durable},")
+            except BusError as error:
+                return str(error)
+            except NatsError:
+                self._wake.set()  # the connection is lost again, or JetStream does not answer: look again after it
+                await asyncio.sleep(LOOK_SECONDS)
+        return ""

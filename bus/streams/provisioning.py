@@ -1,0 +1,126 @@
+"""Make streams and durable consumers, or find them as they should be; read what they are now."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
+from nats.js.errors import BadRequestError, NotFoundError, ServerError
+
+from lightningbus.bus.streams.sizes import StreamSizes
+from lightningbus.bus.streams.specs import (
+    DEFAULT_POLICIES,
+    STREAMS,
+    UNLIMITED,
+    Backlog,
+    ConsumerSpec,
+    StreamState,
+    durable_consumers,
+)
+
+
+async def get_backlog(js: JetStreamContext, consumer: ConsumerSpec) -> Backlog:
+    """What a consumer has to do yet; raises `NotFoundError` if it is not there."""
+    info = await js.consumer_info(consumer.stream, consumer.durable)
+    return Backlog(
+        num_delivered=info.delivered.consumer_seq if info.delivered is not None else 0,
+        num_ack_pending=info.num_ack_pending or 0,
+        num_pending=info.num_pending or 0,
+        max_ack_pending=info.config.max_ack_pending or UNLIMITED,
+    )
+
+
+async def get_stream_state(js: JetStreamContext, name: str) -> StreamState:
+    """What a stream is now; raises `NotFoundError` if there is none."""
+    info = await js.stream_info(name)
+    state, config = info.state, info.config
+    return StreamState(
+        name=name,
+        created_at=info.created.isoformat() if info.created is not None else "",
+        first_seq=max(1, state.first_seq) if state.messages else state.last_seq + 1,
+        last_seq=state.last_seq,
+        num_messages=state.messages,
+        num_bytes=state.bytes,
+        max_messages=config.max_msgs or UNLIMITED,
+        max_bytes=config.max_bytes or UNLIMITED,
+    )
+
+
+async def ensure_stream(js: JetStreamContext, config: StreamConfig) -> None:
+    """Create the stream, or bring an existing one to this configuration."""
+    try:
+        await js.add_stream(config)
+    except BadRequestError as error:
+        if error.err_code != 10058:  # stream name already in use with a different configuration
+            raise
+        await js.update_stream(config)
+
+
+async def ensure_consumer(js: JetStreamContext, consumer: ConsumerSpec) -> None:
+    """Create the durable, or bring an existing one to this configuration; one that has it is left alone.
+
+    So it needs no right to make consumers where an admin has made them.
+    """
+    with suppress(NotFoundError):
+        if _matches((await js.consumer_info(consumer.stream, consumer.durable)).config, consumer.config()):
+            return
+    try:
+        await js.add_consumer(consumer.stream, _normalize_filter(consumer.config()))
+    except ServerError as error:
+        if "max waiting" not in str(error.description):  # which a server sets once and never again
+            raise
+        await js.add_consumer(consumer.stream, _normalize_filter(replace(consumer, max_waiting=None).config()))
+
+
+def _matches(stored: ConsumerConfig, wanted: ConsumerConfig) -> bool:
+    """Whether a durable does what is wanted of it; how many requests it lets wait a server sets once for all."""
+    filters = (stored.filter_subject or ">", wanted.filter_subject or ">")
+    fields = ("ack_policy", "ack_wait", "max_deliver", "max_ack_pending", "deliver_subject")
+    return filters[0] == filters[1] and all(getattr(stored, field) == getattr(wanted, field) for field in fields)
+
+
+def _normalize_filter(config: ConsumerConfig) -> ConsumerConfig:
+    """A stream-wide filter is written as no filter, the way the server stores it."""
+    return config if config.filter_subject != ">" else config.evolve(filter_subject=None)
+
+
+async def provision(
+    js: JetStreamContext,
+    replicas: int | None,
+    sizes: StreamSizes | None = None,
+    more: Iterable[ConsumerSpec] = (),
+    policies: Iterable[str] = DEFAULT_POLICIES,
+) -> None:
+    """All streams, then all durables that must exist before anything is published, and ``more``; safe to repeat.
+
+    ``policies`` are the models that learners train. ``replicas`` None, and what ``sizes`` leaves out, leave existing
+    ones as they are.
+    """
+    sizes = sizes or StreamSizes()
+    for stream in STREAMS:
+        name = stream.name or ""
+        now = await _config_of(js, name) or stream
+        bound = sizes.bytes_of(name) or now.max_bytes
+        await ensure_stream(js, replace(stream, num_replicas=replicas or now.num_replicas or 1, max_bytes=bound))
+    for consumer in durable_consumers(policies):
+        pending = None
+        if consumer.ack == AckPolicy.ALL:  # a learner's
+            pending = sizes.max_ack_pending or await _max_ack_pending(js, consumer)
+        await ensure_consumer(js, replace(consumer, max_ack_pending=pending or consumer.max_ack_pending))
+    for consumer in more:
+        await ensure_consumer(js, consumer)
+
+
+async def _config_of(js: JetStreamContext, stream: str) -> StreamConfig | None:
+    try:
+        return (await js.stream_info(stream)).config
+    except NotFoundError:
+        return None
+
+
+async def _max_ack_pending(js: JetStreamContext, consumer: ConsumerSpec) -> int | None:
+    try:
+        return (await get_backlog(js, consumer)).max_ack_pending
+    except NotFoundError:
+        return None

@@ -1,0 +1,1 @@
+"""Processes of Linux: started, ended and measured."""

@@ -1,0 +1,1 @@
+"""Training tasks onto the bus, within the staleness bound."""

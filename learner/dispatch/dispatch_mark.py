@@ -1,0 +1,114 @@
+"""How far the learners of a run have dispatched, together: one message on the bus, replaced by compare-and-set."""
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+
+from nats.js.errors import NotFoundError
+
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import FencedError
+from lightningbus.learner.errors import LearnerError
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.schemas import subjects
+from lightningbus.schemas.codec import decode
+from lightningbus.schemas.training import DispatchMark
+from lightningbus.tasks.task_file import TaskInput
+
+SHARED_SETTINGS = {
+    "agent",
+    "group_size",
+    "max_attempts",
+    "role_models",
+    "rollout_timeout_seconds",
+    "sampling_params",
+    "seed",
+}
+"""Settings that learners of one run have in common, because they dispatch the same tasks."""
+
+
+class RunDispatch:
+    """The count of groups that the learners of a run have dispatched.
+
+    Learners of one run go through the same tasks in the same order. Whichever has room dispatches the next group, and
+    every learner trains its own calls of it.
+    """
+
+    def __init__(self, bus: Bus, settings: LearnerSettings, problems: Sequence[TaskInput]) -> None:
+        self._bus, self._run, self._model = bus, settings.run, settings.model
+        self.subject, self.announced_on = subjects.dispatch_mark(settings.run), subjects.dispatched(settings.run)
+        self._max_group_seconds = settings.max_group_seconds
+        self._settings_sha256 = hash_shared_settings(settings, problems)
+        self._sequence = 0
+        self._groups_by_model: Mapping[str, int] = {}
+        self.num_groups = 0
+        """As of the last look."""
+        self.marked_at_ns = 0
+        """When the last group of them was dispatched."""
+
+    async def refresh(self, *, from_leader: bool = False) -> int:
+        """Look, and return the count; raises `LearnerError` if another learner of the run dispatches other tasks.
+
+        ``from_leader``: ask the stream's leader; any other server of a cluster may lag.
+        """
+        try:
+            message = await self._bus.js.get_last_msg(subjects.DISPATCH, self.subject, direct=not from_leader)
+        except NotFoundError:
+            self._sequence = 0
+            return self.num_groups
+        self._sequence = int(message.seq or 0)
+        mark = decode(DispatchMark, message.data or b"")
+        if mark.settings_sha256 != self._settings_sha256:
+            names = ", ".join(sorted(SHARED_SETTINGS | {"tasks", "task_model"}))
+            raise LearnerError(
+                f"another learner of run {self._run!r} dispatches other tasks: learners of a run have the same {names}"
+            )
+        self.num_groups = max(self.num_groups, mark.num_groups)
+        self._groups_by_model = mark.groups_by_model
+        self.marked_at_ns = mark.marked_at_ns
+        return self.num_groups
+
+    @property
+    def num_by_others(self) -> int:
+        """Groups that learners of other models dispatched, as of the last look."""
+        return sum(count for model, count in self._groups_by_model.items() if model != self._model)
+
+    def count_ended(self, num_dispatched: int, num_by_others: int) -> int:
+        """How many groups others dispatched since so many were, as of the last look, if all of them have ended."""
+        if time.time() - self.marked_at_ns / 1e9 <= self._max_group_seconds:
+            return 0
+        return min(max(0, self.num_by_others - num_by_others), max(0, self.num_groups - num_dispatched))
+
+    async def advance(self, num_groups: int) -> None:
+        """This learner put a group on the bus, so there are so many now; a greater count stays.
+
+        Raises as `Bus.publish`, and as `refresh`.
+        """
+        while num_groups > self.num_groups:
+            num_own = self._groups_by_model.get(self._model, 0) + 1
+            mark = DispatchMark(
+                run_id=self._run,
+                num_groups=num_groups,
+                groups_by_model={**self._groups_by_model, self._model: num_own},
+                settings_sha256=self._settings_sha256,
+                marked_at_ns=time.time_ns(),
+            )
+            msg_id = f"dispatch:{self._run}:{num_groups}:{secrets.token_hex(8)}"
+            try:
+                self._sequence = await self._bus.publish(self.subject, mark, msg_id=msg_id, expect_last=self._sequence)
+            except FencedError:
+                await self.refresh(from_leader=True)
+                continue
+            self.num_groups, self.marked_at_ns = num_groups, mark.marked_at_ns
+            self._groups_by_model = mark.groups_by_model
+
+
+def hash_shared_settings(settings: LearnerSettings, problems: Sequence[TaskInput]) -> str:
+    """SHA-256 of what learners of one run have to have in common."""
+    fields = settings.model_dump(mode="json", include=SHARED_SETTINGS) | {"task_model": settings.main_model}
+    digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
+    for problem in problems:
+        digest.update(problem.id.encode() + b"\0")
+    return digest.hexdigest()

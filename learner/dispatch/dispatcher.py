@@ -1,0 +1,338 @@
+"""Training tasks onto the bus: as many as the staleness bound admits, and no sooner than runners can take them."""
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from msgspec.structs import replace
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError
+from lightningbus.learner.dispatch.admission import Admission
+from lightningbus.learner.dispatch.dispatch_mark import RunDispatch
+from lightningbus.learner.dispatch.group_tasks import GroupTasks
+from lightningbus.learner.dispatch.lost_tasks import LostTasks
+from lightningbus.learner.dispatch.outstanding import OutstandingGroups
+from lightningbus.learner.dispatch.pacing import DispatchedGroup, find_awaited, oldest_first, order_by_deadline
+from lightningbus.learner.dispatch.task_queue import TaskQueue
+from lightningbus.learner.rollouts.groups import RolloutGroup
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.schemas.codec import DecodeError
+from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_publisher import TaskPublisher, build_record
+
+log = logging.getLogger(__name__)
+
+MAX_REPLACEMENTS = 3
+"""Groups of one task that may come to nothing before another task takes its place."""
+QUEUE_POLL_SECONDS = 0.1
+"""How often the broker is asked whether runners have taken what is queued."""
+
+
+class Dispatcher:
+    """Publishes groups; `wake` is called whenever more may be admitted than before."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        problems: Sequence[TaskInput],
+        settings: LearnerSettings,
+        num_dispatched: int = 0,
+        served_version: Callable[[], int | None] = lambda: None,
+        closed: Container[str] = (),
+        on_surplus: Callable[[], None] = lambda: None,
+        record: Callable[[DispatchedGroup, int], None] = lambda group, num_by_others: None,
+    ) -> None:
+        """``served_version`` is the oldest that nodes serve, None if no node is known.
+
+        ``closed`` are the tasks that wait for no rollout any more. ``on_surplus`` is called when `surplus` has grown.
+        ``record`` keeps a group and `num_by_others` for `restore`: whenever it is new, and before and after its tasks
+        go out.
+        """
+        self._on_surplus, self._record = on_surplus, record
+        self._problems, self._settings, self._closed = problems, settings, closed
+        self._publisher, self._queue = TaskPublisher(bus), TaskQueue(bus, settings.agent)
+        self._admission = Admission(settings, served_version)
+        self._group_tasks = GroupTasks(problems, settings)
+        self._bus, self._run = bus, RunDispatch(bus, settings, problems)
+        self._outstanding = OutstandingGroups()
+        self._groups = self._outstanding.by_task
+        self._lost = LostTasks()
+        self._num_adopted = 0  # groups of others, less the surplus
+        self._served_at_looks: deque[int] = deque(maxlen=2)  # at the last looks that found groups of others
+        self._is_mark_new = False
+        self._wake = asyncio.Event()
+        self._pause = self._dispatched_at = 0.0
+        self._restored_version = 0  # the newest under which a restored group went out
+        self.num_dispatched = num_dispatched
+        """Groups of the run that this learner knows to be dispatched, without replacements: the next one's number."""
+        self.num_by_others = 0
+        """Of these, the ones that other learners of the run dispatched."""
+
+    async def restore(self, groups: Iterable[DispatchedGroup], num_by_others: int = 0) -> None:
+        """Restore the groups that were dispatched before and are neither trained nor dropped.
+
+        Whatever else the run has dispatched since then is adopted; ``num_by_others`` is how many groups others had
+        dispatched then. Raises `LearnerError` as `RunDispatch`.
+        """
+        for group in groups:
+            self._restored_version = max(self._restored_version, group.served_version or 0)
+            self._groups[(await self._group_tasks.make(group))[0].id] = replace(group)
+        self.num_by_others = num_by_others
+        if self._problems:
+            num_groups = await self._run.refresh(from_leader=True)
+            num_ended = self._run.count_ended(self.num_dispatched, num_by_others)
+            self.num_dispatched, self.num_by_others = self.num_dispatched + num_ended, num_by_others + num_ended
+            # Nodes have served no older version since the last group that is known, and never one beyond the bound.
+            oldest = max(self._restored_version, self._admission.version - self._settings.max_staleness)
+            await self._adopt(num_groups - self.num_dispatched, min(self._admission.served, oldest))
+
+    def put_back(self, groups: Mapping[str, DispatchedGroup], ended: Mapping[str, Container[int]]) -> None:
+        """Groups by task are outstanding again; ``ended`` are samples by task, for what the bus has lost of them."""
+        self._groups.update(groups)
+        if self._lost.nonce:
+            self.dispatch_again(ended, self._lost.nonce)
+        self._wake.set()
+
+    def find_group(self, task: str) -> DispatchedGroup | None:
+        """A copy of an outstanding group, by its task."""
+        return self._outstanding.copy(task)
+
+    def outstanding(self, trained: Container[str] = ()) -> list[DispatchedGroup]:
+        """The groups that are dispatched and neither dropped nor ``trained``, in the order of dispatch."""
+        return self._outstanding.copies(trained)
+
+    @property
+    def outstanding_tasks(self) -> Collection[str]:
+        """The tasks of those groups, in that order."""
+        return self._groups.keys()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether tasks that the bus lost are not published again yet."""
+        return len(self._lost) > 0
+
+    @property
+    def missing_version(self) -> int | None:
+        """The version that a node must serve before anything is dispatched; None: nobody waits for one."""
+        return self._admission.missing_version
+
+    def wake(self) -> None:
+        """Look again: a group has closed, or nodes serve another version."""
+        self._wake.set()
+
+    def advance(self, step: int, version: int, trained: Iterable[str] = ()) -> None:
+        """The learner has made ``step`` steps; ``version`` is the one it trains next.
+
+        ``trained`` are the tasks of the last step: they go at once with it, or more would be admitted meanwhile.
+        """
+        self._admission.step, self._admission.version = step, version
+        self._outstanding.remove(trained)
+        self._outstanding.batch = frozenset()
+        self._wake.set()
+
+    def start_batch(self, tasks: Iterable[str]) -> None:
+        """These are trained from now on, until `advance`."""
+        self._outstanding.batch = frozenset(tasks)
+
+    async def replace_dropped(self, tasks: Iterable[str]) -> None:
+        """These groups came to nothing: the same tasks are dispatched again, up to `MAX_REPLACEMENTS` times."""
+        for task in tasks:
+            group = self._groups.get(task)
+            if group is None:
+                continue
+            if group.replacement >= MAX_REPLACEMENTS:
+                log.warning("task %s came to nothing %d times: another takes its place", task, MAX_REPLACEMENTS + 1)
+                del self._groups[task]
+                continue
+            again = DispatchedGroup(number=group.number, replacement=group.replacement + 1)
+            name = (await self._group_tasks.make(again))[0].id
+            del self._groups[task]
+            if name not in self._groups:  # else it was restored, and a replay comes to the same
+                self._groups[name] = again
+                self._record(again, self.num_by_others)
+        self._wake.set()
+
+    def limit_rate(self, pause: float) -> None:
+        """Dispatch one group at a time, ``pause`` seconds after the one before; 0: as many as are admitted."""
+        if pause != self._pause:
+            self._pause = pause
+            self._wake.set()
+
+    def take_surplus(self) -> list[str]:
+        """Tasks that are left to other learners since the last call, oldest first."""
+        return self._outstanding.take_surplus()
+
+    def find_replacements_of_others(self, ready: Iterable[RolloutGroup]) -> list[str]:
+        """Tasks of ready groups that replace a group of another learner; this one's own group did not come to nothing.
+
+        They are not admitted here: by the time that they are ready, their tokens may be beyond the bound.
+        """
+        tasks = (group.task_id for group in ready)
+        return [task for task in tasks if task not in self._groups and self._group_tasks.is_replacement(task)]
+
+    def order_by_deadline(self, ready: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+        """Ready groups in the order in which they are to be trained."""
+        if not self._admission.is_bounded:
+            return oldest_first(ready, self._groups)
+        return order_by_deadline(ready, self._groups, self._admission.pace())
+
+    def find_awaited(self, batch: Collection[str]) -> list[str]:
+        """Tasks whose open group would be beyond the bound later if a batch of tasks were trained now, without it."""
+        return (
+            find_awaited(batch, self._groups, self._closed, self._admission.pace())
+            if self._admission.is_bounded
+            else []
+        )
+
+    def give_up(self, tasks: Iterable[str]) -> None:
+        """Training waits no longer for these open groups: they will be trained late."""
+        for task in tasks:
+            self._groups[task].is_late = True
+
+    def leave_to_others(self) -> int:
+        """Train none of the groups that are dispatched and not closed; returns how many these are."""
+        num_groups = self._outstanding.leave_open(self._closed)
+        self._on_surplus()
+        self._wake.set()
+        return num_groups
+
+    def dispatch_again(self, ended: Mapping[str, Container[int]], nonce: str) -> int:
+        """The bus lost messages: whatever is outstanding and has not ended is published once more.
+
+        ``ended`` are samples by task. ``nonce`` is the same only for the same loss: the broker may still know the
+        message ids of what it lost. Returns the number of tasks.
+        """
+        missing = self._outstanding.missing_samples(self._settings.group_size, ended, self._closed)
+        self._lost.add(missing, nonce)
+        self._wake.set()
+        return sum(map(len, missing.values()))
+
+    async def run(self) -> None:
+        """Publish for ever; a full bus is waited for. Raises `LearnerError` as `RunDispatch`."""
+        if not self._problems:
+            await asyncio.Event().wait()
+
+        async def on_mark(message: Msg) -> None:
+            self._is_mark_new = True
+            self._wake.set()
+
+        subscription = await self._bus.nc.subscribe(self._run.announced_on, cb=on_mark)
+        try:
+            await self._run_loop()
+        finally:
+            with suppress(NatsError):
+                await subscription.unsubscribe()
+
+    async def _run_loop(self) -> None:
+        while True:
+            self._wake.clear()
+            if self._is_mark_new:
+                self._is_mark_new = False
+                await self._look_at_run()
+            elif self._lost:
+                await self._publish_lost()
+            elif self._outstanding.is_interrupted:
+                await self._publish_next()
+            elif self._outstanding.num_started >= (1 if self._pause else self._admission.num_groups()):
+                await self._wake.wait()
+            elif (seconds := self._dispatched_at + self._pause - time.monotonic()) > 0:
+                await self._wait_for_wake(seconds)
+            elif await self._has_room():
+                await self._publish_next()
+            else:
+                await self._wait_for_wake(QUEUE_POLL_SECONDS)
+
+    async def _has_room(self) -> bool:
+        """Whether runners have taken what is queued; without runners, one step's groups are queued."""
+        if not self._admission.is_bounded:
+            return True
+        room = await self._queue.has_room(self._settings.group_size)
+        return self._outstanding.num_started < self._settings.groups_per_step if room is None else room
+
+    async def _wait_for_wake(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+
+    async def _publish_next(self) -> None:
+        """Publish the oldest group that is not all on the bus, else the next task of the pass.
+
+        If the learner ended in the middle, a replay may have closed the group already: then it needs no tasks. It needs
+        their record, which may not be on the bus.
+        """
+        group = self._outstanding.find_unpublished()
+        if group is None:
+            await self._look_at_run()
+            if self._outstanding.num_started >= self._admission.num_groups():
+                return
+            group = DispatchedGroup(number=self.num_dispatched)
+        self._dispatched_at = time.monotonic()
+        tasks, nonce = await self._group_tasks.make(group), self._lost.nonce
+        task = tasks[0].id
+        if group.served_version is None:
+            group.served_version = self._admission.served
+            self._record(group, self.num_by_others)
+        if task in self._closed:
+            now = time.time_ns()
+            records = [build_record(each, now, now) for each in tasks]
+            await self._publisher.record_tasks(records, timeout=math.inf, nonce=nonce)
+        else:
+            self._groups[task] = group  # before: what is lost on its way is outstanding too
+            await self._publisher.publish_tasks(tasks, timeout=math.inf, nonce=nonce)
+        group.is_published = True
+        self._record(group, self.num_by_others)
+        self.num_dispatched = max(self.num_dispatched, group.number + 1)
+        if not group.replacement and self.num_dispatched > self._run.num_groups:
+            await self._run.advance(self.num_dispatched)
+
+    async def _look_at_run(self) -> None:
+        """Adopt what other learners of the run have dispatched."""
+        try:
+            await self._run.refresh()
+        except (NatsError, BusError, DecodeError) as error:
+            log.warning("cannot see what other learners dispatched: %s", str(error) or type(error).__name__)
+            return
+        num_new = self._run.num_by_others - self.num_by_others
+        served = self._admission.served
+        if num_new > 0:
+            served = min([served, *self._served_at_looks])
+            self._served_at_looks.append(self._admission.served)
+        await self._adopt(min(num_new, self._run.num_groups - self.num_dispatched), served)
+
+    async def _adopt(self, num_groups: int, served: int) -> None:
+        """Groups of others are this learner's too: it trains its own calls of them.
+
+        If there are more than it can train within the bound, the oldest ones are left to the others. Another learner
+        says that a group is dispatched after it has published it, one group after the other. So what is new at a look
+        went out after the look before the last, and its tokens may be of the version that was ``served`` then.
+        """
+        num_by_others = self._run.num_by_others - self.num_by_others
+        self.num_by_others = self._run.num_by_others
+        for place in range(num_groups):
+            group = DispatchedGroup(number=self.num_dispatched, served_version=served, is_published=True)
+            task = (await self._group_tasks.make(group))[0].id
+            if task not in self._groups and task not in self._closed:
+                self._groups[task] = group
+                self._num_adopted += place < num_by_others
+            self._record(group, self.num_by_others)
+            self.num_dispatched += 1
+        if not self._admission.is_bounded:
+            return
+        num_surplus = self._outstanding.leave_beyond(self._admission.num_groups, self._num_adopted)
+        self._num_adopted -= num_surplus
+        if num_surplus:
+            self._on_surplus()
+
+    async def _publish_lost(self) -> None:
+        task, samples, nonce = self._lost.first
+        if task in self._groups:
+            tasks = await self._group_tasks.make(self._groups[task])
+            await self._publisher.publish_tasks([tasks[sample] for sample in samples], timeout=math.inf, nonce=nonce)
+        self._lost.remove_first()

@@ -1,0 +1,58 @@
+"""The tasks of a group: the same for every learner of a run, before and after a restart."""
+
+import re
+from collections.abc import Sequence
+
+from lightningbus.learner.dispatch.pacing import DispatchedGroup
+from lightningbus.learner.dispatch.task_order import TaskOrder
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.schemas.tasks import Task
+from lightningbus.tasks.task_file import TaskInput
+
+
+class GroupTasks:
+    """Makes the tasks of groups by their numbers."""
+
+    def __init__(self, problems: Sequence[TaskInput], settings: LearnerSettings) -> None:
+        self._problems, self._settings = problems, settings
+        self._task_order = TaskOrder(len(problems), settings.seed)
+        self._replacement = re.compile(rf".*@{re.escape(settings.run)}-p\d+r\d+", re.DOTALL)
+
+    async def make(self, group: DispatchedGroup) -> list[Task]:
+        """The tasks of a group, in the order of their samples."""
+        pass_number, index = await self._task_order.seek(group.number)
+        return tasks_of_group(self._problems[index], pass_number, self._settings, group.replacement)
+
+    def is_replacement(self, task: str) -> bool:
+        """Whether a task is the replacement of a group that came to nothing, by its id as `task_id` makes it."""
+        return bool(self._problems) and self._replacement.fullmatch(task) is not None
+
+
+def task_id(problem: TaskInput, pass_number: int, replacement: int, settings: LearnerSettings) -> str:
+    """What a problem's task is called in a pass."""
+    again = f"r{replacement}" if replacement else ""
+    return f"{problem.id}@{settings.run}-p{pass_number}{again}"
+
+
+def tasks_of_group(problem: TaskInput, pass_number: int, settings: LearnerSettings, replacement: int = 0) -> list[Task]:
+    """The tasks of a problem's group in a pass.
+
+    Deterministic, so that a learner that starts again publishes the same tasks under the same message ids.
+    """
+    return [
+        Task(
+            id=task_id(problem, pass_number, replacement, settings),
+            run_id=settings.run,
+            agent=settings.agent,
+            input=problem.input,
+            labels=problem.labels,
+            sample_index=sample,
+            group_size=settings.group_size,
+            deadline=settings.rollout_timeout_seconds,
+            max_attempts=settings.max_attempts,
+            model=settings.main_model,
+            role_models=settings.role_models,
+            sampling_params=settings.sampling_params,
+        )
+        for sample in range(settings.group_size)
+    ]

@@ -1,0 +1,95 @@
+"""The groups that are dispatched and neither trained nor dropped, in the order of dispatch. Pure."""
+
+from collections import deque
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from operator import itemgetter
+
+from msgspec.structs import replace
+
+from lightningbus.learner.dispatch.pacing import DispatchedGroup
+
+
+class OutstandingGroups:
+    """Groups by their task; one of which no task is on the bus has no served version."""
+
+    def __init__(self) -> None:
+        self.by_task: dict[str, DispatchedGroup] = {}
+        self.surplus: dict[str, None] = {}
+        """Tasks that are left to other learners of the run, oldest first."""
+        self.batch: frozenset[str] = frozenset()
+        """Tasks that are being trained: these are left to nobody."""
+
+    def copies(self, without: Container[str] = ()) -> list[DispatchedGroup]:
+        """Copies of the groups, but those of some tasks."""
+        return [replace(group) for task, group in self.by_task.items() if task not in without]
+
+    def copy(self, task: str) -> DispatchedGroup | None:
+        """A copy of the group of a task; None: there is none."""
+        return replace(self.by_task[task]) if task in self.by_task else None
+
+    @property
+    def num_started(self) -> int:
+        """Groups of which tasks are on the bus, or on their way there."""
+        return sum(group.served_version is not None for group in self.by_task.values())
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether tasks of a group were on their way to the bus when the learner ended: they are not waited for."""
+        return any(group.served_version is not None and not group.is_published for group in self.by_task.values())
+
+    def find_unpublished(self) -> DispatchedGroup | None:
+        """The oldest group whose tasks are not all on the bus, first one that was begun; None: there is none."""
+        unpublished = (group for group in self.by_task.values() if not group.is_published)
+        return min(unpublished, key=lambda group: group.served_version is None, default=None)
+
+    def remove(self, tasks: Iterable[str]) -> None:
+        """These are trained or dropped."""
+        for task in tasks:
+            self.by_task.pop(task, None)
+
+    def leave_beyond(self, num_admitted: Callable[[int], int], limit: int) -> int:
+        """Leave started groups to other learners until the rest can be trained within the bound, the oldest first.
+
+        ``num_admitted`` is how many groups of a served version or an older one that are; ``limit`` is how many may be
+        left. Returns how many were.
+        """
+        kept: deque[str] = deque()
+        beyond: list[str] = []
+        num_kept = 0
+        started = [(group.served_version, task) for task, group in self.by_task.items()]
+        in_order = sorted(((version, task) for version, task in started if version is not None), key=itemgetter(0))
+        for version, task in in_order:
+            num_kept += 1
+            if task not in self.batch:
+                kept.append(task)
+            if num_kept > num_admitted(version) and kept:
+                beyond.append(kept.popleft())
+                num_kept -= 1
+        self._leave(beyond[:limit])
+        return min(len(beyond), limit)
+
+    def leave_open(self, closed: Container[str]) -> int:
+        """Leave every group to other learners that is on the bus and not ``closed``; returns how many these are."""
+        open_tasks = [task for task, group in self.by_task.items() if group.is_published and task not in closed]
+        self._leave(open_tasks)
+        return len(open_tasks)
+
+    def take_surplus(self) -> list[str]:
+        """The tasks of `surplus`; from now on it is empty."""
+        taken, self.surplus = list(self.surplus), {}
+        return taken
+
+    def missing_samples(
+        self, group_size: int, ended: Mapping[str, Container[int]], closed: Container[str]
+    ) -> dict[str, Collection[int]]:
+        """By task: the samples on the bus or on their way there, less those that have ``ended``."""
+        missing = {
+            task: [sample for sample in range(group_size) if sample not in ended.get(task, ())]
+            for task, group in self.by_task.items()
+            if group.served_version is not None and task not in closed
+        }
+        return {task: samples for task, samples in missing.items() if samples}
+
+    def _leave(self, tasks: Collection[str]) -> None:
+        self.remove(tasks)
+        self.surplus |= dict.fromkeys(tasks)

@@ -1,0 +1,44 @@
+"""The wait for slow groups, which the next step would put beyond the staleness bound."""
+
+import logging
+import time
+from collections.abc import Collection
+
+from lightningbus.learner.dispatch.dispatcher import Dispatcher
+from lightningbus.learner.settings.learner import LearnerSettings
+
+log = logging.getLogger(__name__)
+
+
+class SlowGroups:
+    """Decides how long training waits for groups that a dispatcher knows."""
+
+    def __init__(self, dispatcher: Dispatcher, settings: LearnerSettings) -> None:
+        self._dispatcher, self._settings = dispatcher, settings
+        self._waits_since: float | None = None
+        self.awaited: list[str] = []
+        """Tasks of the groups that the next step waits for."""
+
+    def must_be_waited_for(self, batch: Collection[str]) -> bool:
+        """Whether a step on a batch of tasks would leave some beyond the bound, and they may still be waited for."""
+        is_whole = len(batch) == self._settings.groups_per_step
+        self.awaited = self._dispatcher.find_awaited(batch) if is_whole else []
+        if not self.awaited:
+            self._waits_since = None
+            return False
+        self._waits_since = self._waits_since or time.monotonic()
+        if self.seconds_left != 0:
+            return True
+        log.warning("training waits no longer for %d slow groups, and will train them late", len(self.awaited))
+        self._dispatcher.give_up(self.awaited)
+        self.awaited, self._waits_since = [], None
+        return False
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until slow groups are waited for no longer; None: there are none."""
+        if self._waits_since is None:
+            return None
+        limit = self._settings.staleness.max_wait_seconds
+        limit = self._settings.max_group_seconds if limit is None else limit
+        return max(0.0, self._waits_since + limit - time.monotonic())

@@ -1,0 +1,94 @@
+"""A rollout's calls as a forest by exact token prefix, and why a conversation that went on is not one path in it. Pure.
+
+Agents interleave sub-agents, ask several things at once, try again, edit and summarise their history; so the calls of a
+rollout are no line. A call extends the call whose whole context (prompt and response) is the longest that its own
+prompt begins with; a call that extends none begins a tree.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from lightningbus.learner.transitions.transitions import Transition
+from lightningbus.schemas.spans import ModelCall
+from lightningbus.schemas.trajectory.chat_messages import extends, same_message
+
+Detokenize = Callable[[Sequence[int]], str]
+"""Token ids to text."""
+BreakReason = Literal["re-tokenised", "template", "edited history"]
+
+
+def find_parents(calls: Sequence[Transition]) -> list[int | None]:
+    """The index of the call that each call extends; None if it extends none. Only an earlier call is extended.
+
+    A call of an external endpoint has no tokens, and is extended by none.
+    """
+    prompts = [call.prompt_ids.tobytes() for call in calls]
+    contexts = [prompt + call.response_ids.tobytes() for prompt, call in zip(prompts, calls, strict=True)]
+    parents: list[int | None] = []
+    for index, prompt in enumerate(prompts):
+        fitting = [earlier for earlier in range(index) if contexts[earlier] and prompt.startswith(contexts[earlier])]
+        parents.append(max(fitting, key=lambda earlier: len(contexts[earlier]), default=None))
+    return parents
+
+
+def find_prefix_breaks(
+    calls: Sequence[ModelCall], parents: Sequence[int | None], detokenize: Detokenize
+) -> dict[int, BreakReason]:
+    """Why a call that goes on with a conversation does not extend its tokens, by index; others have no entry.
+
+    ``re-tokenised``: history and text are unchanged, but the text became other tokens. ``template``: the messages are
+    unchanged, but the chat template writes them otherwise once they are history. ``edited history``: the messages
+    begin as an earlier call's did and then differ.
+    """
+    messages = [_messages(call) for call in calls]
+    responses = [_parsed(call.response) for call in calls]
+    breaks: dict[int, BreakReason] = {}
+    for index, call_messages in enumerate(messages):
+        if parents[index] is not None or len(call_messages) < 2:
+            continue
+        for earlier in reversed(range(index)):
+            before = messages[earlier]
+            if before and extends(call_messages, [*before, responses[earlier]]):
+                text = detokenize(_ids(calls[earlier].prompt_ids) + _ids(calls[earlier].response_ids))
+                unchanged = detokenize(_ids(calls[index].prompt_ids)).startswith(text)
+                breaks[index] = "re-tokenised" if unchanged else "template"
+                break
+            if (
+                calls[earlier].role == calls[index].role
+                and call_messages != before
+                and _shares_a_message(call_messages, before)
+            ):
+                breaks[index] = "edited history"  # unless an even earlier call is gone on with
+        # A later sample of the same prompt, or a conversation of its own, is no break.
+    return breaks
+
+
+def _shares_a_message(messages: list[Any], before: list[Any]) -> bool:
+    """Whether both conversations share more than a system prompt."""
+    shared = 0
+    for message, other in zip(messages, before, strict=False):
+        if not same_message(message, other):
+            break
+        shared += 1
+    prompted = [
+        message for message in messages[:shared] if not (isinstance(message, dict) and message.get("role") == "system")
+    ]
+    return bool(prompted)
+
+
+def _messages(call: ModelCall) -> list[Any]:
+    request = _parsed(call.request)
+    messages = request.get("messages") if isinstance(request, dict) else None
+    return messages if isinstance(messages, list) else []
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None  # cut to the length that is kept, or none at all
+
+
+def _ids(raw: bytes) -> list[int]:
+    return memoryview(raw).cast("I").tolist()

@@ -1,0 +1,29 @@
+"""The model's tokenizer, to tell whether two token sequences say the same, and the tokens there are."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from lightningbus.learner.transitions.prefix_tree import Detokenize
+
+
+def load_detokenizer(model_path: Path) -> Detokenize | None:
+    """Token ids to text, special tokens included; None for a model without a ``tokenizer.json``."""
+    file = model_path / "tokenizer.json"
+    if not file.exists():
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    return decode
+
+
+def find_vocabulary_size(model_path: Path) -> int | None:
+    """How many tokens the model has; None if its ``config.json`` does not say."""
+    config = json.loads((model_path / "config.json").read_text())
+    count = config.get("text_config", config).get("vocab_size")
+    return int(count) if count is not None else None

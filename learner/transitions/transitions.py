@@ -1,0 +1,80 @@
+"""LightningRL's transitions: each model call of a rollout as arrays (input, output, what was sampled how)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightningbus.learner.transitions.truncation import find_truncations
+from lightningbus.schemas.spans import ModelCall
+from lightningbus.schemas.trajectory.prefix_encoding import expand_calls
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transition:
+    """One call: ``int64[P]`` prompt, ``int64[T]`` response, ``float32[T]`` log-probabilities it was sampled with."""
+
+    index: int
+    role: str
+    temperature: float
+    prompt_ids: Ids
+    response_ids: Ids
+    logprobs: NDArray[np.float32]
+    versions: Ids
+    """``int64[T]``: the weight version that made each token."""
+    truncations: tuple[str, ...] = ()
+    """Settings by which it was sampled from another distribution than the learner's, as of `find_truncations`."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Response tokens: those that are trained."""
+        return len(self.response_ids)
+
+    @property
+    def length(self) -> int:
+        """Prompt and response together: how long a sequence has to be to train it."""
+        return len(self.prompt_ids) + len(self.response_ids)
+
+
+def build_transitions(calls: Sequence[ModelCall], model: str | None = None) -> list[Transition]:
+    """The calls of a model, in order; None: all calls.
+
+    Raises ValueError for one that is malformed: a rollout is not trained on in part.
+    """
+    return [_transition(call) for call in expand_calls(calls) if model in (None, call.model)]
+
+
+def token_versions(call: ModelCall) -> Ids:
+    """``int64[T]`` from the runs; raises ValueError unless they cover every token once."""
+    tokens = len(call.response_ids) // 4
+    versions = np.full(tokens, -1, dtype=np.int64)
+    for run in call.weight_versions:
+        versions[run.start : run.end] = run.version
+    if sum(run.end - run.start for run in call.weight_versions) != tokens or (versions < 0).any():
+        raise ValueError(f"the version runs of call {call.index} do not cover its {tokens} tokens")
+    return versions
+
+
+def _transition(call: ModelCall) -> Transition:
+    if len(call.logprobs) != len(call.response_ids):
+        raise ValueError(f"call {call.index} has not one log-probability per token")
+    temperature = call.sampling_params.get("temperature", 1.0)
+    if not isinstance(temperature, int | float) or not math.isfinite(temperature):
+        raise ValueError(f"call {call.index} was sampled at temperature {temperature!r}")
+    logprobs = np.frombuffer(call.logprobs, dtype="<f4")
+    if not np.isfinite(logprobs).all():
+        raise ValueError(f"call {call.index} has a log-probability that is not finite")
+    return Transition(
+        index=call.index,
+        role=call.role,
+        temperature=float(temperature),
+        prompt_ids=np.frombuffer(call.prompt_ids, dtype="<u4").astype(np.int64),
+        response_ids=np.frombuffer(call.response_ids, dtype="<u4").astype(np.int64),
+        logprobs=logprobs,
+        versions=token_versions(call),
+        truncations=tuple(find_truncations(call.sampling_params)),
+    )

@@ -1,0 +1,1 @@
+"""Sessions of the Python API: tasks published, results read."""

@@ -1,0 +1,140 @@
+"""Keyword arguments of a session's methods: their types, and what they become."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.run.errors import UserError
+from lightningbus.run.evaluation.evaluation import ROLLOUT_SECONDS, SAMPLINGS
+from lightningbus.run.evaluation.live_evaluation import LiveEvaluation
+from lightningbus.run.evaluation.publishing import NAME, Publication
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.schemas.subjects import DEFAULT_POLICY
+from lightningbus.tasks.task_file import TaskInput
+
+DEADLINE_SECONDS = 600.0
+"""Of an evaluation, unless given."""
+
+
+class PublishOptions(TypedDict, total=False):
+    """Keyword arguments of `Session.publish`."""
+
+    samples: int
+    """Rollouts of each task."""
+    run: str
+    """Run the results belong to; default: the session's."""
+    agent: str
+    """Name of the agent the tasks are for."""
+    mode: str
+    """``train`` or ``eval``; default: train, eval with ``evaluation``."""
+    evaluation: str
+    """Name of the evaluation they belong to."""
+    weight_versions: Mapping[str, int]
+    """By model: answer its calls from this weight version only."""
+    role_models: Mapping[str, str]
+    """Models that answer for some roles of the agent."""
+    prompt_versions: Mapping[str, int]
+    """By prompt: put this version into the calls."""
+    pass_name: str
+    """Part of task ids, to publish the same tasks again."""
+    temperature: float
+    """Forced on every model call."""
+    deadline: float
+    """Seconds a rollout may take."""
+
+
+class EvaluateOptions(TypedDict, total=False):
+    """Keyword arguments of `Session.evaluate`."""
+
+    version: int | Mapping[str, int]
+    """Weight version of the model that agents call by name, or versions by model; default: the newest of each.
+
+    The bus keeps the last few.
+    """
+    sampling: str | Sequence[str]
+    """``greedy``, ``sampled`` or both; default: both."""
+    label: str
+    """The evaluations are named ``LABEL-greedy`` and ``LABEL-sampled``; default: date and time."""
+    samples: int
+    """Sampled answers to each task."""
+    agent: str
+    """Name of the agent that answers."""
+    model: str
+    """The model that agents call by name; default: the run's."""
+    role_models: Mapping[str, str]
+    """Models that answer for some roles of the agent; default: the run's."""
+    deadline: float
+    """Seconds without the end of a rollout, beyond its timeout, after which a sampling is given up; also how long an
+    evaluation of others is waited for."""
+    rollout_timeout: float
+    """Seconds a rollout may take, which then counts as 0; default: the learner's `rollout_timeout_seconds`."""
+
+
+def build_publication(options: Mapping[str, Any]) -> Publication:
+    """How tasks are published; raises `UserError` for an option that is not known."""
+    _check_names(options, PublishOptions)
+    return Publication(**options)
+
+
+def build_live_evaluation(
+    directory: RunDirectory, problems: Sequence[TaskInput], options: Mapping[str, Any]
+) -> LiveEvaluation:
+    """How tasks are evaluated; raises `UserError` for an option that is not known or cannot be."""
+    _check_names(options, EvaluateOptions)
+    values = {
+        "sampling": tuple(SAMPLINGS), "label": default_label(), "samples": 2, "version": None, "agent": "default",
+        "deadline": DEADLINE_SECONDS, **options,
+    }  # fmt: skip
+    learners = directory.read_learners()
+    main = values.setdefault("model", _find_model(directory, learners))
+    learner = learners.get(main, {})
+    models = list(learners) if learner else [main]
+    values["versions"] = _versions_of(models, main, values.pop("version"))
+    values.setdefault("role_models", learner.get("role_models") or {})
+    values["reward"] = learner.get("reward") or ""
+    values.setdefault("rollout_timeout", learner.get("rollout_timeout_seconds") or ROLLOUT_SECONDS)
+    samplings = parse_samplings(values.pop("sampling"))
+    check_label(values["label"])
+    if values["samples"] < 1:
+        raise UserError(f"samples: {values['samples']} is less than 1")
+    return LiveEvaluation(run=directory.path.resolve().name, problems=problems, samplings=samplings, **values)
+
+
+def parse_samplings(sampling: str | Sequence[str]) -> list[str]:
+    """The samplings; raises `UserError` for one that is not known, and where there is none."""
+    samplings = [sampling] if isinstance(sampling, str) else list(sampling)
+    for name in samplings or [""]:
+        if name not in SAMPLINGS:
+            raise UserError(f"sampling: {name!r} is none of {', '.join(SAMPLINGS)}")
+    return samplings
+
+
+def default_label() -> str:
+    """Of an evaluation that is given none: date and time."""
+    return time.strftime("%Y%m%d-%H%M%S")
+
+
+def check_label(label: str) -> None:
+    """Raise `UserError` unless a label can be part of an evaluation's name."""
+    if not NAME.fullmatch(f"{label}-{max(SAMPLINGS, key=len)}"):
+        raise UserError(f"label: {label!r} is not a name: letters, digits, _ and -, at most 56")
+
+
+def _find_model(directory: RunDirectory, learners: Mapping[str, Any]) -> str:
+    """The model that agents of the run call by name."""
+    return next(iter(learners), None) or str(directory.read_settings("inference-0").get("model") or DEFAULT_POLICY)
+
+
+def _versions_of(models: Sequence[str], main: str, version: int | Mapping[str, int] | None) -> dict[str, int | None]:
+    """The version of each model, None: the newest; raises `UserError` for a model that the run does not train."""
+    named: Mapping[str, int | None] = version if isinstance(version, Mapping) else {main: version}
+    for model in named:
+        if model not in models:
+            raise UserError(f"version: the run trains no model {model!r}; it trains {', '.join(models)}")
+    return {model: named.get(model) for model in models}
+
+
+def _check_names(options: Mapping[str, Any], kind: type) -> None:
+    for name in options.keys() - kind.__annotations__.keys():
+        raise UserError(f"{name}: no such option; {suggest_name(name, kind.__annotations__)}".rstrip("; "))

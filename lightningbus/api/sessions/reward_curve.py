@@ -1,0 +1,96 @@
+"""Reward over weight versions: of training rollouts, and of evaluations, each by itself."""
+
+import base64
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from clickhouse_connect.driver.client import Client
+
+from lightningbus.api.sessions.table import Table
+from lightningbus.api.user_errors import require_package
+
+TRAINING = """
+SELECT model, version, rollouts, mean_reward, standard_error FROM reward_by_version
+WHERE run_id = {run_id:String} AND mode = 'train' ORDER BY model, version
+"""
+EVALUATIONS = """
+SELECT model, evaluation, version, rollouts, mean_reward, standard_error FROM reward_by_version
+WHERE run_id = {run_id:String} AND mode = 'eval' ORDER BY model, evaluation, version
+"""
+MARKERS = ("D", "o", "s", "^", "v")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RewardCurve:
+    """Mean reward and its standard error by weight version of each model."""
+
+    run: str
+    training: Table
+    """``model, version, rollouts, mean_reward, standard_error`` of training, see the report ``reward_by_version``."""
+    evaluations: Table
+    """``model, evaluation, version, rollouts, mean_reward, standard_error``."""
+
+    @classmethod
+    def load(cls, client: Client, run: str) -> "RewardCurve":
+        """Of one run. Blocks."""
+        training, evaluations = (client.query(sql, parameters={"run_id": run}) for sql in (TRAINING, EVALUATIONS))
+        return cls(
+            run,
+            Table(tuple(training.column_names), tuple(map(tuple, training.result_rows)), "training"),
+            Table(tuple(evaluations.column_names), tuple(map(tuple, evaluations.result_rows)), "evaluations"),
+        )
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw it on Matplotlib's ``axes``, or on new ones; returns them."""
+        require_package("matplotlib", "notebook")
+        if axes is None:
+            from matplotlib.figure import Figure
+
+            axes = Figure(figsize=(7, 3.6), layout="constrained").subplots()
+        for (model,), (versions, means, errors) in _series(self.training, "model"):
+            low, high = ([mean + sign * error for mean, error in zip(means, errors, strict=True)] for sign in (-1, 1))
+            axes.fill_between(versions, low, high, alpha=0.2, linewidth=0)
+            axes.plot(versions, means, label=self._label("training", model))
+        for number, ((model, name), points) in enumerate(_series(self.evaluations, "model", "evaluation")):
+            marker, label = MARKERS[number % len(MARKERS)], self._label(name or "evaluation", model)
+            axes.errorbar(*points, fmt=marker, capsize=3, label=label, zorder=3)
+        axes.set(title=self.run, xlabel="weight version", ylabel="mean reward ± standard error")
+        axes.grid(alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False)
+        return axes
+
+    def _label(self, name: str, model: str) -> str:
+        """With the model where there are several."""
+        models = {row["model"] for table in (self.training, self.evaluations) for row in table}
+        return f"{name}, {model}" if len(models) > 1 else name
+
+    def __repr__(self) -> str:
+        return f"reward of run {self.run}\n{self.training!r}\n{self.evaluations!r}"
+
+    def _repr_html_(self) -> str:
+        image = io.BytesIO()
+        self.plot().figure.savefig(image, format="png", dpi=110)
+        data = base64.b64encode(image.getvalue()).decode()
+        text = escape(f"reward of run {self.run}")
+        evaluations = self.evaluations._repr_html_() if self.evaluations else ""
+        return f'<img alt="{text}" src="data:image/png;base64,{data}">{evaluations}'
+
+
+def _series(table: Table, *names: str) -> Iterator[tuple[tuple[str, ...], tuple[list[int], list[float], list[float]]]]:
+    """By the columns ``names``: versions, means and standard errors, 0 where there is one task only."""
+    rows_by_name: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for row in table:
+        rows_by_name.setdefault(tuple(row[name] for name in names), []).append(row)
+    for name, rows in rows_by_name.items():
+        yield (
+            name,
+            (
+                [row["version"] for row in rows],
+                [row["mean_reward"] for row in rows],
+                [row["standard_error"] or 0.0 for row in rows],
+            ),
+        )

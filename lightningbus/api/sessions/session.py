@@ -1,0 +1,192 @@
+"""`connect`: a session with a run, which publishes tasks and reads what became of them."""
+
+import asyncio
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self, Unpack
+
+from clickhouse_connect.driver.client import Client
+
+from lightningbus.analysis.transcript import Transcript
+from lightningbus.api.evaluation_result import EvaluationResult
+from lightningbus.api.event_loop import run_blocking
+from lightningbus.api.sessions.options import EvaluateOptions, PublishOptions, build_live_evaluation, build_publication
+from lightningbus.api.sessions.reward_curve import RewardCurve
+from lightningbus.api.sessions.sql_source import SqlSource
+from lightningbus.api.sessions.table import Table
+from lightningbus.api.tasks import Tasks, read_tasks
+from lightningbus.api.user_errors import as_user_error, require_package
+from lightningbus.run.errors import UserError
+from lightningbus.run.evaluation.live_evaluation import evaluate_live
+from lightningbus.run.evaluation.publishing import publish_all
+from lightningbus.run.run_directory.directory import RUNS, RunDirectory
+from lightningbus.run.run_directory.discovery import connect as connect_bus
+from lightningbus.run.run_directory.lookup import find_run
+from lightningbus.schemas import subjects
+
+RUNS_SQL = """
+SELECT run_id, mode, evaluation, rollouts, first_started_at, last_ended_at FROM runs
+ORDER BY first_started_at DESC, mode DESC, evaluation
+"""
+ROLLOUTS_SQL = """
+SELECT run_id, rollout_id, mode, evaluation, outcome, reward, num_calls, response_tokens, min_weight_version,
+    max_weight_version, date_diff('microsecond', started_at, ended_at) / 1e6 AS seconds, ended_at, error
+FROM rollouts
+WHERE ({run_id:String} = '' OR run_id = {run_id:String})
+    AND {mode:String} IN ('', mode) AND {outcome:String} IN ('', outcome) AND {evaluation:String} IN ('', evaluation)
+ORDER BY ended_at DESC LIMIT {limit:UInt32}
+"""
+NEWEST_RUN_SQL = "SELECT run_id FROM runs GROUP BY run_id ORDER BY max(last_ended_at) DESC LIMIT 1"
+
+
+class Published(NamedTuple):
+    """How many rollouts were published, and how many the bus had already."""
+
+    new: int
+    existing: int
+
+
+class Session:
+    """A run to read and to publish to; made by `connect`.
+
+    It follows the run: the store while that is up, then the files. Every method raises `UserError` with one sentence
+    where something is wrong. What methods return shows itself in Jupyter and in a terminal.
+    """
+
+    def __init__(self, directory: RunDirectory | None, run: str | None, bus: str | None, source: SqlSource) -> None:
+        self._directory, self._run, self._bus, self._source = directory, run, bus, source
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Session(run={self._run!r})"
+
+    def close(self) -> None:
+        """Release the run's files, so that other processes can open them; a later question opens them again."""
+        self._source.close()
+
+    def query(self, sql: str, **parameters: Any) -> Table:
+        """The answer of ClickHouse; ``{name:Type}`` in ``sql`` stands for a parameter. It only reads."""
+        return self._source.ask(lambda client: _query(client, sql, parameters))
+
+    def query_df(self, sql: str, **parameters: Any) -> Any:
+        """As `query`, as a ``pandas.DataFrame`` with ClickHouse's types."""
+        require_package("pandas", "notebook")
+        return self._source.ask(lambda client: client.query_df(sql, parameters=parameters or None))
+
+    def runs(self) -> Table:
+        """Runs in the store by mode and evaluation, the newest first."""
+        return self.query(RUNS_SQL)
+
+    def rollouts(
+        self,
+        run: str | None = None,
+        mode: str | None = None,
+        outcome: str | None = None,
+        evaluation: str | None = None,
+        limit: int = 100,
+    ) -> Table:
+        """Rollouts that ended last, of one run, mode (``train``, ``eval``), outcome (``ok``, ...) or evaluation."""
+        return self.query(
+            ROLLOUTS_SQL,
+            run_id=run or self._run or "",
+            mode=mode or "",
+            outcome=outcome or "",
+            evaluation=evaluation or "",
+            limit=limit,
+        )
+
+    def transcript(self, rollout_id: str, run: str | None = None) -> Transcript:
+        """One rollout, call by call: requests, answers, tools, weight versions, reward."""
+        return self._source.ask(lambda client: Transcript.load(client, rollout_id, run or self._run or ""))
+
+    def reward_curve(self, run: str | None = None) -> RewardCurve:
+        """Reward by weight version, of training and of each evaluation; without a run, of the newest in the store."""
+        return self._source.ask(lambda client: RewardCurve.load(client, run or self._run or _newest_run(client)))
+
+    def publish(self, tasks: Tasks, *, timeout: float = 300.0, **options: Unpack[PublishOptions]) -> Published:
+        """Publish tasks to a run that is up, as ``lightningbus publish`` does.
+
+        Args:
+            tasks: a path, a list, a DataFrame or a dataset.
+            timeout: seconds to wait while the queue is full.
+            options: how, see `PublishOptions`.
+        """
+        return run_blocking(self._publish(tasks, timeout, options))
+
+    def evaluate(self, tasks: Tasks, **options: Unpack[EvaluateOptions]) -> EvaluationResult:
+        """Answer tasks by a weight version of a run that is up, by its own nodes and runners.
+
+        Nodes are pinned to the version until the end, as by ``lightningbus weights pin``, and training rollouts come
+        from it meanwhile. For a run that has ended there is `lightningbus.evaluate`.
+
+        Args:
+            tasks: as in `publish`.
+            options: how, see `EvaluateOptions`.
+        """
+        return run_blocking(self._evaluate(tasks, options))
+
+    async def _evaluate(self, tasks: Tasks, options: EvaluateOptions) -> EvaluationResult:
+        with as_user_error():
+            directory = self._directory
+            if directory is None or directory.read_endpoints() is None:
+                raise UserError(f"run {self._run!r} is not up: `lightningbus.evaluate` evaluates one that has ended")
+            job = build_live_evaluation(directory, read_tasks(tasks), options)
+            async with connect_bus(self._bus, "evaluate", "admin", run=directory) as bus:
+                client = await asyncio.to_thread(self._source.ask, lambda client: client)
+                return EvaluationResult(directory.path, await evaluate_live(bus, client, job))
+
+    async def _publish(self, tasks: Tasks, timeout: float, options: PublishOptions) -> Published:
+        with as_user_error():
+            problems = read_tasks(tasks)
+            expanded = build_publication({"run": self._run or "run", **options}).tasks(problems)
+            if self._bus is None and self._directory is not None and self._directory.read_endpoints() is None:
+                raise UserError(f"run {self._directory.path.name!r} is not up: tasks are published while it is")
+            async with connect_bus(self._bus, "publish", run=self._directory) as bus:
+                await bus.check_stream(subjects.TASKS)
+                return Published(*await publish_all(bus, expanded, timeout, on_done=lambda: None))
+
+
+def connect(
+    run: str | None = None,
+    *,
+    runs: str | os.PathLike[str] = RUNS,
+    bus: str | None = None,
+    sql: str | None = None,
+    database: str = "lightningbus",
+) -> Session:
+    """A session with a run that is up, or with the files of one that has ended.
+
+    Args:
+        run: name of the run, or its directory; default: the one that was started last.
+        runs: directory of run directories.
+        bus: NATS URL; default: the run's.
+        sql: ClickHouse URL; default: the run's store, else its files.
+        database: ClickHouse database.
+
+    Raises:
+        UserError: there is no such run.
+    """
+    with as_user_error():
+        directory = find_run(run, Path(runs)) if sql is None else None
+        name = directory.path.resolve().name if directory is not None else run
+        return Session(directory, name, bus, SqlSource(directory, sql, database))
+
+
+def _query(client: Client, sql: str, parameters: dict[str, Any]) -> Table:
+    result = client.query(sql, parameters=parameters or None)
+    return Table(tuple(result.column_names), tuple(map(tuple, result.result_rows)))
+
+
+def _newest_run(client: Client) -> str:
+    rows = client.query(NEWEST_RUN_SQL).result_rows
+    if not rows:
+        raise UserError("the store holds no run yet")
+    return str(rows[0][0])

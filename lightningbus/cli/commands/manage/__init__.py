@@ -1,0 +1,1 @@
+"""Commands that manage a run."""

@@ -1,0 +1,218 @@
+"""``lightningbus weights``: the versions of a model, who serves them, and which may be served."""
+
+import asyncio
+import getpass
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+import typer
+
+from lightningbus.bus.client import Bus
+from lightningbus.bus.fleet.node_state import SUSPECT_SECONDS, is_ready, serves_version
+from lightningbus.bus.weights.registry import WeightRegistry, can_list_files
+from lightningbus.cli.commands.manage.weights_export import export
+from lightningbus.cli.options import BusOption, JsonOption, check_names, run_async
+from lightningbus.cli.output import print_result
+from lightningbus.cli.run_bus import RunBusOption, open_bus
+from lightningbus.run.errors import UserError
+from lightningbus.run.run_data.model_choice import choose_model_on_bus
+from lightningbus.run.run_directory.discovery import connect
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.weights.events import ReleaseState, WeightManifest
+from lightningbus.schemas.weights.release_policy import is_pending_canary, is_revoked, is_servable, latest_verdict
+
+app = typer.Typer(
+    help="Weight versions: which there are, who serves them, and which may be served.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.command()(export)
+
+What = Literal["approved", "revoked", "pinned", "unpinned"]
+VersionArgument = Annotated[int, typer.Argument(min=0, help="as `list` shows it")]
+ModelOption = Annotated[
+    str | None, typer.Option(help="name the versions are published under [default: the only one on the bus]")
+]
+ReasonOption = Annotated[str, typer.Option(help="kept with the decision")]
+
+
+@app.command("list")
+def list_(
+    model: ModelOption = None,
+    last: Annotated[int, typer.Option(min=1, help="how many, the newest first")] = 20,
+    as_json: JsonOption = False,
+    run: RunBusOption = None,
+    bus: BusOption = None,
+) -> None:
+    """One line per version: what it is, what was decided of it, who serves it, and whether it can be exported."""
+    _check_model(model)
+
+    async def look() -> tuple[str, list[dict[str, object]]]:
+        async with open_bus(bus, run, "weights") as at:
+            chosen = await choose_model_on_bus(model, at)
+            releases, nodes = WeightRegistry(at, chosen), await _nodes(at, chosen)
+            release, rows = await releases.refresh(), dict[int, dict[str, object]]()
+            async for manifest, _ in releases.list_versions():
+                if len(rows) == last and manifest.version not in rows:
+                    break
+                if manifest.version not in rows:
+                    exportable = await _describe_export(releases, manifest, release)
+                    rows[manifest.version] = {**_fields(manifest, release, nodes), "exportable": exportable}
+            return chosen, list(rows.values())
+
+    name, rows = run_async(look())
+    if not as_json:
+        rows = [{**row, "nodes": ", ".join(row["nodes"])} for row in rows]  # type: ignore[arg-type]
+    columns = list(rows[0]) if rows else []
+    print_result(
+        (columns, [tuple(row.values()) for row in rows]), as_json, none=f"model {name!r} has no version on this bus"
+    )
+
+
+@app.command("show")
+def show_(version: VersionArgument, model: ModelOption = None, run: RunBusOption = None, bus: BusOption = None) -> None:
+    """All that is known of one version, as JSON: manifest, decisions, and who went over to it, with seconds."""
+    _check_model(model)
+
+    async def look() -> dict[str, object]:
+        async with open_bus(bus, run, "weights") as at:
+            chosen = await choose_model_on_bus(model, at)
+            releases, nodes = WeightRegistry(at, chosen), await _nodes(at, chosen)
+            release, manifests = await releases.refresh(), await releases.manifests_of(version)
+            manifest, first = manifests[0][0], manifests[-1][1]
+            applied = await releases.activations_of(first, version)
+            return {
+                **_fields(manifest, release, nodes),
+                "manifest": _readable(manifest),
+                "decisions": [
+                    msgspec.to_builtins(decision) for decision in release.decisions if decision.version == version
+                ],
+                "applied": [msgspec.to_builtins(activation) for activation in applied],
+            }
+
+    print(json.dumps(run_async(look()), indent=2, ensure_ascii=False))
+
+
+@app.command()
+def revoke(
+    version: VersionArgument,
+    reason: Annotated[str, typer.Option(help="kept with the decision")],
+    model: ModelOption = None,
+    bus: BusOption = None,
+) -> None:
+    """No node serves this version from now on; those that do go back to the one before it."""
+    _decide("revoked", version, model, bus, reason)
+
+
+@app.command()
+def approve(
+    version: VersionArgument, reason: ReasonOption = "", model: ModelOption = None, bus: BusOption = None
+) -> None:
+    """This version may be served, whatever was said of it before."""
+    _decide("approved", version, model, bus, reason)
+
+
+@app.command()
+def pin(version: VersionArgument, reason: ReasonOption = "", model: ModelOption = None, bus: BusOption = None) -> None:
+    """All nodes serve exactly this version, until it is unpinned."""
+    _decide("pinned", version, model, bus, reason)
+
+
+@app.command()
+def unpin(reason: ReasonOption = "", model: ModelOption = None, bus: BusOption = None) -> None:
+    """Nodes follow the newest version again."""
+    _decide("unpinned", None, model, bus, reason)
+
+
+@app.command()
+def repair(model: ModelOption = None, bus: BusOption = None) -> None:
+    """Remove what every reader passes over: what cannot be read, or was not signed by who may decide that."""
+    _check_model(model)
+
+    async def work() -> list[str]:
+        async with connect(bus, "weights", "admin") as at:
+            return await WeightRegistry(at, await choose_model_on_bus(model, at)).repair()
+
+    removed = run_async(work())
+    for reason in removed:
+        print(reason)
+    print(f"messages removed: {len(removed)}")
+
+
+def _decide(what: What, version: int | None, model: str | None, bus: str | None, reason: str) -> None:
+    _check_model(model)
+
+    async def work() -> int:
+        async with connect(bus, "weights", "admin") as at:
+            chosen = await choose_model_on_bus(model, at)
+            releases = WeightRegistry(at, chosen)
+            before = await releases.refresh()
+            which = version if version is not None else before.pinned
+            if which is None:
+                raise UserError(f"no version of model {chosen!r} is pinned")
+            (manifest, _), *_ = await releases.manifests_of(which)
+            if what == "pinned":
+                if is_revoked(before, which):
+                    raise UserError(f"version {which} is revoked: `lightningbus weights approve {which}` first")
+                if gone := await releases.find_expired_blob(manifest):
+                    raise UserError(f"version {which} cannot be served any more: {gone} has expired")
+            actor = f"{getpass.getuser()}@{socket.gethostname()}"
+            await releases.append_decision(what, which, actor=actor, reason=reason)
+            return which
+
+    print(f"version {run_async(work())} is {what}")
+
+
+def _check_model(model: str | None) -> None:
+    if model is not None:
+        check_names(model=model)
+
+
+async def _nodes(at: Bus, model: str) -> list[Heartbeat]:
+    async with at.fleet("inference") as fleet:
+        await asyncio.sleep(SUSPECT_SECONDS)  # a live node has sent a heartbeat by then
+        return [beat for beat in fleet.members() if beat.model == model]
+
+
+def _fields(manifest: WeightManifest, release: ReleaseState, nodes: Sequence[Heartbeat]) -> dict[str, object]:
+    verdict = latest_verdict(release, manifest.version)
+    return {
+        "version": manifest.version,
+        "step": manifest.step,
+        "kind": manifest.kind,
+        "bytes": sum(blob.size for blob in manifest.blobs),
+        "published": datetime.fromtimestamp(manifest.created_at_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S"),
+        "state": _state(manifest, release),
+        "why": verdict.reason if verdict is not None else "",
+        "nodes": [beat.id for beat in nodes if is_ready(beat.state) and serves_version(beat, manifest.version)],
+    }
+
+
+def _state(manifest: WeightManifest, release: ReleaseState) -> str:
+    if release.pinned == manifest.version:
+        return "pinned"
+    if is_pending_canary(release, manifest):
+        return "awaits its canary"
+    verdict = latest_verdict(release, manifest.version)
+    return verdict.action if verdict is not None else "approved"
+
+
+async def _describe_export(registry: WeightRegistry, manifest: WeightManifest, release: ReleaseState) -> str:
+    """Whether `weights export` can write a version."""
+    if await registry.find_expired_blob(manifest):
+        return "no: its files have expired"
+    if not can_list_files(manifest):
+        return f"unknown: its files are in {manifest.location}"
+    return "yes" if is_servable(release, manifest) else "with --force"
+
+
+def _readable(manifest: WeightManifest) -> Mapping[str, Any]:
+    """Without the tokens of a trial."""
+    fields: dict[str, Any] = msgspec.to_builtins(manifest)
+    if manifest.canary is not None:
+        fields["canary"] = {**fields["canary"], "prompts": len(manifest.canary.prompts)}
+    return fields

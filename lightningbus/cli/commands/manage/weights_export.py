@@ -1,0 +1,79 @@
+"""``lightningbus weights export``: a version as a model directory."""
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lightningbus.cli.options import BusOption, check_names, require_extra, run_async
+from lightningbus.run.processes.role_process import exit_with
+
+
+def export(
+    where: Annotated[
+        list[str],
+        typer.Argument(metavar="[VERSION] DIR", help="version [default: the one that nodes serve], and where"),
+    ],
+    model: Annotated[
+        str | None, typer.Option(help="name the versions are published under [default: the run's, if it trains one]")
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="name or directory of a run, up or stopped [default: latest]")] = None,
+    base_model: Annotated[
+        Path | None, typer.Option(help="directory with configuration and tokenizer [default: the run's model]")
+    ] = None,
+    base_name: Annotated[
+        str | None,
+        typer.Option(
+            help="what the card and the adapters call the base model [default: its name on the Hub, if known]"
+        ),
+    ] = None,
+    best: Annotated[bool, typer.Option("--best", help="the version with the best held-out reward")] = False,
+    adapter: Annotated[bool, typer.Option("--adapter", help="LoRA's adapters alone, as PEFT loads them")] = False,
+    force: Annotated[bool, typer.Option("--force", help="also a version that may not be served")] = False,
+    push_to_hub: Annotated[
+        str | None, typer.Option(metavar="REPO", help="upload it to the Hugging Face Hub too")
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="a new repository on the Hub is public")] = False,
+    bus: BusOption = None,
+) -> None:
+    """Write a version as a model directory that transformers and vLLM load, checked against what nodes loaded."""
+    version, directory = _parse(where)
+    if best and version is not None:
+        exit_with("give a version or --best, not both")
+    if model is not None:
+        check_names(model=model)
+    with require_extra("learner"):
+        from lightningbus.export.hub import push_to_hub as push
+        from lightningbus.export.model_directory import ExportRequest, export_version
+        from lightningbus.export.run_source import open_run
+
+    request = ExportRequest(
+        directory, version, model, base_model, base_name, is_adapter=adapter, is_best=best, is_forced=force
+    )
+
+    async def work() -> int:
+        async with open_run(run, bus) as source:
+            return (await export_version(source, request)).version
+
+    with redirect_stdout(sys.stderr):  # progress of libraries is no result
+        exported = run_async(work())
+    print(f"version {exported} is in {directory}")
+    if push_to_hub is not None:
+
+        async def upload() -> str:
+            return push(directory, push_to_hub, is_public=public)
+
+        with redirect_stdout(sys.stderr):
+            address = run_async(upload())
+        print(f"uploaded to {address}")
+
+
+def _parse(where: list[str]) -> tuple[int | None, Path]:
+    """The version, None if none is named, and the directory."""
+    if len(where) == 1:
+        return None, Path(where[0])
+    if len(where) != 2 or not where[0].isdecimal():
+        exit_with("give a version and a directory, or a directory alone: lightningbus weights export 3 my-model")
+    return int(where[0]), Path(where[1])

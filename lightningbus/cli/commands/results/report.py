@@ -1,0 +1,166 @@
+"""``lightningbus report``: the reports, as tables or pictures."""
+
+import sys
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lightningbus.cli.options import (
+    CsvOption,
+    DatabaseOption,
+    JsonOption,
+    RunOption,
+    SqlOption,
+    exit_on_user_error,
+    require_extra,
+    with_sql_client,
+)
+from lightningbus.cli.output import print_result, run_query
+from lightningbus.run.errors import UserError
+from lightningbus.run.processes.role_process import exit_with
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.run_directory.lookup import find_run_id
+from lightningbus.store.reports import ResultTable
+
+MAX_ROWS = 1000
+NEXT = """
+SELECT min(created_at) FROM weight_versions
+WHERE ({run_id:String} = '' OR run_id = {run_id:String})
+    AND {model:String} IN ('', model) AND version = {version:UInt32}
+HAVING count() > 0
+"""
+MODELS = "SELECT DISTINCT model FROM weight_versions WHERE run_id = {run_id:String} ORDER BY model"
+
+
+def report(
+    name: Annotated[str | None, typer.Argument(help="which; without one, what there is", show_default=False)] = None,
+    run: RunOption = "",
+    model: Annotated[str, typer.Option(help="one model only; with --as-of a version: of this model")] = "",
+    as_of: Annotated[
+        str | None,
+        typer.Option(help="as it was at a time (2026-11-21T10:00, UTC) or while a weight version was newest"),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=0, help="rows at most; 0: all of them")] = MAX_ROWS,
+    parameters: Annotated[
+        list[str] | None, typer.Option("--param", help="NAME=VALUE of a report's own parameter, may be repeated")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="draw it into this PNG")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="write all reports of --run (else the latest) into this HTML file, to send")
+    ] = None,
+    sql: SqlOption = None,
+    database: DatabaseOption = "lightningbus",
+    as_json: JsonOption = False,
+    as_csv: CsvOption = False,
+) -> None:
+    """The questions everybody asks, each also a view of SQL."""
+    with require_extra("store"):
+        from lightningbus.run.run_data.run_names import check_model, check_run
+        from lightningbus.store.reports import REPORTS
+    if html is not None:
+        _write_html(html, name, run, sql, database)
+        return
+    if name is None and run:
+        exit_with("--run goes with the name of a report, or with --html")
+    if name is None:
+        rows: list[tuple[Any, ...]] = [
+            (entry.name, entry.title, " ".join(_format_parameters(entry.parameters))) for entry in REPORTS.values()
+        ]
+        print_result((["report", "what it says", "parameters"], rows), as_json, as_csv)
+        return
+    if name not in REPORTS:
+        near = get_close_matches(name, REPORTS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(REPORTS)}"
+        exit_with(f"there is no report {name!r}; {hint}")
+    definition = REPORTS[name]
+    if plot is not None and definition.plot is None:
+        exit_with(
+            f"report {name} has no picture; with one are: {', '.join(o.name for o in REPORTS.values() if o.plot)}"
+        )
+    most = limit + 1 if limit and plot is None else 0  # one more tells whether there are more
+    arguments = dict(_pair(text) for text in parameters or ())
+    if model and any(parameter.name == "model" for parameter in definition.parameters):
+        arguments["model"] = model
+    elif model and not definition.is_by_model and not (as_of or "").isdecimal():
+        exit_with(f"report {name} is not by model: leave --model out")
+    of_model = bool(model) and definition.is_by_model
+
+    run_id = find_run_id(run)
+
+    def answer(client: Any) -> ResultTable:
+        if run_id:
+            check_run(client, run_id)
+        if model:
+            check_model(client, run_id, model)
+        until = _moment(client, as_of, run_id, model) if as_of is not None else None
+        try:
+            values = definition.values(arguments, run_id)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        values |= {"model": model} if of_model else {}
+        return run_query(client, definition.query(database, most, of_model, until), **values)
+
+    result = with_sql_client(sql, database, answer, run)
+    if plot is not None and definition.plot is not None:
+        with require_extra("demo"):
+            from lightningbus.run.results.plot import plot_report
+        exit_on_user_error(plot_report, plot, definition.title, definition.plot, result)
+        print(plot)
+        return
+    columns, all_rows = result
+    first_rows = all_rows[:limit] if limit else all_rows
+    print_result((columns, first_rows), as_json, as_csv, definition.title, none="nothing yet")
+    if len(first_rows) < len(all_rows):
+        narrower = "".join(f", --param {entry.name}=... fewer" for entry in definition.parameters)
+        print(f"these are the first {limit} rows: --limit 0 shows all{narrower}", file=sys.stderr)
+
+
+def _write_html(path: Path, name: str | None, run: str, sql: str | None, database: str) -> None:
+    if name is not None:
+        exit_with("--html writes all reports into one file: leave the report's name out")
+    latest = RunDirectory.latest()
+    if not run and latest is None:
+        exit_with("there is no run here: say which with --run")
+    with require_extra("demo"):
+        from lightningbus.run.results.html_report import write_report
+        from lightningbus.run.run_data.run_names import check_run
+    which = find_run_id(run) or latest.run_id if latest is not None else run
+
+    def write(client: Any) -> None:
+        check_run(client, which)
+        write_report(path, client, database, which)
+
+    with_sql_client(sql, database, write, run)
+    print(path)
+
+
+def _format_parameters(parameters: Any) -> list[str]:
+    return [
+        parameter.name if parameter.default is None else f"{parameter.name}={parameter.default}"
+        for parameter in parameters
+    ]
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, mark, value = text.partition("=")
+    if not mark:
+        exit_with(f"--param: {text!r} is not NAME=VALUE")
+    return name, value
+
+
+def _moment(client: Any, text: str, run: str, model: str) -> datetime | None:
+    """The end of a version's time, or a time; None: it is not over."""
+    if text.isdecimal():
+        models = [name for (name,) in client.query(MODELS, parameters={"run_id": run}).result_rows]
+        if not model and len(models) > 1:
+            raise UserError(f"--as-of: run {run!r} has versions of {', '.join(models)}: say of which by --model")
+        rows = client.query(NEXT, parameters={"run_id": run, "model": model, "version": int(text) + 1}).result_rows
+        return rows[0][0] if rows else None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise UserError(f"--as-of: {text!r} is neither a weight version nor a time such as 2026-11-21T10:00") from None
+    return moment.astimezone(UTC) if moment.tzinfo else moment

@@ -1,0 +1,91 @@
+"""``lightningbus rollouts``: one rollout to read, rollouts as they end, and the best as a data set."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lightningbus.cli.options import (
+    BusOption,
+    DatabaseOption,
+    JsonOption,
+    SqlOption,
+    require_extra,
+    run_async,
+    with_sql_client,
+    with_sql_client_redirected,
+)
+from lightningbus.run.processes.role_process import exit_with
+from lightningbus.run.run_directory.discovery import BUS_VARIABLE
+from lightningbus.run.run_directory.lookup import find_named_run, find_run_id
+
+app = typer.Typer(help="Rollouts: read one, follow them, export the best.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command()
+def show(
+    rollout: Annotated[str, typer.Argument(help="id of the rollout")],
+    run: Annotated[str, typer.Option(help="run it belongs to; default: the newest that has it")] = "",
+    color: Annotated[str, typer.Option(help="what the colour of a token shows: advantage, staleness or none")] = "none",
+    sql: SqlOption = None,
+    database: DatabaseOption = "lightningbus",
+    as_json: JsonOption = False,
+) -> None:
+    """One rollout as it went: what was asked and answered, call by call, tools and reward; each token's version."""
+    with require_extra("store"):
+        from lightningbus.analysis.transcript import Transcript
+    if color not in ("none", "advantage", "staleness"):
+        exit_with(f"--color: {color!r} is none of advantage, staleness and none")
+    transcript = with_sql_client(sql, database, lambda client: Transcript.load(client, rollout, find_run_id(run)), run)
+    transcript.show_json() if as_json else transcript.show(color)
+
+
+@app.command()
+def tail(
+    run: Annotated[str, typer.Option(help="one run only")] = "",
+    outcome: Annotated[str, typer.Option(help="one outcome only, e.g. agent_error")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="a JSON object per line")] = False,
+    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="stop after so many")] = None,
+    bus: BusOption = None,
+) -> None:
+    """Attempts as they end, a line each, until Ctrl-C."""
+    from lightningbus.analysis.tail import tail_rollouts
+
+    named = find_named_run(run) if run else None
+    is_bus_given = bool(bus or os.environ.get(BUS_VARIABLE))  # its runs may be those of other machines
+    if run and not is_bus_given and named is None:
+        with_sql_client(None, "lightningbus", lambda client: None, run)  # refuses a run that the store does not know
+    elif not is_bus_given and named is not None and named.read_endpoints() is None:
+        exit_with(f"run {run!r} is not up, so nothing of it ends: `lightningbus query --run {run}` asks its store")
+    run_async(tail_rollouts(bus, find_run_id(run), outcome, as_json, count, named))
+
+
+@app.command()
+def export(
+    out: Annotated[Path, typer.Argument(help="chat messages as .jsonl, or tokens of every call as .parquet")],
+    run: Annotated[str | None, typer.Option(help="which run [default: the only one there is]")] = None,
+    model: Annotated[str | None, typer.Option(help="whose calls [default: the only model that was trained]")] = None,
+    top_k: Annotated[int, typer.Option(min=1, help="how many rollouts of each task, the best first")] = 1,
+    min_reward: Annotated[float, typer.Option(help="smallest reward of a rollout")] = 0.0,
+    sql: SqlOption = None,
+    database: DatabaseOption = "lightningbus",
+) -> None:
+    """Write the best training rollouts as a supervised data set."""
+    with require_extra("learner"):
+        from lightningbus.analysis import replay as work
+        from lightningbus.analysis.run_history import RunHistory
+
+    writers = {".jsonl": work.write_chat, ".parquet": work.write_parquet}
+    if out.suffix not in writers:
+        exit_with(f"{out}: the name must end in .jsonl (chat messages) or .parquet (tokens)")
+    run_id = find_run_id(run) if run is not None else None
+    count = with_sql_client_redirected(
+        sql,
+        database,
+        lambda client: writers[out.suffix](
+            out, RunHistory.open(client, run_id, model).best_rollouts(top_k, min_reward)
+        ),
+        run,
+    )
+    print(f"{count} lines in {out}")

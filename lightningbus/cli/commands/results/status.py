@@ -1,0 +1,46 @@
+"""``lightningbus status``: which roles are alive, and what they do."""
+
+import asyncio
+from typing import Annotated
+
+import msgspec
+import typer
+
+from lightningbus.bus.fleet.node_state import SUSPECT_SECONDS
+from lightningbus.cli.options import BusOption, run_async
+from lightningbus.common.printable import printable_json
+from lightningbus.run.processes.role_process import on_stop_signals
+from lightningbus.run.run_directory.discovery import connect
+
+
+def status(
+    bus: BusOption = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="a list of objects, with all that each says of itself")
+    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="keep showing until Ctrl-C")] = False,
+) -> None:
+    """Who is alive and what they do."""
+    from lightningbus.bus.fleet.heartbeat_text import firing_alerts
+    from lightningbus.run.display.live_view import LiveView, console, members_table
+    from lightningbus.run.display.terminal import Terminal
+
+    async def look() -> None:
+        async with connect(bus, "status") as at, at.fleet("*") as fleet:
+            if watch:
+                stop = asyncio.Event()
+                on_stop_signals(asyncio.get_running_loop(), stop)
+                async with LiveView(fleet, "lightningbus status", console()).showing() as view:
+                    view.set_phase("watching; Ctrl-C stops")
+                    await stop.wait()
+                return
+            await asyncio.sleep(SUSPECT_SECONDS)  # who lives has said so by then
+            members = fleet.members()
+            if as_json:
+                print(printable_json([msgspec.to_builtins(beat) for beat in members]))
+                return
+            Terminal().print(members_table(members) if members else "nobody is alive on this bus")
+            for alert in firing_alerts(members):
+                Terminal(soft_wrap=True).print(f"ALERT  {alert}", style="bold red", highlight=False, markup=False)
+
+    run_async(look())

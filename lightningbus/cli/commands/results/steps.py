@@ -1,0 +1,80 @@
+"""``lightningbus steps``: a training step computed again, and a run trained offline."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lightningbus.cli.options import (
+    DatabaseOption,
+    JsonOption,
+    SettingsOption,
+    SqlOption,
+    exit_on_user_error,
+    require_extra,
+    with_sql_client_redirected,
+)
+from lightningbus.cli.output import print_result
+from lightningbus.run.run_directory.lookup import find_run_id
+from lightningbus.run.settings.run_file import load_fields
+
+app = typer.Typer(
+    help="Training steps: compute them again from ClickHouse.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+RunOption = Annotated[str | None, typer.Option(help="which run [default: the only one there is]")]
+ModelOption = Annotated[str | None, typer.Option(help="which model's steps [default: the only one that was trained]")]
+
+
+@app.command()
+def replay(
+    step: Annotated[int, typer.Option(min=1, help="training step to make again; with --train: the first one")],
+    run: RunOption = None,
+    model: ModelOption = None,
+    checkpoints: Annotated[
+        Path | None, typer.Option(help="directory of checkpoints: the step is trained again from the one before it")
+    ] = None,
+    train: Annotated[
+        Path | None, typer.Option(help="train on the batches offline, from the first model, and write weights here")
+    ] = None,
+    last: Annotated[int | None, typer.Option(min=1, help="with --train: the last step [default: --step]")] = None,
+    settings: SettingsOption = None,
+    sql: SqlOption = None,
+    database: DatabaseOption = "lightningbus",
+    as_json: JsonOption = False,
+) -> None:
+    """Make a training step again from ClickHouse: same rows, same advantages and, with its checkpoint, same loss.
+
+    With --train the batches of a run are trained on offline: by its own settings, or by others.
+    """
+    with require_extra("learner"):
+        from lightningbus.analysis import replay as work
+
+    run_id = find_run_id(run) if run is not None else None
+    if train is not None:
+        from rich.progress import Progress
+
+        from lightningbus.run.display.live_view import console
+
+        changes = exit_on_user_error(load_fields, settings) if settings is not None else {}
+        end = last or step
+        screen = console()
+        with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
+            bar = progress.add_task("training", total=end - step + 1)
+            done = with_sql_client_redirected(
+                sql,
+                database,
+                lambda client: work.train_offline(
+                    client, run_id, model, (step, end), changes, train, lambda: progress.advance(bar)
+                ),
+                run,
+            )
+        print_result((["step", "reward", "tokens", "loss"], list(done)), as_json)
+        return
+    result = with_sql_client_redirected(
+        sql, database, lambda client: work.replay_step(client, run_id, model, step, checkpoints), run
+    )
+    print_result((list(result), [tuple(result.values())]), as_json)
+    if not result["same_batch"] or not result.get("same_loss", True):
+        raise SystemExit(1)

@@ -1,0 +1,101 @@
+"""``lightningbus ui``: a page over the store in the browser, and the fleet where a bus is reachable."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Annotated
+
+import typer
+
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.fleet.heartbeats import Fleet
+from lightningbus.cli.options import BusOption, DatabaseOption, SqlOption, require_extra, run_async
+from lightningbus.common.aio import first_completed
+from lightningbus.common.listeners import AddressInUseError
+from lightningbus.run.errors import UserError
+from lightningbus.run.processes.role_process import exit_with, on_stop_signals
+from lightningbus.run.run_data.store_discovery import SQL_VARIABLE
+from lightningbus.run.run_directory.discovery import connect
+from lightningbus.run.run_directory.page_address import Announce, claim_page
+from lightningbus.schemas.fleet import Heartbeat
+
+BUS_SECONDS = 5.0
+"""Between two tries to reach a bus that does not answer."""
+
+
+class Listener:
+    """Hears the heartbeats of whichever bus answers, now or later; the pages do without one."""
+
+    def __init__(self, bus: str | None) -> None:
+        self._bus = bus
+        self._fleet: Fleet | None = None
+        self._problem = "looking for the bus"
+
+    def members(self) -> Sequence[Heartbeat] | str:
+        """Who is alive, or why nobody knows."""
+        return self._problem if self._fleet is None else self._fleet.members()
+
+    async def listen(self) -> None:
+        """For ever; a bus that is lost is looked for again."""
+        while True:
+            try:
+                async with connect(self._bus, "ui", wait=2.0) as bus, bus.fleet("*") as self._fleet:
+                    await bus.closed.wait()
+            except BusError as error:
+                self._problem = str(error)
+            finally:
+                self._fleet = None
+            await asyncio.sleep(BUS_SECONDS)
+
+
+def ui(
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port to listen on; 0 takes a free one", min=0, max=65535)] = 8124,
+    sql: SqlOption = None,
+    database: DatabaseOption = "lightningbus",
+    bus: BusOption = None,
+) -> None:
+    """Show runs and rollouts in the browser, live, until Ctrl-C; it only reads.
+
+    Before the first run it waits for one. When a run ends, the page goes on from the run's files. A second `ui` prints
+    the address of the first.
+    """
+    with require_extra("store"):
+        from lightningbus.run.run_data.followed_store import FollowedStore
+        from lightningbus.run.run_data.other_runs import OtherRuns
+        from lightningbus.store.clickhouse.client import StoreUnreachable
+        from lightningbus.store.ui.client import Reader
+        from lightningbus.store.ui.server import UiServer, serve
+
+    async def run(announce: Announce) -> None:
+        stop = asyncio.Event()
+        on_stop_signals(asyncio.get_running_loop(), stop)
+        listener, reader = Listener(bus), Reader()
+        store = FollowedStore(reader, sql, database)
+        others = None if sql or os.environ.get(SQL_VARIABLE) else OtherRuns(database)
+
+        async def show() -> None:
+            problem = await store.wait_until_opened()
+            pages = UiServer(reader, host, listener.members, others)
+            async with others.closing() if others else nullcontext(), serve(pages, host, port) as url:
+                announce(url)
+                print(f"UI at {url}", file=sys.stderr, flush=True)
+                if problem:
+                    print(f"{problem}; the page shows it then", file=sys.stderr, flush=True)
+                await stop.wait()
+
+        try:
+            await first_completed(show(), store.follow(), listener.listen(), stop.wait())
+        except AddressInUseError as error:
+            raise UserError(str(error)) from error
+
+    try:
+        with claim_page((host, sql or os.environ.get(SQL_VARIABLE), database, bus)) as page:
+            if isinstance(page, str):
+                print(f"UI at {page} already", file=sys.stderr)
+            else:
+                run_async(run(page))
+    except StoreUnreachable as error:
+        exit_with(error)

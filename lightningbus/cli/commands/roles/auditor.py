@@ -1,0 +1,39 @@
+"""``lightningbus auditor``: recomputes a share of what engines sampled."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lightningbus.cli.options import (
+    BusOption,
+    HealthOption,
+    SettingsOption,
+    exit_on_user_error,
+    load_settings,
+    require_extra,
+)
+from lightningbus.run.processes.role_process import run_role
+from lightningbus.run.run_directory.discovery import discover_bus
+
+
+def auditor(
+    context: typer.Context,
+    model_path: Annotated[Path | None, typer.Option(help="model directory: architecture")] = None,
+    bus: BusOption = None,
+    model: Annotated[str | None, typer.Option(help="name of the model [default: policy]")] = None,
+    share: Annotated[float | None, typer.Option(help="rollouts that are audited [default: 0.01]")] = None,
+    health: HealthOption = None,
+    settings: SettingsOption = None,
+) -> None:
+    """Recompute the log-probabilities of sampled tokens, and stop engines whose tokens are not what they say.
+
+    Every field of its settings is an option too, such as --tolerance 0.1.
+    """
+    with require_extra("learner"):
+        from lightningbus.auditor import auditor as room
+        from lightningbus.auditor.settings import AuditorSettings
+
+    options = {"model_path": model_path, "model": model, "share": share}
+    checked = load_settings(AuditorSettings, "auditor", settings, context.args, **options, health_address=health)
+    run_role(exit_on_user_error(discover_bus, bus, "auditor"), "auditor", room.run, checked, room.AuditorError)

@@ -1,0 +1,153 @@
+"""``lightningbus bus``: a nats-server with all streams, and who may connect to it."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lightningbus.bus.client import Bus
+from lightningbus.bus.streams.specs import DEFAULT_POLICIES, runner_consumers
+from lightningbus.cli.options import (
+    DEFAULT_AGENT,
+    PolicyOption,
+    SizeOption,
+    check_names,
+    exit_on_user_error,
+    parse_sizes,
+    require_extra,
+    run_async,
+)
+from lightningbus.run.processes.role_process import exit_with, on_stop_signals
+from lightningbus.run.run_directory.discovery import find_credentials, find_credentials_directory
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+NO_USERS = "bus: it has no users: whoever reaches it may do anything (--credentials adds users)"
+
+
+@app.callback(invoke_without_command=True)
+def bus(
+    context: typer.Context,
+    port: Annotated[int, typer.Option(help="port to listen on; 0 takes a free one")] = 4222,
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    dir: Annotated[Path, typer.Option(help="where the streams are kept")] = Path("runs/bus"),
+    sync_interval: Annotated[
+        str, typer.Option(help="how long a write may wait for the disk; always: survives a power loss")
+    ] = "2m",
+    insecure: Annotated[bool, typer.Option("--insecure", help="let anybody connect, beyond loopback too")] = False,
+    size: SizeOption = None,
+    policy: PolicyOption = None,
+) -> None:
+    """Run a nats-server with all streams made, until Ctrl-C; one that dies is started again."""
+    from lightningbus.bus.embedded.nats_server import nats_server
+    from lightningbus.common.aio import first_completed
+
+    if context.invoked_subcommand is not None:
+        return
+    users, sizes = find_credentials_directory(), parse_sizes(size)
+    policies = policy or DEFAULT_POLICIES
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        on_stop_signals(asyncio.get_running_loop(), stop)
+        async with (
+            nats_server(dir, host, port, sync_interval, users, insecure, sizes.more_mib) as server,
+            Bus.connect(server.url, name="provision", credentials=find_credentials("admin")) as admin,
+        ):
+            more = runner_consumers(DEFAULT_AGENT) if users is not None else ()
+            await admin.provision(sizes=sizes, more=more, policies=policies)
+            print(f"bus: {server.url}", flush=True)
+            if users is None:
+                print(NO_USERS, file=sys.stderr)
+            await first_completed(server.supervise(), admin.keep_provisioned(sizes, more, policies), stop.wait())
+
+    run_async(serve())
+
+
+@app.command("create-users")
+def create_users_(
+    out: Annotated[Path, typer.Option(help="directory for what is made; keep it to yourself")],
+    tls: Annotated[
+        bool, typer.Option("--tls", help="certificates too: the bus speaks TLS, to clients with one")
+    ] = False,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="name or address the server is reached under, for its certificate; repeat it"),
+    ] = None,
+    leaf: Annotated[bool, typer.Option("--leaf", help="for a leaf node: the server of a far site")] = False,
+    signing: Annotated[
+        Path | None,
+        typer.Option(help="a role's folder of the cluster, with its signing keys: `inference` or `client`"),
+    ] = None,
+    policy: PolicyOption = None,
+) -> None:
+    """Make a user of the bus for each role, with no more rights than it needs, and the server's configuration.
+
+    With several --policy each learner has a user of its own, `learner-MODEL`, for its own model only.
+    """
+    for model in policy or ():
+        check_names(policy=model)
+    with require_extra("bus"):
+        from lightningbus.bus.security.users import create_users
+
+    def make() -> None:
+        for line in create_users(out, tls, host or (), leaf, signing, policy or DEFAULT_POLICIES):
+            print(line)
+
+    exit_on_user_error(make)
+    if leaf:
+        print(
+            "next, on the host of the site's server, with `leaf-runner` and `leaf-inference` of the cluster:\n"
+            f"  SERVER_NAME=site1 nats-server -c leaf.conf    # deploy/hosts/leaf.conf, with {out} for `site` in it\n"
+            "and each of the site's roles with its own directory:\n"
+            f"  lightningbus --credentials {out}/runner runner --bus nats://ADDRESS:4222 ..."
+        )
+        return
+    print(
+        "next, a server that knows them:\n"
+        f"  lightningbus --credentials {out} bus{' --host ADDRESS' if tls else ''}"
+        f"        # or `include` {out}/users.conf in your own\n"
+        "and each role with its own directory, which is all that has to go to its machine:\n"
+        f"  lightningbus --credentials {out}/runner runner --bus nats://ADDRESS:4222 ..."
+    )
+
+
+@app.command()
+def rotate(
+    out: Annotated[Path, typer.Option(help="what `bus create-users` made")],
+    finish: Annotated[bool, typer.Option("--finish", help="let the old keys in no longer")] = False,
+    server: Annotated[
+        int | None,
+        typer.Option("--server", help="process id of a nats-server on this machine that takes it up at once"),
+    ] = None,
+    leaf: Annotated[bool, typer.Option("--leaf", help="as it was given to `bus create-users`")] = False,
+) -> None:
+    """Give the users of a running bus new keys and a new authority, in two steps; nobody is cut off between them."""
+    with require_extra("bus"):
+        from lightningbus.bus.security.key_rotation import begin_rotation, finish_rotation
+
+    def rotated() -> None:
+        for line in (finish_rotation if finish else begin_rotation)(out, leaf):
+            print(line)
+        if server is not None:
+            try:
+                os.kill(server, signal.SIGHUP)
+            except OSError as error:
+                exit_with(f"process {server} was not told to read them: {error.strerror}")
+
+    exit_on_user_error(rotated)
+    if server is None:
+        print(
+            f"next: each server is given {out}/users.conf and {out}/server, "
+            "and reads them at `kill -HUP` or `nats-server --signal reload`"
+        )
+    if not finish:
+        print(
+            "then each role its own directory, which it reads at its next connection; when all have it:\n"
+            f"  lightningbus bus rotate --out {out} --finish"
+        )

@@ -1,0 +1,71 @@
+"""``lightningbus learner``: training by verl."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lightningbus.cli.options import (
+    BusOption,
+    GpuMemoryOption,
+    GpuTflopsOption,
+    HealthOption,
+    RanksOption,
+    SettingsOption,
+    exit_on_user_error,
+    load_settings,
+    require_extra,
+)
+from lightningbus.run.processes.role_process import exit_with, run_role
+from lightningbus.run.run_directory.discovery import discover_bus
+from lightningbus.tasks.task_file import TaskFileError
+
+
+def learner(
+    context: typer.Context,
+    model_path: Annotated[Path | None, typer.Option(help="model directory to start from")] = None,
+    tasks: Annotated[Path | None, typer.Option(help="file of training tasks to dispatch")] = None,
+    steps: Annotated[int | None, typer.Option(help="training steps [default: 100]")] = None,
+    run: Annotated[str | None, typer.Option(help="name of the run [default: run]")] = None,
+    bus: BusOption = None,
+    checkpoints: Annotated[Path | None, typer.Option(help="where to keep them [default: runs/checkpoints]")] = None,
+    health: HealthOption = None,
+    settings: SettingsOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="say what memory and time training takes, and do not train")
+    ] = False,
+    ranks: RanksOption = 1,
+    gpu_memory: GpuMemoryOption = None,
+    gpu_tflops: GpuTflopsOption = None,
+) -> None:
+    """Train on finished rollouts with verl, and publish every step as a weight version.
+
+    Every field of its settings is an option too, such as --group-size 4 or --actor.optim.lr 1e-4.
+
+    Over several GPUs or processes: torchrun --nproc-per-node 2 -m lightningbus learner ...
+    """
+    with require_extra("learner"):
+        from lightningbus.learner import errors
+        from lightningbus.learner import learner as room
+        from lightningbus.learner.checkpointing import checkpoint
+        from lightningbus.learner.settings.learner import LearnerSettings
+        from lightningbus.learner.training import distributed
+
+    options = {"model_path": model_path, "tasks": tasks, "max_steps": steps, "run": run, "checkpoint_dir": checkpoints}
+    checked = load_settings(LearnerSettings, "learner", settings, context.args, **options, health_address=health)
+    if dry_run:
+        from lightningbus.run.preflight.memory_check import Target
+        from lightningbus.run.preflight.preflight import check_alone
+
+        target = Target(ranks, gpu_memory, gpu_tflops)
+        print("\n".join(exit_on_user_error(lambda: list(check_alone(checked, target)))))
+        return
+    if distributed.is_worker_rank():
+        try:
+            room.run_worker(checked)
+        except errors.LearnerError as error:
+            exit_with(error)
+        return
+    expected = (errors.LearnerError, checkpoint.CheckpointError, TaskFileError)
+    at = exit_on_user_error(discover_bus, bus, "learner", model=checked.model)
+    run_role(at, "learner", room.run, checked, *expected)

@@ -1,0 +1,61 @@
+"""``lightningbus runner``: agents on tasks of the bus."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lightningbus.cli.options import (
+    BusOption,
+    HealthOption,
+    SettingsOption,
+    exit_on_user_error,
+    load_settings,
+    with_api_key,
+)
+from lightningbus.run.processes.role_process import run_role
+from lightningbus.run.run_directory.discovery import discover_bus
+
+
+def runner(
+    context: typer.Context,
+    agent: Annotated[str | None, typer.Option(help="the agent as module:function, sync or async")] = None,
+    python: Annotated[Path | None, typer.Option(help="interpreter it runs in [default: this one]")] = None,
+    path: Annotated[Path | None, typer.Option(help="directory it runs in [default: here]")] = None,
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", "-n", help="rollouts at once [default: 4]")
+    ] = None,
+    command: Annotated[
+        str | None, typer.Option(help="any program instead of a Python agent, as one would type it")
+    ] = None,
+    reward: Annotated[str | None, typer.Option(help="reward function as module:function(input, result)")] = None,
+    name: Annotated[str | None, typer.Option(help="agent name whose tasks it takes [default: default]")] = None,
+    bus: BusOption = None,
+    health: HealthOption = None,
+    settings: SettingsOption = None,
+) -> None:
+    """Take tasks from the bus, run the agent on each, and publish what happened.
+
+    Every field of its settings is an option too, such as --memory-limit-gib 2.
+    """
+    from lightningbus.common.processes.subprocesses import ProcessGuard
+    from lightningbus.runners import runner as room
+    from lightningbus.runners.agent.launcher import AgentStartError
+    from lightningbus.runners.settings import RunnerSettings
+
+    words = shlex.split(command) if command is not None else None
+    options = {
+        "entrypoint": agent,
+        "python_executable": python,
+        "working_dir": path,
+        "concurrency": concurrency,
+        "command": words,
+        "reward_fn": reward,
+        "agent_name": name,
+        "health_address": health,
+    }
+    checked = load_settings(RunnerSettings, "runner", settings, context.args, **options)
+    at = exit_on_user_error(discover_bus, bus, "runner")
+    ProcessGuard.enable()
+    run_role(at, "runner", room.run, with_api_key(checked, at), AgentStartError)

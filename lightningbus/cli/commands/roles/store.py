@@ -1,0 +1,106 @@
+"""``lightningbus store``: events into ClickHouse, SQL out of it, and users of a ClickHouse server."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lightningbus.cli.lazy_group import ANY_SETTING
+from lightningbus.cli.options import (
+    BusOption,
+    DatabaseOption,
+    HealthOption,
+    RoleGroup,
+    SettingsOption,
+    check_names,
+    exit_on_user_error,
+    load_settings,
+    require_extra,
+)
+from lightningbus.common.listeners import AddressInUseError
+from lightningbus.run.processes.role_process import exit_with, run_role
+from lightningbus.run.run_directory.discovery import discover_bus
+
+app = typer.Typer(rich_markup_mode=None, cls=RoleGroup)
+
+
+READER_VARIABLE, WRITER_VARIABLE = "LIGHTNINGBUS_READER_PASSWORD", "LIGHTNINGBUS_WRITER_PASSWORD"
+
+
+URL_VARIABLE, ADMIN_VARIABLE = "LIGHTNINGBUS_STORE_URL", "LIGHTNINGBUS_ADMIN_SQL"
+"""Addresses with a password in them, which everybody on a machine sees in the arguments of a process."""
+
+
+@app.callback(invoke_without_command=True, context_settings=ANY_SETTING)
+def store(
+    context: typer.Context,
+    bus: BusOption = None,
+    url: Annotated[
+        str | None, typer.Option(help=f"ClickHouse server [default: ${URL_VARIABLE}, else an embedded engine]")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="data of the embedded engine [default: runs/store]")] = None,
+    http_port: Annotated[int | None, typer.Option(help="its HTTP port; 0 takes a free one [default: 8123]")] = None,
+    health: HealthOption = None,
+    settings: SettingsOption = None,
+) -> None:
+    """Write every event into ClickHouse, and answer SQL over ClickHouse's HTTP interface.
+
+    Every field of its settings is an option too, such as --retention-days 30.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    with require_extra("store"):
+        from lightningbus.store import service as room
+        from lightningbus.store.clickhouse import client, migrations
+        from lightningbus.store.embedded import engine
+        from lightningbus.store.settings import StoreSettings
+
+    options = {"url": url, "data_dir": data_dir, "http_port": http_port, "health_address": health}
+    checked = load_settings(StoreSettings, "store", settings, context.args, **options)
+    expected = (AddressInUseError, engine.EngineBusy, client.StoreUnreachable, migrations.MigrationError)
+    run_role(exit_on_user_error(discover_bus, bus, "store"), "store", room.run, checked, *expected)
+
+
+@app.command("create-users")
+def create_users(
+    sql: Annotated[
+        str | None,
+        typer.Option(
+            "--sql",
+            envvar=ADMIN_VARIABLE,
+            show_envvar=False,
+            help=f"make them there, as a user who may [default: ${ADMIN_VARIABLE}, else print the statements]",
+        ),
+    ] = None,
+    database: DatabaseOption = "lightningbus",
+    cluster: Annotated[str | None, typer.Option(help="on all servers of a cluster")] = None,
+) -> None:
+    """Make users of a ClickHouse server: one who reads within limits, one who writes.
+
+    Their passwords are in $LIGHTNINGBUS_READER_PASSWORD and $LIGHTNINGBUS_WRITER_PASSWORD; without one, no such user.
+    """
+    with require_extra("store"):
+        from clickhouse_connect.driver.exceptions import ClickHouseError
+
+        from lightningbus.store.clickhouse import users
+        from lightningbus.store.clickhouse.client import StoreUnreachable, connect
+        from lightningbus.store.clickhouse.query_limits import explain_error
+
+    check_names(database=database, **({"cluster": cluster} if cluster else {}))
+    reader, writer = (os.environ.get(name, "") for name in (READER_VARIABLE, WRITER_VARIABLE))
+    statements = users.create_statements(database, cluster, reader=reader, writer=writer)
+    if not statements:
+        exit_with(f"put a password into ${READER_VARIABLE}, ${WRITER_VARIABLE}, or both: no user is made without one")
+    if sql is None:
+        print(";\n".join(statements) + ";")
+        return
+    try:
+        client = connect(sql, None)
+        for statement in statements:
+            client.command(statement)
+    except StoreUnreachable as error:
+        exit_with(error)
+    except ClickHouseError as error:
+        exit_with(explain_error(error))
+    print(f"made: {', '.join(name for name, password in ((users.READER, reader), (users.WRITER, writer)) if password)}")

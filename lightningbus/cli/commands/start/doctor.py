@@ -1,0 +1,32 @@
+"""``lightningbus doctor``: whether this machine can run it."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lightningbus.cli.output import print_result
+from lightningbus.run.machine.checks import check_machine, is_prevented
+from lightningbus.run.machine.facts import read_facts
+
+
+def doctor(
+    runs: Annotated[Path, typer.Option(help="where run directories are made")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="a list of objects")] = False,
+) -> None:
+    """Check this machine: Python, cores, memory, GPU, disk, ports, limits, packages; and name what to do.
+
+    Ends with exit code 1 if something prevents a run.
+    """
+    checks = check_machine(read_facts(runs))
+    if as_json:
+        rows = [tuple(asdict(check).values()) for check in checks]
+        print_result((["name", "level", "finding", "advice"], rows), as_json=True)
+    else:
+        for check in checks:
+            print(f"{check.level:<8}{check.name}: {check.finding}")
+            if check.advice:
+                print(f"{'':8}  -> {check.advice}")
+    if is_prevented(checks):
+        raise SystemExit(1)

@@ -1,0 +1,60 @@
+"""``lightningbus train``: a training job from its first evaluation to its last."""
+
+import importlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lightningbus.cli.options import (
+    GpuMemoryOption,
+    GpuTflopsOption,
+    RanksOption,
+    exit_on_user_error,
+    require_extra,
+    run_async,
+    run_until_signal,
+)
+
+
+def train(
+    config: Annotated[Path, typer.Option("--config", "-c", help="run file with a learner and held-out tasks")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="check everything but the weights; run the agent once")
+    ] = False,
+    ranks: RanksOption = 1,
+    gpu_memory: GpuMemoryOption = None,
+    gpu_tflops: GpuTflopsOption = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on where the run was stopped, instead of moving it aside")
+    ] = False,
+) -> None:
+    """Run a training job to its end: held-out reward before, training, held-out reward after, figures and a picture."""
+    with require_extra("demo"):
+        importlib.import_module("matplotlib")  # the picture comes last, and is not to be what fails
+    from lightningbus.run.jobs import train_job
+    from lightningbus.run.preflight import preflight
+    from lightningbus.run.preflight.memory_check import Target
+    from lightningbus.run.results.train_result import report
+    from lightningbus.run.settings.run_file import load_run_settings
+
+    settings = exit_on_user_error(load_run_settings, config)
+    job = exit_on_user_error(preflight.parse_job, settings, str(config))
+
+    rounds = None
+    if settings.optimizes_in_turns:
+        with require_extra("optimize"):
+            importlib.import_module("gepa")
+        from lightningbus.optimize.training_rounds import training_rounds
+
+        rounds = exit_on_user_error(training_rounds, settings)
+
+    def look() -> None:
+        for line in preflight.run_checks(settings, job, Target(ranks, gpu_memory, gpu_tflops)):
+            print(line)
+
+    if dry_run:
+        exit_on_user_error(look)
+        return
+    work = train_job.run(settings, job, resume=resume, rounds=rounds)
+    report(run_async(run_until_signal(work, f": lightningbus train --resume -c {config} goes on")))

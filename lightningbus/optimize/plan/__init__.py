@@ -1,0 +1,1 @@
+"""Decisions of a prompt optimisation. Pure."""

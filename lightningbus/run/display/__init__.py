@@ -1,0 +1,1 @@
+"""The progress of a run, on a terminal and in a notebook."""

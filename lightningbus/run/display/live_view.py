@@ -1,0 +1,161 @@
+"""What is going on, from the heartbeats: a live table, or a line every few seconds where there is no terminal."""
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from lightningbus.bus.fleet.heartbeat_text import describe, firing_alerts, has_several_models
+from lightningbus.bus.fleet.heartbeats import Fleet
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.run.display.progress import StepProgress, format_reward, slowest_first, sparkline
+from lightningbus.run.display.terminal import Terminal
+from lightningbus.schemas.fleet import Heartbeat
+
+ROLES = ("supervisor", "learner", "inference", "runner", "store", "auditor")
+BAR_WIDTH = 40
+NON_TTY_INTERVAL_SECONDS = 10.0
+"""How often a line is printed where there is no terminal to draw on."""
+
+
+def _line(beat: Heartbeat, is_named: bool) -> str:
+    version = "" if beat.version is None else f" v{beat.version}"
+    name = f" {beat.model}" if is_named and beat.model else ""
+    return f"{beat.role}{name} {beat.state}{version} {describe(beat)}"
+
+
+def members_table(members: Iterable[Heartbeat]) -> Table:
+    """One row per living process, with its model where there are several."""
+    members = list(members)
+    is_named = has_several_models(members)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("role", "id", *(["model"] if is_named else []), "state", "version", "doing"):
+        table.add_column(column, no_wrap=column != "doing")
+    rank = {role: index for index, role in enumerate(ROLES)}
+    for beat in sorted(members, key=lambda beat: (rank.get(beat.role, 99), beat.id)):
+        version = "" if beat.version is None else str(beat.version)
+        model = [beat.model] if is_named else []
+        table.add_row(*map(Text, (beat.role, beat.id, *model, beat.state, version, describe(beat))))
+    return table
+
+
+class LiveView:
+    """Live picture of a run; ``phase`` is the headline."""
+
+    def __init__(self, fleet: Fleet, title: str, console: Console | None = None) -> None:
+        self.phase = "starting"
+        self.note = ""
+        self._fleet = fleet
+        self._title = title
+        self._console = console or Terminal(stderr=True)
+        self._started = time.monotonic()
+        self._rewards: dict[str, dict[int, float]] = {}
+        """By model, then by step."""
+        self._progress: dict[str, StepProgress] = {}
+        """By model."""
+
+    @contextlib.asynccontextmanager
+    async def showing(self) -> AsyncIterator["LiveView"]:
+        """Draw while the block runs."""
+        drawing = asyncio.create_task(self._draw_live() if self._console.is_terminal else self._print_lines())
+        try:
+            yield self
+        finally:
+            await cancel_and_wait(drawing)
+
+    def set_phase(self, phase: str) -> None:
+        """Change the headline; without a terminal it is printed at once."""
+        self.phase = phase
+        if not self._console.is_terminal:
+            self._print(self._headline())
+
+    def set_note(self, note: str) -> None:
+        """Change what stands beside the headline; without a terminal it is printed at once."""
+        self.note = note
+        if not self._console.is_terminal:
+            self._print(self._headline())
+
+    def warn(self, sentence: str) -> None:
+        """Print a warning, which stays where it is."""
+        self._print(f"warning: {sentence}")
+
+    def _headline(self) -> str:
+        seconds = time.monotonic() - self._started
+        return f"[{int(seconds // 60)}:{int(seconds % 60):02d}] {self.phase}{'  ' + self.note if self.note else ''}"
+
+    def _render(self) -> Group:
+        self._remember()
+        parts: list[RenderableType] = [Text(f"{self._title}  {self._headline()}", style="bold")]
+        now = time.monotonic()
+        for model, progress in slowest_first(self._progress, now):
+            bar = ProgressBar(total=progress.num_steps, completed=progress.step, width=BAR_WIDTH)
+            parts.append(Columns([bar, Text(self._name(model) + progress.describe(now))]))
+        parts.append(members_table(self._fleet.members()))
+        parts += [Text(f"ALERT  {alert}", style="bold red") for alert in firing_alerts(self._fleet.members())]
+        parts += [Text(line, style="green") for line in self._describe_rewards()]
+        return Group(*parts)
+
+    def _describe_rewards(self) -> Iterator[str]:
+        for model, reward_by_step in sorted(self._rewards.items()):
+            values = [reward_by_step[step] for step in sorted(reward_by_step)]
+            span = f"{format_reward(min(values))} to {format_reward(max(values))}, now {format_reward(values[-1])}"
+            yield f"{self._name(model)}reward by step  {sparkline(values, BAR_WIDTH)}  {span}"
+
+    def _name(self, model: str) -> str:
+        """What a line about a learner begins with: its model, where there are several."""
+        return f"{model}: " if len(self._progress) > 1 else ""
+
+    def _remember(self) -> None:
+        for beat in self._fleet.members():
+            step, num_steps, reward = (beat.status.get(key) for key in ("step", "steps", "reward"))
+            if beat.role != "learner" or not isinstance(step, int) or not isinstance(num_steps, int) or not num_steps:
+                continue  # no learner, or the one that publishes the first version only
+            if beat.state != "starting":
+                self._progress.setdefault(beat.model, StepProgress()).record(step, num_steps, time.monotonic())
+            if isinstance(reward, int | float):
+                self._rewards.setdefault(beat.model, {})[step] = float(reward)
+
+    async def _draw_live(self) -> None:
+        with Live(self._render(), console=self._console, refresh_per_second=2, transient=False) as live:
+            while True:
+                await self._fleet.wait_for_change()
+                live.update(self._render())
+                await asyncio.sleep(0.3)  # a second's heartbeats come in a burst: draw once for all
+
+    async def _print_lines(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(NON_TTY_INTERVAL_SECONDS):
+                    while True:
+                        await self._fleet.wait_for_change()
+                        self._remember()
+            for line in self._lines():
+                self._print(line)
+
+    def _lines(self) -> Iterator[str]:
+        """What the live picture shows, for where there is no terminal."""
+        members = self._fleet.members()
+        yield from (f"ALERT  {alert}" for alert in firing_alerts(members))
+        now = time.monotonic()
+        training = [self._name(model) + item.describe(now) for model, item in slowest_first(self._progress, now)]
+        training += self._describe_rewards()
+        is_named = has_several_models(members)
+        lines = [_line(beat, is_named) for beat in members if beat.role in ("learner", "inference")]
+        for line in [*training, *lines] or ["no learner and no inference node is there"]:
+            yield f"{self._headline()} | {line}"
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def console() -> Console:
+    """Where progress goes: standard error, so that output can be piped."""
+    return Terminal(file=sys.stderr)

@@ -1,0 +1,9 @@
+"""Errors that end a command with one sentence."""
+
+
+class UserError(Exception):
+    """Report what the user can put right: one sentence, shown without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that Jupyter shows instead of a traceback."""
+        return [f"{type(self).__name__}: {self}"]

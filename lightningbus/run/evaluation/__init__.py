@@ -1,0 +1,1 @@
+"""Evaluations: the held-out reward of weight versions."""

@@ -1,0 +1,160 @@
+"""The weight version that nodes keep while it is evaluated."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.weights.registry import WeightRegistry
+from lightningbus.common.aio import first_completed
+from lightningbus.run.errors import UserError
+from lightningbus.schemas import subjects
+from lightningbus.schemas.weights.events import ReleaseDecision, ReleaseState
+from lightningbus.schemas.weights.release_policy import is_servable
+
+EVALUATE_ACTOR = "evaluate"
+"""Who pins a version for an evaluation, in the record of decisions."""
+TRAIN_ACTOR = "train:"
+"""Begins the name of a training job that pins a version for its held-out problems."""
+RECHECK_SECONDS = 5.0
+"""How often the pin is looked up without a notification."""
+
+
+async def find_version(registry: WeightRegistry, version: int | None) -> int:
+    """The version, if nodes can load it, or the newest; raises `UserError`."""
+    release = await registry.refresh()
+    available = []
+    async for manifest, _ in registry.list_versions():
+        if is_servable(release, manifest) and not await registry.find_expired_blob(manifest):
+            available.append(manifest.version)
+    if not available:
+        raise UserError("no weight version is left to evaluate: `lightningbus weights list` says why")
+    if version is None:
+        return max(available)
+    if version not in available:
+        names = ", ".join(map(str, sorted(set(available))))
+        raise UserError(f"nodes cannot load version {version}: it is not on the run's bus any more; these are: {names}")
+    return version
+
+
+def find_pin(release: ReleaseState) -> ReleaseDecision | None:
+    """The decision that pinned the version that is pinned now; None: none is. Pure."""
+    if release.pinned is None:
+        return None
+    pins = [decision for decision in release.decisions if decision.action == "pinned"]
+    return pins[-1] if pins else None
+
+
+def is_temporary(pin: ReleaseDecision) -> bool:
+    """Whether whoever pinned the version unpins it by itself, at the end of an evaluation. Pure."""
+    return pin.actor == EVALUATE_ACTOR or pin.actor.startswith(TRAIN_ACTOR)
+
+
+async def wait_for_evaluations(bus: Bus, registry: WeightRegistry, model: str) -> ReleaseDecision | None:
+    """Wait until no evaluation has a version pinned; returns the pin of somebody else, if there is one."""
+    changed = asyncio.Event()
+
+    async def on_decision(message: Msg) -> None:
+        changed.set()
+
+    subscription = await bus.nc.subscribe(subjects.release(model), cb=on_decision)
+    try:
+        while (pin := find_pin(await registry.refresh())) is not None and is_temporary(pin):
+            await first_completed(changed.wait(), asyncio.sleep(RECHECK_SECONDS))
+            changed.clear()
+        return pin
+    finally:
+        with suppress(NatsError):
+            await subscription.unsubscribe()
+
+
+@asynccontextmanager
+async def all_pinned(registries: Mapping[str, WeightRegistry], versions: Mapping[str, int]) -> AsyncIterator[None]:
+    """`pinned`, for one version of each model."""
+    async with AsyncExitStack() as pins:
+        for model, version in versions.items():
+            await pins.enter_async_context(pinned(registries[model], version))
+        yield
+
+
+@asynccontextmanager
+async def pinned(registry: WeightRegistry, version: int) -> AsyncIterator[None]:
+    """Let nodes serve the version while the block runs; afterwards what was pinned before."""
+    before = find_pin(registry.state)
+    if registry.state.pinned != version:
+        await registry.append_decision("pinned", version, actor=EVALUATE_ACTOR, reason="it is evaluated")
+    try:
+        yield
+    finally:
+        with suppress(BusError, NatsError):
+            if before is None:
+                await registry.append_decision("unpinned", version, actor=EVALUATE_ACTOR)
+            elif before.version != version:  # by its own actor, who is to unpin it
+                await registry.append_decision(
+                    "pinned", before.version, actor=before.actor, reason="it was before an evaluation"
+                )
+
+
+class VersionPins:
+    """The versions that a training job has pinned, one of each model that is trained."""
+
+    def __init__(self, bus: Bus, run: str, models: Sequence[str]) -> None:
+        """``models``: the one that agents call by name first."""
+        self.main = models[0]
+        self.registries = {model: WeightRegistry(bus, model) for model in models}
+        self._actor = f"{TRAIN_ACTOR}{run}"
+
+    async def is_taken(self) -> bool:
+        """Whether somebody else has pinned a version of one of the models."""
+        releases = [await registry.refresh() for registry in self.registries.values()]
+        return any(release.pinned is not None and not self._is_own(release) for release in releases)
+
+    async def find_newest(self, *, but: str = "") -> dict[str, int] | None:
+        """The versions that nodes serve, or the newest ones that they may serve; None: a model has none.
+
+        ``but``: a model to leave out.
+        """
+        versions = {}
+        for model, registry in self.registries.items():
+            if model != but:
+                target = (await registry.resolve_target()).serve
+                if target is None:
+                    return None
+                versions[model] = target.version
+        return versions
+
+    async def are_loadable(self, versions: Mapping[str, int]) -> bool:
+        """Whether nodes can still load every one of these versions."""
+        for model, version in versions.items():
+            try:
+                await find_version(self.registries[model], version)
+            except UserError:
+                return False
+        return True
+
+    async def pin(self, versions: Mapping[str, int], reason: str) -> None:
+        """Let nodes serve these versions until `unpin`."""
+        for model, version in versions.items():
+            if (await self.registries[model].refresh()).pinned != version:
+                await self.registries[model].append_decision("pinned", version, actor=self._actor, reason=reason)
+
+    async def unpin(self) -> None:
+        """Let nodes follow the newest versions again, unless somebody else has pinned one."""
+        for registry in self.registries.values():
+            release = await registry.refresh()
+            if release.pinned is not None and self._is_own(release):
+                await registry.append_decision("unpinned", release.pinned, actor=self._actor)
+
+    async def keep(self, model: str, version: int, reason: str) -> None:
+        """Let the files of a version stay, in place of the one that was kept before."""
+        registry = self.registries[model]
+        if (await registry.refresh()).kept != version:
+            await registry.append_decision("kept", version, actor=self._actor, reason=reason)
+
+    def _is_own(self, release: ReleaseState) -> bool:
+        pin = find_pin(release)
+        return pin is not None and pin.actor == self._actor

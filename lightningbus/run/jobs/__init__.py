@@ -1,0 +1,1 @@
+"""Whole jobs: training, evaluation, the demo."""

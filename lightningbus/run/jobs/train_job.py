@@ -1,0 +1,335 @@
+"""A training job from start to end: how good the model is, training, how good it is then; figures and a picture."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+
+from clickhouse_connect.driver.client import Client
+from clickhouse_connect.driver.exceptions import ClickHouseError
+
+from lightningbus.bus.fleet.node_state import is_ready
+from lightningbus.bus.weights.registry import ServingTarget, WeightRegistry
+from lightningbus.common.aio import cancel_and_wait, run_unless
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.run.display.live_view import console
+from lightningbus.run.errors import UserError
+from lightningbus.run.evaluation.evaluation import NODE_SECONDS, Evaluation, format_label
+from lightningbus.run.evaluation.held_out import HeldOut
+from lightningbus.run.evaluation.pinned_version import VersionPins, wait_for_evaluations
+from lightningbus.run.evaluation.version_turns import Turn, take_turns
+from lightningbus.run.jobs.prompt_rounds import PromptRounds, RoundRunner
+from lightningbus.run.preflight.preflight import TrainJob
+from lightningbus.run.preflight.process import run_checks_apart
+from lightningbus.run.processes.stack import LocalStack, child_specs, learner_names, start_stack
+from lightningbus.run.processes.supervisor import ChildSpec
+from lightningbus.run.results.best_version import find_best, version_of
+from lightningbus.run.results.prompt_files import write_prompts_in_use
+from lightningbus.run.results.prompt_round import PromptRound
+from lightningbus.run.results.results import COUNTS, Results
+from lightningbus.run.results.reward_picture import draw_rewards
+from lightningbus.run.results.run_record import check_resumable, describe_job, write_record
+from lightningbus.run.results.train_result import TrainResult
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.settings.run_file import EvalSettings, RunSettings
+from lightningbus.store.clickhouse.client import StoreUnavailable, connect, query_row
+from lightningbus.tasks.task_file import load_tasks
+
+CANARY_TIMEOUT_SECONDS = 600.0
+"""Longest wait for a node that tries a version."""
+RUNNER_SECONDS = 120.0
+"""Longest wait for a runner that has started its agent."""
+SAVE_SECONDS = 5.0
+"""How often the seconds of a phase are saved: a job that is killed loses no more of them."""
+STORED_TASKS = "SELECT count() FROM tasks WHERE run_id = {run_id:String}"
+
+
+async def run(
+    settings: RunSettings, job: TrainJob, *, resume: bool = False, rounds: RoundRunner | None = None
+) -> TrainResult:
+    """Run a job by itself, on its own bus or the one its settings name, to its end; prints nothing at the end.
+
+    Before anything starts, all is checked as by a dry run. ``resume``: go on where the run of this name was stopped, in
+    its directory. Otherwise an earlier run of this name is moved aside. ``rounds``: optimises prompts too. Raises
+    `UserError` when a check or a part fails for good, or when there is nothing to resume.
+    """
+    directory = RunDirectory(settings.runs / settings.name)
+    description = describe_job(job.learners, job.eval, settings.optimize if rounds is not None else None)
+    if resume:
+        check_resumable(directory.path, description, min(learner.max_steps for learner in job.learners))
+    with directory.reserved():
+        await _check(settings)
+        with directory.opened(fresh=not resume):
+            if not resume:
+                write_record(directory.path, description)
+            title = f"lightningbus train · {settings.name}"
+            async with start_stack(directory, settings.bus, title, settings.policies) as stack:
+                return await train(stack, settings, job.learners, job.eval, None, rounds)
+
+
+async def _check(settings: RunSettings) -> None:
+    """Make the checks of a dry run, and print what they found; raises `UserError`."""
+    screen = console()
+    with screen.status("checking model, ports and agent") if screen.is_terminal else contextlib.nullcontext():
+        findings = await run_checks_apart(settings)
+    for line in findings:
+        screen.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
+
+
+async def train(
+    stack: LocalStack,
+    settings: RunSettings,
+    learners: Sequence[LearnerSettings],
+    heldout: EvalSettings,
+    ready: Awaitable[object] | None,
+    rounds: RoundRunner | None = None,
+) -> TrainResult:
+    """Run a job on a bus that is up; its figures lie in the run's directory too, and are the start of a resumed one.
+
+    The first of ``learners`` trains the model that agents call by name. ``ready``: what else has to be there before
+    version 0 is published; the other processes start meanwhile.
+    Raises `UserError` when a part fails for good.
+    """
+    async with stack.trackers(settings, learners):
+        return await _Training(stack, settings, learners, heldout, rounds).run(ready)
+
+
+class _Training:
+    """One start of a training job."""
+
+    def __init__(
+        self,
+        stack: LocalStack,
+        settings: RunSettings,
+        learners: Sequence[LearnerSettings],
+        heldout: EvalSettings,
+        runner: RoundRunner | None,
+    ) -> None:
+        self._stack, self._settings, self._learners, self._heldout = stack, settings, learners, heldout
+        self._runner = runner
+        self._names = learner_names(settings) or ["learner"]
+        self._results = Results.begin(settings, learners, heldout, Results.read(stack.directory.path))
+
+    async def run(self, ready: Awaitable[object] | None) -> TrainResult:
+        """See `train`."""
+        results, problems = self._results, load_tasks(self._heldout.tasks)
+        async with self._phase("starting", "starting"):
+            self._client = await self._wait_until_serving(ready)
+            models = [learner.model for learner in self._learners]
+            self._pins = VersionPins(self._stack.bus, results.run, models)
+            self._held_out = HeldOut(
+                self._stack, self._client, results.run, self._heldout, self._pins, self._settings.role_models, problems,
+                results.evaluations, self._add_evaluation, self._learners[0].reward,
+                self._learners[0].rollout_timeout_seconds,
+            )  # fmt: skip
+            self._rounds: list[Turn] = []
+            if self._runner is not None:
+                await self._runner.publish_originals(self._stack.bus)
+                self._rounds.append(PromptRounds(
+                    self._stack, self._client, results.run, self._pins, self._runner, results.prompt_rounds,
+                    self._keep_rounds,
+                ))  # fmt: skip
+            is_untrained = not self._held_out.is_complete(dict.fromkeys(models, 0))
+            if is_untrained:
+                await self._publish_first()
+            await self._wait_for_frozen()
+            await self._stack.wait_for_member(
+                lambda beat: (beat.role, beat.state) == ("runner", "running"), "runner", RUNNER_SECONDS
+            )
+        if is_untrained:
+            await self._evaluate_newest()
+        if self._rounds:
+            await self._optimize_prompts()
+        await self._train()
+        await self._evaluate_newest()
+        async with self._phase("counting", "counting"):
+            await self._wait_until_stored()
+            await asyncio.to_thread(results.count, self._client)
+            await self._draw()
+            await self._write_prompts()
+        results.is_finished = True
+        results.write(self._stack.directory.path)
+        return TrainResult(self._stack.directory.path, results.to_figures(), results.evaluations)
+
+    @contextlib.asynccontextmanager
+    async def _phase(self, name: str, headline: str) -> AsyncIterator[None]:
+        """Show the phase and count its seconds while the block runs."""
+        self._stack.view.set_phase(headline)
+        last = time.monotonic()
+
+        def save() -> None:
+            nonlocal last
+            now = time.monotonic()
+            self._results.add_seconds(name, now - last)
+            last = now
+            self._results.write(self._stack.directory.path)
+
+        async def keep_saving() -> None:
+            while True:
+                with contextlib.suppress(UserError):  # a full disk may have room again; the last save raises
+                    save()
+                await asyncio.sleep(SAVE_SECONDS)
+
+        saving = asyncio.create_task(keep_saving())
+        try:
+            yield
+        finally:
+            await cancel_and_wait(saving)
+            save()
+
+    async def _optimize_prompts(self) -> None:
+        """Run the round that an earlier start left, or the first one."""
+        is_over = asyncio.Event()
+        is_over.set()
+        async with self._phase("optimizing", "optimising prompts"):
+            await self._stack.or_child_failure(take_turns(self._stack.bus, self._pins, self._rounds, is_over))
+            await self._write_prompts()
+
+    async def _write_prompts(self) -> None:
+        """Write the text in use of each prompt that is optimised to the run's directory: the bus ends with the run."""
+        optimize = self._settings.optimize
+        if self._runner is None or optimize is None:
+            return
+        self._results.prompts = await write_prompts_in_use(
+            self._stack.bus, optimize.agent, optimize.prompts, self._stack.directory.path
+        )
+
+    async def _train(self) -> None:
+        """Train to the last step; evaluations and rounds of prompt optimisation that are due have ended too."""
+        learner, is_over = self._learners[0], asyncio.Event()
+        turns: list[Turn] = [*([self._held_out] if self._heldout.every is not None else []), *self._rounds]
+        size = f"{learner.max_steps} steps of {learner.groups_per_step} x {learner.group_size} rollouts"
+        async with self._phase("training", f"training: {size}"):
+            for name, settings in zip(self._names, self._learners, strict=True):
+                await self._stack.supervisor.start(ChildSpec(name, "learner", settings))
+            if not turns:
+                await self._pins.unpin()  # what an earlier start left
+                await self._stack.or_child_failure(self._wait_finished(self._names))
+                return
+
+            async def watch_learners() -> None:
+                await self._wait_finished(self._names)
+                is_over.set()
+                await asyncio.Event().wait()
+
+            following = run_unless(watch_learners(), take_turns(self._stack.bus, self._pins, turns, is_over))
+            await self._stack.or_child_failure(following)
+
+    async def _wait_finished(self, names: Iterable[str]) -> None:
+        """Wait until these children have ended by themselves."""
+        for name in names:
+            await self._stack.supervisor.wait_finished(name)
+
+    async def _evaluate_newest(self) -> None:
+        """Evaluate the newest weight version of each model that nodes serve."""
+        async with self._phase("evaluating", "held-out problems under the newest version"):
+            versions = {learner.model: await self._wait_for_version(learner.model) for learner in self._learners}
+            what = format_label(versions)
+            self._stack.view.set_phase(f"held-out problems under {what}: {', then '.join(self._heldout.sampling)}")
+            await self._held_out.run(versions)
+
+    async def _add_evaluation(self, evaluation: Evaluation) -> None:
+        """Show and keep an evaluation that has ended."""
+        self._results.add_evaluation(evaluation)
+        self._results.write(self._stack.directory.path)
+        await self._keep_best()
+        what = format_label(evaluation.versions)
+        self._stack.view.set_note(f"{evaluation.label}, {what}: {evaluation.format_mean()}")
+        if evaluation.failures:  # the same will happen in training
+            self._stack.view.warn(f"{evaluation.label}, {what}: {evaluation.failures}")
+        with contextlib.suppress(ClickHouseError):  # the store is being started again; the picture is drawn at the end
+            await self._draw()
+
+    async def _keep_best(self) -> None:
+        """Let the files of the best version so far stay, of each model whose learner wants that."""
+        best = find_best(self._results.evaluations)
+        for learner in self._learners:
+            if learner.weights.keep_best and best is not None:
+                reason = f"the best so far: held-out reward {best.format_mean()}, {best.label}"
+                await self._pins.keep(learner.model, version_of(best, learner.model), reason)
+
+    def _keep_rounds(self, rounds: list[PromptRound]) -> None:
+        self._results.prompt_rounds = rounds
+        self._results.write(self._stack.directory.path)
+
+    async def _draw(self) -> None:
+        """Draw the picture of what is there by now."""
+        await draw_rewards(self._client, self._stack.directory.path, self._results, self._settings.main_model)
+
+    async def _wait_for_version(self, model: str) -> int:
+        """The newest weight version of a model that nodes serve; one that is to be tried has been by then."""
+        releases = WeightRegistry(self._stack.bus, model)
+        with contextlib.suppress(TimeoutError):  # whoever pinned it may be gone
+            async with asyncio.timeout(self._heldout.deadline):
+                await self._stack.or_child_failure(wait_for_evaluations(self._stack.bus, releases, model))
+
+        async def tried() -> ServingTarget:
+            while (choice := await releases.resolve_target()).canary is not None:
+                await self._stack.fleet.wait_for_change()
+            return choice
+
+        try:
+            async with asyncio.timeout(CANARY_TIMEOUT_SECONDS):
+                choice = await self._stack.or_child_failure(tried())
+        except TimeoutError:
+            raise UserError(
+                f"no node has tried the last version within {CANARY_TIMEOUT_SECONDS:g} s: see the nodes' logs"
+            ) from None
+        if choice.serve is None:
+            raise UserError(f"no weight version of {model!r} is left to serve: `lightningbus weights list` says why")
+        return choice.serve.version
+
+    async def _wait_until_serving(self, ready: Awaitable[object] | None) -> Client:
+        """Every process of the job but the learner; a client on its store."""
+        for child in child_specs(self._settings.without_learners(), self._stack.directory.path):
+            await self._stack.supervisor.start(child)
+        if ready is not None:
+            await self._stack.or_child_failure(ready)
+        store = await self._stack.wait_for_member(lambda beat: beat.role == "store", "store", 60)
+        self._stack.write_endpoints(store.address)
+        settings, run = self._settings.store, self._results.run
+        assert settings is not None, "a training job has a store"
+        try:
+            client = await asyncio.to_thread(connect, settings.url or store.address, settings.database)
+            (num_tasks,) = await asyncio.to_thread(query_row, client, STORED_TASKS, {"run_id": run})
+        except (StoreUnavailable, ClickHouseError) as error:
+            raise UserError(f"the store cannot be asked: {' '.join(str(error).split())[:300]}") from error
+        if num_tasks and self._results.num_starts == 1:
+            raise UserError(f"the store holds a run {run!r} already: give this one another name")
+        if self._results.evaluations and not num_tasks:
+            raise UserError(f"the store holds nothing of run {run!r}: name the store that it began with")
+        return client
+
+    async def _wait_for_frozen(self) -> None:
+        """Wait for the models that nobody trains: the time an evaluation may take is not for their start."""
+        for name in {node.model for node in self._settings.inference if node.frozen}:
+            await self._stack.wait_for_member(
+                lambda beat, name=name: beat.role == "inference" and beat.model == name and is_ready(beat.state),  # type: ignore[misc]
+                f"node with the frozen model {name!r}",
+                NODE_SECONDS,
+            )
+
+    async def _publish_first(self) -> None:
+        """A learner of no steps publishes each model, writes its checkpoint and ends."""
+        self._stack.view.set_phase("publishing version 0")
+        names = [f"{name}-first" for name in self._names]
+        for name, settings in zip(names, self._learners, strict=True):
+            first = settings.model_copy(update={"max_steps": 0})
+            await self._stack.supervisor.start(ChildSpec(name, "learner", first))
+        await self._stack.or_child_failure(self._wait_finished(names))
+
+    async def _wait_until_stored(self) -> None:
+        """Wait until everything published has ended, evaluations of others too.
+
+        Gives up when none ends for as long as an evaluation may take.
+        """
+        loop, num_left, seconds = asyncio.get_running_loop(), -1, self._heldout.deadline
+        parameters = {"run_id": self._results.run}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds) as limit:
+                while num_left:
+                    before = num_left
+                    (num_left,) = await asyncio.to_thread(query_row, self._client, COUNTS["rollouts_lost"], parameters)
+                    if num_left != before:
+                        limit.reschedule(loop.time() + seconds)
+                    await self._stack.fleet.wait_for_change()

@@ -1,0 +1,1 @@
+"""This machine: its facts, and what of them prevents a run."""

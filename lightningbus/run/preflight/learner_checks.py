@@ -1,0 +1,110 @@
+"""What a learner refuses at its start, asked before there is a learner: names, own functions, adapters, the engine."""
+
+import copy
+import importlib.util
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lightningbus.learner.batching.credit import resolve_credit_fn
+from lightningbus.learner.engine.engine_checks import check_device, check_optimizers, check_ranks
+from lightningbus.learner.settings.import_path import is_import_path
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.run.errors import UserError
+from lightningbus.run.preflight.memory_check import Target
+
+
+def check_learner(learner: LearnerSettings, target: Target) -> Iterator[str]:
+    """Warnings of what cannot be known here; raises `UserError` at the first thing that the learner would refuse.
+
+    Packages are looked for here unless the learner is started in another environment, or on other machines.
+    """
+    _check(learner, resolve_names, learner)
+    device, is_here = _find_device(target)
+    is_here = is_here and learner.python_executable is None
+    _check(learner, check_ranks, learner, device, target.num_ranks, knows_packages=is_here)
+    if is_here:
+        _check(learner, check_device, learner.engine, device)
+        _check(learner, check_optimizers, learner)
+    else:
+        yield from _check_optimizers_elsewhere(learner)
+
+
+def check_adapters(learner: LearnerSettings, model: Any) -> None:
+    """Whether modules of a model on the meta device get the adapters; raises `UserError`."""
+    if not learner.lora.lora_rank or importlib.util.find_spec("peft") is None:
+        return
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    try:
+        with torch.device("meta"):
+            get_peft_model(
+                copy.deepcopy(model), LoraConfig(r=learner.lora.lora_rank, target_modules=learner.lora.target_modules)
+            )
+    except ValueError as error:
+        raise UserError(f"{learner.model}: lora.target_modules: {' '.join(str(error).split())[:200]}") from error
+
+
+def resolve_names(learner: LearnerSettings) -> None:
+    """Look up the credit method, the estimator and the loss, as the learner does; raises ValueError.
+
+    Own functions of a learner in another environment cannot be imported here, and without verl none is known.
+    """
+    is_elsewhere = learner.python_executable is not None
+    if not (is_elsewhere and is_import_path(learner.credit.method)):
+        resolve_credit_fn(learner.credit.method)
+    if importlib.util.find_spec("verl") is None:
+        return
+    with _without_news_of_verl():
+        from lightningbus.learner.batching.advantages import make_estimator
+        from lightningbus.learner.engine.cpu_platform import select_platform
+        from lightningbus.learner.training.loss import actor_config
+
+        select_platform()
+        if not (is_elsewhere and is_import_path(learner.algorithm.adv_estimator)):
+            make_estimator(learner.algorithm)
+        if not (is_elsewhere and is_import_path(learner.actor.policy_loss)):
+            actor_config(learner)
+
+
+@contextmanager
+def _without_news_of_verl() -> Iterator[None]:
+    """While it is imported it tells of each engine that is not installed."""
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _check_optimizers_elsewhere(learner: LearnerSettings) -> Iterator[str]:
+    """torch is the same everywhere; of other packages that are not here, a warning."""
+    for section, optim in (("actor", learner.actor.optim), ("critic", learner.critic.optim)):
+        package = optim.optimizer_impl.partition(".")[0]
+        if importlib.util.find_spec(package) is None:
+            setting = f"{section}.optim.optimizer_impl"
+            yield f"warning: {learner.model}: {setting}: {package} is not installed here; the learner needs it"
+            return
+    _check(learner, check_optimizers, learner)
+
+
+def _find_device(target: Target) -> tuple[str, bool]:
+    """What the learner computes on, and whether it is in this machine."""
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda", True
+    return ("cuda", False) if target.gpu_memory_gib is not None else ("cpu", True)
+
+
+def _check(learner: LearnerSettings, look: Callable[..., object], *arguments: Any, **named: Any) -> None:
+    try:
+        look(*arguments, **named)
+    except ValueError as error:
+        raise UserError(f"{learner.model}: {error}") from error

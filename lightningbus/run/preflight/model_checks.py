@@ -1,0 +1,135 @@
+"""What a model's folder holds: a causal language model, its tokenizer, its weights. None of them is loaded."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.run.errors import UserError
+from lightningbus.run.preflight.learner_checks import check_adapters
+
+CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""Ends of the names of architectures that write text."""
+WEIGHTS = ("*.safetensors", "*.bin")
+OTHER_TOKENIZER_FILES = ("tokenizer.json", "tekken.json")
+
+
+def check_model(path: Path, nodes: Sequence[InferenceSettings], learners: Sequence[LearnerSettings]) -> Iterator[str]:
+    """A sentence of what the folder holds, made of nothing; warnings; raises `UserError` if it cannot be used.
+
+    The nodes and learners are those that start from it. A node gets its weights from the bus, unless it is frozen.
+    """
+    config, model = make_empty_model(path)
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} holds no model with a tokenizer: {' '.join(str(error).split())[:200]}") from error
+    _check_tokenizer(path, tokenizer, config.get_text_config().vocab_size)
+    if learners or any(node.frozen for node in nodes):
+        _check_weights(path)
+    for node in nodes:
+        _check_node(path, node, tokenizer, config.get_text_config())
+    text, parameters = config.get_text_config(), f"{model.num_parameters() / 1e6:,.1f}M parameters"
+    yield f"{path}: {config.model_type}, {text.num_hidden_layers} layers, {parameters}, {len(tokenizer)} tokens"
+    for learner in learners:
+        check_adapters(learner, model)
+
+
+def check_configuration(path: Path, learner: LearnerSettings) -> Iterator[str]:
+    """`check_model` of a folder that lacks weights, to plan with its ``config.json`` alone."""
+    check_adapters(learner, make_empty_model(path)[1])
+    yield f"warning: {path} holds no weights: the plan is of its config.json alone"
+
+
+def find_weights(path: Path) -> list[Path]:
+    """The files of weights in a folder."""
+    return [file for pattern in WEIGHTS for file in sorted(path.glob(pattern))]
+
+
+def make_empty_model(path: Path) -> tuple[Any, Any]:
+    """A folder's configuration, and its causal language model on the meta device; raises `UserError`."""
+    if not path.is_dir():
+        raise UserError(f"{path} is no model: there is no such directory")
+    if not (path / "config.json").exists():
+        raise UserError(f"{path} holds no model: it has no config.json")
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} holds no model: {' '.join(str(error).split())[:200]}") from error
+    _check_architecture(path, config, model)
+    return config, model
+
+
+def find_unknown_tokens(vocabulary: dict[str, int], size: int, added: set[str], used: str) -> list[str]:
+    """Tokens that a model of ``size`` tokens lacks and is asked for. Pure.
+
+    Those that were ``added`` count only where they stand in ``used``, the text of the chat template and the like: of
+    some models the marks of images lie beyond the vocabulary.
+    """
+    beyond = sorted((number, token) for token, number in vocabulary.items() if number >= size)
+    return [token for _, token in beyond if token not in added or token in used]
+
+
+def _check_architecture(path: Path, config: Any, model: Any) -> None:
+    names = config.architectures or [type(model).__name__]
+    if type(model).__name__ not in names and not any(name.endswith(CAUSAL) for name in names):
+        raise UserError(f"{path} holds no language model that writes text: its architecture is {names[0]}")
+
+
+def _check_tokenizer(path: Path, tokenizer: Any, size: int) -> None:
+    names = sorted({*OTHER_TOKENIZER_FILES, *type(tokenizer).vocab_files_names.values()})
+    if not any((path / name).exists() for name in names):
+        raise UserError(f"{path} holds no tokenizer: it has none of {', '.join(names)}")
+    template = tokenizer.chat_template
+    used = " ".join([str(template or ""), *map(str, tokenizer.special_tokens_map.values())])
+    if unknown := find_unknown_tokens(tokenizer.get_vocab(), size, set(tokenizer.get_added_vocab()), used):
+        raise UserError(
+            f"{path} holds a tokenizer of another model: it has {len(tokenizer)} tokens, and the model {size}, without "
+            f"{unknown[0]!r}"
+        )
+
+
+def _check_weights(path: Path) -> None:
+    """Whether there are weights, in files that are whole."""
+    files = find_weights(path)
+    if not files:
+        raise UserError(f"{path} holds no weights: it has no {' or '.join(WEIGHTS)}")
+    from safetensors import SafetensorError, safe_open
+
+    for file in files:
+        if file.suffix == ".safetensors":
+            try:
+                with safe_open(file, "pt"):
+                    pass
+            except SafetensorError as error:
+                raise UserError(f"{file} holds no weights, or only some of them: {error}") from error
+
+
+def _check_node(path: Path, node: InferenceSettings, tokenizer: Any, text: Any) -> None:
+    if tokenizer.chat_template is None:
+        raise UserError(f"{path} has no chat template: agents could not chat with it")
+    if (node.max_model_len or 0) > text.max_position_embeddings:
+        raise UserError(f"max_model_len: {path} has a context of {text.max_position_embeddings} tokens")
+    _check_parsers(node)
+
+
+def _check_parsers(node: InferenceSettings) -> None:
+    is_elsewhere = node.vllm_command is not None or node.python_executable is not None
+    if is_elsewhere or not (node.tool_parser or node.reasoning_parser):
+        return  # another interpreter's vLLM, or nothing to ask ours
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    tools, thoughts = ToolParserManager.list_registered(), ReasoningParserManager.list_registered()
+    for field, known in (("tool_parser", tools), ("reasoning_parser", thoughts)):
+        name = getattr(node, field)
+        if name is not None and name not in known:
+            raise UserError(f"inference.{field}: vLLM has no {name!r}, but {', '.join(sorted(known))}")

@@ -1,0 +1,155 @@
+"""Whether a training job can run: everything is loaded but the weights, and the agent runs once."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lightningbus.bus.streams.sizes import DEFAULT_MIB, MAX_ACK_PENDING, MIB
+from lightningbus.bus.streams.specs import MAX_MESSAGES
+from lightningbus.learner.rollouts.capacity import Capacity, find_shortage
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.run.errors import UserError
+from lightningbus.run.preflight.job_consistency import find_differences, find_inconsistencies, find_oddities
+from lightningbus.run.preflight.learner_checks import check_learner
+from lightningbus.run.preflight.memory_check import Target, check_memory
+from lightningbus.run.preflight.model_checks import check_configuration, check_model, find_weights
+from lightningbus.run.preflight.port_checks import check_ports
+from lightningbus.run.preflight.trial_rollout import TrialTask, WantedReward, try_agent
+from lightningbus.run.processes.stack import child_specs
+from lightningbus.run.results.prompt_files import read_prompt_text
+from lightningbus.run.settings.run_file import EvalSettings, RunSettings, describe_problems
+from lightningbus.runners.protocol.prompts import PromptChoice
+from lightningbus.schemas.base import Mode
+from lightningbus.schemas.subjects import TRAIN_ROLLOUTS
+from lightningbus.tasks.task_file import load_tasks
+
+VERSIONS_AHEAD = 3
+"""Beside `max_staleness`: the version evaluated, the one made of its last rollouts, and the one being published."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainJob:
+    """What a run file needs beside its processes to be a training job."""
+
+    learners: tuple[LearnerSettings, ...]
+    """The first one trains the model that agents call by name."""
+    eval: EvalSettings
+
+    @property
+    def learner(self) -> LearnerSettings:
+        """The first learner; all dispatch the same tasks."""
+        return self.learners[0]
+
+
+def parse_job(settings: RunSettings, source: str) -> TrainJob:
+    """Raises `UserError` naming what the run file lacks, and everything in it that does not fit together."""
+    lacking = [name for name in ("store", "inference", "runners", "eval") if not getattr(settings, name)]
+    lacking += [] if settings.all_learners else ["learner"]
+    if lacking:
+        raise UserError(f"{source}: a training job needs {', '.join(lacking)} too")
+    learners = tuple(
+        child.settings
+        for child in child_specs(settings, settings.runs / settings.name)
+        if isinstance(child.settings, LearnerSettings)
+    )
+    if any(learner.tasks is None for learner in learners):
+        raise UserError(f"{source}: learner.tasks: a training job has tasks to train on")
+    heldout = settings.eval
+    assert heldout is not None
+    problems = [problem for learner in learners for problem in find_inconsistencies(settings, learner, heldout)]
+    if problems := list(dict.fromkeys([*problems, *find_differences(learners)])):
+        raise UserError(describe_problems(source, problems))
+    has_turns = heldout.every is not None or settings.optimizes_in_turns
+    return TrainJob(tuple(_keep_versions_ahead(each) if has_turns else each for each in learners), heldout)
+
+
+def _keep_versions_ahead(learner: LearnerSettings) -> LearnerSettings:
+    """The learner with as many versions kept as it can be ahead of one that is evaluated, or has its prompts tried."""
+    num_kept = max(learner.keep_weight_versions, learner.max_staleness + VERSIONS_AHEAD)
+    return learner.model_copy(update={"keep_weight_versions": num_kept})
+
+
+def run_checks(settings: RunSettings, job: TrainJob, target: Target) -> Iterator[str]:
+    """Sentences of what was found to be in order; raises `UserError` at the first thing that is not."""
+    assert job.learner.tasks is not None
+    is_here = target.gpu_memory_gib is None
+    if is_here:
+        check_ports(settings)
+    for path in (job.learner.tasks, job.eval.tasks):
+        problems = load_tasks(path)
+        yield f"{path}: {len(problems)} tasks"
+    for learner in job.learners:
+        yield _check_sizes(settings, learner)
+        yield from (f"warning: {oddity}" for oddity in find_oddities(settings, learner))
+    trained = [learner.model_path for learner in job.learners]
+    for path in dict.fromkeys([*trained, *(node.model_path for node in settings.inference)]):
+        nodes = [node for node in settings.inference if node.model_path == path]
+        yield from check_model(path, nodes, [learner for learner in job.learners if learner.model_path == path])
+    for learner in job.learners:
+        yield from check_learner(learner, target)
+        yield from check_memory(learner, settings.inference, target)
+    for runner in {runner.model_dump_json(): runner for runner in settings.runners}.values():
+        trial = replace(describe_trial(settings, job, runner.agent_name), is_here=is_here)
+        yield from asyncio.run(try_agent(runner, trial))
+
+
+def check_alone(learner: LearnerSettings, target: Target) -> Iterator[str]:
+    """`run_checks` of a learner that is started by itself; for other machines a plan needs no weights here."""
+    if target.gpu_memory_gib is not None and not find_weights(learner.model_path):
+        yield from check_configuration(learner.model_path, learner)
+    else:
+        yield from check_model(learner.model_path, (), [learner])
+    yield from check_learner(learner, target)
+    yield from check_memory(learner, (), target)
+
+
+def _check_sizes(settings: RunSettings, learner: LearnerSettings) -> str:
+    """Whether the bus that is started here can hold what the learner has under way."""
+    sizes = settings.bus.streams
+    bound = sizes.bytes_of(TRAIN_ROLLOUTS) or DEFAULT_MIB[TRAIN_ROLLOUTS] * MIB
+    short = find_shortage(learner, Capacity(bound, MAX_MESSAGES, sizes.max_ack_pending or MAX_ACK_PENDING))
+    if short.step:
+        raise UserError(short.step)
+    return f"{TRAIN_ROLLOUTS}: {short.interval or f'{bound // MIB:,} MiB hold the steps between two checkpoints'}"
+
+
+def describe_trial(settings: RunSettings, job: TrainJob, agent: str) -> TrialTask:
+    """The first task of a job for an agent: to train on, else of the evaluation."""
+    learner, heldout = job.learner, job.eval
+    assert learner.tasks is not None
+    mode: Mode = "train" if agent == learner.agent or agent != heldout.agent else "eval"
+    if mode == "train":
+        tasks, wanted = learner.tasks, list(_list_wanted_rewards(settings, job))
+        seconds, sampling_params = learner.rollout_timeout_seconds, learner.sampling_params
+    else:
+        tasks, wanted = heldout.tasks, []
+        seconds, sampling_params = learner.rollout_timeout_seconds, dict[str, Any]()
+    return TrialTask(
+        load_tasks(tasks)[0],
+        mode,
+        learner.main_model,
+        seconds,
+        sampling_params,
+        role_models=learner.role_models,
+        served_models=[*settings.policies, *(model for node in settings.inference for model in node.models)],
+        wanted_rewards=wanted,
+        nodes=settings.inference,
+        prompts=list(_list_prompts(settings, agent)),
+    )
+
+
+def _list_prompts(settings: RunSettings, agent: str) -> Iterator[PromptChoice]:
+    """Prompts of an agent that the job improves, as the agent itself sends them."""
+    optimize = settings.optimize
+    if optimize is not None and optimize.agent == agent:
+        for name, prompt in optimize.prompts.items():
+            text = read_prompt_text(name, prompt)
+            yield PromptChoice(name, 0, text, text, prompt.role)
+
+
+def _list_wanted_rewards(settings: RunSettings, job: TrainJob) -> Iterator[WantedReward]:
+    for number, learner in enumerate(job.learners):
+        setting = f"learners.{number}.reward" if settings.learners else "learner.reward"
+        if learner.reward:
+            yield WantedReward(setting, learner.model, learner.reward)

@@ -1,0 +1,112 @@
+"""What vLLM would say to the calls of a dry run: its own server, with an engine that computes nothing."""
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightningbus.inference.engine.vllm_server import URL, EngineError, VllmServer
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.run.errors import UserError
+
+ADVICE = {
+    "--tool-call-parser": "set inference.tool_parser, which says how the model writes that it calls a tool",
+    "max_model_len": "ask for fewer tokens, or raise inference.max_model_len",
+    "maximum context length": "ask for fewer tokens, or raise inference.max_model_len",
+    "maximum model length": "ask for fewer tokens, or raise inference.max_model_len",
+    "chat template": "take a model whose template fits, or name one by --chat-template in inference.vllm_args",
+}
+"""What to do, by words of vLLM's sentence."""
+
+
+class VllmStartError(UserError):
+    """The server of a node's vLLM does not start here."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """A request as a node gets it."""
+
+    path: str
+    body: dict[str, Any]
+
+
+@asynccontextmanager
+async def scripted_vllm(node: InferenceSettings, models: Sequence[str]) -> AsyncIterator[VllmServer]:
+    """The server of a node's vLLM, with its parsers, template and limits, while the block runs.
+
+    It serves all ``models``. Raises `VllmStartError`.
+    """
+    work = Path(tempfile.mkdtemp(prefix="lightningbus-dry-run-"))
+    python = str(node.python_executable or sys.executable)
+    scripted = node.model_copy(
+        update={
+            "vllm_command": [python, "-P", "-m", "lightningbus.inference.engine.scripted_core"],
+            "vllm_args": [*node.vllm_args, "--served-model-name", *models],
+            "model": models[0],
+            "lora": None,
+            "frozen": True,  # there are no weights to take
+            "work_dir": work,
+        }
+    )
+    async with VllmServer(scripted) as server:
+        try:
+            await server.start()
+        except EngineError as error:
+            raise VllmStartError(f"{node.model_path}: vLLM would not start: {error}") from error  # which names its log
+        try:
+            yield server
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+async def find_refusals(server: VllmServer, calls: Iterable[ModelCall]) -> AsyncIterator[str]:
+    """What vLLM refuses of these calls, and the tools that a model would never see, each in a sentence."""
+    for call in calls:
+        status, text = await _post(server, call.path, call.body)
+        if status >= 400:
+            yield explain(status, text)
+        elif await _are_tools_ignored(server, call.body):
+            names = ", ".join(map(repr, _tool_names(call.body)))
+            yield (
+                f"the chat template ignores tools: the model would not know of {names}; take a model whose template "
+                "has them, or name one by --chat-template in inference.vllm_args"
+            )
+
+
+def explain(status: int, text: str) -> str:
+    """A refusal of vLLM in a sentence, with what to do. Pure."""
+    try:
+        message = str(json.loads(text)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        message = text
+    message = " ".join(message.split()).rstrip(".")[:300]
+    advice = next((advice for words, advice in ADVICE.items() if words in message), "")
+    return f"vLLM answers {status}: {message}" + (f"; {advice}" if advice else "")
+
+
+async def _are_tools_ignored(server: VllmServer, body: dict[str, Any]) -> bool:
+    """Whether a chat is the same to the model without its tools, and says nothing of them itself."""
+    if not body.get("tools") or body.get("tool_choice") == "none" or "messages" not in body:
+        return False
+    messages = json.dumps(body["messages"])
+    if any(name in messages for name in _tool_names(body)):
+        return False
+    chat: dict[str, Any] = {name: body[name] for name in ("model", "messages", "chat_template_kwargs") if name in body}
+    without_tools = await _post(server, "/tokenize", chat)
+    with_tools = await _post(server, "/tokenize", {**chat, "tools": body["tools"]})
+    return with_tools == without_tools and with_tools[0] == 200
+
+
+def _tool_names(body: dict[str, Any]) -> list[str]:
+    return [str(tool.get("function", {}).get("name", "")) for tool in body["tools"]]
+
+
+async def _post(server: VllmServer, path: str, body: dict[str, Any]) -> tuple[int, str]:
+    async with server.session.post(URL + path, json=body, headers={"Connection": "close"}) as response:
+        return response.status, await response.text()

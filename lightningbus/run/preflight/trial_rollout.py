@@ -1,0 +1,170 @@
+"""One rollout of an agent before training: the real processes and gateway, with scripted answers."""
+
+import os
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightningbus.bus.errors import CredentialsError
+from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.run.errors import UserError
+from lightningbus.run.preflight.scripted_engine import ModelCall, VllmStartError, find_refusals, scripted_vllm
+from lightningbus.run.preflight.scripted_node import ANSWER, ScriptedNode
+from lightningbus.runners.agent.factory import make_executors, uses_socket
+from lightningbus.runners.agent.launcher import AgentStartError
+from lightningbus.runners.agent.process import ProcessWatchdog
+from lightningbus.runners.gateway.external.external_endpoints import ExternalEndpoints
+from lightningbus.runners.gateway.server import Gateway
+from lightningbus.runners.protocol.prompts import PromptChoice
+from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.runners.recording.rewards import NO_REWARD
+from lightningbus.runners.rollout import RolloutResult, run_agent
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.schemas.base import Mode
+from lightningbus.schemas.tasks import Task
+from lightningbus.tasks.task_file import TaskInput
+
+
+@dataclass(frozen=True, slots=True)
+class WantedReward:
+    """A reward that a model is trained on, by the setting that names it."""
+
+    setting: str
+    model: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrialTask:
+    """The first task of a job for an agent, and how the job would publish it."""
+
+    task: TaskInput
+    mode: Mode
+    model: str
+    deadline: float
+    sampling_params: dict[str, Any]
+    role_models: Mapping[str, str] = field(default_factory=dict)
+    served_models: Sequence[str] = ()
+    """Other models of the job."""
+    wanted_rewards: Sequence[WantedReward] = ()
+    nodes: Sequence[InferenceSettings] = ()
+    """The calls are sent to the vLLM of these too, to see whether it refuses one."""
+    prompts: Sequence[PromptChoice] = ()
+    """Prompts that the agent may ask for by name."""
+    is_here: bool = True
+    """The nodes are to start on this machine, so their vLLM has to."""
+
+
+async def try_agent(runner: RunnerSettings, trial: TrialTask) -> list[str]:
+    """Sentences of what the agent did.
+
+    Raises `UserError` if it cannot be started, if its rollout fails, or if vLLM refuses one of its calls. External
+    endpoints are not asked: their models have scripted answers too. Their keys have to be there.
+    """
+    try:
+        ExternalEndpoints(runner.endpoints, os.environ)
+    except CredentialsError as error:
+        raise UserError(str(error)) from error
+    task = Task(
+        id=trial.task.id,
+        run_id="dry-run",
+        agent=runner.agent_name,
+        mode=trial.mode,
+        input=trial.task.input,
+        deadline=trial.deadline,
+        model=trial.model,
+        role_models=dict(trial.role_models),
+        sampling_params=trial.sampling_params,
+    )
+    recorder = AttemptRecorder(task, 1, "dry-run")
+
+    async def choose_prompts(task: Task) -> tuple[PromptChoice, ...]:
+        return tuple(trial.prompts)
+
+    async with (
+        ScriptedNode(*_list_models(runner, trial)).serving() as node,
+        Gateway(
+            node, _discard_spans, 1, runner.host, token_in_token_out=False, at_socket=uses_socket(runner)
+        ) as gateway,
+        ProcessWatchdog() as watchdog,
+    ):
+        (slot,) = gateway.slots
+        settings = runner.model_copy(update={"concurrency": 1})
+        (executor,) = make_executors(settings, [slot.environment], watchdog, gateway.paths)
+        try:
+            await executor.start()
+            started_at = time.monotonic()
+            result = await run_agent(executor, slot, task, recorder, choose_prompts)
+            seconds = time.monotonic() - started_at
+        except AgentStartError as error:
+            raise UserError(str(error)) from error
+        finally:
+            await executor.stop()
+    lines = list(describe(runner, trial.task.id, result, recorder.calls, seconds))
+    lines += [f"warning: {each}" async for each in _check_calls(runner, trial, node.calls)]
+    return lines + (list(find_missing_rewards(result.rewards, trial.wanted_rewards)) if result.outcome == "ok" else [])
+
+
+async def _check_calls(runner: RunnerSettings, trial: TrialTask, calls: Sequence[ModelCall]) -> AsyncIterator[str]:
+    """Nodes whose vLLM cannot be asked here; raises `UserError` if one refuses a call, or does not start."""
+    asked_models: set[str] = set()
+    for node in trial.nodes:
+        of_node = [call for call in calls if call.body.get("model") in {*node.models} - asked_models]
+        asked_models.update(node.models)  # other nodes with these are its replicas
+        if not of_node:
+            continue
+        if node.vllm_command is not None:
+            yield f"{node.model_path}: a vllm_command starts its vLLM: what that refuses is not known here"
+            continue
+        try:
+            async with scripted_vllm(node, node.models) as server:
+                async for refusal in find_refusals(server, of_node):
+                    raise UserError(f"{_name_of(runner)}: a call of task {trial.task.id!r} would fail: {refusal}")
+        except VllmStartError as error:
+            if trial.is_here:
+                raise
+            yield str(error)
+
+
+def _list_models(runner: RunnerSettings, trial: TrialTask) -> list[str]:
+    """Every model that a call may name, once."""
+    return list(dict.fromkeys([trial.model, *trial.role_models.values(), *trial.served_models, *runner.endpoints]))
+
+
+async def _discard_spans(recorder: AttemptRecorder, seconds: float) -> None:
+    recorder.outbox.clear()
+
+
+def describe(
+    runner: RunnerSettings, task_id: str, result: RolloutResult, num_calls: int, seconds: float
+) -> Iterator[str]:
+    """What a rollout with scripted answers shows; raises `UserError` if it failed. Pure."""
+    name = _name_of(runner)
+    has_reward = not result.error.startswith(NO_REWARD)
+    if result.outcome != "ok" and has_reward:
+        raise UserError(f"{name}: task {task_id!r} failed when each answer of the model was {ANSWER!r}: {result.error}")
+    reward = f"reward {result.reward:g}" if result.reward is not None else "no reward"
+    calls = f"{num_calls} model call{'' if num_calls == 1 else 's'}"
+    judges = f"; not asked, their answers were scripted too: {', '.join(runner.endpoints)}" if runner.endpoints else ""
+    yield f"{name}: task {task_id!r} with scripted answers: {calls}, {reward}, {seconds:.1f} s{judges}"
+    if not num_calls:
+        yield f"warning: {name} made no model call: its client must ask OPENAI_BASE_URL or ANTHROPIC_BASE_URL"
+    if not has_reward:
+        yield f"warning: {result.error}"
+
+
+def _name_of(runner: RunnerSettings) -> str:
+    return runner.entrypoint or (runner.command or [""])[0]
+
+
+def find_missing_rewards(returned: Mapping[str, float], wanted: Sequence[WantedReward]) -> Iterator[str]:
+    """A warning for each reward that a model is trained on and the agent did not give. Pure."""
+    names = f"it gave: {', '.join(sorted(returned))}" if returned else "it gave none by name"
+    for reward in wanted:
+        if reward.name not in returned:
+            near = suggest_name(reward.name, returned)
+            hint = near if near.startswith("did you mean") else names
+            what = f"{reward.model!r} is trained on the reward {reward.name!r}, which the agent did not give"
+            yield f"warning: {reward.setting}: {what}; {hint}"

@@ -1,0 +1,102 @@
+"""Who of a run should be there and is not: watched by the supervisor, so that no role watches over itself alone."""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from lightningbus.bus.client import Bus
+from lightningbus.bus.fleet.heartbeats import Fleet
+from lightningbus.run.processes.supervisor import Supervisor
+from lightningbus.schemas import subjects
+from lightningbus.schemas.fleet import Alert, Heartbeat
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+START_SECONDS = 300.0
+"""How long a role may take until its first heartbeat: a large model is loaded by then."""
+ABSENT_SECONDS = 10.0
+"""How long a role that was there may be missing from the fleet, which itself forgets whoever is silent for 10 s."""
+
+
+class ProcessLiveness:
+    """When each expected child was last there. Pure: values in, values out."""
+
+    def __init__(self, start_seconds: float = START_SECONDS, absent_seconds: float = ABSENT_SECONDS) -> None:
+        self._start_seconds, self._absent_seconds = start_seconds, absent_seconds
+        self._expected_since: dict[str, float] = {}
+        self._last_seen: dict[str, float] = {}
+
+    def find_absent(self, expected: Mapping[str, int | None], alive: set[int], now: float) -> dict[str, str]:
+        """Who is absent, by name, and why. ``now`` is in seconds.
+
+        ``expected`` has the process of each child, None while it has none; ``alive`` those that send heartbeats.
+        """
+        for times in (self._expected_since, self._last_seen):
+            for name in times.keys() - expected.keys():
+                del times[name]
+        absent = {}
+        for name, pid in expected.items():
+            since = self._expected_since.setdefault(name, now)
+            if pid in alive:
+                self._last_seen[name] = now
+            seen = self._last_seen.get(name)
+            silence = now - (since if seen is None else seen)
+            if silence < (self._start_seconds if seen is None else self._absent_seconds):
+                continue
+            doing = "its process has ended" if pid is None else f"its process {pid} runs, but is silent"
+            absent[name] = f"{name} has not come up" if seen is None else f"{name} is gone"
+            absent[name] += f": {doing}"
+        return absent
+
+
+def are_started(pids: Iterable[int | None], members: Sequence[Heartbeat]) -> bool:
+    """Whether each of these processes has told that its start is over. Pure."""
+    return {beat.pid for beat in members if beat.state != "starting"}.issuperset(pids)
+
+
+class LivenessWatch:
+    """Publishes an alert when a child of the supervisor is absent, and again when it is back."""
+
+    def __init__(self, bus: Bus, fleet: Fleet, supervisor: Supervisor, on_started: Callable[[], None]) -> None:
+        """``on_started`` is called once, when every child has started."""
+        self._bus, self._fleet, self._supervisor = bus, fleet, supervisor
+        self._on_started, self._has_started = on_started, False
+        self._liveness = ProcessLiveness(START_SECONDS, ABSENT_SECONDS)
+        self._absent: dict[str, str] = {}
+        self._roles: dict[str, str] = {}
+
+    def describe(self) -> dict[str, Any]:
+        """The supervisor's heartbeat: who is expected, and who of them is absent."""
+        detail: dict[str, Any] = {"expects": ", ".join(self._supervisor.expected())}
+        if self._absent:
+            detail["alert"] = "; ".join(self._absent.values())
+        return {"state": "watching", "status": detail}
+
+    async def run(self) -> None:
+        """Watch for ever."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self._roles |= self._supervisor.expected()
+            pids = self._supervisor.pids()
+            expected = {name: pids.get(name) for name in self._supervisor.expected()}
+            members = self._fleet.members()
+            alive = {beat.pid for beat in members}
+            if not self._has_started and expected and are_started(expected.values(), members):
+                self._has_started = True
+                self._on_started()
+            absent = self._liveness.find_absent(expected, alive, time.monotonic())
+            before, self._absent = self._absent, absent
+            for name in before.keys() - absent.keys():
+                log.info("over: %s", before[name])
+                await self._publish(name, before[name], over=True)
+            for name in absent.keys() - before.keys():
+                log.warning("ALERT: %s", absent[name])
+                await self._publish(name, absent[name], over=False)
+
+    async def _publish(self, name: str, reason: str, over: bool) -> None:
+        alert = Alert(role=self._roles[name], reason=reason, resolved=over, fired_at_ns=time.time_ns())  # type: ignore[arg-type]
+        await self._bus.publish(subjects.ALERT, alert, msg_id=f"absent:{name}:{alert.fired_at_ns}", timeout=math.inf)

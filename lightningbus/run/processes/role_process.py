@@ -1,0 +1,82 @@
+"""Running one role in this process: connect, obey signals, end with one sentence when something is wrong."""
+
+import asyncio
+import gc
+import signal
+from collections.abc import Awaitable, Callable
+from typing import NoReturn, TypeVar
+
+import uvloop
+from nats.errors import Error as NatsError
+
+from lightningbus.bus.client import Bus
+from lightningbus.bus.errors import AddressError, BusError, CredentialsError, DlqLimitExceededError
+from lightningbus.bus.fleet.heartbeats import default_instance_id
+from lightningbus.common.aio import Interrupted, run_unless
+from lightningbus.common.listeners import AddressInUseError
+from lightningbus.common.observability import tracing
+from lightningbus.common.observability.logs import bind_process_context, print_fatal
+from lightningbus.common.processes.subprocesses import ProcessGuard
+from lightningbus.common.role_settings import RoleSettings
+from lightningbus.run.errors import UserError
+from lightningbus.run.processes.health_server import HealthServer
+from lightningbus.run.run_directory.discovery import BusEndpoint
+
+S = TypeVar("S", bound=RoleSettings)
+Role = Callable[[Bus, S, asyncio.Event], Awaitable[None]]
+
+
+EX_TEMPFAIL = 75
+"""Exit code (EX_TEMPFAIL of sysexits.h) of a role that lost the bus: a supervisor starts it again and again."""
+
+
+def exit_with(sentence: object, code: int = 2) -> NoReturn:
+    """Say what is wrong on standard error and exit; 2 tells a supervisor not to try again."""
+    print_fatal(sentence)
+    raise SystemExit(code)
+
+
+def on_stop_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """The first Ctrl-C or SIGTERM asks to stop; a second one stops at once."""
+
+    def handle(number: int) -> None:
+        if stop.is_set():
+            raise SystemExit(128 + number)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, handle, number)
+
+
+async def serve_role(at: BusEndpoint, name: str, role: Role[S], settings: S) -> None:
+    """Run a role until it is done, asked to stop, or cut off from the bus for good."""
+    stop = asyncio.Event()
+    on_stop_signals(asyncio.get_running_loop(), stop)
+    health = HealthServer(name)
+    async with health.serve(settings.health_address), Bus.connect(at.url, name, credentials=at.credentials) as bus:
+        health.bus = bus
+        try:
+            await run_unless(bus.closed.wait(), role(bus, settings, stop), retry_after=None)
+        except Interrupted:
+            raise bus.failure from None
+
+
+def run_role(at: BusEndpoint, name: str, role: Role[S], settings: S, *expected: type[Exception]) -> None:
+    """`serve` to the end; errors a user can act on become one sentence and exit code 2, a lost bus 75."""
+    ProcessGuard.raise_fd_limit()
+    bind_process_context(role=name, run=getattr(settings, "run", None))
+    tracing.setup(name, default_instance_id(getattr(settings, "id", None)))
+    gc.collect()
+    gc.freeze()  # what was imported stays: to look through it again stops every call for tens of milliseconds
+    try:
+        uvloop.run(serve_role(at, name, role, settings))  # most of a runner's time is sockets: a third less of it
+    except (CredentialsError, AddressError) as error:
+        exit_with(error)
+    except (BusError, NatsError) as error:
+        exit_with(str(error) or type(error).__name__, EX_TEMPFAIL)
+    except Exception as error:
+        if not isinstance(error, (UserError, DlqLimitExceededError, AddressInUseError, *expected)):
+            raise
+        exit_with(error)
+    finally:
+        tracing.shutdown()

@@ -1,0 +1,219 @@
+"""All roles of one machine as child processes under one parent."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.common.backoff import RetryPolicy
+from lightningbus.common.observability.logs import extract_message
+from lightningbus.common.processes.subprocesses import spawn, terminate
+from lightningbus.common.role_settings import ModelRoleSettings
+from lightningbus.run.errors import UserError
+from lightningbus.run.processes.role_process import EX_TEMPFAIL
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.run_directory.discovery import BUS_VARIABLE
+from lightningbus.run.settings.run_file import ROLE_SECTIONS
+from lightningbus.run.settings.sources import without_settings
+
+log = logging.getLogger(__name__)
+
+STOP_SECONDS = 30.0
+RESTART_POLICY = RetryPolicy(0.5, 15.0)
+MAX_RESTARTS = 5
+"""A child that dies this often, each time before it had settled, is given up with the last words of its log."""
+STABLE_AFTER_SECONDS = 5.0
+"""Who has lived this long and is killed, or loses the bus, has started well: the count begins anew."""
+CRASH_SECONDS = 600.0
+"""Who ends by an error of its own has to have lived this long: a model takes minutes to load before it fails."""
+KILLED = (-signal.SIGKILL, -signal.SIGTERM)
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """One role to run: its name in logs, the command line after ``lightningbus``, its settings."""
+
+    name: str
+    role: str
+    settings: BaseModel
+
+
+def find_interpreter(child: ChildSpec) -> Path:
+    """The Python that a child runs in: one of its settings, or this one."""
+    chosen = child.settings.python_executable if isinstance(child.settings, ModelRoleSettings) else None
+    return chosen or Path(sys.executable)
+
+
+class RestartPolicy:
+    """Whether, and how soon, a child that ended is started again. Pure."""
+
+    def __init__(self) -> None:
+        self._short_lives = 0
+
+    def next_delay(self, code: int, lived: float) -> float | None:
+        """Pause in seconds before the next life; None: given up. ``lived`` is how long it ran, in seconds."""
+        if code == 2:  # the role said in one sentence that it cannot go on
+            return None
+        settled = STABLE_AFTER_SECONDS if code in (*KILLED, EX_TEMPFAIL) else CRASH_SECONDS
+        self._short_lives = 0 if lived >= settled else self._short_lives + 1
+        if self._short_lives > MAX_RESTARTS and code != EX_TEMPFAIL:
+            return None
+        return RESTART_POLICY.delay_after(self._short_lives)
+
+
+class Supervisor:
+    """Starts children, starts them again when they die, stops them all in order."""
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        bus_url: str,
+        environment: Mapping[str, str] | None = None,
+        prepare: Callable[[ChildSpec], Awaitable[None]] | None = None,
+    ) -> None:
+        """``environment``: what children are told beside their settings; never a secret, only where it lies.
+
+        ``prepare``: what is done for a child before it starts.
+        """
+        self._directory = directory
+        self._bus_url = bus_url
+        self._environment = dict(environment or {})
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._watchers: dict[str, asyncio.Task[int]] = {}
+        self._roles: dict[str, str] = {}
+        self._starts: Counter[str] = Counter()
+        self._stopping: set[str] = set()
+        self._also: list[asyncio.Future[None]] = []
+        self._prepare = prepare
+
+    async def start(self, child: ChildSpec) -> None:
+        """Start a child and keep it running; one that exits with 0 is done."""
+        if self._prepare is not None:
+            await self._prepare(child)
+        self._roles[child.name] = child.role
+        self._stopping.discard(child.name)
+        await self._spawn(child)
+        self._watchers[child.name] = asyncio.create_task(self._watch(child))
+
+    async def wait_finished(self, name: str) -> None:
+        """Wait until a child has done its work; raises `UserError` if it failed for good."""
+        code = await self._watchers[name]
+        if code:
+            raise UserError(self._last_log_line(name, code))
+
+    def watch(self, work: Coroutine[Any, Any, None]) -> None:
+        """Something else without which the children cannot go on; its error is a failure for good."""
+        self._also.append(asyncio.ensure_future(work))
+
+    async def wait_for_failure(self) -> None:
+        """Wait until some child has failed for good, then raise `UserError`."""
+        while True:
+            for other in self._also:
+                if other.done():
+                    other.result()
+            running: list[asyncio.Future[Any]] = [task for task in self._also if not task.done()]
+            running += [watcher for watcher in self._watchers.values() if not watcher.done()]
+            for name, watcher in self._watchers.items():
+                if watcher.done() and not watcher.cancelled() and watcher.result():
+                    raise UserError(self._last_log_line(name, watcher.result()))
+            if not running:
+                await asyncio.Event().wait()
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+
+    async def stop(self, *names: str) -> None:
+        """Ask children to end (SIGTERM), in the order given, and end them by force after 30 s."""
+        for name in names:
+            await self._stop_one(name)
+
+    async def stop_all(self) -> None:
+        """Runners first, so that what they finish is still trained on and stored; the store last."""
+        await cancel_and_wait(*self._also)
+        order = {"runner": 0, "learner": 1, "auditor": 1, "inference": 2, "store": 3}
+        names = sorted(self._processes, key=lambda name: order.get(name.split("-")[0], 0))
+        by_rank: dict[int, list[str]] = {}
+        for name in names:
+            by_rank.setdefault(order.get(name.split("-")[0], 0), []).append(name)
+        for rank in sorted(by_rank):
+            await asyncio.gather(*(self._stop_one(name) for name in by_rank[rank]))
+
+    def expected(self) -> dict[str, str]:
+        """Roles, by name, of the children that should be there: started, not done, and not stopped."""
+        return {
+            name: self._roles[name]
+            for name, watcher in self._watchers.items()
+            if name not in self._stopping and (not watcher.done() or (not watcher.cancelled() and watcher.result()))
+        }
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of the children that run."""
+        return {name: process.pid for name, process in self._processes.items() if process.returncode is None}
+
+    async def _spawn(self, child: ChildSpec) -> None:
+        settings = self._directory.path / "work" / f"{child.name}.json"
+        settings.touch(0o600)  # a store's address may hold a password
+        settings.write_text(json.dumps(child.settings.model_dump(mode="json"), indent=2))
+        command = [
+            str(find_interpreter(child)),
+            "-P",  # a directory of the user's may have the name of a package of ours
+            "-m",
+            "lightningbus",
+            child.role,
+            "--settings",
+            str(settings),
+        ]
+        environment = (
+            without_settings(os.environ, [role for role, _ in ROLE_SECTIONS.values()])
+            | self._environment
+            | {BUS_VARIABLE: self._bus_url}
+        )  # it may hold a password
+        self._starts[child.name] += 1
+        with self._directory.log(child.name).open("ab") as out:
+            try:
+                self._processes[child.name] = await spawn(
+                    *command, stdout=out, stderr=asyncio.subprocess.STDOUT, cwd=Path.cwd(), env=environment
+                )
+            except OSError as error:
+                raise UserError(
+                    f"{child.name}: python_executable: {command[0]} cannot be started: {error.strerror}"
+                ) from error
+
+    async def _watch(self, child: ChildSpec) -> int:
+        restarts = RestartPolicy()
+        while True:
+            started = time.monotonic()
+            code = await self._processes[child.name].wait()
+            if code == 0 or child.name in self._stopping:
+                return 0
+            pause = restarts.next_delay(code, time.monotonic() - started)
+            if pause is None:
+                return code
+            log.warning("%s ended with %d; starting it again in %.1f s", child.name, code, pause)
+            await asyncio.sleep(pause)
+            if child.name in self._stopping:
+                return 0
+            await self._spawn(child)
+
+    async def _stop_one(self, name: str) -> None:
+        self._stopping.add(name)
+        if not await terminate(self._processes[name], STOP_SECONDS):
+            log.warning("%s did not end within %g s and was ended by force", name, STOP_SECONDS)
+        await asyncio.gather(self._watchers[name], return_exceptions=True)
+
+    def _last_log_line(self, name: str, code: int) -> str:
+        path = self._directory.log(name)
+        lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+        words = extract_message(lines[-1]) if lines else "no output"
+        starts = self._starts[name]
+        often = f", the last of {starts} starts" if starts > 1 else ""
+        return f"{name} ended with {code}{often}: {words} (log: {path})"

@@ -1,0 +1,1 @@
+"""Directories written for a user: a first project, an environment."""

@@ -1,0 +1,179 @@
+"""The directory of an environment of others: its adapter, its tasks, and a run file that trains on them."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.run.errors import UserError
+from lightningbus.run.run_directory.new_directory import is_vacant, written_beside
+from lightningbus.runners.agent.factory import resolve_program
+from lightningbus.tasks.task_file import load_tasks
+
+ADAPTERS = {
+    "gymnasium": "gymnasium_adapter",
+    "harbor": "harbor_adapter",
+    "nemo-gym": "nemo_gym_adapter",
+    "openenv": "openenv_adapter",
+    "verifiers": "verifiers_adapter",
+}
+"""Kinds of environments -> the module that plays them."""
+SOURCES = Path(__file__).parents[2] / "environments"
+PACKAGE = "environment"
+TASKS, HELDOUT, RUN_FILE, CONFIG = "tasks.jsonl", "heldout.jsonl", "run.yaml", "environment.json"
+DEADLINE_SECONDS = 300
+LEARNING_RATE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentSpec:
+    """Which environment, with which arguments, and in which interpreter."""
+
+    kind: str
+    name: str
+    arguments: Mapping[str, Any]
+    python: Path
+    module_directory: Path | None
+    """Where modules lie that are not installed."""
+    concurrency: int = 16
+    """Rollouts at once, all in one process."""
+    variables: Sequence[str] = ()
+    """What its processes find in their environment, as `RunnerSettings.env` has it."""
+
+    @property
+    def all_variables(self) -> list[str]:
+        """With where its modules lie."""
+        where = [] if self.module_directory is None else [f"PYTHONPATH={self.module_directory.absolute()}"]
+        return [*where, *self.variables]
+
+
+def parse_name(text: str) -> tuple[str, str]:
+    """``KIND:NAME``, a directory of Harbor by its absolute path; raises `UserError` for a kind that is not known."""
+    kind, separator, name = text.partition(":")
+    if not separator or not name:
+        raise UserError(f"{text!r} is not of the form KIND:NAME, such as verifiers:gsm8k")
+    if kind not in ADAPTERS:
+        raise UserError(f"{kind!r} is no kind of environment: {suggest_name(kind, ADAPTERS)}")
+    return kind, str(Path(name).absolute()) if kind == "harbor" else name
+
+
+def parse_arguments(words: Sequence[str]) -> dict[str, Any]:
+    """``key=value`` words as nested arguments: a value is JSON if it can be, and a dot in a key is a level."""
+    arguments: dict[str, Any] = {}
+    for word in words:
+        key, separator, text = word.partition("=")
+        if not separator or not key:
+            raise UserError(f"--arg: {word!r} is not of the form key=value")
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            value = text
+        *levels, last = key.split(".")
+        level = arguments
+        for name in levels:
+            level = level.setdefault(name, {})
+            if not isinstance(level, dict):
+                raise UserError(f"--arg: {key!r} has a level that has a value already")
+        level[last] = value
+    return arguments
+
+
+def as_file_name(name: str) -> str:
+    """The last part of an environment's name, as a name of a run and its directory. Pure."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", name.rstrip("/").rsplit("/", 1)[-1])[:64]
+
+
+def write_environment(
+    spec: EnvironmentSpec, directory: Path, model_path: Path, limit: int | None, num_heldout: int
+) -> tuple[int, int]:
+    """Write the directory, whole or not at all; returns how many tasks there are, to train on and held out.
+
+    Raises `UserError` if the environment cannot be loaded, and `lightningbus.tasks.task_file.TaskFileError` for a task
+    that cannot be published.
+    """
+    if not is_vacant(directory):
+        raise UserError(f"{directory} is there already: choose another --out")
+    with written_beside(directory) as draft:
+        shutil.copytree(SOURCES, draft / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
+        config = {"adapter": ADAPTERS[spec.kind], "name": spec.name, "arguments": spec.arguments}
+        (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        _write_tasks(spec, draft, limit, num_heldout)
+        counts = len(load_tasks(draft / TASKS)), len(load_tasks(draft / HELDOUT))
+        (draft / RUN_FILE).write_text(render_run_file(spec, directory, model_path))
+    return counts
+
+
+def render_run_file(spec: EnvironmentSpec, directory: Path, model_path: Path) -> str:
+    """A run file that trains a model in the environment. Pure."""
+    runner: dict[str, Any] = {
+        "entrypoint": f"{PACKAGE}.entrypoint:rollout",
+        "python_executable": str(spec.python),
+        "working_dir": str(directory),
+        "concurrency": spec.concurrency,
+        "max_concurrent_per_process": spec.concurrency,
+    }
+    if spec.all_variables:
+        runner["env"] = spec.all_variables
+    learner = {
+        "model_path": str(model_path),
+        "tasks": str(directory / TASKS),
+        **{name: LearnerSettings.model_fields[name].default for name in ("group_size", "groups_per_step", "max_steps")},
+        "rollout_timeout_seconds": DEADLINE_SECONDS,
+        "actor": {"optim": {"lr": LEARNING_RATE}},
+    }
+    fields = {
+        "name": as_file_name(directory.name or spec.name),
+        "bus": {"port": 0},
+        "store": {"http_port": 0},
+        "inference": [{"model_path": str(model_path)}],
+        "runners": [runner],
+        "learner": learner,
+        "eval": {"tasks": str(directory / HELDOUT), "deadline": 4 * DEADLINE_SECONDS},
+    }
+    header = (
+        f"# {spec.kind}:{spec.name}, by `lightningbus env`. Train: lightningbus train -c {directory / RUN_FILE}\n"
+        "# If the environment has tools, name the parser of the model's calls: inference: [{tool_parser: hermes}]\n"
+        "# Ports of 0 are free ones. docs/environments.md says what to set for a small model on the CPU.\n"
+    )
+    return header + yaml.safe_dump(fields, sort_keys=False)
+
+
+def _write_tasks(spec: EnvironmentSpec, draft: Path, limit: int | None, num_heldout: int) -> None:
+    """Both files of tasks; held-out tasks are the environment's own, else the last of its tasks."""
+    has_heldout = _run_adapter(spec, draft, HELDOUT, "heldout", num_heldout)
+    _run_adapter(spec, draft, TASKS, "train", limit)
+    if has_heldout:
+        return
+    lines = (draft / TASKS).read_text(encoding="utf-8").splitlines(keepends=True)
+    if len(lines) < 2:
+        raise UserError(f"{spec.kind}:{spec.name} has {len(lines)} tasks: one to train on and one held out are needed")
+    num_train = len(lines) - min(num_heldout, max(1, len(lines) // 10))
+    (draft / TASKS).write_text("".join(lines[:num_train]), encoding="utf-8")
+    (draft / HELDOUT).write_text("".join(lines[num_train:]), encoding="utf-8")
+
+
+def _run_adapter(spec: EnvironmentSpec, draft: Path, file: str, split: str, limit: int | None) -> bool:
+    """Let the environment write tasks of a split; False if it has no such split."""
+    command = [str(resolve_program(spec.python)), "-m", f"{PACKAGE}.entrypoint", file, split]
+    if limit is not None:
+        command.append(str(limit))
+    values = dict(word.split("=", 1) for word in spec.all_variables if "=" in word)
+    try:
+        done = subprocess.run(
+            command, cwd=draft, env={**os.environ, **values}, capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        raise UserError(f"{spec.python} cannot be started: {error.strerror}") from error
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1][:500]
+        raise UserError(f"{spec.kind}:{spec.name} cannot be used in {spec.python}: {reason}")
+    return (draft / file).exists()

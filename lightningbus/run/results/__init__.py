@@ -1,0 +1,1 @@
+"""Figures of a training job: files, pictures and pages."""

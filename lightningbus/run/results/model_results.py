@@ -1,0 +1,83 @@
+"""Figures of each model of a training job, as the store counts them."""
+
+from collections import defaultdict
+
+from clickhouse_connect.driver.client import Client
+from pydantic import BaseModel, ConfigDict, Field
+
+from lightningbus.run.evaluation.evaluation import SAMPLINGS
+
+MODELS = """
+SELECT v.model, s.steps, v.weight_versions, r.tokens_trained, r.share_trained, l.max_staleness
+FROM
+(
+    SELECT model, uniqExact(version) AS weight_versions FROM weight_versions WHERE run_id = {run_id:String}
+    GROUP BY model
+) AS v
+LEFT JOIN (SELECT model, count() AS steps FROM training_steps WHERE run_id = {run_id:String} GROUP BY model) AS s
+    ON v.model = s.model
+LEFT JOIN
+(
+    SELECT model, sumIf(tokens, trained) AS tokens_trained,
+        toNullable(round(uniqExactIf(rollout_id, trained) / uniqExact(rollout_id), 4)) AS share_trained
+    FROM training_rollouts WHERE run_id = {run_id:String} GROUP BY model
+) AS r ON v.model = r.model
+LEFT JOIN
+(
+    SELECT model, toNullable(max(max_staleness)) AS max_staleness FROM staleness WHERE run_id = {run_id:String}
+    GROUP BY model
+) AS l ON v.model = l.model
+ORDER BY v.model
+"""
+"""The figures of each model."""
+EVALUATIONS = """
+SELECT model, evaluation, version, mean_reward, standard_error FROM reward_by_version
+WHERE run_id = {run_id:String} AND mode = 'eval' AND evaluation IN {labels:Array(String)}
+ORDER BY model, version, evaluation
+"""
+"""Held-out rewards of each model: those that it is trained on."""
+
+
+class ModelEvaluation(BaseModel):
+    """The held-out reward of one version of one model."""
+
+    model_config = ConfigDict(frozen=True)
+
+    label: str = Field(description="how the problems were answered: greedy or sampled")
+    version: int = Field(description="weight version of this model")
+    mean_reward: float = Field(
+        description="mean of the reward that this model is trained on; a failed rollout counts as 0"
+    )
+    standard_error: float | None = Field(description="of that mean, over problems; none for a single problem")
+
+
+class ModelResults(BaseModel):
+    """Figures of one model of a training job."""
+
+    steps: int = Field(0, description="training steps made")
+    weight_versions: int = Field(0, description="weight versions published")
+    tokens_trained: int = Field(0, description="tokens trained on")
+    share_trained: float | None = Field(None, description="share of the training rollouts that it was trained on")
+    max_staleness: int | None = Field(None, description="largest staleness of a trained token, in its versions")
+    evaluations: list[ModelEvaluation] = Field([], description="its held-out rewards, by version")
+
+
+def count_models(client: Client, run: str) -> dict[str, ModelResults]:
+    """The figures that the store counts of each model of a run."""
+    evaluations = read_evaluations(client, run)
+    rows = client.query(MODELS, parameters={"run_id": run}).result_rows
+    fields = tuple(field for field in ModelResults.model_fields if field != "evaluations")
+    return {
+        name: ModelResults(**dict(zip(fields, figures, strict=True)), evaluations=evaluations.get(name, []))
+        for name, *figures in rows
+    }
+
+
+def read_evaluations(client: Client, run: str) -> dict[str, list[ModelEvaluation]]:
+    """By model: the rewards of the evaluations of a job."""
+    rows = client.query(EVALUATIONS, parameters={"run_id": run, "labels": list(SAMPLINGS)}).result_rows
+    evaluations: dict[str, list[ModelEvaluation]] = defaultdict(list)
+    for model, label, version, mean, error in rows:
+        each = ModelEvaluation(label=label, version=version, mean_reward=round(mean, 4), standard_error=error)
+        evaluations[model].append(each)
+    return dict(evaluations)

@@ -1,0 +1,172 @@
+"""Pictures: reward over weight versions, and reports."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightningbus.run.errors import UserError
+from lightningbus.run.evaluation.evaluation import Evaluation
+from lightningbus.store.reports import Plot, ResultTable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BAR_INCHES = 0.2
+MAX_NAME = 40
+"""Characters of a name beside its bars."""
+
+Point = tuple[int, float, float, int]
+"""Version, mean reward, spread, rollouts."""
+
+
+def plot_rewards(path: Path, title: str, training: Sequence[Point], held_out: Sequence[Evaluation]) -> None:
+    """Write a PNG: training reward by version as a line, held-out reward as marks, both with standard errors."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    versions = [point[0] for point in training]
+    means = [point[1] for point in training]
+    errors = [point[2] / max(point[3], 1) ** 0.5 for point in training]
+    low = [mean - error for mean, error in zip(means, errors, strict=True)]
+    high = [mean + error for mean, error in zip(means, errors, strict=True)]
+    axes.fill_between(versions, low, high, color="tab:blue", alpha=0.2, linewidth=0)
+    axes.plot(versions, means, color="tab:blue", label="training rollouts, sampled (± standard error)")
+    for label, mark, color in (("greedy", "D", "tab:orange"), ("sampled", "o", "tab:green")):
+        evaluations = [evaluation for evaluation in held_out if evaluation.label == label]
+        axes.errorbar(
+            [evaluation.version for evaluation in evaluations],
+            [evaluation.mean_reward for evaluation in evaluations],
+            yerr=[evaluation.standard_error or 0.0 for evaluation in evaluations],
+            fmt=mark,
+            color=color,
+            markersize=7,
+            capsize=3,
+            label=f"held-out problems, {label}",
+            zorder=3,
+        )
+    axes.set(title=title, xlabel="weight version", ylabel="mean reward")
+    rewards = [*means, *(evaluation.mean_reward for evaluation in held_out)]
+    if all(0 <= reward <= 1 for reward in rewards):
+        axes.set_ylim(-0.04, 1.04)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right", frameon=False)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def plot_report(path: Path, title: str, plot: Plot, answer: ResultTable) -> None:
+    """Write a PNG of a report; raises `UserError` when there is nothing to draw or nowhere to write it."""
+    from matplotlib import pyplot
+
+    columns, records = answer
+    rows = [dict(zip(columns, row, strict=True)) for row in records]
+    if not rows:
+        raise UserError(f"{title}: nothing to draw yet")
+    figure = draw_report(title, plot, rows)
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be written: {error}") from error
+    finally:
+        pyplot.close(figure)
+
+
+def draw_report(title: str, plot: Plot, rows: list[dict[str, Any]]) -> "Figure":
+    """A figure of the rows of a report: lines, marks for evaluations, or a bar for each series and value."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    series = _series(rows, plot)
+    names = list(dict.fromkeys(str(row[plot.x]) for row in rows))
+    num_bars = len(series) * (1 if plot.stacked else len(plot.y))
+    height = 4.5 if plot.kind == "line" else 1.5 + BAR_INCHES * len(names) * (num_bars + 1)
+    figure, axes = pyplot.subplots(figsize=(8, min(max(height, 3.0), 60.0)), layout="constrained")
+    for number, (label, points) in enumerate(series):
+        for index, y in enumerate(plot.y):
+            drawn = [row for row in points if row[y] is not None]
+            named = " ".join(filter(None, [label, y.replace("_", " ") if len(plot.y) > 1 else ""]))
+            if plot.kind == "line":
+                _line(axes, drawn, plot, y, named)
+            else:
+                slot = number if plot.stacked else number * len(plot.y) + index
+                _bars(axes, drawn, plot, index, names, named, slot, num_bars)
+    what = ", ".join(plot.y) if len(plot.y) < 3 else ""
+    value, key = (axes.set_ylabel, axes.set_xlabel) if plot.kind == "line" else (axes.set_xlabel, axes.set_ylabel)
+    value(what.replace("_", " "))
+    key(plot.x.replace("_", " "))
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    if plot.kind == "bar":
+        axes.set_yticks(range(len(names)), [shorten(name) for name in names])
+        axes.set_ylim(len(names) - 0.5, -0.5)
+    if axes.get_legend_handles_labels()[0]:
+        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize="small")
+    return figure
+
+
+def shorten(name: str) -> str:
+    """A name that leaves room for the bars: its two ends where it is long."""
+    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME // 2]}…{name[1 - MAX_NAME // 2 :]}"
+
+
+def _series(rows: list[dict[str, Any]], plot: Plot) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Rows by series; what is the same in all of them is not said."""
+    varying = [name for name in plot.series if len({row[name] for row in rows}) > 1]
+
+    def label(row: dict[str, Any]) -> str:
+        return " ".join(filter(None, (str(row[name]) for name in varying)))
+
+    return [(name, list(members)) for name, members in groupby(sorted(rows, key=label), label)]
+
+
+def _line(axes: Any, rows: list[dict[str, Any]], plot: Plot, y: str, label: str) -> None:
+    """A line with its spread; of an evaluation marks with their error, which nothing joins."""
+    xs, ys = [row[plot.x] for row in rows], [row[y] for row in rows]
+    if rows and rows[0].get("mode") == "eval":
+        low, high = _edges(rows, plot, y, plot.error)
+        errors = [
+            [y - edge for y, edge in zip(ys, low, strict=True)],
+            [edge - y for y, edge in zip(ys, high, strict=True)],
+        ]
+        axes.errorbar(xs, ys, yerr=errors, fmt="D", markersize=5, capsize=3, label=label or None, zorder=3)
+        return
+    (line,) = axes.plot(xs, ys, label=label or None, marker="." if len(rows) < 40 else None)
+    if plot.spread:
+        axes.fill_between(xs, *_edges(rows, plot, y, plot.spread), color=line.get_color(), alpha=0.15, linewidth=0)
+
+
+def _edges(rows: list[dict[str, Any]], plot: Plot, y: str, around: str) -> tuple[list[float], list[float]]:
+    """What lies ``around`` a value below and above it, within the bounds of what was seen."""
+    widths = [(row[around] or 0.0) if around else 0.0 for row in rows]
+    low = [row[y] - width for row, width in zip(rows, widths, strict=True)]
+    high = [row[y] + width for row, width in zip(rows, widths, strict=True)]
+    if not plot.bounds:
+        return low, high
+    worst, best = plot.bounds
+    return (
+        [max(edge, row[worst]) for edge, row in zip(low, rows, strict=True)],
+        [min(edge, row[best]) for edge, row in zip(high, rows, strict=True)],
+    )
+
+
+def _bars(
+    axes: Any,
+    rows: list[dict[str, Any]],
+    plot: Plot,
+    index: int,
+    names: list[str],
+    label: str,
+    slot: int,
+    num_bars: int,
+) -> None:
+    """A bar for each row, in its slot of the ``num_bars`` of its name; stacked ones begin where the last ended."""
+    share = 0.8 / num_bars
+    at = [names.index(str(row[plot.x])) + (slot - (num_bars - 1) / 2) * share for row in rows]
+    left = [sum(row[y] or 0 for y in plot.y[:index]) if plot.stacked else 0 for row in rows]
+    axes.barh(at, [row[plot.y[index]] for row in rows], share, left, label=label or None)

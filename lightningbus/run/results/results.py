@@ -1,0 +1,197 @@
+"""``results.json``: all figures of a training job, kept up to date while it runs."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from clickhouse_connect.driver.client import Client
+from pydantic import BaseModel, Field, ValidationError
+
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.run.errors import UserError
+from lightningbus.run.evaluation.evaluation import Evaluation
+from lightningbus.run.machine.hardware import Hardware, read_hardware, read_versions
+from lightningbus.run.results.model_results import ModelEvaluation, ModelResults, count_models
+from lightningbus.run.results.prompt_files import PromptFile
+from lightningbus.run.results.prompt_round import PromptRound
+from lightningbus.run.run_directory.whole_file import write_whole
+from lightningbus.run.settings.run_file import EvalSettings, RunSettings
+from lightningbus.store.clickhouse.client import query_row
+
+RESULTS = "results.json"
+COUNTS = {
+    "weight_versions": "SELECT uniqExact(model, version) FROM weight_versions WHERE run_id = {run_id:String}",
+    "rollouts": "SELECT count() FROM rollouts WHERE run_id = {run_id:String}",
+    "tokens_sampled": "SELECT sum(response_tokens) FROM model_calls WHERE run_id = {run_id:String}",
+    "tokens_trained": "SELECT sum(tokens) FROM training_rollouts WHERE run_id = {run_id:String} AND trained",
+    "rollouts_lost": "SELECT count() FROM check_unfinished_rollouts WHERE run_id = {run_id:String}",
+    "rollouts_trained_twice": "SELECT count() FROM check_duplicate_training WHERE run_id = {run_id:String}",
+    "share_trained": (
+        "SELECT round(uniqExactIf((model, rollout_id), trained) / uniqExact(model, rollout_id), 4) "
+        "FROM training_rollouts WHERE run_id = {run_id:String}"
+    ),
+    "max_staleness": "SELECT max(max_staleness) FROM staleness WHERE run_id = {run_id:String}",
+    "mean_staleness": (
+        "SELECT round(sum(mean_staleness * tokens) / sum(tokens), 3) FROM staleness WHERE run_id = {run_id:String}"
+    ),
+}
+"""What the store counts from what was published and what arrived, over all models."""
+BEFORE_AND_AFTER = ("greedy_before", "sampled_before", "greedy_after", "sampled_after")
+EXCLUDED = (
+    "SELECT exclusion_reason, count() FROM training_rollouts WHERE run_id = {run_id:String} AND NOT trained "
+    "GROUP BY exclusion_reason ORDER BY exclusion_reason"
+)
+
+
+class Results(BaseModel):
+    """Figures of a training job; those that the store counts are there once it has finished."""
+
+    run: str = Field(description="name of the run")
+    is_finished: bool = Field(False, description="the job has come to its end")
+    num_starts: int = Field(1, description="times the job was started: 1, and one for each resume")
+    model: str = Field(description="name the versions are published under; of several, the one agents call by name")
+    models: dict[str, ModelResults] = Field({}, description="every model that is trained, with figures of its own")
+    model_path: Path = Field(description="model that training started from")
+    settings_sha256: str = Field(description="digest of all settings but the name of the run and its directory")
+    seed: int = Field(description="order of the tasks, and what is random in training")
+    max_steps: int = Field(description="training steps asked for")
+    max_reward: float = Field(description="reward of a perfect policy")
+    steps: int = Field(0, description="training steps made; of several models, those of the slowest")
+    weight_versions: int = Field(0, description="weight versions published, of all models")
+    rollouts: int = Field(0, description="rollouts that ended, evaluations included")
+    rollouts_lost: int = Field(0, description="rollouts published that never ended")
+    rollouts_trained_twice: int = Field(0, description="rollouts trained in two steps of a model; always 0")
+    share_trained: float | None = Field(None, description="share of the training rollouts that were trained on")
+    excluded: dict[str, int] = Field({}, description="training rollouts not trained on, by reason")
+    tokens_sampled: int = Field(0, description="tokens that engines sampled, evaluations included")
+    tokens_trained: int = Field(0, description="tokens trained on")
+    mean_staleness: float | None = Field(None, description="mean staleness of the trained tokens, in versions")
+    max_staleness: int | None = Field(None, description="largest staleness of a trained token, in versions")
+    evaluations: list[Evaluation] = Field([], description="every evaluation, in the order in which they ended")
+    prompt_rounds: list[PromptRound] = Field([], description="every round of prompt optimisation, in order")
+    prompts: dict[str, PromptFile] = Field(
+        {}, description="every prompt that was optimised, as it is in use at the end"
+    )
+    greedy_before: float | None = Field(None, description="mean held-out reward of the first version, greedy")
+    sampled_before: float | None = Field(None, description="mean held-out reward of the first version, sampled")
+    greedy_after: float | None = Field(None, description="mean held-out reward of the last version evaluated, greedy")
+    sampled_after: float | None = Field(None, description="mean held-out reward of the last version evaluated, sampled")
+    seconds: float = Field(0.0, description="wall-clock seconds of all phases, over all starts")
+    seconds_by_phase: dict[str, float] = Field(
+        {},
+        description="starting, evaluating (before and after), optimizing (prompts, before training), training (with "
+        "evaluations and rounds during it), counting",
+    )
+    hardware: Hardware
+    packages: dict[str, str] = Field(description="versions of lightningbus, vllm, torch, verl and transformers")
+
+    @classmethod
+    def begin(
+        cls,
+        settings: RunSettings,
+        learners: Sequence[LearnerSettings],
+        heldout: EvalSettings,
+        earlier: "Results | None",
+    ) -> Self:
+        """Those of a job that starts, or goes on from its ``earlier`` results."""
+        kept = {
+            name: getattr(earlier, name)
+            for name in ("evaluations", "prompt_rounds", "prompts", "seconds", "seconds_by_phase", *BEFORE_AND_AFTER)
+            if earlier is not None
+        }
+        learner = learners[0]
+        return cls(
+            **kept,
+            num_starts=1 if earlier is None else earlier.num_starts + 1,
+            run=settings.name,
+            model=learner.model,
+            model_path=learner.model_path,
+            models={each.model: ModelResults() for each in learners},
+            settings_sha256=compute_settings_sha256(settings, learners, heldout),
+            seed=learner.seed,
+            max_steps=learner.max_steps,
+            max_reward=heldout.max_reward,
+            hardware=read_hardware(),
+            packages=read_versions(),
+        )
+
+    @classmethod
+    def read(cls, directory: Path) -> Self | None:
+        """Those in a run's directory, None if there are none; raises `UserError` if they cannot be read."""
+        path = directory / RESULTS
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError) as error:
+            raise UserError(f"{path} cannot be read: start the run again without --resume") from error
+
+    def write(self, directory: Path) -> None:
+        """Write them to a run's directory, whole or not at all; raises `UserError` where they cannot be written."""
+        write_whole(directory / RESULTS, json.dumps(self.to_figures(), indent=2) + "\n")
+
+    def to_figures(self) -> dict[str, Any]:
+        """The content of the file."""
+        figures = self.model_dump(mode="json")
+        figures["seconds"] = round(self.seconds, 1)
+        figures["seconds_by_phase"] = {phase: round(seconds, 1) for phase, seconds in self.seconds_by_phase.items()}
+        return figures
+
+    def add_evaluation(self, evaluation: Evaluation) -> None:
+        """Append one, in place of an earlier one with its label and versions."""
+        others = [other for other in self.evaluations if other.key != evaluation.key]
+        self.evaluations = [*others, evaluation]
+        self.greedy_before, self.greedy_after = self._first_and_last("greedy")
+        self.sampled_before, self.sampled_after = self._first_and_last("sampled")
+
+    def _first_and_last(self, label: str) -> tuple[float | None, float | None]:
+        means = {each.version: round(each.mean_reward, 4) for each in self.evaluations if each.label == label}
+        versions = sorted(means)
+        return means[versions[0]] if versions else None, means[versions[-1]] if len(versions) > 1 else None
+
+    def add_seconds(self, phase: str, seconds: float) -> None:
+        """Count wall-clock seconds of a phase."""
+        self.seconds_by_phase[phase] = self.seconds_by_phase.get(phase, 0.0) + seconds
+        self.seconds = sum(self.seconds_by_phase.values())
+
+    def count(self, client: Client) -> None:
+        """Ask the store for what it counts."""
+        parameters = {"run_id": self.run}
+        for name, sql in COUNTS.items():
+            setattr(self, name, query_row(client, sql, parameters)[0])
+        self.models |= count_models(client, self.run)
+        self.steps = min((figures.steps for figures in self.models.values()), default=0)
+        rows = client.query(EXCLUDED, parameters=parameters).result_rows
+        self.excluded = dict(map(tuple, rows))
+
+
+def compute_settings_sha256(settings: RunSettings, learners: Sequence[LearnerSettings], heldout: EvalSettings) -> str:
+    """The digest of all settings of a job but its name and directory, whatever the form of its file."""
+    fields = {
+        **settings.model_dump(mode="json", exclude={"name", "runs", "learner"}),
+        "learners": [learner.model_dump(mode="json", exclude={"run", "checkpoint_dir"}) for learner in learners],
+        "eval": heldout.model_dump(mode="json"),
+    }
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def render_fields() -> str:
+    """The fields of the file as a Markdown table."""
+    lines = ["| field | what |", "|---|---|"]
+    for prefix, kind in (
+        ("", Results),
+        ("models.NAME.", ModelResults),
+        ("models.NAME.evaluations[].", ModelEvaluation),
+        ("evaluations[].", Evaluation),
+        ("prompt_rounds[].", PromptRound),
+        ("prompts.NAME.", PromptFile),
+        ("hardware.", Hardware),
+    ):
+        lines += [
+            f"| `{prefix}{name}` | {field.description} |"
+            for name, field in kind.model_fields.items()
+            if kind is not Results or name != "hardware"
+        ]
+    return "\n".join(lines)

@@ -1,0 +1,34 @@
+"""The picture of a training job: rewards over weight versions, drawn again as they come."""
+
+import asyncio
+from pathlib import Path
+
+from clickhouse_connect.driver.client import Client
+
+from lightningbus.run.errors import UserError
+from lightningbus.run.results.plot import Point, plot_rewards
+from lightningbus.run.results.results import Results
+
+PICTURE = "reward.png"
+CURVE = (
+    "SELECT version, mean_reward, reward_spread, rollouts FROM reward_by_version "
+    "WHERE run_id = {run_id:String} AND model = {model:String} AND mode = 'train' ORDER BY version"
+)
+
+
+async def draw_rewards(client: Client, directory: Path, results: Results, model: str) -> None:
+    """Draw what is there by now into a run's directory; ``model``: whose training rewards.
+
+    Raises `UserError` where the picture cannot be written, or ClickHouse's errors.
+    """
+    parameters = {"run_id": results.run, "model": model}
+    rows = (await asyncio.to_thread(client.query, CURVE, parameters=parameters)).result_rows
+    curve: list[Point] = [
+        (int(version), float(mean), float(spread), int(count)) for version, mean, spread, count in rows
+    ]
+    what = f"weight versions of {results.model}" if len(results.models) > 1 else "weight versions"
+    path = directory / PICTURE
+    try:
+        await asyncio.to_thread(plot_rewards, path, f"{results.run}: reward over {what}", curve, results.evaluations)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error

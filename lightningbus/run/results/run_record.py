@@ -1,0 +1,104 @@
+"""What a training job began with, in its run's directory: a resume must go on with the same."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.run.errors import UserError
+from lightningbus.run.results.results import Results
+from lightningbus.run.settings.optimize import OptimizeSettings
+from lightningbus.run.settings.run_file import EvalSettings
+from lightningbus.tasks.task_file import load_tasks
+from lightningbus.tasks.task_source import TaskSource
+
+RECORD = "job.json"
+CHANGEABLE = {
+    "learner": {
+        *("max_steps", "rollout_timeout_seconds", "max_attempts", "group_timeout_seconds", "cpu_threads", "id"),
+        *("disk_free_mib", "checkpoint_interval", "rollout_bytes", "keep_last_checkpoints", "keep_weight_versions"),
+        *("health_address", "max_failed_groups"),
+    },
+    "eval": {"every", "deadline"},
+    "optimize": {"every", "budget", "round_budget", "max_iterations", "deadline", "reflection"},
+}
+"""Settings that neither decide what is trained nor what is measured; a resume may change them."""
+
+
+def describe_job(
+    learners: Sequence[LearnerSettings], heldout: EvalSettings, prompts: OptimizeSettings | None = None
+) -> dict[str, Any]:
+    """The settings that a resume must keep, with a digest of its tasks.
+
+    ``prompts``: what is optimised in turns with training.
+
+    Raises `lightningbus.tasks.task_file.TaskFileError`.
+    """
+    job = {"eval": _without("eval", heldout.model_dump(mode="json")) | {"tasks": _digest(heldout.tasks)}}
+    for learner in learners:
+        section = "learner" if len(learners) == 1 else f"learners.{learner.model}"
+        job[section] = _without("learner", learner.model_dump(mode="json")) | {
+            "model_path": str(learner.model_path.resolve()),
+            "checkpoint_dir": str(learner.checkpoint_dir.resolve()),
+            "tasks": _digest(learner.tasks),
+        }
+    if prompts is not None:
+        job["optimize"] = _without("optimize", prompts.model_dump(mode="json")) | {
+            "tasks": _digest(prompts.tasks),
+            "heldout": _digest(prompts.heldout),
+        }
+    return job
+
+
+def _without(section: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields that a resume must keep."""
+    return {name: value for name, value in fields.items() if name not in CHANGEABLE[section]}
+
+
+def write_record(directory: Path, job: Mapping[str, Any]) -> None:
+    """Write what a job begins with."""
+    path = directory / RECORD
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(job, indent=2))
+
+
+def check_resumable(directory: Path, job: Mapping[str, Any], max_steps: int) -> None:
+    """Raise `UserError` if there is nothing to resume, or if the settings contradict those of the run."""
+    name = directory.name
+    try:
+        record = json.loads((directory / RECORD).read_text())
+    except FileNotFoundError:
+        raise UserError(f"{directory} holds no training job to resume: start it without --resume") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{directory / RECORD} cannot be read ({error}): start the run without --resume") from error
+    for path, before, now in find_differences(record, job):
+        what = f"{path} was {_quote(before)} and is {_quote(now)} now"
+        if path.endswith((".tasks", ".heldout")):
+            what = f"{path} holds other tasks than before"
+        raise UserError(f"run {name!r} cannot be resumed with other settings: {what}; or start it without --resume")
+    results = Results.read(directory)
+    if results is not None and results.is_finished and max_steps <= results.steps:
+        raise UserError(f"run {name!r} has finished its {results.steps} steps: raise learner.max_steps to train it on")
+
+
+def find_differences(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Dotted paths at which two settings differ, with both values. Pure."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for name in dict.fromkeys([*before, *now]):
+            yield from find_differences(before.get(name), now.get(name), f"{path}.{name}".lstrip("."))
+    elif before != now:
+        yield path, before, now
+
+
+def _quote(value: Any) -> str:
+    return json.dumps(value)
+
+
+def _digest(source: Path | TaskSource | None) -> str:
+    """Of the tasks themselves: a source that names the same ones in another form is no other."""
+    digest = hashlib.sha256()
+    for task in load_tasks(source) if source is not None else ():
+        digest.update(json.dumps([task.id, task.input, task.labels]).encode())
+    return digest.hexdigest()

@@ -1,0 +1,110 @@
+"""The result of a training job, and how a command shows it."""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from lightningbus.run.display.terminal import render_html, render_text
+from lightningbus.run.evaluation.evaluation import SAMPLINGS, Evaluation, format_mean
+from lightningbus.run.results.reward_picture import PICTURE
+from lightningbus.run.run_directory.directory import RunDirectory
+
+FEW_TRAINED, MAX_REASONS = 0.5, 3
+"""Share of the training rollouts below which reasons are named, and how many of these."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TrainResult:
+    """What a training job has come to: where it lies, its figures, and every evaluation in order."""
+
+    directory: Path
+    """The run's directory, with ``results.json`` and the picture of the rewards."""
+    figures: dict[str, Any]
+    """The content of ``results.json``, see `lightningbus.run.results.results.Results`."""
+    evaluations: list[Evaluation]
+
+    def render(self) -> Group:
+        """Held-out rewards, and the figures in a sentence."""
+        figures = self.figures
+        released = [each for each in figures.get("prompt_rounds", ()) if each["is_released"]]
+        sentence = (
+            f"{figures['rollouts']} rollouts, {figures['tokens_trained']} tokens trained into "
+            f"{figures['weight_versions']} weight versions in {figures['seconds']:.0f} s; "
+            f"{figures['rollouts_lost']} lost, {figures['rollouts_trained_twice']} trained twice; "
+            f"staleness {figures['mean_staleness']} on average, {figures['max_staleness']} at most"
+        )
+        if figures.get("prompt_rounds"):
+            sentence += f"; {len(figures['prompt_rounds'])} rounds of prompt optimisation, {len(released)} released"
+        prompts = figures.get("prompts", {})
+        texts = [
+            Text(
+                f"text of prompt {name}, version {prompt['version']}: {self.directory / prompt['file']}",
+                no_wrap=True,
+                overflow="ignore",
+            )
+            for name, prompt in prompts.items()
+        ]
+        picture = f"picture: {self.directory / PICTURE}"
+        exports = [
+            Text(f"export the model: {command}", no_wrap=True, overflow="ignore")
+            for command in RunDirectory(self.directory).list_export_commands()
+        ]
+        table = evaluations_table(self.evaluations, figures.get("models", {}), figures.get("model", ""))
+        warnings = [Text(f"warning: {each}", "yellow") for each in find_warnings(figures)]
+        return Group(table, Text(sentence), *warnings, Text(picture), *texts, *exports)
+
+    def __repr__(self) -> str:
+        return render_text(self.render())
+
+    def _repr_html_(self) -> str:
+        return render_html(self.render())
+
+
+def report(result: TrainResult) -> None:
+    """Print what came of a job to the terminal, and its figures as JSON to a program that reads standard output."""
+    console = Console(stderr=True, highlight=False)
+    console.print(result.render(), crop=False)  # a command is to be copied whole
+    console.print()
+    if not sys.stdout.isatty():
+        print(json.dumps(result.figures), flush=True)
+
+
+def find_warnings(figures: Mapping[str, Any]) -> Iterator[str]:
+    """Warnings about a job that ended well: that most rollouts were not trained on. Pure."""
+    share, excluded = figures.get("share_trained"), figures.get("excluded") or {}
+    if share is not None and share < FEW_TRAINED:
+        often = sorted(excluded.items(), key=lambda each: -each[1])[:MAX_REASONS]
+        reasons = ", ".join(f"{reason} ({count:,})" for reason, count in often)
+        yield f"{share:.2%} of the training rollouts were trained on; left out: {reasons or 'nothing says why'}"
+
+
+def evaluations_table(evaluations: list[Evaluation], models: Mapping[str, Any], main: str) -> Table:
+    """Held-out reward, one row for each weight version, and with optimised prompts for each version of them.
+
+    ``models``: with several, each has rows with the reward that it is trained on; ``main``: that of ``evaluations``.
+    """
+    table = Table(title="held-out reward", title_style="bold", box=None, header_style="bold")
+    has_prompts, has_models = any(each.prompt_versions for each in evaluations), len(models) > 1
+    for column in (*(["model"] if has_models else []), "version", *(["prompts"] if has_prompts else []), *SAMPLINGS):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    means = {(main, each.version, _format_prompts(each), each.label): each.format_mean() for each in evaluations}
+    for model, figures in models.items() if has_models else ():
+        for each in figures.get("evaluations", ()) if model != main else ():
+            mean = format_mean(each["mean_reward"], each["standard_error"])
+            means[model, each["version"], "", each["label"]] = mean
+    order = sorted(means, key=lambda each: (each[0] != main, each))
+    for model, version, prompts in dict.fromkeys(key[:3] for key in order):
+        columns = [*([model] if has_models else []), str(version), *([prompts] if has_prompts else [])]
+        table.add_row(*columns, *(means.get((model, version, prompts, label), "") for label in SAMPLINGS))
+    return table
+
+
+def _format_prompts(evaluation: Evaluation) -> str:
+    return ", ".join(f"{name} {version}" for name, version in sorted(evaluation.prompt_versions.items()))

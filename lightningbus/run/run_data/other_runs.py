@@ -1,0 +1,130 @@
+"""The runs of this directory besides the latest: what their files say of them, and their stores, opened when asked."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from lightningbus.bus.errors import BusError
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.run.errors import UserError
+from lightningbus.run.results.results import Results
+from lightningbus.run.run_data.followed_store import FollowedStore
+from lightningbus.run.run_directory.directory import RUNS, RunDirectory
+from lightningbus.store.clickhouse.client import StoreUnreachable
+from lightningbus.store.ui.client import Reader, StoreGone
+from lightningbus.store.ui.other_run import OpenRun, OtherRun
+
+UNUSED_SECONDS = 60.0
+"""A store that nobody has asked for so long is closed."""
+STORED_RUNS = "SELECT run_id FROM runs GROUP BY run_id ORDER BY max(last_ended_at) DESC"
+
+
+@dataclass(slots=True)
+class _Follower:
+    reader: Reader
+    store: FollowedStore
+    task: "asyncio.Task[None]"
+    used_at: float
+    run_id: str = ""
+
+
+class OtherRuns:
+    """All runs with a store of their own but the latest, by the names of their directories."""
+
+    def __init__(self, database: str) -> None:
+        self._database = database
+        self._followers: dict[str, _Follower] = {}
+        self._opening = asyncio.Lock()
+
+    def find(self, name: str) -> RunDirectory | None:
+        """The directory of one of them."""
+        run, latest = RunDirectory.named(name), RunDirectory.latest()
+        if run is None or name.startswith(".") or run.path.is_symlink() or not run.has_stored_data():
+            return None
+        return None if latest is not None and latest.path.resolve() == run.path.resolve() else run
+
+    def has(self, run_id: str) -> bool:
+        """Whether this is one of them."""
+        return self.find(run_id) is not None
+
+    def list(self) -> list[OtherRun]:
+        """What their files say. Blocks."""
+        names = sorted(path.name for path in RUNS.iterdir()) if RUNS.is_dir() else []
+        return [_describe(run) for name in names if (run := self.find(name)) is not None]
+
+    async def open(self, run_id: str) -> OpenRun:
+        """The store of one of them; raises `StoreGone` when it cannot be opened."""
+        async with self._opening:
+            follower = self._followers.get(run_id)
+            if follower is None or follower.task.done():
+                follower = await self._start(run_id)
+            follower.used_at = time.monotonic()
+            return OpenRun(follower.reader, follower.run_id)
+
+    async def _start(self, name: str) -> _Follower:
+        reader = Reader()
+        store = FollowedStore(reader, None, self._database, self.find(name))
+        task = asyncio.create_task(store.follow())
+        try:
+            await asyncio.wait(
+                (task, opened := asyncio.ensure_future(store.wait_until_opened())),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if task.done():
+                await cancel_and_wait(opened)
+                task.result()
+        except (UserError, BusError, StoreUnreachable) as error:
+            raise StoreGone(f"Run {name} cannot be opened: {error}") from error
+        follower = self._followers[name] = _Follower(reader, store, task, time.monotonic(), name)
+        stored = [row["run_id"] for row in await reader.query(STORED_RUNS)]
+        if stored and name not in stored:  # the directory was moved aside, with a time at the end of its name
+            follower.run_id = stored[0]
+        return follower
+
+    @asynccontextmanager
+    async def closing(self) -> AsyncIterator[None]:
+        """Close what nobody asks any more while the block runs, and all at its end."""
+        sweeper = asyncio.create_task(self._sweep())
+        try:
+            yield
+        finally:
+            await cancel_and_wait(sweeper, *(follower.task for follower in self._followers.values()))
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(UNUSED_SECONDS / 4)
+            async with self._opening:
+                for name, follower in list(self._followers.items()):
+                    if time.monotonic() - follower.used_at > UNUSED_SECONDS:
+                        del self._followers[name]
+                        await cancel_and_wait(follower.task)
+
+
+def _describe(run: RunDirectory) -> OtherRun:
+    results, is_up = None, False
+    with contextlib.suppress(UserError):
+        results = Results.read(run.path)
+    with contextlib.suppress(BusError):
+        is_up = run.read_endpoints() is not None
+    last = max(path.stat().st_mtime for path in (run.path, *run.path.glob("[!.]*")))
+    if results is None:
+        return OtherRun(run.path.name, is_up, last_ms=1000 * last)
+    means = {
+        label: {each.version: each.mean_reward for each in results.evaluations if each.label == label}
+        for label in dict.fromkeys(each.label for each in results.evaluations)
+    }
+    return OtherRun(
+        run.path.name,
+        is_up,
+        last_ms=1000 * last,
+        seconds=results.seconds,
+        step=results.steps,
+        max_steps=results.max_steps,
+        rollouts=results.rollouts,
+        model=results.model_path.name,
+        models=[results.model, *(name for name in results.models if name != results.model)],
+        means=means,
+    )

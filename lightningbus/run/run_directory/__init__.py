@@ -1,0 +1,1 @@
+"""A run's directory, and the servers of the run that it names."""

@@ -1,0 +1,95 @@
+"""Where the bus is, and which keys a role has for it and for the nodes' gateways."""
+
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightningbus.bus.client import Bus
+from lightningbus.bus.connection import DEFAULT_URL
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.security.credentials import Credentials
+from lightningbus.bus.security.secrets import INFERENCE_API_KEY
+from lightningbus.run.run_directory.directory import RunDirectory
+
+log = logging.getLogger(__name__)
+
+BUS_VARIABLE = "LIGHTNINGBUS_BUS"
+CREDENTIALS_VARIABLE = "LIGHTNINGBUS_CREDENTIALS"
+API_KEY_VARIABLE = "LIGHTNINGBUS_INFERENCE_API_KEY_FILE"
+ANSWER_SECONDS = 1.0
+"""For a connection of a command: whoever asks something does not wait for a bus that is about to start."""
+
+
+@dataclass(frozen=True, slots=True)
+class BusEndpoint:
+    """A bus as one role reaches it; ``inference_api_key`` is a file."""
+
+    url: str
+    credentials: Credentials | None = None
+    inference_api_key: Path | None = None
+
+
+def discover_bus(url: str | None, role: str, run: RunDirectory | None = None, model: str | None = None) -> BusEndpoint:
+    """Where a role finds the bus: ``url``, else what the environment says, else ``run`` or the latest that is up here.
+
+    Credentials and the inference API key come from the environment, else from the same run. ``model``: the one that a
+    learner trains, which may have a user of its own. Raises `BusError` for unusable credentials, or when nothing names
+    the bus and the latest run's endpoints are corrupt.
+    """
+    url = url or os.environ.get(BUS_VARIABLE)
+    run = run or RunDirectory.latest()
+    try:
+        endpoints = run.read_endpoints() if run is not None else None
+    except BusError as error:
+        if url is None:
+            raise
+        log.warning("%s", error)
+        endpoints = None
+    if endpoints is None or url not in (None, endpoints.bus):  # another bus than the run's
+        return BusEndpoint(url or DEFAULT_URL, find_credentials(role, model=model), find_api_key(role))
+    directory = Path(endpoints.credentials) if endpoints.credentials else None
+    key = Path(endpoints.inference_api_key) if endpoints.inference_api_key else None
+    credentials = find_credentials(role, directory, model)
+    return BusEndpoint(endpoints.bus, credentials, find_api_key(role, directory) or key)
+
+
+def find_credentials_directory() -> Path | None:
+    """What `--credentials` or the environment names."""
+    directory = os.environ.get(CREDENTIALS_VARIABLE)
+    return Path(directory) if directory else None
+
+
+def find_credentials(role: str, default: Path | None = None, model: str | None = None) -> Credentials | None:
+    """A role's credentials, or those of a model's learner; raises `BusError` when the directory has none."""
+    directory = find_credentials_directory() or default
+    if directory is None:
+        return None
+    return Credentials.read(directory, role) if model is None else Credentials.read_learner(directory, model)
+
+
+def find_api_key(role: str, directory: Path | None = None) -> Path | None:
+    """The file with the inference API key that the environment names, or that lies with a role's credentials."""
+    if path := os.environ.get(API_KEY_VARIABLE):
+        return Path(path)
+    directory = directory or find_credentials_directory()
+    if directory is None:
+        return None
+    files = (directory / INFERENCE_API_KEY, directory / role / INFERENCE_API_KEY)
+    return next((file for file in files if file.exists()), None)
+
+
+@asynccontextmanager
+async def connect(
+    url: str | None,
+    name: str,
+    role: str = "client",
+    wait: float = ANSWER_SECONDS,
+    run: RunDirectory | None = None,
+) -> AsyncIterator[Bus]:
+    """A connection to the bus that `discover_bus` finds; raises as `Bus.connect`."""
+    endpoint = discover_bus(url, role, run)
+    async with Bus.connect(endpoint.url, name, wait, endpoint.credentials) as bus:
+        yield bus

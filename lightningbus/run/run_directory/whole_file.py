@@ -1,0 +1,15 @@
+"""A file of a run's directory, written whole or not at all."""
+
+from pathlib import Path
+
+from lightningbus.run.errors import UserError
+
+
+def write_whole(path: Path, content: str) -> None:
+    """Write a file in place of what was there; raises `UserError` where it cannot be written, as on a full disk."""
+    temporary = path.with_name(f".{path.name}")
+    try:
+        temporary.write_bytes(content.encode())
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -1,0 +1,252 @@
+"""A whole run in one YAML file: what `lightningbus up -c run.yaml` reads."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from lightningbus.auditor.settings import AuditorSettings
+from lightningbus.bus.streams.sizes import StreamSizes
+from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.run.errors import UserError
+from lightningbus.run.settings.optimize import OptimizeSettings
+from lightningbus.run.settings.sources import find_source, merge, read_environment
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.schemas.subjects import DEFAULT_POLICY
+from lightningbus.store.settings import StoreSettings
+from lightningbus.tasks.task_source import TaskSourceSetting
+from lightningbus.trackers.settings import TrackerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pydantic_core import ErrorDetails
+
+LOADERS = {
+    r"^[A-Za-z0-9_-]{1,64}$": "it is no name: letters, digits, _ and -, at most 64",
+    r"^[\w.]+:[\w.]+$": "it is not of the form module:function",
+}
+"""What the patterns of settings ask for, in words."""
+M = TypeVar("M", bound=BaseModel)
+
+
+class BusSettings(BaseModel):
+    """The broker: an embedded nats-server, or one that is already there."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: str | None = Field(None, description="use this NATS server instead of starting one")
+    host: str = Field("127.0.0.1", description="address the embedded server listens on")
+    port: int = Field(4222, ge=0, le=65535, description="its port; 0 takes a free one")
+    sync_interval: str = Field(
+        "2m", description="how long what was written may wait for the disk; 'always' survives a power loss"
+    )
+    credentials: Path | None = Field(
+        None,
+        description="directory of `lightningbus bus create-users`: the server's users and TLS, each role's keys; "
+        "default: on loopback, users made in the run's directory",
+    )
+    insecure: bool = Field(
+        False, description="make no users, and listen beyond loopback without any: for a network nobody else is on"
+    )
+    streams: StreamSizes = StreamSizes()
+
+
+class EvalSettings(BaseModel):
+    """Problems the model is never trained on; answered before and after training and, on request, during it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tasks: TaskSourceSetting = Field(description="tasks, as `learner.tasks` names them")
+    sampling: list[Literal["greedy", "sampled"]] = Field(
+        ["greedy", "sampled"], min_length=1, description="how the problems are answered"
+    )
+    samples: int = Field(2, ge=1, description="sampled answers to each")
+    every: int | None = Field(
+        None,
+        ge=1,
+        description="evaluate every so many weight versions during training too; nodes keep the version until its "
+        "evaluation has ended; none: before and after only",
+    )
+    deadline: float = Field(
+        120.0,
+        gt=0,
+        description="seconds without the end of a rollout, beyond learner.rollout_timeout_seconds, after which an "
+        "evaluation is given up",
+    )
+    agent: str = Field("default", description="agent that answers them")
+    max_reward: float = Field(1.0, description="what a perfect policy gets, for comparison")
+
+
+class RunSettings(BaseModel):
+    """Every role of a run on this machine; leave one out and it is not started here."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9_-]{1,64}$", description="name of the run, and of its directory")
+    runs: Path = Field(Path("runs"), description="where run directories are made")
+    bus: BusSettings = BusSettings()
+    store: StoreSettings | None = None
+    inference: list[InferenceSettings] = []
+    learner: LearnerSettings | None = None
+    learners: list[LearnerSettings] = Field(
+        [], description="several learners, each of another model; not with `learner`"
+    )
+    role_models: dict[str, str] = Field(
+        {},
+        description="models that answer for roles of the agent, as {checker: small}; other roles are answered by the "
+        "model that the agent names before the colon",
+    )
+    auditor: AuditorSettings | None = None
+    runners: list[RunnerSettings] = []
+    eval: EvalSettings | None = Field(None, description="what `lightningbus train` measures itself on")
+    optimize: OptimizeSettings | None = Field(
+        None, description="prompts that `lightningbus optimize` improves, or training in turns with weights"
+    )
+    trackers: TrackerSettings = TrackerSettings()
+
+    @model_validator(mode="after")
+    def _policies(self) -> Self:
+        if self.learner is not None and self.learners:
+            raise ValueError("give `learner`, or `learners` where several models are trained, not both")
+        models = [learner.model for learner in self.learners]
+        if twice := next((model for model in models if models.count(model) > 1), None):
+            raise ValueError(f"two learners train model {twice!r}: give each of `learners` a model of its own")
+        known = {*models, *(node.model for node in self.inference), self.main_model}
+        known.update(name for runner in self.runners for name in runner.endpoints)
+        for role, model in self.role_models.items():
+            if model not in known and self.inference:
+                raise ValueError(
+                    f"role_models: no learner, inference node or endpoint here has model {model!r} of role {role!r}"
+                )
+        return self
+
+    @property
+    def all_learners(self) -> list[LearnerSettings]:
+        """The learners, whether there is one or several."""
+        return self.learners or ([self.learner] if self.learner is not None else [])
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The models that are trained; without a learner here, the one agents call by name."""
+        return tuple(learner.model for learner in self.all_learners) or (self.main_model,)
+
+    @property
+    def main_model(self) -> str:
+        """The model that agents call by name: the first learner's, else the first node's."""
+        first: Sequence[LearnerSettings | InferenceSettings] = self.all_learners or self.inference
+        return first[0].model if first else DEFAULT_POLICY
+
+    @property
+    def optimizes_in_turns(self) -> bool:
+        """Whether `lightningbus train` improves prompts too."""
+        return self.optimize is not None and self.optimize.every is not None
+
+    def without_learners(self) -> Self:
+        """The same run, without its learners."""
+        return self.model_copy(update={"learner": None, "learners": []})
+
+
+ROLE_SECTIONS: "dict[str, tuple[str, type[BaseModel]]]" = {
+    "store": ("store", StoreSettings),
+    "inference": ("inference", InferenceSettings),
+    "learner": ("learner", LearnerSettings),
+    "learners": ("learner", LearnerSettings),
+    "runners": ("runner", RunnerSettings),
+    "auditor": ("auditor", AuditorSettings),
+}
+"""Keys of a run file -> the role, and its settings."""
+
+
+def load_run_settings(path: Path) -> RunSettings:
+    """Settings of a run from its file and the environment; raises `UserError` naming the field that is wrong."""
+    return validate_settings(RunSettings, load_run_fields(path), str(path))
+
+
+def load_run_fields(path: Path) -> dict[str, Any]:
+    """What a run file holds, with the variables of each role in its section, unchecked; raises `UserError`."""
+    fields = load_fields(path)
+    for section, (role, kind) in ROLE_SECTIONS.items():
+        variables, value = read_environment(kind, role), fields.get(section)
+        if variables and isinstance(value, dict):
+            fields[section] = merge(value, variables)
+        elif variables and isinstance(value, list):
+            fields[section] = [merge(entry, variables) if isinstance(entry, dict) else entry for entry in value]
+    return fields
+
+
+def load_fields(path: Path) -> dict[str, Any]:
+    """What a YAML or JSON file holds, unchecked; raises `UserError` if it holds no fields."""
+    try:
+        fields = yaml.safe_load(path.read_text()) or {}
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    except (ValueError, RecursionError) as error:  # bytes that are no text, days that are none, lists without end
+        raise UserError(f"{path} cannot be read as YAML: {type(error).__name__}: {error}") from error
+    if not isinstance(fields, dict):
+        raise UserError(f"{path} is not a settings file: it holds no fields")
+    return fields
+
+
+def validate_settings(
+    kind: type[M], fields: "Mapping[str, Any]", source: str, origins: "Mapping[str, str] | None" = None
+) -> M:
+    """Settings from fields; raises `UserError` naming every field that is wrong.
+
+    ``origins``: what gave a field, as ``actor.optim.lr``, where it was not ``source``.
+    """
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        problems = [
+            ": ".join(filter(None, (".".join(map(str, entry["loc"])), _explain(kind, entry))))
+            for entry in error.errors()
+        ]
+        sources = [find_source(problem, origins or {}) or source for problem in problems]
+        raise UserError(describe_problems(", ".join(dict.fromkeys(sources)), problems)) from error
+
+
+def describe_problems(source: str, problems: "Sequence[str]") -> str:
+    """A sentence for what is wrong with a file of settings; one line each where it is several things."""
+    if len(problems) == 1:
+        return f"{source}: {problems[0]}"
+    return "\n  ".join((f"{source}: {len(problems)} settings are wrong", *problems))
+
+
+def _explain(kind: type[BaseModel], error: "ErrorDetails") -> str:
+    """What is wrong with a field, in words of the settings rather than pydantic's."""
+    context = error.get("ctx", {})
+    if error["type"] == "extra_forbidden":
+        *above, name = error["loc"]
+        near = suggest_name(str(name), _fields_at(kind, above))
+        return "no such setting" + (f"; {near}" if near else "")
+    if error["type"] == "string_pattern_mismatch":
+        return LOADERS.get(str(context.get("pattern")), "it has another form than it should")
+    if error["type"] == "value_error":
+        return str(context.get("error", error["msg"]))
+    return "it is needed" if error["type"] == "missing" else error["msg"]
+
+
+def _fields_at(kind: object, above: "Sequence[int | str]") -> set[str]:
+    """Names of the settings where a wrong one stands; none where several kinds of settings could stand."""
+    for part in above:
+        if isinstance(part, str) and isinstance(kind, type) and issubclass(kind, BaseModel):
+            field = kind.model_fields.get(part)
+            kind = field.annotation if field is not None else None
+        elif isinstance(part, str):
+            return set()
+        kind = _settings_in(kind)
+    return set(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else set()
+
+
+def _settings_in(annotation: object) -> object:
+    """The settings of ``list[Settings]`` or ``Settings | None``; None where there are none, or several."""
+    if not get_args(annotation):
+        return annotation
+    inner = [kind for argument in get_args(annotation) if (kind := _settings_in(argument)) not in (None, type(None))]
+    return inner[0] if len(inner) == 1 else None

@@ -1,0 +1,145 @@
+"""Where the settings of a role come from: its file, then the environment, then flags; a later source wins.
+
+The settings classes are declared once; pydantic-settings reads variables and flags by their fields.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.run.errors import UserError
+
+if TYPE_CHECKING:
+    from pydantic_settings import BaseSettings
+
+log = logging.getLogger(__name__)
+
+LEVEL = "__"
+"""Separates the levels of a variable's name: ``LIGHTNINGBUS_LEARNER_ACTOR__OPTIM__LR``."""
+OTHER_VARIABLES = frozenset(["LIGHTNINGBUS_INFERENCE_API_KEY_FILE"])
+"""Variables with the prefix of a role that are no setting of it."""
+
+
+def variable_prefix(role: str) -> str:
+    """The prefix of the variables of a role, such as ``LIGHTNINGBUS_LEARNER_``."""
+    return f"LIGHTNINGBUS_{role.upper()}_"
+
+
+def read_environment(kind: type[BaseModel], role: str) -> dict[str, Any]:
+    """The settings that the environment names, unchecked; raises `UserError` for a list or mapping that is no JSON."""
+    prefix = variable_prefix(role)
+    names = [name for name in os.environ if name.startswith(prefix) and name not in OTHER_VARIABLES]
+    if not names:
+        return {}
+    from pydantic_settings import EnvSettingsSource, SettingsError
+
+    fields = {f"{prefix}{name.upper()}": name for name in kind.model_fields}
+    for name in names:
+        if name.partition(LEVEL)[0] not in fields:
+            log.warning("%s: no such setting; %s", name, suggest_name(name, fields))
+    try:
+        return dict(EnvSettingsSource(_as_settings_class(kind, prefix))())
+    except SettingsError as error:
+        raise UserError(f"${prefix}...: {error}") from error
+
+
+def read_flags(kind: type[BaseModel], role: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """The settings that flags name, such as ``--actor.optim.lr 1e-4``, unchecked; raises `UserError`."""
+    if not arguments:
+        return {}
+    from pydantic_settings import CliSettingsSource, SettingsError
+
+    settings_class = _as_settings_class(kind, variable_prefix(role))
+    words = [with_dashes(word) for word in arguments]
+    try:
+        source = CliSettingsSource[Any](
+            settings_class, cli_parse_args=words, cli_kebab_case=True, cli_exit_on_error=False
+        )
+    except SettingsError as error:
+        _, is_unknown, flag = str(error).partition("unrecognized arguments: ")
+        if not is_unknown:
+            raise UserError(str(error)) from error
+        name = flag.split()[0]
+        hint = suggest_name(name, list_flags(kind))
+        raise UserError(f"{name}: no such option" + (f"; {hint}" if hint else "")) from error
+    return dict(source())
+
+
+def with_dashes(word: str) -> str:
+    """A word of a command line; if it is an option, with dashes in its name where it has underscores."""
+    name, equals, value = word.partition("=")
+    return f"{name.replace('_', '-')}{equals}{value}" if name.startswith("--") else word
+
+
+def list_flags(kind: type[BaseModel], above: str = "--") -> list[str]:
+    """The flags of all fields, level by level."""
+    flags = []
+    for name, field in kind.model_fields.items():
+        flag, inner = f"{above}{name.replace('_', '-')}", field.annotation
+        flags.append(flag)
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            flags += list_flags(inner, f"{flag}.")
+    return flags
+
+
+def name_origins(kind: type[BaseModel], role: str, flags: Mapping[str, Any]) -> dict[str, str]:
+    """Settings, as ``actor.optim.lr``, that a flag or a variable gave -> the flag, else the variable."""
+    variables = {path: _variable_of(role, path) for path in list_paths(read_environment(kind, role))}
+    return {**variables, **{path: f"--{path.replace('_', '-')}" for path in list_paths(flags)}}
+
+
+def find_source(problem: str, origins: Mapping[str, str]) -> str:
+    """What gave the settings that a problem names, by their origins; empty where none has one.
+
+    A setting is named at the beginning, or in the sentence where its name is no word of a sentence.
+    """
+
+    def is_named(setting: str) -> bool:
+        name = rf"(?<![\w.]){re.escape(setting)}(?![\w.]*\w)"
+        return bool(re.match(name, problem)) or (not setting.isalpha() and bool(re.search(name, problem)))
+
+    return ", ".join(origin for setting, origin in origins.items() if is_named(setting))
+
+
+def list_paths(fields: Mapping[str, Any], above: str = "") -> list[str]:
+    """Dotted paths of the values in nested fields."""
+    paths = []
+    for name, value in fields.items():
+        path = f"{above}{name}"
+        paths += list_paths(value, f"{path}.") if isinstance(value, Mapping) and value else [path]
+    return paths
+
+
+def _variable_of(role: str, path: str) -> str:
+    return f"${variable_prefix(role)}{path.replace('.', LEVEL).upper()}"
+
+
+def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """One mapping of all layers, level by level; a later layer wins."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            below = merged.get(name)
+            is_level = isinstance(value, Mapping) and isinstance(below, Mapping)
+            merged[name] = merge(below, value) if is_level else value  # type: ignore[arg-type]
+    return merged
+
+
+def without_settings(environment: Mapping[str, str], roles: Sequence[str]) -> dict[str, str]:
+    """The environment without variables that are settings of these roles."""
+    prefixes = tuple(variable_prefix(role) for role in roles)
+    return {
+        name: value for name, value in environment.items() if name in OTHER_VARIABLES or not name.startswith(prefixes)
+    }
+
+
+def _as_settings_class(kind: type[BaseModel], prefix: str) -> "type[BaseSettings]":
+    from pydantic_settings import BaseSettings, SettingsConfigDict
+
+    config = SettingsConfigDict(extra="forbid", env_prefix=prefix, env_nested_delimiter=LEVEL)
+    return type(kind.__name__, (kind, BaseSettings), {"model_config": config, "__module__": kind.__module__})

@@ -1,0 +1,1 @@
+"""Tasks as data: read from files and data sets, and published."""

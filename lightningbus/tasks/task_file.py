@@ -1,0 +1,165 @@
+"""Tasks of files and data sets: a JSON object a line, or a row of a table."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.schemas.base import Labels
+from lightningbus.schemas.codec import MAX_BYTES
+from lightningbus.tasks.task_source import TaskSource, as_task_source
+from lightningbus.tasks.task_tables import TASK_KEYS as KEYS
+from lightningbus.tasks.task_tables import is_table, map_row, read_rows
+
+MAX_INPUT_BYTES = MAX_BYTES - 64 * 1024
+"""Of a task's input: the rest of the message, and the record of it, need room too."""
+MAX_ID_CHARACTERS = 128
+NO_TASK = 'it is not a task, which needs the form {"id": "...", "input": ...}'
+
+
+class TaskFileError(ValueError):
+    """A task file cannot be used; the message names the line and says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInput:
+    """One task of a file: ``{"id": "...", "input": any JSON, "labels": {"difficulty": "hard"}}``."""
+
+    id: str
+    input: Any
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+def load_tasks(source: Path | str | TaskSource) -> list[TaskInput]:
+    """All tasks of a file or a data set; raises `TaskFileError` at the first row that is not one, before any is used.
+
+    ``id`` may be left out: it is then the number of the line or the row, from 1. So may ``labels``. Whatever is
+    returned can be published.
+    """
+    source = as_task_source(source)
+    inputs: dict[str, TaskInput] = {}
+    for where, task in _read_tasks(source):
+        if task.id in inputs:
+            raise TaskFileError(f"{source} {where}: id {task.id!r} stands twice")
+        inputs[task.id] = task
+    if not inputs:
+        raise TaskFileError(f"{source} holds no task")
+    return list(inputs.values())
+
+
+def _read_tasks(source: TaskSource) -> Iterator[tuple[str, TaskInput]]:
+    """Each task and where it stands; raises `TaskFileError`."""
+    is_rows = is_table(source)
+    rows = read_rows(source) if is_rows else _read_lines(Path(source.path))
+    number = 0
+    while True:
+        try:
+            row = next(rows, None)
+        except (OSError, ValueError) as error:
+            after = f" after row {number}" if is_rows and number else ""
+            raise TaskFileError(f"{source} cannot be read{after}: {error}") from error
+        if row is None:
+            return
+        number += 1
+        where = f"{'row' if is_rows else 'line'} {number}"
+        try:
+            if isinstance(row, str):
+                if not row.strip():
+                    continue
+                fields = parse_json_object(row)
+            else:
+                fields = dict(row)
+            if is_rows or source.has_map:
+                fields = map_row(fields, source, is_rows)
+            yield where, parse_task(fields, number)
+        except ValueError as error:
+            raise TaskFileError(f"{source} {where}: {error}") from error
+
+
+def _read_lines(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8", newline="\n") as file:  # and no other line end: a text may hold those
+        yield from file
+
+
+def parse_json_object(line: str) -> dict[str, Any]:
+    """The fields on a line; raises ValueError saying why there are none."""
+    try:
+        fields = json.loads(
+            line, parse_constant=_reject_number, parse_float=_parse_float, object_pairs_hook=_reject_repeated
+        )
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(NO_TASK)
+    return fields
+
+
+def parse_task(fields: dict[str, Any], number: int) -> TaskInput:
+    """The task that fields make; raises ValueError saying why it is none, or why it could not be published."""
+    if "input" not in fields:
+        raise ValueError(NO_TASK)
+    for key in fields:
+        if key not in KEYS:
+            raise ValueError(f"unknown key {key!r}: {suggest_name(key, KEYS)}")
+    id = fields.get("id", number)
+    if not isinstance(id, str | int) or isinstance(id, bool):
+        raise ValueError(f"id is text or an integer, not {json.dumps(id)[:40]}")
+    _check_id(str(id))
+    labels = _parse_labels(fields.get("labels", {}))
+    try:
+        size = len(msgspec.msgpack.encode(fields["input"]))
+    except (ValueError, OverflowError, RecursionError) as error:
+        reason = "text with half a character (a lone surrogate)" if isinstance(error, UnicodeError) else error
+        raise ValueError(f"its input cannot be sent: {reason}") from error
+    if size > MAX_INPUT_BYTES:
+        raise ValueError(f"its input is {size:,} bytes as MessagePack; the limit is {MAX_INPUT_BYTES:,}")
+    return TaskInput(str(id), fields["input"], labels)
+
+
+def _parse_labels(labels: Any) -> dict[str, str]:
+    if isinstance(labels, dict):
+        labels = {name: text for name, text in labels.items() if text is not None}
+    try:
+        parsed = msgspec.convert(labels, Labels)
+    except msgspec.ValidationError as error:
+        raise ValueError(
+            'labels need the form {"difficulty": "hard"}, 16 at most, with names of letters, digits, "_", "." and "-" '
+            f"(64 at most) and text of 200 characters at most: {error}"
+        ) from error
+    for name, text in parsed.items():
+        if not text.isprintable():
+            raise ValueError(f"label {name!r} has characters that are not printable")
+    return parsed
+
+
+def _check_id(id: str) -> None:
+    if not 1 <= len(id) <= MAX_ID_CHARACTERS:
+        raise ValueError(f"an id has 1 to {MAX_ID_CHARACTERS} characters, this one {len(id)}")
+    if not id.isprintable() or id != id.strip():
+        raise ValueError(f"id {id!r}: an id has printable characters only, and no space at its ends")
+
+
+def _reject_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)[:80]!r} stands twice")
+    return fields
+
+
+def _reject_number(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _parse_float(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{digits[:40]} is too large a number")
+    return number

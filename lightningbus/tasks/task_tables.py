@@ -1,0 +1,182 @@
+"""Rows of tables and data sets, and the task that a row makes."""
+
+import csv
+import importlib
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from lightningbus.common.missing_modules import describe_missing_module
+from lightningbus.tasks.task_source import HUB_PREFIX, TaskSource
+
+MAX_CSV_FIELD_CHARACTERS = 64 * 1024 * 1024
+BATCH_ROWS = 256
+"""Rows of Parquet that are converted at once."""
+TASK_KEYS = ("id", "input", "labels")
+Row = Mapping[str, Any]
+
+
+class MapValue(dict[str, Any]):
+    """A value of Arrow's type map: unlike those of a struct, its keys are this row's own."""
+
+
+def is_table(source: TaskSource) -> bool:
+    """Whether the source holds rows of columns rather than a JSON object a line."""
+    return source.path.startswith(HUB_PREFIX) or _suffix(source) in (".parquet", ".csv") or Path(source.path).is_dir()
+
+
+def read_rows(source: TaskSource) -> Iterator[Row]:
+    """The rows of a table or a data set, one after another; raises ValueError or OSError saying what to do."""
+    if source.path.startswith(HUB_PREFIX) or Path(source.path).is_dir():
+        return _read_dataset(source)
+    return _read_csv(Path(source.path)) if _suffix(source) == ".csv" else _read_parquet(source)
+
+
+def map_row(row: Row, source: TaskSource, is_typed: bool = False) -> dict[str, Any]:
+    """The fields ``id``, ``input`` and ``labels`` of a row; raises ValueError naming the column that is wrong. Pure.
+
+    Without a map of columns, a row of only these three is a task as it stands, and any other row is the input whole.
+    ``is_typed``: the row is of a table whose records all have the same keys, so that those of other rows are null here;
+    they are left out of records within columns.
+    """
+    if not source.has_map and "input" in row and all(name in TASK_KEYS for name in row):
+        return {name: _to_json(row[name], name, is_typed) for name in row if name == "input" or row[name] is not None}
+    id_column = source.id or ("id" if "id" in row else None)
+    columns = source.columns or {name: name for name in row if name != id_column}
+    cells = {name: _to_json(_cell(row, column), column, is_typed) for name, column in columns.items()}
+    task: dict[str, Any] = {"input": cells}
+    if id_column is not None:
+        id = _cell(row, id_column)
+        if not isinstance(id, str | int) or isinstance(id, bool):
+            raise ValueError(f"column {id_column}: an id is text or an integer, not {str(id)[:40]!r}")
+        task["id"] = id
+    if source.labels:
+        labels = {label: _cell(row, column) for label, column in source.labels.items()}
+        task["labels"] = {label: str(value) for label, value in labels.items() if value is not None}
+    return task
+
+
+def _cell(row: Row, column: str) -> Any:
+    """A column, or with dots a field of a column that holds records."""
+    if column in row:
+        return row[column]
+    first, dot, rest = column.partition(".")
+    if dot and isinstance(row.get(first), Mapping):
+        return _cell(row[first], rest)
+    raise ValueError(f"there is no column {column!r}; the columns are {', '.join(row)}")
+
+
+def _to_json(value: Any, column: str, is_typed: bool) -> Any:
+    """The value as JSON has it; raises ValueError for what JSON has not, such as times, bytes and NaN."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"column {column}: {value} is no JSON number")
+        return value
+    if isinstance(value, Mapping):
+        has_all = not is_typed or isinstance(value, MapValue)
+        kept = value.items() if has_all else [item for item in value.items() if item[1] is not None]
+        return {str(name): _to_json(inner, column, is_typed) for name, inner in kept}
+    if isinstance(value, list | tuple):
+        return [_to_json(inner, column, is_typed) for inner in value]
+    raise ValueError(
+        f"column {column}: {type(value).__name__} is no JSON value; name the columns the agent needs in `columns`"
+    )
+
+
+def _suffix(source: TaskSource) -> str:
+    return Path(source.path).suffix.lower()
+
+
+def _read_csv(path: Path) -> Iterator[Row]:
+    csv.field_size_limit(MAX_CSV_FIELD_CHARACTERS)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        lines = csv.reader(file, strict=True)
+        try:
+            header = next(lines, [])
+            if len(set(header)) < len(header):
+                raise ValueError(f"two columns of the header {', '.join(header)} have one name")
+            for fields in filter(None, lines):
+                if len(fields) != len(header):
+                    raise ValueError(f"line {lines.line_num} has {len(fields)} fields, and the header {len(header)}")
+                yield dict(zip(header, fields, strict=True))
+        except csv.Error as error:
+            raise ValueError(f"line {lines.line_num} is not CSV: {error}") from error
+
+
+def _read_parquet(source: TaskSource) -> Iterator[Row]:
+    parquet = _require("pyarrow.parquet")
+    try:
+        with parquet.ParquetFile(source.path) as file:
+            names = file.schema_arrow.names
+            if len(set(names)) < len(names):
+                raise ValueError(f"two columns of {', '.join(names)} have one name")
+            for batch in file.iter_batches(BATCH_ROWS, columns=_needed_columns(source, names)):
+                yield from _read_batch(batch)
+    except _require("pyarrow").ArrowException as error:
+        raise ValueError(f"it is not Parquet: {error}") from error
+
+
+def _read_batch(batch: Any) -> Iterator[Row]:
+    """The rows of an Arrow batch; a map is an object."""
+    types = _require("pyarrow.types")
+    with_maps = [field for field in batch.schema if "map<" in str(field.type)]
+    for row in batch.to_pylist():
+        yield row | {field.name: _maps_to_objects(row[field.name], field.type, types) for field in with_maps}
+
+
+def _maps_to_objects(value: Any, kind: Any, types: ModuleType) -> Any:
+    """A value of Arrow's type ``kind`` whose maps, which Arrow gives as pairs, are objects."""
+    if value is None:
+        return None
+    if types.is_map(kind):
+        pairs = MapValue({str(key): _maps_to_objects(inner, kind.item_type, types) for key, inner in value})
+        if len(pairs) < len(value):
+            raise ValueError(f"a map has a key twice: {', '.join(str(key)[:80] for key, _ in value)}")
+        return pairs
+    if types.is_struct(kind):
+        return {field.name: _maps_to_objects(value[field.name], field.type, types) for field in kind.fields}
+    if isinstance(value, list):
+        return [_maps_to_objects(inner, kind.value_type, types) for inner in value]
+    return value
+
+
+def _read_dataset(source: TaskSource) -> Iterator[Row]:
+    datasets = _require("datasets")
+    if source.path.startswith(HUB_PREFIX):
+        data = _load_dataset(datasets, source.path.removeprefix(HUB_PREFIX), source)
+    elif (Path(source.path) / "dataset_dict.json").exists() or (Path(source.path) / "state.json").exists():
+        data = datasets.load_from_disk(source.path)
+        if isinstance(data, datasets.DatasetDict):
+            if source.split not in data:
+                raise ValueError(f"there is no split {source.split!r}; the splits are {', '.join(data)}")
+            data = data[source.split]
+    else:
+        data = _load_dataset(datasets, source.path, source)
+    yield from data.select_columns(_needed_columns(source, data.column_names))
+
+
+def _load_dataset(datasets: ModuleType, name: str, source: TaskSource) -> Any:
+    try:
+        return datasets.load_dataset(name, source.config, split=source.split)
+    except Exception as error:  # the library raises whatever its builders and its client of the Hub raise
+        reason = error.__cause__ or error  # its own words are that an error occurred
+        raise ValueError(f"the data set cannot be loaded: {' '.join(str(reason).split())[:300]}") from error
+
+
+def _needed_columns(source: TaskSource, names: list[str]) -> list[str]:
+    """The columns that a task is made of, so that no other is read; all of them without a map."""
+    if not source.columns:
+        return names
+    wanted = {*source.columns.values(), *source.labels.values(), source.id or "id"}
+    return [name for name in names if any(column == name or column.startswith(f"{name}.") for column in wanted)]
+
+
+def _require(module: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ValueError(describe_missing_module(error.name, "data")) from error

@@ -1,0 +1,1 @@
+"""Model calls answered by inference nodes."""

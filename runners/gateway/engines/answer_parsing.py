@@ -1,0 +1,38 @@
+"""The answer of an agent that asked for no stream: what the engine's parsers make of its whole text."""
+
+import logging
+from contextlib import aclosing
+from dataclasses import replace
+
+import aiohttp
+
+from lightningbus.runners.gateway.engines.upstream import CallContext, EngineRejected, Upstream
+from lightningbus.runners.protocol.answers.accumulator import StreamAccumulator
+from lightningbus.schemas.fleet import Heartbeat
+
+log = logging.getLogger(__name__)
+
+PATH = "/v1/chat/completions/parse"
+"""Of an inference node."""
+
+
+async def parse_whole(upstream: Upstream, context: CallContext, node: Heartbeat, completion: StreamAccumulator) -> None:
+    """Replace what a stream added up to, if ``node``, which made it, has parsers that it needs.
+
+    Any node will do: parsing needs no weights. Raises `NoNodeAvailable` when none answers before the deadline.
+    """
+    parsers = node.status.get("parsers")
+    if not isinstance(parsers, list) or not completion.needs_parsing(parsers):
+        return
+    body = completion.parse_request()
+    try:
+        async with aclosing(upstream.attempt_call(replace(context, pinned=None), lambda node: (PATH, body))) as tries:
+            async for other, events in tries:
+                try:
+                    (event,) = [event async for event in events]
+                    completion.use_parsed(event["choices"])
+                    return
+                except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
+                    log.warning("%s: an answer was not parsed: %s", other.id, error or type(error).__name__)
+    except EngineRejected as error:  # the parser failed at this text: what was streamed is all there is
+        log.warning("%s: %s; the agent gets what was streamed", node.id, error.body.decode(errors="replace")[:500])

@@ -1,0 +1,278 @@
+"""Asking an inference node, and asking again: an agent's call is held while no node can answer it."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import aiohttp
+
+from lightningbus.bus.security.secrets import bearer_header
+from lightningbus.common.observability import metrics, tracing
+from lightningbus.runners.gateway.engines import routing
+from lightningbus.runners.gateway.engines.connection_reuse import ConnectionReuse
+from lightningbus.runners.gateway.engines.engine_failures import EngineFailures
+from lightningbus.runners.gateway.engines.rejecting_nodes import RejectingNodes
+from lightningbus.runners.protocol.json_text import decode_json, encode_exactly
+from lightningbus.runners.protocol.model_names import models_of
+from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.semconv import attributes
+from lightningbus.schemas.tasks import Task
+
+log = logging.getLogger(__name__)
+
+RETRY_STATUS = frozenset({409, 429, 502, 503, 504})
+BROKE_OFF_STATUS = 502
+"""What a node says whose engine took a request and closed the connection."""
+FLEET_POLL_SECONDS = 0.25
+"""How long a refused call waits for a change in the fleet before it asks again."""
+MAX_EVENT_BYTES = 16 * 1024 * 1024
+MAX_MESSAGE_BYTES = 500
+"""Of an error that is no JSON."""
+CONNECT_SECONDS = 5.0
+READ_TIMEOUT_SECONDS = 60.0
+"""A connection that brings nothing for this long is dead; a node with work to do says at least that much."""
+
+
+class EngineRejected(Exception):
+    """The engine refused the request itself; the agent gets its status and body as they are."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(_message_of(body) or f"status {status}")
+        self.status, self.body = status, body
+
+
+class UnknownModel(Exception):
+    """No node serves a model of this name."""
+
+
+class NoNodeAvailable(Exception):
+    """No node answered before the rollout's deadline, or one failed amid an answer that had begun."""
+
+
+def waited_in_vain(problem: str) -> str:
+    """The sentence of a call that waited because of this problem, to the end."""
+    return f"{problem} until the rollout's deadline"
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """For whom something is asked; ``deadline`` is in the event loop's time."""
+
+    recorder: AttemptRecorder
+    model: str
+    expected: frozenset[str]
+    """The models that the task may call: they are waited for even if nobody has served them yet."""
+    pinned: int | None
+    deadline: float
+    failures: EngineFailures = field(default_factory=EngineFailures)
+
+    @classmethod
+    def create(cls, recorder: AttemptRecorder, model: str, task: Task, deadline: float) -> "CallContext":
+        """Of a call that ``model`` answers, in a rollout of ``task``."""
+        return cls(recorder, model, models_of(task), task.weight_versions.get(model), deadline)
+
+
+class MakeRequest(Protocol):
+    """Path and body of the next request, for the node that will get it."""
+
+    def __call__(self, node: Heartbeat) -> tuple[str, dict[str, Any]]: ...
+
+
+class Content(Protocol):
+    """A body on its way, such as aiohttp's."""
+
+    def iter_any(self) -> AsyncIterator[bytes]: ...
+
+
+class Nodes(Protocol):
+    """The inference nodes as they are known now, such as `lightningbus.bus.fleet.heartbeats.Fleet`."""
+
+    def members(self) -> Sequence[Heartbeat]: ...
+
+    def suspect(self, role: str, id: str) -> None: ...
+
+    async def wait_for_change(self) -> None: ...
+
+
+class Upstream:
+    """The inference nodes, as one: chooses a node, holds a call, asks again elsewhere."""
+
+    def __init__(
+        self,
+        fleet: Nodes,
+        session: aiohttp.ClientSession,
+        inference_api_key: str = "",
+        sticky_weight_version: bool = False,
+    ) -> None:
+        """``sticky_weight_version``: a rollout's calls keep the version of the call before while a node has it."""
+        self._fleet, self._sticky_weight_version = fleet, sticky_weight_version
+        self._session = session
+        self._auth_headers = bearer_header(inference_api_key)
+        self._rejecting = RejectingNodes(bool(inference_api_key))
+        self._open: Counter[str] = Counter()
+        self.connections = ConnectionReuse()
+        self._known_models: set[str] = set()
+
+    def known_models(self) -> set[str]:
+        """Names of all models some node serves, or served before it went away."""
+        self._known_models |= {node.model for node in self._fleet.members() if node.model}
+        return self._known_models
+
+    def problem(self) -> str:
+        """Why a node refuses to answer this runner, whoever asks; empty if none does."""
+        return self._rejecting.problem(self._fleet.members())
+
+    async def attempt_call(
+        self, context: CallContext, request: MakeRequest
+    ) -> AsyncGenerator[tuple[Heartbeat, AsyncIterator[dict[str, Any]]], None]:
+        """Tries, one after the other: a node and its stream of chunks; the caller stops at one it can use.
+
+        Raises `EngineRejected`, `UnknownModel`, `NoNodeAvailable` or `EnginesFailed`.
+        """
+        attempt = context.recorder
+        headers = {"X-Lightningbus-Rollout": attempt.rollout, "Content-Type": "application/json", **self._auth_headers}
+        if context.pinned is not None:
+            headers["X-Lightningbus-Version"] = str(context.pinned)
+        problem = "no inference node is ready"
+        while True:
+            context.failures.check()
+            node = await self._node(context, problem)
+            if (preferred := self._preferred(context)) is not None:
+                headers["X-Lightningbus-Preferred-Version"] = str(preferred)
+            path, body = request(node)
+            payload = encode_exactly(body)
+            self._open[node.id] += 1
+            span_attributes = {attributes.NODE: node.id, attributes.REQUEST_MODEL: context.model}
+            try:
+                with tracing.start_span(
+                    f"chat {context.model}", span_attributes, attempt.traceparent, "client"
+                ) as span:
+                    response = await self._session.post(
+                        node.address + path,
+                        data=payload,
+                        headers=headers | tracing.format_headers(span),
+                        allow_redirects=False,
+                    )
+                    with self.connections.releasing(response) as mark_complete:
+                        if response.status == 200:
+                            attempt.last_nodes[context.model] = node.id
+                            self._rejecting.remove(node)
+                            yield node, events_of(response.content, mark_complete)
+                            problem = f"{node.id} broke off its answer"
+                        elif response.status == 401:  # between us and the node; the agent has nothing to do with it
+                            problem = self._rejecting.add(node)
+                        elif response.status in RETRY_STATUS:
+                            problem = f"{node.id} answered {response.status}"
+                            if response.status == BROKE_OFF_STATUS:
+                                context.failures.add_break(node, "its engine closed the connection")
+                        elif response.status >= 500:
+                            rejected = EngineRejected(response.status, await response.read())
+                            problem = f"{node.id} answered {response.status}: {rejected}"
+                            context.failures.add_error(node, str(rejected))
+                        else:
+                            raise EngineRejected(response.status, await response.read())
+                        tracing.set_error(span, problem)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                problem = f"{node.id} cannot be reached: {error or type(error).__name__}"
+                self._fleet.suspect("inference", node.id)
+                if not isinstance(error, aiohttp.ClientConnectorError | TimeoutError):  # it had the request
+                    context.failures.add_break(node, str(error) or type(error).__name__)
+            finally:
+                self._open[node.id] -= 1
+            metrics.upstream_retries.inc()
+            await self._wait_for_fleet(context, problem)
+
+    async def tokenize(self, context: CallContext, body: dict[str, Any]) -> list[int] | None:
+        """The tokens of a chat as a node renders them; None if it does not say."""
+        node = await self._node(context, "no inference node is ready")
+        try:
+            async with self._session.post(
+                f"{node.address}/tokenize", json=body, headers=self._auth_headers, allow_redirects=False
+            ) as response:
+                if response.status == 401:
+                    self._rejecting.add(node)
+                return list((await response.json())["tokens"]) if response.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
+            return None
+
+    def _preferred(self, context: CallContext) -> int | None:
+        return context.recorder.last_weight_versions.get(context.model) if self._sticky_weight_version else None
+
+    async def _node(self, context: CallContext, problem: str) -> Heartbeat:
+        while True:
+            nodes = self._fleet.members()
+            served = self.known_models()
+            if nodes and context.model not in served | context.expected:
+                raise UnknownModel(f"model {context.model!r} is not served; served: {', '.join(sorted(served))}")
+            fresh, rested = context.failures.by_preference(nodes)
+            accepting = self._rejecting.except_rejecting
+            choices = (accepting(fresh), accepting(rested), [*fresh, *rested])
+            node = next(filter(None, (self._select(context, choice) for choice in choices)), None)
+            if node is not None:
+                return node
+            missing = routing.missing_version(nodes, context.model, context.pinned)
+            await self._wait_for_fleet(context, missing or routing.missing_model(nodes, context.model) or problem)
+
+    def _select(self, context: CallContext, nodes: Sequence[Heartbeat]) -> Heartbeat | None:
+        attempt, load, preferred = context.recorder, self._open.__getitem__, self._preferred(context)
+        last = attempt.last_nodes.get(context.model, "")
+        return routing.select_node(nodes, context.model, attempt.rollout, last, context.pinned, load, preferred)
+
+    async def _wait_for_fleet(self, context: CallContext, problem: str) -> None:
+        with metrics.upstream_calls_waiting.track_inprogress(), waiting(context, problem):
+            async with asyncio.timeout_at(context.deadline):
+                try:
+                    async with asyncio.timeout(FLEET_POLL_SECONDS):
+                        await self._fleet.wait_for_change()
+                except TimeoutError:
+                    if asyncio.get_running_loop().time() >= context.deadline:
+                        raise
+
+
+def _message_of(body: bytes) -> str:
+    """The sentence of an error; what is none in OpenAI's form, as it is."""
+    try:
+        error = decode_json(body)
+        return str((error.get("error") or error)["message"])
+    except (ValueError, AttributeError, LookupError, TypeError, RecursionError):
+        return body[:MAX_MESSAGE_BYTES].decode(errors="replace")
+
+
+@contextmanager
+def waiting(context: CallContext, problem: str) -> Iterator[None]:
+    """Around waiting until a call can be asked again; its TimeoutError becomes `NoNodeAvailable`."""
+    context.recorder.num_calls_waiting += 1
+    context.recorder.waiting_reason = problem
+    try:
+        yield
+    except TimeoutError:
+        raise NoNodeAvailable(waited_in_vain(problem)) from None
+    finally:
+        context.recorder.num_calls_waiting -= 1
+
+
+async def events_of(content: Content, on_done: Callable[[], None] = lambda: None) -> AsyncIterator[Any]:
+    """JSON of each server-sent event until ``[DONE]``, at which ``on_done`` is called.
+
+    Raises `aiohttp.ClientPayloadError` if that never comes, and ValueError for what is no JSON. An event's data is one
+    line, as all of OpenAI's are.
+    """
+    rest = b""
+    async for data in content.iter_any():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            text = line[5:].strip()
+            if text == b"[DONE]":
+                on_done()
+                return
+            yield decode_json(text)
+        if len(rest) > MAX_EVENT_BYTES:
+            raise aiohttp.ClientPayloadError("an event is too large")
+    raise aiohttp.ClientPayloadError("the stream ended early")

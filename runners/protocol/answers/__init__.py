@@ -1,0 +1,1 @@
+"""Answers of engines and endpoints as data. Pure."""

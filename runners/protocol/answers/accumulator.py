@@ -1,0 +1,297 @@
+"""One model call as the engine streams it: what the agent gets to see, and what training needs of it.
+
+Upstream is always asked for a stream with token ids and log-probabilities, because only a stream says which
+weight version made which token. Pure: dictionaries in, dictionaries and bytes out.
+"""
+
+import math
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from lightningbus.runners.protocol.answers import continuation
+from lightningbus.runners.protocol.answers.choice import SampledChoice, pack_array, version_spans
+from lightningbus.runners.protocol.answers.choice_state import ChoiceState
+from lightningbus.runners.protocol.answers.engine_errors import (
+    InvalidEngineOutput,
+    UnrecordableAnswer,
+    raise_engine_error,
+)
+from lightningbus.runners.protocol.request import ChatRequest
+from lightningbus.schemas.text import replace_surrogates
+
+HIDDEN_FIELDS = frozenset({"weight_version", "engine_id", "prompt_token_ids", "usage"})
+"""Fields of a chunk that agents get only if they ask."""
+
+BROKEN_OFF = frozenset({"abort", "error"})
+"""Reasons of an engine that ended an answer which the model had not."""
+CLIENT_CLOSED = "client_closed"
+"""The finish reason of an answer that the agent stopped reading before its end."""
+
+SAMPLING_KEYS = (
+    "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "seed", "stop", "n",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "logit_bias", "bad_words",
+    "allowed_token_ids", "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
+    "guided_grammar", "tool_choice",
+)  # fmt: skip
+
+
+def recorded_sampling(call: ChatRequest, sampling: dict[str, Any]) -> dict[str, Any]:
+    """The sampling settings of a call, of which ``sampling`` is forced."""
+    settings = {**call.body, **sampling}
+    return {key: settings[key] for key in SAMPLING_KEYS if settings.get(key) is not None}
+
+
+class StreamAccumulator:
+    """Collects a response's chunks in order, over as many tries as it takes."""
+
+    def __init__(
+        self, call: ChatRequest, sampling: dict[str, Any], pinned: int | None = None, prompt: list[int] | None = None
+    ) -> None:
+        """``prompt``: the tokens to ask with, instead of having the engine render the call; see `history`."""
+        self._call = call
+        self._prompt = prompt
+        self._pinned = pinned
+        self._sampling_overrides = sampling
+        self._sampling = recorded_sampling(call, sampling)
+        self.is_resumable = pinned is None and continuation.can_resume(call, sampling)
+        """Whether an answer that breaks off is gone on with; one that is not is held back until it is whole."""
+        self.is_resuming = False
+        """Whether there is something to go on with."""
+        self.reset()
+
+    def reset(self) -> None:
+        self._head: dict[str, Any] = {}
+        self._usage: dict[str, Any] | None = None
+        self._prompt_ids: list[int] | None = None
+        self._choices: dict[int, ChoiceState] = {}
+        self._tokens_before_retry = 0  # tokens of the tries before this one
+
+    def request(self, max_model_len: int) -> tuple[str, dict[str, Any]]:
+        """Path and body of the next try: the whole answer, or the rest of one that broke off."""
+        choice = self._choices.get(0)
+        prompt = (choice.prompt_ids if choice else None) or self._prompt_ids
+        self.is_resuming = bool(self.is_resumable and choice and choice.is_plain_text and prompt and choice.token_ids)
+        if choice is None or prompt is None or not self.is_resuming:
+            self.reset()
+            if self._prompt is None:
+                path = "/v1/chat/completions" if self._call.chat else "/v1/completions"
+                return path, self._call.to_engine_request(self._sampling_overrides)
+            self._prompt_ids = tokens = list(self._prompt)
+        else:
+            choice.prompt_ids = self._prompt_ids = prompt
+            self._tokens_before_retry = len(choice.token_ids)
+            tokens = [*prompt, *choice.token_ids]
+        num_tokens_left = continuation.remaining_tokens(
+            self._call, self._sampling_overrides, len(tokens), self._tokens_before_retry, max_model_len
+        )
+        return "/v1/completions", continuation.resume_request(
+            self._call, self._sampling_overrides, tokens, max(num_tokens_left, 1)
+        )
+
+    @property
+    def stopped_at_eos(self) -> bool:
+        """Whether there is one answer and it ended with the model's end token, not at a length or the agent's stop."""
+        choices = list(self._choices.values())
+        return len(choices) == 1 and choices[0].finish_reason == "stop" and choices[0].stop_reason is None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether an answer that can be gone on with has come to its end: there is no rest to ask for."""
+        choice = self._choices.get(0)
+        return self.is_resumable and choice is not None and choice.finish_reason is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every choice has said why it ended."""
+        return bool(self._choices) and all(choice.finish_reason is not None for choice in self._choices.values())
+
+    def usage_chunk(self) -> dict[str, Any]:
+        """The chunk with the counts of tokens, as the engine would end this try with."""
+        prompt, num_made = len(self._prompt_ids or ()), self.num_tokens - self._tokens_before_retry
+        usage = {"prompt_tokens": prompt, "completion_tokens": num_made, "total_tokens": prompt + num_made}
+        return {**self._head, "choices": [], "usage": usage}
+
+    @property
+    def has_progress(self) -> bool:
+        """Whether this try brought a token."""
+        return self.num_tokens > self._tokens_before_retry
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens sampled so far."""
+        return sum(len(choice.token_ids) for choice in self._choices.values())
+
+    def feed(self, chunk: dict[str, Any]) -> dict[str, Any]:
+        """Take a chunk as it came; returns it in the form of the answer it belongs to."""
+        if self.is_resuming or self._prompt is not None:
+            prompt = len(self._prompt_ids or ())
+            chunk = continuation.rebase_chunk(chunk, self._call, self._head, prompt, self._tokens_before_retry)
+        self._feed_chunk(chunk)
+        return chunk
+
+    def _feed_chunk(self, chunk: dict[str, Any]) -> None:
+        """Take one chunk; raises `RequestRefused` or `InvalidEngineOutput` when it is an error."""
+        if "error" in chunk:
+            raise_engine_error(chunk["error"] or {})
+        self._head = self._head or {key: chunk[key] for key in ("id", "created", "model") if key in chunk}
+        self._usage = chunk.get("usage") or self._usage
+        self._prompt_ids = chunk.get("prompt_token_ids") or self._prompt_ids
+        for part in chunk.get("choices", ()):
+            if part.get("token_ids") and chunk.get("weight_version") is None:
+                raise InvalidEngineOutput("the node did not say which weight version made these tokens")
+            reason = part.get("finish_reason")
+            is_broken_off = reason in BROKEN_OFF
+            taken = {**part, "finish_reason": None} if is_broken_off else part
+            self._choices.setdefault(part["index"], ChoiceState()).add(taken, chunk)
+            if is_broken_off:
+                raise InvalidEngineOutput(f"the engine ended the answer with {reason!r}")
+
+    def to_agent_chunk(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
+        """The chunk as a streaming agent gets it: without what it did not ask for; None if nothing is left."""
+        if not chunk.get("choices") and not self._call.wants_usage:
+            return None
+        visible = {k: v for k, v in chunk.items() if k not in HIDDEN_FIELDS}
+        if self._call.wants_usage:
+            visible["usage"] = chunk.get("usage")
+        if self._call.wants_token_ids and "prompt_token_ids" in chunk:
+            visible["prompt_token_ids"] = chunk["prompt_token_ids"]
+        hidden = set() if self._call.wants_token_ids else {"token_ids", "prompt_token_ids"}
+        if not self._call.wants_logprobs:
+            hidden.add("logprobs")
+        visible["choices"] = [{k: v for k, v in part.items() if k not in hidden} for part in chunk.get("choices", ())]
+        if self._call.chat:
+            for part in visible["choices"]:
+                part["delta"] = self._shown_delta(part)
+        return visible
+
+    def _shown_delta(self, part: dict[str, Any]) -> dict[str, Any]:
+        """What a streaming agent gets of a choice: text as it comes, and tool calls once all of them are whole."""
+        delta = {k: v for k, v in (part.get("delta") or {}).items() if v is not None and k != "tool_calls"}
+        choice = self._choices.get(part.get("index", 0))
+        if part.get("finish_reason") and choice is not None and (calls := choice.message.calls(self._response_id)):
+            delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
+        return _without_thoughts(delta) if self._call.hides_reasoning else delta
+
+    @property
+    def _response_id(self) -> str:
+        return str(self._head.get("id", ""))
+
+    def to_response(self) -> dict[str, Any]:
+        """The whole answer for an agent that asked for no stream."""
+        kind = "chat.completion" if self._call.chat else "text_completion"
+        response: dict[str, Any] = {**self._head, "object": kind, "choices": [], "usage": self._usage}
+        if self._call.wants_token_ids and self._call.chat:
+            response["prompt_token_ids"] = self._prompt_ids
+        for index in sorted(self._choices):
+            choice = self._choices[index]
+            entry: dict[str, Any] = {"index": index, "finish_reason": choice.finish_reason or "stop"}
+            entry |= {"stop_reason": choice.stop_reason, "logprobs": self._logprobs(choice)}
+            entry |= {"message": self._shown_message(choice)} if self._call.chat else {"text": choice.text}
+            if self._call.wants_token_ids:
+                entry["token_ids"] = choice.token_ids
+                if not self._call.chat:
+                    entry["prompt_token_ids"] = choice.prompt_ids
+            response["choices"].append(entry)
+        return response
+
+    def _shown_message(self, choice: ChoiceState) -> dict[str, Any]:
+        message = choice.whole_message(self._response_id)
+        return _without_thoughts(message) if self._call.hides_reasoning else message
+
+    def _logprobs(self, choice: ChoiceState) -> dict[str, Any] | None:
+        if not self._call.wants_logprobs:
+            return None
+        merged: dict[str, Any] = {}
+        for seen in choice.logprobs_seen:
+            for key, values in seen.items():
+                merged[key] = [*merged.get(key, ()), *(values or ())]
+        return merged
+
+    def needs_parsing(self, parsers: Collection[str]) -> bool:
+        """Whether the engine's parsers for whole texts, of which a node says what they parse, have a say."""
+        has_tools = bool({**self._call.body, **self._sampling_overrides}.get("tools"))
+        return self._call.chat and ("reasoning" in parsers or ("tool" in parsers and has_tools))
+
+    def parse_request(self) -> dict[str, Any]:
+        """Asks the engine what an agent would get that asked for no stream."""
+        return {
+            "request": self._call.to_engine_request(self._sampling_overrides),
+            "prompt_token_ids": self._prompt_ids,
+            "choices": [
+                {
+                    "index": index,
+                    "token_ids": choice.token_ids,
+                    "finish_reason": "stop" if choice.finish_reason == "tool_calls" else choice.finish_reason,
+                    "stop_reason": choice.stop_reason,
+                }
+                for index, choice in sorted(self._choices.items())
+            ],
+        }
+
+    def use_parsed(self, parts: list[dict[str, Any]]) -> None:
+        """Take the answer to `parse_request` instead of what the stream added up to."""
+        for part in parts:
+            choice = self._choices[part["index"]]
+            choice.parsed = {"role": "assistant", "content": None, **part["message"]}
+            choice.finish_reason = part["finish_reason"]
+
+    def cut(self) -> None:
+        """End the choices that have not ended: the agent has stopped reading."""
+        for choice in self._choices.values():
+            choice.finish_reason = choice.finish_reason or CLIENT_CLOSED
+
+    def sampled_choices(self) -> Iterator[SampledChoice]:
+        """What was sampled, choice by choice; raises `InvalidEngineOutput` rather than guess.
+
+        Also when the call is pinned to a weight version and a token is of another.
+        """
+        if not self._choices:
+            raise InvalidEngineOutput("the engine's stream ended without an answer")
+        missing = self._missing_tokens()
+        for index in sorted(self._choices):
+            choice = self._choices[index]
+            prompt_ids = choice.prompt_ids or self._prompt_ids
+            if choice.finish_reason is None:
+                raise InvalidEngineOutput("the engine's stream ended early")
+            if prompt_ids is None:
+                raise UnrecordableAnswer("the engine gave no prompt token ids")
+            if len(choice.logprobs) != len(choice.token_ids) or None in choice.logprobs:
+                raise UnrecordableAnswer(
+                    f"{len(choice.token_ids)} tokens came with {len(choice.logprobs)} log-probabilities"
+                )
+            versions = [piece.version for piece in choice.pieces]
+            if not all(isinstance(version, int) and version >= 0 for version in versions):
+                raise InvalidEngineOutput("the node did not say by a number which weight version made these tokens")
+            if self._pinned is not None and any(version != self._pinned for version in versions):
+                raise InvalidEngineOutput(
+                    f"tokens of another version than {self._pinned}: the weights changed meanwhile"
+                )
+            sampled = SampledChoice(
+                model=self._call.model,
+                response_id=replace_surrogates(self._response_id),
+                prompt_ids=pack_array("I", prompt_ids),
+                response_ids=pack_array("I", choice.token_ids),
+                logprobs=pack_array("f", choice.logprobs),
+                token_texts=tuple(choice.token_texts) if len(choice.token_texts) == len(choice.token_ids) else (),
+                weight_versions=tuple(version_spans(choice.pieces)),
+                finish_reason=replace_surrogates(str(choice.finish_reason)),
+                sampling=self._sampling,
+                response=choice.to_record(self._response_id, self._call.chat),
+            )
+            yield sampled.without_tokens(missing) if missing else sampled
+
+    def _missing_tokens(self) -> str:
+        """How many tokens the engine counts and did not give, in a sentence; empty if all came."""
+        usage = self._usage or {}
+        of_one_prompt = self._call.chat or isinstance(self._call.body.get("prompt"), str)
+        prompt_ids = self._prompt_ids or next((choice.prompt_ids for choice in self._choices.values()), None) or ()
+        come = {"completion_tokens": self.num_tokens, "prompt_tokens": len(prompt_ids) if of_one_prompt else math.inf}
+        for name, number in come.items():
+            counted = usage.get(name)
+            if isinstance(counted, int) and counted > number:
+                return f"the engine counts {counted} {name.replace('_', ' ')}, and gave the ids of {number}"
+        return ""
+
+
+def _without_thoughts(message: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if key not in ("reasoning", "reasoning_content")}

@@ -1,0 +1,65 @@
+"""One choice of an answer while the engine streams it. Pure."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightningbus.runners.protocol.answers.choice import SampledPiece
+from lightningbus.runners.protocol.answers.joined_message import JoinedMessage
+from lightningbus.schemas.spans import MAX_ENGINE_ID
+from lightningbus.schemas.text import replace_surrogates
+
+
+@dataclass
+class ChoiceState:
+    """Its text or message, and its tokens, as far as they have come."""
+
+    message: JoinedMessage = field(default_factory=JoinedMessage)
+    text: str = ""
+    parsed: dict[str, Any] | None = None
+    """The message that the engine's parsers made of the whole text, instead of the joined one."""
+    finish_reason: str | None = None
+    stop_reason: Any = None
+    prompt_ids: list[int] | None = None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    token_texts: list[str] = field(default_factory=list)
+    logprobs_seen: list[dict[str, Any]] = field(default_factory=list)
+    pieces: list[SampledPiece] = field(default_factory=list)
+
+    @property
+    def is_plain_text(self) -> bool:
+        """Whether it is text so far: not what a parser made of it, nor tokens that a parser still keeps back."""
+        return self.message.is_plain_text and bool(self.message.has_content or self.text)
+
+    def add(self, part: dict[str, Any], chunk: dict[str, Any]) -> None:
+        """Take its part of a chunk, whose tokens have a version."""
+        self.text += part.get("text") or ""
+        self.message.add(part.get("delta") or {})
+        self.finish_reason = part.get("finish_reason") or self.finish_reason
+        self.stop_reason = part.get("stop_reason") or self.stop_reason
+        self.prompt_ids = part.get("prompt_token_ids") or self.prompt_ids
+        ids = part.get("token_ids") or []
+        if not ids:
+            return
+        self.token_ids += ids
+        engine_id = str(chunk.get("engine_id", ""))[:MAX_ENGINE_ID]
+        self.pieces.append(SampledPiece(chunk["weight_version"], engine_id, len(ids)))
+        logprobs = part.get("logprobs") or {}
+        self.logprobs_seen.append(logprobs)
+        if "content" in logprobs:  # of a chat
+            entries = logprobs["content"] or ()
+            self.logprobs += [entry["logprob"] for entry in entries]
+            self.token_texts += [replace_surrogates(str(entry.get("token", ""))) for entry in entries]
+        else:
+            self.logprobs += logprobs.get("token_logprobs") or ()
+            self.token_texts += map(replace_surrogates, logprobs.get("tokens") or ())
+
+    def whole_message(self, response_id: str) -> dict[str, Any]:
+        """What the model said, as a chat's answer has it."""
+        return self.parsed or self.message.whole(response_id)
+
+    def to_record(self, response_id: str, chat: bool) -> str:
+        """Its message or text as JSON, in characters that UTF-8 can encode."""
+        answer = self.whole_message(response_id) if chat else self.text
+        return replace_surrogates(json.dumps(answer, ensure_ascii=False))

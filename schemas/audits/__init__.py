@@ -1,0 +1,1 @@
+"""Audits, verdicts, and the tokens that verdicts quarantine."""

@@ -1,0 +1,1 @@
+"""Events into rows of tables. Pure."""

@@ -1,0 +1,117 @@
+"""What the page asks about rollouts: the list, one of them, its group, and two of them compared."""
+
+import asyncio
+
+from aiohttp import web
+
+from lightningbus.schemas import ids
+from lightningbus.store.ui import queries
+from lightningbus.store.ui.client import QueryRow
+from lightningbus.store.ui.other_run import RunReader
+from lightningbus.store.ui.responses import json_response, require_param
+from lightningbus.store.ui.rollouts import filters
+from lightningbus.store.ui.rollouts import queries as rollout_queries
+from lightningbus.store.ui.rollouts.diff import align, transcript_of
+from lightningbus.store.ui.rollouts.rollout import build_attempts, build_calls, expand_requests, select_attempt
+from lightningbus.store.ui.rollouts.tree import build_tree
+
+
+class RolloutRoutes:
+    """The routes, for the application of `lightningbus.store.ui.server`."""
+
+    def __init__(self, reader: RunReader) -> None:
+        self._reader = reader
+
+    def add_to(self, app: web.Application) -> None:
+        """Add all routes."""
+        app.router.add_get("/api/run/rollouts", self._rollouts)
+        app.router.add_get("/api/rollout", self._rollout)
+        app.router.add_get("/api/rollout/group", self._group)
+        app.router.add_get("/api/rollout/diff", self._diff)
+        app.router.add_get("/api/request", self._request)
+
+    async def _rollouts(self, request: web.Request) -> web.Response:
+        run_id = require_param(request, "run_id")
+        sql, values = filters.build_query(request.query)
+        matches = await self._reader.query(sql, run_id=run_id, **values)
+        names = [row["rollout_id"] for row in matches]
+        summaries = await self._reader.query(filters.ROLLOUTS, run_id=run_id, rollouts=names) if names else []
+        rows = {(row["rollout_id"], row["execution_id"]): row for row in summaries}
+        return json_response(
+            {
+                "rollouts": [
+                    rows[identity] for row in matches if (identity := (row["rollout_id"], row["execution_id"])) in rows
+                ],
+                "count": matches[0]["count"] if matches else 0,
+                "page_size": filters.PAGE_SIZE,
+            }
+        )
+
+    async def _rollout(self, request: web.Request) -> web.Response:
+        key = _rollout_key(request, "rollout_id")
+        attempts = await self._attempts(key)
+        task = [] if attempts else await self._reader.query(queries.TASK, **key)
+        if not attempts and not task:
+            raise web.HTTPNotFound(text=f"no rollout of run {key['run_id']} is called {key['rollout_id']}")
+        attempt = select_attempt(attempts, request.query.get("execution_id", ""))
+        if attempt is None and attempts:
+            raise web.HTTPNotFound(text=f"{key['rollout_id']} has no such attempt")
+        key["execution_id"] = attempt["execution_id"] if attempt else ""
+        queries_of_attempt = (queries.SPANS, queries.CALLS, queries.CALL_PAYLOADS, queries.TRAINING_ROLLOUTS)
+        spans, calls, contents, uses = await self._reader.query_all(key, *queries_of_attempt)
+        root = ids.root_span_id(key["rollout_id"], key["execution_id"])
+        return json_response(
+            {
+                **key,
+                "task": task[0] if task else None,
+                "attempts": attempts,
+                "attempt": attempt,
+                "spans": await asyncio.to_thread(build_tree, spans, calls, contents, root),
+                "spans_cut": len(spans) == queries.MAX_SPANS,
+                "uses": [{name: value for name, value in use.items() if name != "call_advantages"} for use in uses],
+                "calls": build_calls(calls, contents, uses),
+            }
+        )
+
+    async def _request(self, request: web.Request) -> web.Response:
+        identity = {name: require_param(request, name) for name in ("run_id", "rollout_id", "execution_id")}
+        whole = expand_requests(await self._reader.query(queries.CALL_PAYLOADS, **identity))
+        for call, text in whole.items():
+            if str(call) == require_param(request, "call"):
+                return json_response({"request": text})
+        raise web.HTTPNotFound(text="there is no such call")
+
+    async def _group(self, request: web.Request) -> web.Response:
+        key = _rollout_key(request, "rollout_id")
+        attempt = await self._counted_attempt(key)
+        which = {**key, "mode": attempt["mode"], "evaluation": attempt["evaluation"], "task_id": attempt["task_id"]}
+        members, (neighbours,) = await self._reader.query_all(which, rollout_queries.GROUP, rollout_queries.NEIGHBOURS)
+        return json_response({"task_id": attempt["task_id"], "rollouts": members, **neighbours})
+
+    async def _diff(self, request: web.Request) -> web.Response:
+        sides = [await self._side(_rollout_key(request, name)) for name in ("a", "b")]
+        rows = await asyncio.to_thread(align, *(transcript_of(calls) for _, calls in sides))
+        return json_response({"a": sides[0][0], "b": sides[1][0], "rows": rows})
+
+    async def _side(self, key: dict[str, str]) -> tuple[QueryRow, list[QueryRow]]:
+        """The attempt that counts of a rollout, and its model calls."""
+        attempt = await self._counted_attempt(key)
+        values = {**key, "execution_id": attempt["execution_id"]}
+        calls, contents = await self._reader.query_all(values, queries.CALLS, queries.CALL_PAYLOADS)
+        return {**key, **attempt}, build_calls(calls, contents, [])
+
+    async def _counted_attempt(self, key: dict[str, str]) -> QueryRow:
+        attempt = select_attempt(await self._attempts(key), "")
+        if attempt is None or "task_id" not in attempt:
+            raise web.HTTPNotFound(
+                text=f"no rollout of run {key['run_id']} that has ended is called {key['rollout_id']}"
+            )
+        return attempt
+
+    async def _attempts(self, key: dict[str, str]) -> list[QueryRow]:
+        return build_attempts(*await self._reader.query_all(key, queries.ATTEMPTS, queries.EXECUTIONS))
+
+
+def _rollout_key(request: web.Request, name: str) -> dict[str, str]:
+    """The run, and the rollout that a parameter names."""
+    return {"run_id": require_param(request, "run_id"), "rollout_id": require_param(request, name)}
