@@ -21,7 +21,7 @@ from lightningbus.bus.jetstream.nats_client import FastReconnectClient
 from lightningbus.bus.security import certificate_expiry
 from lightningbus.bus.security.auth_refusals import AuthRefusals
 from lightningbus.bus.security.credentials import Credentials, explain_connect_error
-from lightningbus.common.aio import Interrupted, cancel_and_wait, run_unless
+from lightningbus.common.aio import WorkInterruptedError, cancel_and_wait, run_unless
 from lightningbus.common.observability import metrics
 
 log = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ class Connection:
         self._permission_denied.clear()
         try:
             await run_unless(self._permission_denied.wait(), request)
-        except Interrupted:
+        except WorkInterruptedError:
             raise CredentialsError(f"this user has no right to do that: {self.permission_errors[-1]}") from None
 
     async def _abort_connect(self) -> None:

@@ -45,7 +45,7 @@ async def first_completed(*work: Awaitable[Any], retry_after: float | None = RET
         await cancel_and_wait(*tasks, retry_after=retry_after)
 
 
-class Interrupted(Exception):
+class WorkInterruptedError(Exception):
     """What `run_unless` waited for has happened before the work ended."""
 
 
@@ -54,12 +54,12 @@ async def run_unless(
 ) -> T:
     """The result of ``work``. If the interruption ends first, the work is cancelled, as by `cancel_and_wait`.
 
-    Raises what ended first raised, or `Interrupted`.
+    Raises what ended first raised, or `WorkInterruptedError`.
     """
     task = asyncio.ensure_future(work)
     await first_completed(task, interruption, retry_after=retry_after)
     if task.cancelled():
-        raise Interrupted
+        raise WorkInterruptedError
     return task.result()
 
 

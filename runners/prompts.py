@@ -18,7 +18,7 @@ RECHECK_SECONDS = 30.0
 """How old an answer of the bus may be where no message said that it changed."""
 
 
-class PromptUnavailable(Exception):
+class PromptUnavailableError(Exception):
     """The bus has no such prompt, or no such version of it."""
 
 
@@ -55,7 +55,7 @@ class AgentPrompts:
     async def choose(self, task: Task) -> tuple[PromptChoice, ...]:
         """The prompts for a rollout of a task; they stay the same to its end.
 
-        Raises `PromptUnavailable`, `BusError` or nats' errors.
+        Raises `PromptUnavailableError`, `BusError` or nats' errors.
         """
         async with self._reading:
             if self._is_stale or time.monotonic() - self._read_at > RECHECK_SECONDS:
@@ -65,11 +65,11 @@ class AgentPrompts:
         for name, version in task.prompt_versions.items():
             if version not in self._versions.get(name, {}):
                 known = "no such prompt" if name not in self._versions else f"{len(self._versions[name])} versions"
-                raise PromptUnavailable(
+                raise PromptUnavailableError(
                     f"the task is pinned to version {version} of prompt {name!r}, which is not on the bus ({known})"
                 )
             if self._versions[name][version].agent != self._agent:
-                raise PromptUnavailable(f"prompt {name!r} is of agent {self._versions[name][version].agent!r}")
+                raise PromptUnavailableError(f"prompt {name!r} is of agent {self._versions[name][version].agent!r}")
         chosen = {
             **self._current,
             **{name: self._versions[name][version] for name, version in task.prompt_versions.items()},

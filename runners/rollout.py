@@ -11,12 +11,12 @@ from nats.errors import Error as NatsError
 
 from lightningbus.bus.errors import BusError
 from lightningbus.common.observability.faults import MAX_TRACEBACK, count_fault
-from lightningbus.runners.agent.executors import AgentError, AgentExecutor, RolloutInfo, WorkerProcessDied
+from lightningbus.runners.agent.executors import AgentError, AgentExecutor, RolloutInfo, WorkerProcessDiedError
 from lightningbus.runners.agent.launcher import AgentStartError
-from lightningbus.runners.agent.reward_function import RewardTimeout
+from lightningbus.runners.agent.reward_function import RewardTimeoutError
 from lightningbus.runners.gateway.engines.upstream import waited_in_vain
 from lightningbus.runners.gateway.slot import Slot
-from lightningbus.runners.prompts import PromptUnavailable
+from lightningbus.runners.prompts import PromptUnavailableError
 from lightningbus.runners.protocol.prompts import PromptChoice
 from lightningbus.runners.protocol.request import find_invalid_sampling
 from lightningbus.runners.recording import rewards
@@ -89,13 +89,13 @@ async def _run_executor(
         if recorder.infra_error or recorder.num_calls_waiting:
             return RolloutResult("infra_error", recorder.infra_error or waited_in_vain(recorder.waiting_reason))
         return RolloutResult("timeout", f"the agent did not end within its deadline of {seconds:g} s")
-    except RewardTimeout as error:
+    except RewardTimeoutError as error:
         return RolloutResult("reward_timeout", str(error))
     except (BusError, NatsError) as error:
         return RolloutResult("infra_error", f"the prompts cannot be looked up: {str(error) or type(error).__name__}")
-    except (AgentStartError, WorkerProcessDied, PromptUnavailable) as error:
+    except (AgentStartError, WorkerProcessDiedError, PromptUnavailableError) as error:
         return RolloutResult("infra_error", str(error))
-    except (AgentError, rewards.InvalidReward) as error:
+    except (AgentError, rewards.InvalidRewardError) as error:
         if recorder.poison_reason:
             return RolloutResult("poison", recorder.poison_reason)
         if recorder.infra_error:

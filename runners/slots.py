@@ -10,7 +10,7 @@ from lightningbus.runners.gateway.slot import Slot
 from lightningbus.schemas.base import Mode
 
 
-class SlotsClosed(Exception):
+class SlotsClosedError(Exception):
     """The runner starts no more rollouts."""
 
 
@@ -27,7 +27,7 @@ class Slots:
     """Leases slots. A rollout that released its slot and is not published yet counts against its own mode only.
 
     So a full stream of one mode does not block the other mode, and at most as many rollouts wait for it as there are
-    slots. A rollout of an evaluation gets a slot before any of training: nobody's training waits for many of them.
+    slots. An evaluation's rollout gets a slot before any training rollout: few of them delay training little.
     """
 
     def __init__(self, changed: Callable[[], None]) -> None:
@@ -53,11 +53,11 @@ class Slots:
         return self._count - len(self._free)
 
     def num_free(self, mode: Mode) -> int:
-        """How many more tasks of a mode can start."""
+        """Count how many more tasks of a mode can start."""
         return max(0, self._num_available(mode) - self._waiting[mode])
 
     def max_in_flight(self, mode: Mode, in_flight: Mapping[Mode, int]) -> int:
-        """How many tasks of a mode may be in flight to a runner that now has so many of each mode ``in_flight``.
+        """Compute how many tasks of a mode may be in flight to a runner that now has ``in_flight`` tasks of each mode.
 
         Some may have arrived and not asked for a slot yet. A slot is kept for each of them: else tasks would wait here
         while another runner is idle.
@@ -68,13 +68,13 @@ class Slots:
         return in_flight[mode] + max(0, self.num_free(mode) - num_without_slot)
 
     def stop(self) -> None:
-        """Lease no more slots; whoever waits gets `SlotsClosed`."""
+        """Lease no more slots; waiting callers get `SlotsClosedError`."""
         self._stopping = True
         self._notify()
 
     @asynccontextmanager
     async def lease(self, mode: Mode) -> AsyncIterator[SlotLease]:
-        """A slot while the block runs, or until it is released; waits for one. Raises `SlotsClosed` after `stop`."""
+        """Lease a slot for the block, waiting for a free one; raises `SlotsClosedError` after `stop`."""
         slot = await self._acquire(mode)
         publishing: list[Mode] = []
 
@@ -102,7 +102,7 @@ class Slots:
                 self._changed.clear()
                 await self._changed.wait()
             if self._stopping:
-                raise SlotsClosed
+                raise SlotsClosedError
             self._started[mode] += 1
             return self._free.popleft()
         finally:

@@ -23,7 +23,7 @@ from lightningbus.runners.recording.attempt import MAX_ERROR, AttemptRecorder
 from lightningbus.runners.recording.sending import send
 from lightningbus.runners.retry_policy import RetryDecision
 from lightningbus.runners.rollout import ChoosePrompts, RolloutResult, run_agent
-from lightningbus.runners.slots import SlotLease, Slots, SlotsClosed
+from lightningbus.runners.slots import SlotLease, Slots, SlotsClosedError
 from lightningbus.schemas import subjects
 from lightningbus.schemas.base import Mode, Outcome
 from lightningbus.schemas.codec import DecodeError, EncodeError, decode
@@ -84,7 +84,7 @@ class TaskHandler:
             # Leased first: it may wait for a slot.
             async with LeaseRenewer(delivery, self._ack_wait) as lease, self._slots.lease(mode) as slot_lease:
                 await self._process(slot_lease, delivery, lease)
-        except SlotsClosed:
+        except SlotsClosedError:
             await self._nak(delivery, 0.0)
         except asyncio.CancelledError:
             await self._nak(delivery, 0.0)

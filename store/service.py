@@ -15,12 +15,12 @@ from lightningbus.bus.directory_lock import lock_directory
 from lightningbus.bus.fleet.heartbeats import default_instance_id
 from lightningbus.bus.security.secrets import new_key, read_key, write_secret
 from lightningbus.bus.streams.specs import STORE_CONSUMERS
-from lightningbus.common.aio import Interrupted, cancel_and_wait, run_in_daemon_thread, run_unless
+from lightningbus.common.aio import WorkInterruptedError, cancel_and_wait, run_in_daemon_thread, run_unless
 from lightningbus.common.flat_settings import without_secrets
 from lightningbus.common.observability import metrics
 from lightningbus.store.clickhouse import migrations
 from lightningbus.store.clickhouse import probe as probing
-from lightningbus.store.clickhouse.client import StoreUnavailable, connect
+from lightningbus.store.clickhouse.client import StoreUnavailableError, connect
 from lightningbus.store.clickhouse.probe import ClickHouseProbe
 from lightningbus.store.embedded.engine import DirectoryLock, EmbeddedClickHouse
 from lightningbus.store.embedded.http_interface import HttpInterface
@@ -46,7 +46,7 @@ COMPARE_INTERVAL_SECONDS = 60.0
 async def run(bus: Bus, settings: StoreSettings, stop: asyncio.Event) -> None:
     """Ingest and serve queries until ``stop`` is set.
 
-    Raises `AddressInUseError`, `engine.EngineBusy`, `client.StoreUnreachable`,
+    Raises `AddressInUseError`, `engine.EngineBusyError`, `client.StoreUnreachableError`,
     `migrations.MigrationError`, or `DlqLimitExceededError` when most events are unreadable.
     """
     if settings.url is not None:
@@ -64,8 +64,8 @@ async def run(bus: Bus, settings: StoreSettings, stop: asyncio.Event) -> None:
 async def serve_readonly(path: Path, lock: DirectoryLock = lock_directory) -> AsyncIterator[str]:
     """Serve the embedded engine of a directory over ClickHouse's HTTP interface while the block runs.
 
-    Yields the URL for readers; raises `engine.EngineBusy`. With `lightningbus.bus.directory_lock.lock_for_reading` the
-    caller leaves the block when the directory is wanted.
+    Yields the URL for readers; raises `engine.EngineBusyError`. With
+    `lightningbus.bus.directory_lock.lock_for_reading` the caller leaves the block when the directory is wanted.
     """
     async with serve_embedded(path, lock=lock) as (_, url):
         yield without_secrets(url)
@@ -106,7 +106,7 @@ class Database(NamedTuple):
 
 
 def _open_database(url: str, settings: StoreSettings) -> Database:
-    """Migrate and connect; blocks. Raises `StoreUnreachable`, `migrations.MigrationError`."""
+    """Migrate and connect; blocks. Raises `StoreUnreachableError`, `migrations.MigrationError`."""
     for name in migrations.migrate(connect(url, None), settings.database, None, settings.cluster):
         log.info("migration %s applied", name)
     client = connect(url, settings.database)
@@ -120,9 +120,9 @@ async def _open_with_retry(url: str, settings: StoreSettings, stop: asyncio.Even
     while not stop.is_set():
         try:
             return await run_unless(stop.wait(), run_in_daemon_thread(_open_database, url, settings))
-        except Interrupted:
+        except WorkInterruptedError:
             break
-        except StoreUnavailable as error:
+        except StoreUnavailableError as error:
             log.warning("%s; trying again", error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_SECONDS):

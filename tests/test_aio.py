@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from lightningbus.common.aio import Interrupted, first_completed, run_in_daemon_thread, run_unless
+from lightningbus.common.aio import WorkInterruptedError, first_completed, run_in_daemon_thread, run_unless
 from tests.polling import HANG_SECONDS
 
 
@@ -40,7 +40,7 @@ async def test_an_error_of_the_first_to_end_is_raised_after_the_others_have_ende
 async def test_work_gives_its_result_unless_it_is_interrupted() -> None:
     left: list[str] = []
     assert await run_unless(asyncio.Event().wait(), work(0, left)) == "result"
-    with pytest.raises(Interrupted):
+    with pytest.raises(WorkInterruptedError):
         await run_unless(asyncio.sleep(0), work(60, left))
     assert left == ["cancelled"]
 
@@ -65,10 +65,10 @@ async def test_work_that_cleans_up_for_long_is_cancelled_once_if_that_is_asked_f
         finally:
             await work(0.05, left)
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(WorkInterruptedError):
         await run_unless(asyncio.sleep(0), clean_up_slowly(), retry_after=None)
     assert left == []
-    with pytest.raises(Interrupted):
+    with pytest.raises(WorkInterruptedError):
         await run_unless(asyncio.sleep(0), clean_up_slowly(), retry_after=0.01)
     assert left == ["cancelled"]
 

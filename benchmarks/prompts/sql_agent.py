@@ -8,7 +8,7 @@ from typing import Any
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "text_to_sql"
 sys.path.append(str(EXAMPLE))
 
-from database import QueryFailed, run_query, same_result, schema  # noqa: E402
+from database import QueryFailedError, run_query, same_result, schema  # noqa: E402
 from openai import OpenAI  # noqa: E402
 from prompts import WRITER  # noqa: E402
 
@@ -27,7 +27,7 @@ def solve(task: dict[str, Any]) -> dict[str, Any]:
     expected = run_query(task["database"], task["gold"])
     try:
         rows = run_query(task["database"], query)
-    except QueryFailed as error:
+    except QueryFailedError as error:
         return {"reward": 0.0, "why": f"The query fails: {error}"}
     if same_result(task["gold"], expected, rows):
         return {"reward": 1.0, "why": ""}

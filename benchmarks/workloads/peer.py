@@ -94,7 +94,7 @@ def agent_of(pool: list[dict[str, str]], most_rounds: int, sleep: float) -> agl.
     return agent
 
 
-class Killed(Exception):
+class StoreKilledError(Exception):
     """The store was killed, as was asked for; the workload ends here."""
 
 
@@ -130,7 +130,7 @@ class Workload(agl.Algorithm):
         await asyncio.to_thread(self.server.start)
         kept = await self.get_store().query_rollouts(rollout_id_in=self.read_back)
         self.readable_after_kill = len(list(kept))
-        raise Killed
+        raise StoreKilledError
 
     async def warm(self) -> None:
         """Until each runner has asked for work, and then a rollout for each, which opens the connections."""
@@ -228,7 +228,7 @@ def main() -> None:
         ).fit(agent_of([attributes() for _ in range(POOL)], options.rounds, options.sleep))
     except TimeoutError:
         sys.exit(f"peer: out of time, with {len(workload.read_back)} of {options.total} rollouts read back and checked")
-    except Killed:
+    except StoreKilledError:
         pass
     finally:
         server.kill()

@@ -17,7 +17,7 @@ import stand_in
 TRAIN, HELDOUT = "musique_ans_v1.0_train.jsonl", "musique_ans_v1.0_dev.jsonl"
 
 
-class BadRecord(ValueError):
+class InvalidRecordError(ValueError):
     """A file is not in MuSiQue's format; the message names the line."""
 
 
@@ -37,13 +37,13 @@ def _checked(line: str, where: str) -> dict:
         needed = (record["id"], record["question"], record["answer"], record["paragraphs"])
         texts = [(item["title"], item["paragraph_text"]) for item in record["paragraphs"]]
     except ValueError:
-        raise BadRecord(f"{where} is not JSON") from None
+        raise InvalidRecordError(f"{where} is not JSON") from None
     except (KeyError, TypeError):
-        raise BadRecord(
+        raise InvalidRecordError(
             f"{where} needs id, question, answer and paragraphs, each with title and paragraph_text"
         ) from None
     if not all(isinstance(text, str) for text in (*needed[:3], *(text for both in texts for text in both))):
-        raise BadRecord(f"{where} has something else than text for one of its texts")
+        raise InvalidRecordError(f"{where} has something else than text for one of its texts")
     return record
 
 
@@ -94,7 +94,7 @@ def main() -> None:
             "train": some(read(musique / TRAIN), train, rng),
             "heldout": some(read(musique / HELDOUT), heldout, rng),
         }
-    except (BadRecord, OSError) as error:
+    except (InvalidRecordError, OSError) as error:
         sys.exit(str(error))
     corpus = options.out / "corpus"
     if corpus.exists():

@@ -9,7 +9,7 @@ import re
 from typing import Literal, TypedDict
 
 import prompts
-from database import QueryFailed, Rows, outcome, run_query, same_result, schema
+from database import QueryFailedError, Rows, outcome, run_query, same_result, schema
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -114,7 +114,7 @@ def solve_and_judge(task: dict) -> dict:
     database, gold = task["database"], task["gold"]
     try:
         expected = run_query(database, gold)
-    except QueryFailed as error:
+    except QueryFailedError as error:
         raise ValueError(f"the gold query fails on {database}: {error}: {gold}") from error
     start: State = {"question": task["question"], "database": database, "schema": schema(database)}
     last = graph.invoke(start, {"recursion_limit": 3 * TURNS + 2})

@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 
 import stand_in
-from database import QueryFailed, run_query
+from database import QueryFailedError, run_query
 
 TRAIN, HELDOUT = "train_spider", "dev"
 
 
-class BadRecord(ValueError):
+class InvalidRecordError(ValueError):
     """A file is not in Spider's format; the message names the record."""
 
 
@@ -31,13 +31,13 @@ def load(spider: Path, part: str) -> list[dict]:
         try:
             db_id, question, gold = (record[field] for field in ("db_id", "question", "query"))
         except (KeyError, TypeError):
-            raise BadRecord(f"{where} needs db_id, question and query") from None
+            raise InvalidRecordError(f"{where} needs db_id, question and query") from None
         database = (spider / "database" / db_id / f"{db_id}.sqlite").resolve()
         if not database.is_file():
-            raise BadRecord(f"{where}: there is no {database}")
+            raise InvalidRecordError(f"{where}: there is no {database}")
         try:
             run_query(database, gold)
-        except QueryFailed as error:
+        except QueryFailedError as error:
             print(f"{where} is left out, its query fails: {error}: {gold}", file=sys.stderr)
             continue
         task = {"question": question.strip(), "database": str(database), "gold": gold}
@@ -49,9 +49,9 @@ def _records(path: Path) -> list:
     try:
         records = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise BadRecord(f"{path} is not JSON: {error}") from error
+        raise InvalidRecordError(f"{path} is not JSON: {error}") from error
     if not isinstance(records, list):
-        raise BadRecord(f"{path} is not a list of records")
+        raise InvalidRecordError(f"{path} is not a list of records")
     return records
 
 

@@ -25,12 +25,12 @@ ORDERED = re.compile(r"\border\s+by\b", re.IGNORECASE)
 Rows = list[tuple]
 
 
-class QueryFailed(Exception):
+class QueryFailedError(Exception):
     """A query cannot be run to its end; the message says why in one line."""
 
 
 def run_query(database: str | Path, query: str) -> Rows:
-    """All rows of a query, read only and within the limits; raises `QueryFailed`."""
+    """All rows of a query, read only and within the limits; raises `QueryFailedError`."""
     with _opened(database) as connection:
         began = time.monotonic()
         connection.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in READS else sqlite3.SQLITE_DENY)
@@ -40,13 +40,13 @@ def run_query(database: str | Path, query: str) -> Rows:
         try:
             with closing(connection.execute(query)) as cursor:
                 if cursor.description is None:
-                    raise QueryFailed("this is no query")
+                    raise QueryFailedError("this is no query")
                 rows = cursor.fetchmany(MAX_ROWS + 1)
         except (sqlite3.Error, sqlite3.Warning) as error:
             late = time.monotonic() - began > SECONDS
-            raise QueryFailed(f"it took longer than {SECONDS:g} s" if late else str(error)) from error
+            raise QueryFailedError(f"it took longer than {SECONDS:g} s" if late else str(error)) from error
     if len(rows) > MAX_ROWS:
-        raise QueryFailed(f"it gives more than {MAX_ROWS} rows")
+        raise QueryFailedError(f"it gives more than {MAX_ROWS} rows")
     return rows
 
 
@@ -54,7 +54,7 @@ def outcome(database: str | Path, query: str) -> tuple[Rows | None, str]:
     """All rows of a query, None if it fails; and in one line how many there are and the first, or why it failed."""
     try:
         rows = run_query(database, query)
-    except QueryFailed as error:
+    except QueryFailedError as error:
         return None, f"Error: {error}"[:SHOWN_CHARACTERS]
     first = "; ".join(", ".join(map(str, row)) for row in rows[:SHOWN_ROWS])
     return rows, " ".join(f"{len(rows)} rows: {first}".split())[:SHOWN_CHARACTERS]

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 import prompts
-from database import QueryFailed, outcome, run_query, same_result, schema
+from database import QueryFailedError, outcome, run_query, same_result, schema
 
 
 def _pattern(prompt: str) -> re.Pattern:
@@ -53,7 +53,7 @@ def is_right(task: dict, query: str) -> bool:
     """Whether a query gives what the gold query gives."""
     try:
         actual = run_query(task["database"], query)
-    except QueryFailed:
+    except QueryFailedError:
         return False
     return same_result(task["gold"], run_query(task["database"], task["gold"]), actual)
 

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from lightningbus.schemas.weights.safetensors_header import METADATA, InvalidSafetensors, parse_tensors, read_header
+from lightningbus.schemas.weights.safetensors_header import (
+    METADATA,
+    InvalidSafetensorsError,
+    parse_tensors,
+    read_header,
+)
 
 A_SUFFIX, B_SUFFIX = ".lora_A.weight", ".lora_B.weight"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -37,12 +42,12 @@ def inspect_adapter(adapters: Path) -> tuple[int, float, list[str]]:
     tensors = parse_tensors(header, adapters.stat().st_size)
     ranks = {tensor.shape[0] for name, tensor in tensors.items() if name.endswith(A_SUFFIX)}
     if len(ranks) != 1 or not all(name.endswith((A_SUFFIX, B_SUFFIX)) for name in tensors):
-        raise InvalidSafetensors(f"{adapters.name} does not hold LoRA adapters of one rank: {sorted(ranks)}")
+        raise InvalidSafetensorsError(f"{adapters.name} does not hold LoRA adapters of one rank: {sorted(ranks)}")
     header_fields = msgspec.json.decode(header[8:], type=dict[str, msgspec.Raw])
     try:
         scale = float(msgspec.json.decode(header_fields[METADATA], type=dict[str, str])["scale"])
     except (KeyError, msgspec.DecodeError, ValueError) as error:
-        raise InvalidSafetensors(f"{adapters.name} does not say the scale of its adapters") from error
+        raise InvalidSafetensorsError(f"{adapters.name} does not say the scale of its adapters") from error
     modules = {name.removesuffix(A_SUFFIX).rpartition(".")[2] for name in tensors if name.endswith(A_SUFFIX)}
     (rank,) = ranks
     return rank, scale, sorted(modules)

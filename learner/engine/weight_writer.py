@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from lightningbus.schemas.weights.safetensors_header import InvalidSafetensors, parse_tensors, read_header
+from lightningbus.schemas.weights.safetensors_header import InvalidSafetensorsError, parse_tensors, read_header
 
 Layout = dict[str, tuple[Any, tuple[int, ...]]]
 """By name a tensor's dtype and shape."""
@@ -148,7 +148,7 @@ def _stored_dtypes(model_path: Path) -> dict[str, str]:
     for path in model_path.glob("*.safetensors"):
         try:
             tensors = parse_tensors(read_header(path), path.stat().st_size)
-        except InvalidSafetensors:
+        except InvalidSafetensorsError:
             continue
         stored |= {name: tensor.dtype for name, tensor in tensors.items()}
     return stored

@@ -63,7 +63,7 @@ def assign_ranks(
     return tuple(participants)
 
 
-class SenderFailed(Exception):
+class SenderFailedError(Exception):
     """The sender process ended, or a broadcast failed."""
 
     def __init__(self, reason: str, missing_ranks: Sequence[int] = ()) -> None:
@@ -80,7 +80,7 @@ class SenderProcess:
 
     @classmethod
     async def start(cls, settings: BroadcastSettings) -> "SenderProcess":
-        """Start a sender and wait until it listens; raises `SenderFailed`."""
+        """Start a sender and wait until it listens; raises `SenderFailedError`."""
         command = [
             "-P",
             "-m",
@@ -95,14 +95,14 @@ class SenderProcess:
             async with asyncio.timeout(START_TIMEOUT_SECONDS):
                 process.port = (await process._receive_reply()).port
         except TimeoutError as error:
-            raise SenderFailed(f"the sender did not start within {START_TIMEOUT_SECONDS:g} s") from error
+            raise SenderFailedError(f"the sender did not start within {START_TIMEOUT_SECONDS:g} s") from error
         finally:
             if not process.port:
                 await process.end()
         return process
 
     async def send(self, request: SendRequest) -> None:
-        """Make a broadcast; raises `SenderFailed`."""
+        """Make a broadcast; raises `SenderFailedError`."""
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(request) + b"\n")
         await self._receive_reply()
@@ -117,9 +117,9 @@ class SenderProcess:
             line = await self._process.stdout.readline()
             reply = msgspec.json.decode(line, type=SendReply) if line else SendReply(error="the sender ended")
         except (ValueError, msgspec.DecodeError) as error:  # a line too long, or no reply
-            raise SenderFailed(f"the sender's reply cannot be decoded: {error}") from error
+            raise SenderFailedError(f"the sender's reply cannot be decoded: {error}") from error
         if reply.error:
-            raise SenderFailed(reply.error, reply.missing_ranks)
+            raise SenderFailedError(reply.error, reply.missing_ranks)
         return reply
 
 
@@ -209,7 +209,7 @@ class Broadcaster:
     async def _start_sender(self) -> None:
         try:
             self._process = await SenderProcess.start(self._settings)
-        except (SenderFailed, OSError) as error:
+        except (SenderFailedError, OSError) as error:
             log.warning("weight versions go out by their files only: %s", error)
 
     async def _send(self, version: int, plan: BroadcastPlan) -> None:
@@ -220,11 +220,11 @@ class Broadcaster:
         try:
             async with asyncio.timeout(plan.rendezvous_timeout_seconds + MAX_SEND_SECONDS):
                 await self._process.send(request)
-        except (SenderFailed, TimeoutError, OSError) as error:
+        except (SenderFailedError, TimeoutError, OSError) as error:
             metrics.weight_broadcasts.labels("aborted").inc()
             reason = str(error) or "it did not end in time"
             log.warning("version %d goes out by its files only: the broadcast failed: %s", version, reason)
-            missing_ranks = error.missing_ranks if isinstance(error, SenderFailed) else ()
+            missing_ranks = error.missing_ranks if isinstance(error, SenderFailedError) else ()
             self._start_cooldown(plan.participants, missing_ranks, version)
             if not missing_ranks:  # it failed in the middle, which restarts every engine: do not risk it again soon
                 self._suspended_until = version + COOLDOWN_VERSIONS

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lightningbus.schemas.weights.delta import encode_delta
 from lightningbus.schemas.weights.events import DeltaLink
-from lightningbus.schemas.weights.safetensors_header import InvalidSafetensors
+from lightningbus.schemas.weights.safetensors_header import InvalidSafetensorsError
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class DeltaChain:
         at_most = int(MAX_DELTA_RATIO * path.stat().st_size)
         try:
             worth = await asyncio.to_thread(encode_delta, self._parent, path, self._delta, at_most)
-        except (OSError, InvalidSafetensors) as error:
+        except (OSError, InvalidSafetensorsError) as error:
             log.warning("the next version goes out whole: %s", error)
             return None
         return self._delta if worth else None

@@ -36,7 +36,7 @@ from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.weights.delta import fingerprint
 from lightningbus.schemas.weights.events import Blob, CanarySpec, DeltaLink, WeightManifest
 from lightningbus.schemas.weights.release_policy import latest_verdict, versions_to_retain
-from lightningbus.schemas.weights.safetensors_header import InvalidSafetensors
+from lightningbus.schemas.weights.safetensors_header import InvalidSafetensorsError
 
 log = logging.getLogger(__name__)
 
@@ -244,7 +244,7 @@ class WeightPublisher:
             return None
         try:
             return await asyncio.to_thread(estimate_change, self._file, path)
-        except (OSError, InvalidSafetensors) as error:
+        except (OSError, InvalidSafetensorsError) as error:
             log.warning("how far the next version is from the last one is not known: %s", error)
             return None
 
@@ -299,7 +299,7 @@ def _is_file_of(manifest: WeightManifest, path: Path) -> bool:
         if manifest.fingerprint:
             return fingerprint(path) == manifest.fingerprint
         return sha256_of(path) == manifest.blobs[-1].sha256
-    except (OSError, InvalidSafetensors):
+    except (OSError, InvalidSafetensorsError):
         return False
 
 

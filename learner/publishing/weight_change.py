@@ -20,7 +20,7 @@ def estimate_change(base: Path, new: Path) -> float | None:
     """``‖new - base‖ / ‖base‖``, Frobenius norms over all floating-point tensors of two safetensors files.
 
     None where the tensors differ in name, shape or type, or where a number is not finite.
-    Raises `lightningbus.schemas.weights.safetensors_header.InvalidSafetensors` or `OSError`.
+    Raises `lightningbus.schemas.weights.safetensors_header.InvalidSafetensorsError` or `OSError`.
     """
     header, new_header = read_header(base), read_header(new)
     tensors = parse_tensors(header, base.stat().st_size)

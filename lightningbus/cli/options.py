@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from lightningbus.bus.errors import BusError
 from lightningbus.bus.streams.sizes import StreamSizes
-from lightningbus.common.aio import Interrupted, run_unless
+from lightningbus.common.aio import WorkInterruptedError, run_unless
 from lightningbus.common.missing_modules import describe_missing_module
 from lightningbus.run.errors import UserError
 from lightningbus.run.processes.role_process import exit_with, on_stop_signals
@@ -148,7 +148,7 @@ def with_sql_client(sql: str | None, database: str, work: Callable[[Any], T], ru
         from clickhouse_connect.driver.exceptions import ClickHouseError
 
         from lightningbus.run.run_data.store_discovery import sql_client
-        from lightningbus.store.clickhouse.client import StoreUnreachable
+        from lightningbus.store.clickhouse.client import StoreUnreachableError
         from lightningbus.store.clickhouse.query_limits import explain_error
 
     async def ask() -> T:
@@ -160,7 +160,7 @@ def with_sql_client(sql: str | None, database: str, work: Callable[[Any], T], ru
 
     try:
         return run_async(ask())
-    except StoreUnreachable as error:
+    except StoreUnreachableError as error:
         exit_with(error)
 
 
@@ -182,5 +182,5 @@ async def run_until_signal(job: Coroutine[Any, Any, T], advice: str = "") -> T:
     on_stop_signals(asyncio.get_running_loop(), stop)
     try:
         return await run_unless(stop.wait(), job, retry_after=None)
-    except Interrupted:
+    except WorkInterruptedError:
         raise UserError(f"stopped before the end{advice}") from None

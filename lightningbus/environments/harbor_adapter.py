@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .harbor_sandbox import run_in_sandbox
-from .harbor_task import HarborTask, NeedsContainer, read_task
+from .harbor_task import ContainerRequiredError, HarborTask, read_task
 
 PROMPT = (
     "You work in a Linux shell without a network. Write the commands of a turn in one ```bash block. You then read "
@@ -58,7 +58,7 @@ class Adapter:
             try:
                 with tempfile.TemporaryDirectory() as folder:
                     asyncio.run(try_task(read_task(directory), Path(folder)))
-            except NeedsContainer as error:
+            except ContainerRequiredError as error:
                 if not self._skips:
                     reason = f"{directory.name} cannot run without a container: {error}"
                     raise ValueError(f"{reason}; --arg skip=true leaves out such tasks") from None
@@ -154,9 +154,12 @@ def read_reward(logs: Path) -> tuple[float, dict[str, float]]:
 
 
 async def try_task(task: HarborTask, folder: Path) -> None:
-    """Run the tests on the untouched task, then on its own solution; raises `NeedsContainer` if that earns nothing."""
+    """Run the tests on the untouched task, then on its own solution.
+
+    Raises `ContainerRequiredError` if the solution earns nothing.
+    """
     if shutil.which("bwrap") is None:
-        raise NeedsContainer("bubblewrap (bwrap) is not installed on this machine")
+        raise ContainerRequiredError("bubblewrap (bwrap) is not installed on this machine")
     try:
         before, _ = await verify(task, make_root(task, folder / "untouched"))
         solution = task.directory / "solution"
@@ -169,7 +172,9 @@ async def try_task(task: HarborTask, folder: Path) -> None:
         )  # fmt: skip
         after, _ = await verify(task, root)
     except RuntimeError as error:
-        raise NeedsContainer(str(error)) from None
+        raise ContainerRequiredError(str(error)) from None
     if after <= before:
         last = (output.strip().splitlines() or ["nothing printed"])[-1][:300]
-        raise NeedsContainer(f"its own solution has reward {after:g} here, as without it (status {status}: {last})")
+        raise ContainerRequiredError(
+            f"its own solution has reward {after:g} here, as without it (status {status}: {last})"
+        )

@@ -16,7 +16,7 @@ CONTAINER_FILES = ("docker-compose.yaml", "docker-compose.yml", "singularity-com
 CANARY = re.compile(r"\A(?:(?:<!--.*canary.*-->|#.*canary.*)\n)+\s*", re.IGNORECASE)
 
 
-class NeedsContainer(ValueError):
+class ContainerRequiredError(ValueError):
     """A task that asks for what only a container has; the message says for what."""
 
 
@@ -44,10 +44,10 @@ class HarborTask:
             target = place(root, workdir / destination)
             sources = [path for pattern in patterns for path in sorted(context.glob(pattern.strip("/") or "."))]
             if not sources:
-                raise NeedsContainer(f"COPY {' '.join(patterns)}: there is no such file")
+                raise ContainerRequiredError(f"COPY {' '.join(patterns)}: there is no such file")
             for source in sources:
                 if not source.resolve().is_relative_to(context):
-                    raise NeedsContainer(f"COPY {source.name}: it lies outside of environment/")
+                    raise ContainerRequiredError(f"COPY {source.name}: it lies outside of environment/")
                 if source.is_dir():
                     shutil.copytree(source, target, dirs_exist_ok=True, symlinks=True)
                     continue
@@ -58,11 +58,11 @@ class HarborTask:
 
 
 def read_task(directory: Path) -> HarborTask:
-    """The task in a directory; raises `NeedsContainer` where it asks for what only a container has."""
+    """The task in a directory; raises `ContainerRequiredError` where it asks for what only a container has."""
     config = tomllib.loads((directory / "task.toml").read_text(encoding="utf-8"))
     environment = config.get("environment", {})
     if reason := next(find_reasons(directory, config), None):
-        raise NeedsContainer(reason)
+        raise ContainerRequiredError(reason)
     workdir, env, copies = read_dockerfile((directory / "environment" / "Dockerfile").read_text(encoding="utf-8"))
     verifier = config.get("verifier", {})
     return HarborTask(
@@ -104,7 +104,10 @@ def find_reasons(directory: Path, config: dict[str, Any]) -> Iterator[str]:
 
 
 def read_dockerfile(text: str) -> tuple[str, dict[str, str], list[tuple[list[str], str, PurePosixPath]]]:
-    """Working directory, variables and copies of a Dockerfile that runs nothing; raises `NeedsContainer`. Pure."""
+    """Return working directory, variables and copies of a Dockerfile that runs nothing. Pure.
+
+    Raises `ContainerRequiredError` for any other Dockerfile.
+    """
     workdir, env, copies = PurePosixPath("/"), dict[str, str](), list[tuple[list[str], str, PurePosixPath]]()
     lines = re.sub(r"^\s*#.*\n?", "", text, flags=re.MULTILINE).replace("\\\n", " ").splitlines()
     num_images = 0
@@ -112,7 +115,7 @@ def read_dockerfile(text: str) -> tuple[str, dict[str, str], list[tuple[list[str
         name, _, rest = line.partition(" ")
         words = shlex.split(rest)
         if "$" in rest:
-            raise NeedsContainer(f"its Dockerfile has a variable: {line[:100]}")
+            raise ContainerRequiredError(f"its Dockerfile has a variable: {line[:100]}")
         match name.upper():
             case "FROM" if num_images == 0 and len(words) == 1:
                 num_images = 1
@@ -127,13 +130,16 @@ def read_dockerfile(text: str) -> tuple[str, dict[str, str], list[tuple[list[str
             case "LABEL" | "CMD":
                 pass
             case _:
-                raise NeedsContainer(f"its Dockerfile does more than copy files: {line[:100]}")
+                raise ContainerRequiredError(f"its Dockerfile does more than copy files: {line[:100]}")
     return str(workdir), env, copies
 
 
 def place(root: Path, path: PurePosixPath) -> Path:
-    """Where a path of the sandbox lies below ``root``; raises `NeedsContainer` for what is this machine's. Pure."""
+    """Map a path of the sandbox to a path below ``root``. Pure.
+
+    Raises `ContainerRequiredError` for a path that belongs to this machine.
+    """
     parts = path.parts[1:]
     if ".." in parts or (parts and parts[0] in HOST_DIRECTORIES) or path == PurePosixPath("/"):
-        raise NeedsContainer(f"its Dockerfile writes to {path}")
+        raise ContainerRequiredError(f"its Dockerfile writes to {path}")
     return root.joinpath(*parts)

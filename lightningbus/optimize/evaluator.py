@@ -89,7 +89,8 @@ class Evaluator:
     ) -> list[list[RolloutResult]]:
         """The results of each problem, a list of ``samples`` each.
 
-        Raises `BudgetSpent` before anything is published, `UserError` when rollouts do not end, or as `publish_all`.
+        Raises `BudgetSpentError` before anything is published, `UserError` when rollouts do not end, or as
+        `publish_all`.
         """
         at = self._conditions
         key = evaluation_key(texts, at.weight_versions, at.sampling)

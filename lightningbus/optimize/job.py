@@ -10,7 +10,7 @@ from lightningbus.bus.fleet.node_state import is_ready
 from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.optimize.early_checks import check_before_start
-from lightningbus.optimize.plan.budget import BudgetSpent
+from lightningbus.optimize.plan.budget import BudgetSpentError
 from lightningbus.optimize.result import OptimizeResult
 from lightningbus.optimize.round import RoundResult, optimize_round
 from lightningbus.run.errors import UserError
@@ -20,7 +20,7 @@ from lightningbus.run.results.prompt_files import write_prompts_in_use
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.optimize import OptimizeSettings
 from lightningbus.run.settings.run_file import RunSettings
-from lightningbus.store.clickhouse.client import StoreUnavailable, connect, query_row
+from lightningbus.store.clickhouse.client import StoreUnavailableError, connect, query_row
 
 STORE_SECONDS, NODE_SECONDS, RUNNER_SECONDS = 60.0, 600.0, 120.0
 """Longest waits for a store, a node that serves the model, and a runner that has started the agent."""
@@ -48,7 +48,7 @@ async def run(settings: RunSettings, *, resume: bool) -> OptimizeResult:
             )  # fmt: skip
             try:
                 return await _keep_result(stack, settings.optimize, await stack.or_child_failure(work))
-            except BudgetSpent as error:
+            except BudgetSpentError as error:
                 raise UserError(f"optimize.budget is used up by earlier rounds of the run: {error}; raise it") from None
 
 
@@ -92,7 +92,7 @@ async def _start(stack: LocalStack, settings: RunSettings, resume: bool) -> Clie
     try:
         client = await asyncio.to_thread(connect, url, database) if database else await asyncio.to_thread(connect, url)
         (num_tasks,) = await asyncio.to_thread(query_row, client, STORED_TASKS, {"run_id": settings.name})
-    except (StoreUnavailable, ClickHouseError) as error:
+    except (StoreUnavailableError, ClickHouseError) as error:
         raise UserError(f"the store cannot be asked: {' '.join(str(error).split())[:300]}") from error
     if num_tasks and not resume:
         raise UserError(f"the store holds a run {settings.name!r} already: give this one another name, or --resume it")

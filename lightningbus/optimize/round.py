@@ -20,7 +20,7 @@ from lightningbus.optimize.adapter import BusAdapter
 from lightningbus.optimize.catalog import PromptCatalog
 from lightningbus.optimize.evaluator import Conditions, Evaluator
 from lightningbus.optimize.feedback import RolloutResult
-from lightningbus.optimize.plan.budget import Budget, BudgetSpent
+from lightningbus.optimize.plan.budget import Budget, BudgetSpentError
 from lightningbus.optimize.plan.candidates import Texts, round_name
 from lightningbus.optimize.plan.round_plan import (
     check_settings,
@@ -71,7 +71,7 @@ async def optimize_round(
     Of the same ``run`` under the same ``weight_versions``, it goes on where it was stopped: nothing is evaluated twice.
     Under others it is another round, which begins with the prompts in use by then.
     ``weight_versions``: by model, the version that answers; ``role_models``: models that answer for some roles.
-    Raises `BudgetSpent` where other rounds of the run have left too little, `UserError`,
+    Raises `BudgetSpentError` where other rounds of the run have left too little, `UserError`,
     `lightningbus.tasks.task_file.TaskFileError`, or as `Bus.publish`.
     """
     name = round_name(weight_versions)
@@ -163,7 +163,7 @@ class _Search:
             await asyncio.wait({searching})
             raise
         failure = self._adapter.failure
-        if failure is not None and not isinstance(failure, BudgetSpent):
+        if failure is not None and not isinstance(failure, BudgetSpentError):
             raise failure
         scores = self._adapter.scores
         return max(scores, key=lambda each: each[1])[0] if scores else dict(start)

@@ -7,7 +7,7 @@ from clickhouse_connect.driver.client import Client
 from lightningbus.bus.client import Bus
 from lightningbus.optimize.catalog import PromptCatalog
 from lightningbus.optimize.early_checks import check_before_start
-from lightningbus.optimize.plan.budget import BudgetSpent
+from lightningbus.optimize.plan.budget import BudgetSpentError
 from lightningbus.optimize.round import optimize_round
 from lightningbus.run.results.prompt_round import PromptRound
 from lightningbus.run.settings.optimize import OptimizeSettings
@@ -35,7 +35,7 @@ class TrainingRounds:
         """A finished round, gone on with if it was interrupted; None: the budget does not suffice for one more."""
         try:
             done = await optimize_round(bus, client, run, self._settings, versions, self._role_models, on_progress)
-        except BudgetSpent as error:
+        except BudgetSpentError as error:
             on_progress(str(error))
             return None
         return PromptRound(

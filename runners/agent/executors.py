@@ -29,7 +29,7 @@ class AgentError(Exception):
         self.detail = detail
 
 
-class WorkerProcessDied(Exception):
+class WorkerProcessDiedError(Exception):
     """The process that several rollouts shared is gone; which of them did it cannot be told."""
 
 

@@ -4,21 +4,21 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from lightningbus.runners.agent.executors import AgentError, AgentExecutor, RolloutInfo, WorkerProcessDied
+from lightningbus.runners.agent.executors import AgentError, AgentExecutor, RolloutInfo, WorkerProcessDiedError
 from lightningbus.runners.agent.launcher import AgentLauncher
 from lightningbus.runners.agent.shared_process import SharedExecutor
 from lightningbus.runners.agent.turns import Turns
 
 
-class RewardTimeout(Exception):
+class RewardTimeoutError(Exception):
     """The reward function did not end within its limit; the message is a sentence."""
 
 
 class RewardFunction(SharedExecutor):
     """``module:function`` of (input, result), in the agent's interpreter, loaded once and kept warm.
 
-    An async one serves many slots side by side, any other one after the other. The limit counts from its turn. Of
-    several whose process ends, or answers no more, each is tried again alone: only so it shows which of them did it.
+    An async one serves many slots side by side, any other one after the other. The limit counts from its turn. When a
+    shared process ends or stops answering, each of its calls is retried alone: only so is the faulty one found.
     """
 
     _mode = "reward"
@@ -30,27 +30,29 @@ class RewardFunction(SharedExecutor):
         self._turns = Turns()
 
     async def compute_reward(self, task: Any, result: Any) -> Any:
-        """What it returns, any JSON.
+        """Call the function and return its result, any JSON.
 
-        Raises `RewardTimeout` beyond its limit, `AgentError` if it fails, `WorkerProcessDied` if its process is gone,
-        `AgentStartError` if it cannot be started again.
+        Raises `RewardTimeoutError` beyond its limit, `AgentError` if it fails, `WorkerProcessDiedError` if its process
+        is gone, `AgentStartError` if it cannot be started again.
         """
         try:
             if self.is_concurrent:
                 try:
                     async with self._turns.shared():
                         return await self._call(task, result)
-                except WorkerProcessDied:
+                except WorkerProcessDiedError:
                     pass
             async with self._turns.alone():
                 return await self._call(task, result)
         except AgentError as error:
             raise AgentError(f"the reward function failed: {error}", error.detail) from error
-        except WorkerProcessDied as error:
-            raise WorkerProcessDied(f"the reward function is gone: {error}") from error
+        except WorkerProcessDiedError as error:
+            raise WorkerProcessDiedError(f"the reward function is gone: {error}") from error
 
     async def _call(self, task: Any, result: Any) -> Any:
-        """Raises `WorkerProcessDied` too where the limit is over and the process answers nobody any more."""
+        """Call the function once; raise `WorkerProcessDiedError` also for a timeout at which the shared process was
+        replaced.
+        """
         await self.start()
         process = self._process
         try:
@@ -58,12 +60,12 @@ class RewardFunction(SharedExecutor):
                 return (await self.run_one(task, result)).get("value")
         except TimeoutError:
             if self._turns.has_sharing and self._process is not process:
-                raise WorkerProcessDied("it did not answer") from None
-            raise RewardTimeout(f"the reward function did not end in {self._timeout_seconds:g} s") from None
+                raise WorkerProcessDiedError("it did not answer") from None
+            raise RewardTimeoutError(f"the reward function did not end in {self._timeout_seconds:g} s") from None
 
 
 class RewardingExecutor(AgentExecutor):
-    """An executor whose rollouts are rewarded by a reward function."""
+    """An executor whose rollouts get their reward from a reward function."""
 
     def __init__(self, executor: AgentExecutor, function: RewardFunction) -> None:
         self._executor, self._function = executor, function
@@ -78,7 +80,7 @@ class RewardingExecutor(AgentExecutor):
         return await self._executor.run(task, rollout)
 
     async def grade(self, task: Any, answer: dict[str, Any]) -> dict[str, Any]:
-        """The answer with its reward; the agent's process has no part in that. Raises as `compute_reward`."""
+        """Add the reward to the answer, without the agent's process; raise as `compute_reward`."""
         return {**answer, "reward": await self._function.compute_reward(task, answer.get("value"))}
 
     async def stop(self) -> None:
@@ -88,5 +90,5 @@ class RewardingExecutor(AgentExecutor):
 
 
 def with_reward_function(executor: AgentExecutor, function: RewardFunction | None) -> AgentExecutor:
-    """An executor with its reward function, if there is one."""
+    """Wrap an executor with its reward function, if there is one."""
     return RewardingExecutor(executor, function) if function is not None else executor

@@ -11,7 +11,7 @@ from lightningbus.runners.agent.executors import (
     AgentExecutor,
     PythonExecutor,
     RolloutInfo,
-    WorkerProcessDied,
+    WorkerProcessDiedError,
 )
 from lightningbus.runners.agent.launcher import AgentLauncher
 from lightningbus.runners.agent.process import AgentProcess
@@ -51,7 +51,7 @@ class SharedExecutor(PythonExecutor):
     async def run_one(self, *arguments: Any, **more: Any) -> dict[str, Any]:
         """One call, see `AgentExecutor.run`; cancelled, it is asked to end, and the process is ended if it does not.
 
-        ``more`` goes into the job beside the arguments. Raises `WorkerProcessDied` when the process has ended.
+        ``more`` goes into the job beside the arguments. Raises `WorkerProcessDiedError` when the process has ended.
         """
         job = next(self._requests)
         answer = self._replies[job] = asyncio.get_running_loop().create_future()
@@ -67,7 +67,7 @@ class SharedExecutor(PythonExecutor):
         finally:
             self._replies.pop(job, None)
         if isinstance(reply, str):
-            raise WorkerProcessDied(reply)
+            raise WorkerProcessDiedError(reply)
         if "error" in reply:
             raise AgentError(str(reply["error"]), str(reply.get("traceback", "")))
         return reply
@@ -113,8 +113,8 @@ class SharedSlotExecutor(AgentExecutor):
         endpoint = {name: slot[variable] for name, variable in ENDPOINT.items()}
         try:
             return await self._shared.run_one(task, endpoint=endpoint)
-        except WorkerProcessDied as error:
-            raise WorkerProcessDied(f"{error}; other rollouts shared it") from None
+        except WorkerProcessDiedError as error:
+            raise WorkerProcessDiedError(f"{error}; other rollouts shared it") from None
 
     async def stop(self) -> None:
         """End the process, of the others too."""

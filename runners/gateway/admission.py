@@ -1,4 +1,4 @@
-"""What the agent in one slot may ask: requests at once and per second, bytes of them, and connections."""
+"""Limits on the agent in one slot: requests at once and per second, their bytes, and connections."""
 
 import asyncio
 import math
@@ -9,20 +9,20 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 MAX_IN_FLIGHT_BYTES = 64 * 1024 * 1024
-"""Of the requests of one slot that are being answered: each is held, and what was read from it."""
+"""Bytes of one slot's requests in flight; each body is kept in memory together with its parsed form."""
 CONNECTIONS = 2
-"""For each request at once: a client keeps some for the next."""
+"""Connections per request allowed at once: a client keeps some for the next."""
 
 ROUNDING = 1e-7
-"""Who comes when it was told to is not sent away for the last digit of a clock."""
+"""Tolerance in seconds: a client that retries exactly at Retry-After is not rejected by rounding."""
 
 
-class TooManyChoices(ValueError):
+class TooManyChoicesError(ValueError):
     """A call that asks for more answers than may ever be sampled at once."""
 
 
-class RateLimited(Exception):
-    """A request that has to wait; the message says why, ``retry_after`` for how many seconds."""
+class RateLimitedError(Exception):
+    """A request has to wait; the message gives the reason, ``retry_after`` the seconds."""
 
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class RateLimited(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """What every slot may have; ``per_second`` None: as many as it likes."""
+    """The limits of every slot; ``requests_per_second`` None: no limit."""
 
     max_concurrent: int = 64
     """Requests, and answers that are sampled for them."""
@@ -63,16 +63,19 @@ class Admission:
     """Those being answered."""
     _num_kept: list[Connection] = field(default_factory=list)
     _level: float = 0.0
-    """Of the bucket, at `_at`."""
+    """Level of the bucket at `_at`."""
     _updated_at: float = 0.0
 
     @contextmanager
     def request(self, size: int = 0) -> Iterator[InFlightRequest]:
-        """Around answering one of so many bytes, which may be put right when they are known; raises `RateLimited`."""
+        """Hold a place for one request while it is answered; raises `RateLimitedError`.
+
+        ``size`` is in bytes; the caller may correct it on the yielded request.
+        """
         if len(self.requests) >= self.limits.max_concurrent:
-            raise RateLimited(f"an agent may make {self.limits.max_concurrent} requests at once", 1)
+            raise RateLimitedError(f"an agent may make {self.limits.max_concurrent} requests at once", 1)
         if sum(request.size for request in self.requests) + size > MAX_IN_FLIGHT_BYTES:
-            raise RateLimited(f"an agent's requests may have {MAX_IN_FLIGHT_BYTES} bytes at once", 1)
+            raise RateLimitedError(f"an agent's requests may have {MAX_IN_FLIGHT_BYTES} bytes at once", 1)
         self._take()
         admitted = InFlightRequest(size)
         self.requests.append(admitted)
@@ -82,18 +85,21 @@ class Admission:
             self.requests = [request for request in self.requests if request is not admitted]
 
     def admit_choices(self, request: InFlightRequest, num_choices: int) -> None:
-        """Count the answers that a call asks for; raises `TooManyChoices`, or `RateLimited` while others are made."""
+        """Count the answers that a call asks for.
+
+        Raises `TooManyChoicesError` beyond the limit, or `RateLimitedError` while others are sampled.
+        """
         limit = self.limits.max_concurrent
         if num_choices > limit:
-            raise TooManyChoices(
+            raise TooManyChoicesError(
                 f"the call asks for {num_choices} answers at once; max_concurrent_requests of the runner allows {limit}"
             )
         if sum(other.num_choices for other in self.requests if other is not request) + num_choices > limit:
-            raise RateLimited(f"an agent may ask for {limit} answers at once", 1)
+            raise RateLimitedError(f"an agent may ask for {limit} answers at once", 1)
         request.num_choices = num_choices
 
     def allow_keepalive(self, connection: Connection) -> bool:
-        """Whether it may stay open for another request."""
+        """Return whether a connection may stay open for another request."""
         if not any(kept is connection for kept in self._num_kept):
             self._num_kept = [connection for connection in self._num_kept if connection.transport is not None]
             if len(self._num_kept) >= CONNECTIONS * self.limits.max_concurrent:
@@ -110,5 +116,5 @@ class Admission:
         size = max(rate, 1.0)
         if used + 1 > size + ROUNDING:
             wait = (used + 1 - size) / rate
-            raise RateLimited(f"an agent may make {rate:g} requests per second", math.ceil(wait))
+            raise RateLimitedError(f"an agent may make {rate:g} requests per second", math.ceil(wait))
         self._level, self._updated_at = used + 1, now

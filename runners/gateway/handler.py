@@ -17,19 +17,24 @@ from nats.errors import Error as NatsError
 
 from lightningbus.bus.errors import BusError
 from lightningbus.runners.gateway.engines.answer_parsing import parse_whole
-from lightningbus.runners.gateway.engines.engine_failures import EnginesFailed
-from lightningbus.runners.gateway.engines.upstream import CallContext, EngineRejected, NoNodeAvailable, Upstream
+from lightningbus.runners.gateway.engines.engine_failures import EnginesFailedError
+from lightningbus.runners.gateway.engines.upstream import (
+    CallContext,
+    NoNodeAvailableError,
+    Upstream,
+    UpstreamRejectedError,
+)
 from lightningbus.runners.gateway.slot import ActiveRollout
-from lightningbus.runners.gateway.sse import AgentLeft, SseResponse, StreamNotResumable
+from lightningbus.runners.gateway.sse import AgentDisconnectedError, SseResponse, StreamNotResumableError
 from lightningbus.runners.protocol import token_history
 from lightningbus.runners.protocol.answers import continuation
 from lightningbus.runners.protocol.answers.accumulator import StreamAccumulator
 from lightningbus.runners.protocol.answers.choice import SampledChoice
 from lightningbus.runners.protocol.answers.engine_errors import (
-    EngineFailed,
-    InvalidEngineOutput,
-    RequestRefused,
-    UnrecordableAnswer,
+    EngineFailedError,
+    InvalidEngineOutputError,
+    RequestRefusedError,
+    UnrecordableAnswerError,
     malformed_engine_output,
 )
 from lightningbus.runners.protocol.dialects.base import Dialect
@@ -76,7 +81,7 @@ class ModelCallHandler:
         task, attempt, call = running.task, running.recorder, dialect.call
         context = CallContext.create(attempt, call.model, task, running.deadline)
         if attempt.deadly_requests and (reason := attempt.deadly_requests.get(_fingerprint(call))):
-            raise EnginesFailed(reason, is_deadly=True)
+            raise EnginesFailedError(reason, is_deadly=True)
         node_ids: list[str] = []
         started_ns = time.time_ns()
         parent = ids.parse_span_id(request.headers.get(subjects.TRACE_HEADER, ""))
@@ -87,12 +92,12 @@ class ModelCallHandler:
             stream = SseResponse(request, dialect, live=completion.is_resumable) if call.stream else None
             try:
                 answer = await self._complete(context, completion, stream, dialect, node_ids)
-            except EngineRejected as refused:
+            except UpstreamRejectedError as refused:
                 if stream is None or not stream.has_begun:
                     raise
                 return await stream.fail(str(refused), refused.status)
-            except (NoNodeAvailable, EnginesFailed, StreamNotResumable) as error:
-                if isinstance(error, EnginesFailed):
+            except (NoNodeAvailableError, EnginesFailedError, StreamNotResumableError) as error:
+                if isinstance(error, EnginesFailedError):
                     attempt.add_engine_failure(str(error), error.is_deadly)
                     if error.is_deadly:
                         attempt.deadly_requests[_fingerprint(call)] = str(error)
@@ -100,12 +105,12 @@ class ModelCallHandler:
                     raise
                 attempt.infra_error = attempt.infra_error or str(error)
                 return await stream.fail(str(error))
-            except (AgentLeft, asyncio.CancelledError) as reason:
+            except (AgentDisconnectedError, asyncio.CancelledError) as reason:
                 if stream is None:
                     raise
                 recording.choices = _cut_choices(completion, is_seen=stream.has_begun)
                 recording.is_in_history = completion.stopped_at_eos
-                if isinstance(reason, AgentLeft):
+                if isinstance(reason, AgentDisconnectedError):
                     return stream.response
                 raise
             recording.choices, recording.is_in_history = answer.choices, completion.stopped_at_eos
@@ -126,7 +131,7 @@ class ModelCallHandler:
     ) -> "CompletedCall":
         """Ask nodes until an answer is whole; ``node_ids`` gets those that sampled it.
 
-        Raises as `Upstream.attempt_call`, and `AgentLeft`.
+        Raises as `Upstream.attempt_call`, and `AgentDisconnectedError`.
         """
         async with aclosing(
             self._upstream.attempt_call(context, lambda node: completion.request(_max_model_len(node)))
@@ -147,11 +152,11 @@ class ModelCallHandler:
                         choices = list(completion.sampled_choices())
                         body = dialect.answer(completion.to_response()) if stream is None else {}
                         return CompletedCall(choices, body)
-                except RequestRefused as refused:
+                except RequestRefusedError as refused:
                     raise reject_request(refused.status, str(refused)) from refused
-                except UnrecordableAnswer as error:
+                except UnrecordableAnswerError as error:
                     raise reject_request(400, f"the answer to this request cannot be recorded: {error}") from error
-                except (InvalidEngineOutput, aiohttp.ClientError, TimeoutError, ValueError) as error:
+                except (InvalidEngineOutputError, aiohttp.ClientError, TimeoutError, ValueError) as error:
                     problem = str(error) or type(error).__name__
                     log.warning("%s: a model call failed amid the answer: %s", node.id, problem)
                     if not completion.has_progress:
@@ -236,14 +241,14 @@ def _fingerprint(call: ChatRequest) -> bytes:
     return blake2b(call.to_record().encode(errors="replace"), digest_size=16).digest()
 
 
-def reject_request(status: int, message: str) -> EngineRejected:
+def reject_request(status: int, message: str) -> UpstreamRejectedError:
     """What the agent is told of a request that is its own to put right."""
-    return EngineRejected(status, encode_json(dialect_error("invalid_request_error", message, status)))
+    return UpstreamRejectedError(status, encode_json(dialect_error("invalid_request_error", message, status)))
 
 
 def _add_failure(context: CallContext, node: Heartbeat, error: Exception, problem: str) -> None:
     """Of an engine that had the request, and gave no token."""
-    if isinstance(error, EngineFailed):
+    if isinstance(error, EngineFailedError):
         context.failures.add_error(node, problem)
     elif isinstance(error, aiohttp.ClientError):
         context.failures.add_break(node, problem)
@@ -256,7 +261,7 @@ def _cut_choices(completion: StreamAccumulator, is_seen: bool) -> list[SampledCh
     completion.cut()
     try:
         choices = list(completion.sampled_choices())
-    except InvalidEngineOutput as error:
+    except InvalidEngineOutputError as error:
         log.warning("a model call that the agent left cannot be recorded: %s", error)
         return []
     return choices if is_seen else [choice.without_tokens(UNSEEN) for choice in choices]

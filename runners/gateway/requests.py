@@ -8,7 +8,7 @@ from aiohttp import web
 
 from lightningbus.common.http_server import read_body
 from lightningbus.runners.gateway.admission import InFlightRequest
-from lightningbus.runners.protocol.dialects.anthropic_request import ThreadUnsupported
+from lightningbus.runners.protocol.dialects.anthropic_request import UnsupportedThreadError
 from lightningbus.runners.protocol.dialects.registry import find_api
 from lightningbus.runners.recording.otlp_limits import MAX_BYTES
 
@@ -80,7 +80,7 @@ def raise_on_malformed() -> Iterator[None]:
     """Around reading a request: whatever it is that cannot be read is the client's to put right."""
     try:
         yield
-    except ThreadUnsupported as error:
+    except UnsupportedThreadError as error:
         raise ApiError(400, "invalid_request_error", str(error), details=error.details) from error
     except (ValueError, RecursionError) as error:
         raise ApiError(400, "invalid_request_error", str(error)) from error

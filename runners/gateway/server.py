@@ -26,17 +26,17 @@ from lightningbus.common.observability import metrics
 from lightningbus.common.observability.metric_registry import request_metrics
 from lightningbus.common.unix_sockets import PathTooLongError, bind_unix_socket, private_directory
 from lightningbus.runners.agent.launcher import AgentStartError
-from lightningbus.runners.gateway.admission import Admission, RateLimited, RateLimits
-from lightningbus.runners.gateway.engines.engine_failures import EnginesFailed
+from lightningbus.runners.gateway.admission import Admission, RateLimitedError, RateLimits
+from lightningbus.runners.gateway.engines.engine_failures import EnginesFailedError
 from lightningbus.runners.gateway.engines.upstream import (
     CONNECT_SECONDS,
     READ_TIMEOUT_SECONDS,
     CallContext,
-    EngineRejected,
     Nodes,
-    NoNodeAvailable,
-    UnknownModel,
+    NoNodeAvailableError,
+    UnknownModelError,
     Upstream,
+    UpstreamRejectedError,
 )
 from lightningbus.runners.gateway.external.external_call import ExternalCallHandler
 from lightningbus.runners.gateway.external.external_endpoints import ExternalEndpoints
@@ -62,7 +62,7 @@ from lightningbus.runners.protocol.prompts import substitute
 from lightningbus.runners.protocol.request import find_invalid_sampling
 from lightningbus.runners.recording import otlp
 from lightningbus.runners.recording.agent_events import EventContext, convert_event, parse_event
-from lightningbus.runners.recording.otlp_limits import InvalidOtlp
+from lightningbus.runners.recording.otlp_limits import InvalidOtlpError
 from lightningbus.runners.recording.refusals import Refusals
 
 log = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ class Gateway:
             request[KEEPALIVE_KEY] = admission.allow_keepalive(request.protocol)
             with admission.request(max_bytes(request)) as request[IN_FLIGHT_KEY]:
                 return await handler(request)
-        except RateLimited as error:
+        except RateLimitedError as error:
             raise ApiError(429, "rate_limit_exceeded", str(error), error.retry_after) from error
 
     async def _call(self, api: Api, request: web.Request) -> web.StreamResponse:
@@ -194,7 +194,7 @@ class Gateway:
                 if dialect.call.model in self.endpoints.names:
                     return await self._external.handle(request, running, dialect, prompt_versions)
                 return await self._handler.handle(request, running, dialect, prompt_versions)
-        except EngineRejected as refused:
+        except UpstreamRejectedError as refused:
             body = translate_error(api, refused.status, refused.body, str(refused))
             return web.Response(status=refused.status, body=body, content_type="application/json")
 
@@ -259,7 +259,7 @@ class Gateway:
             return otlp.error_response(413, kind, too_large(request))
         except web.HTTPBadRequest as error:
             return otlp.error_response(400, kind, error.text or "")
-        except InvalidOtlp as error:
+        except InvalidOtlpError as error:
             return otlp.error_response(400, kind, str(error))
         if slot.rollout is not running:
             return otlp.error_response(409, kind, "the rollout these spans belong to is over")
@@ -333,12 +333,12 @@ def _map_upstream_errors(running: ActiveRollout) -> Iterator[None]:
     """Around asking the nodes: a model nobody serves is the client's to put right, no answer in time is ours."""
     try:
         yield
-    except UnknownModel as error:
+    except UnknownModelError as error:
         raise ApiError(404, "model_not_found", str(error)) from error
-    except EnginesFailed as error:
+    except EnginesFailedError as error:
         running.recorder.add_engine_failure(str(error), error.is_deadly)
         raise ApiError(503, "server_error", str(error)) from error
-    except NoNodeAvailable as error:
+    except NoNodeAvailableError as error:
         running.recorder.infra_error = running.recorder.infra_error or str(error)
         raise ApiError(504, "timeout", str(error)) from error
 

@@ -8,11 +8,11 @@ from aiohttp import web
 from lightningbus.runners.protocol.dialects.base import Dialect
 
 
-class StreamNotResumable(Exception):
+class StreamNotResumableError(Exception):
     """An answer the agent has seen the beginning of can neither be gone on with nor begun anew."""
 
 
-class AgentLeft(Exception):
+class AgentDisconnectedError(Exception):
     """The agent has closed its connection before the answer's end."""
 
 
@@ -35,9 +35,9 @@ class SseResponse:
             await self._flush()
 
     def restart(self) -> None:
-        """Forget what was kept back; raises `StreamNotResumable` when some of it has been said."""
+        """Forget what was kept back; raises `StreamNotResumableError` when some of it has been said."""
         if self.has_begun:
-            raise StreamNotResumable("the answer broke off where it cannot be gone on with")
+            raise StreamNotResumableError("the answer broke off where it cannot be gone on with")
         self._kept.clear()
         self._events = self._dialect.events()
 
@@ -60,7 +60,7 @@ class SseResponse:
         try:
             await self.response.write(await self._begin())
         except ConnectionError as error:
-            raise AgentLeft from error
+            raise AgentDisconnectedError from error
 
     async def _begin(self) -> bytes:
         """What was kept back, for an answer that has begun now."""

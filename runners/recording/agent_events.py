@@ -127,7 +127,7 @@ def _attributes_of(event: AgentEvent) -> dict[str, Any]:
 
 
 def _reward_attributes(fields: dict[str, Any]) -> dict[str, Any]:
-    """Raises `InvalidReward`."""
+    """Raises `InvalidRewardError`."""
     rewards = parse_rewards(fields)
     named = {f"{attributes.NAMED_REWARD_PREFIX}{name}": value for name, value in rewards.by_name.items()}
     has_main = "reward" in fields and not isinstance(fields["reward"], dict)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from lightningbus.common.observability import metrics
 from lightningbus.runners.protocol.answers.choice import SampledChoice
 from lightningbus.runners.protocol.token_history import TokenHistory
-from lightningbus.runners.recording.refusals import InvalidSpan, Refusal, Refusals
+from lightningbus.runners.recording.refusals import InvalidSpanError, Refusal, Refusals
 from lightningbus.runners.recording.usage import UsageMeter
 from lightningbus.schemas import ids
 from lightningbus.schemas.base import MAX_TIME_NS, Outcome
@@ -122,10 +122,10 @@ class AttemptRecorder:
         try:
             size = _measure(span)
             if len(self._ids) >= MAX_ATTEMPT_SPANS or self._bytes + size > MAX_ATTEMPT_BYTES:
-                raise InvalidSpan(
+                raise InvalidSpanError(
                     "room", f"an attempt may take {MAX_ATTEMPT_SPANS} spans and {MAX_ATTEMPT_BYTES} bytes"
                 )
-        except InvalidSpan as error:
+        except InvalidSpanError as error:
             self.dropped_spans += 1
             return error.refusal
         if self._pending and self._pending_bytes + size > BATCH_BYTES:
@@ -313,17 +313,17 @@ class AttemptRecorder:
 
 
 def _measure(span: Span) -> int:
-    """Bytes of a span on the wire; raises `InvalidSpan` for one that cannot be recorded."""
+    """Bytes of a span on the wire; raises `InvalidSpanError` for one that cannot be recorded."""
     if span.end_ns > MAX_TIME_NS:
-        raise InvalidSpan("time", f"its time {span.end_ns} ns is after the year 2262")
+        raise InvalidSpanError("time", f"its time {span.end_ns} ns is after the year 2262")
     try:
         size = len(encode(span))
     except EncodeTooLargeError:
         size = MAX_BYTES
     except EncodeError as error:
-        raise InvalidSpan("form", f"it cannot be written: {error}") from error
+        raise InvalidSpanError("form", f"it cannot be written: {error}") from error
     if size > MAX_SPAN_BYTES:
-        raise InvalidSpan("size", f"a span may take {MAX_SPAN_BYTES} bytes")
+        raise InvalidSpanError("size", f"a span may take {MAX_SPAN_BYTES} bytes")
     return size
 
 

@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from lightningbus.runners.recording.otlp_json import UNREADABLE, fill_request
-from lightningbus.runners.recording.otlp_limits import InvalidOtlp
+from lightningbus.runners.recording.otlp_limits import InvalidOtlpError
 from lightningbus.runners.recording.otlp_protobuf import parse_protobuf
 from lightningbus.runners.recording.otlp_spans import convert_logs, convert_spans
 from lightningbus.runners.recording.refusals import Refusals
@@ -35,7 +35,7 @@ JSON = "application/json"
 def parse_request(
     signal: str, body: bytes, content_type: str, rollout: str, root_span_id: str, refusals: Refusals | None = None
 ) -> list[Span]:
-    """The spans of one export request, as spans of a rollout; raises `InvalidOtlp`. Of metrics nothing is kept.
+    """The spans of one export request, as spans of a rollout; raises `InvalidOtlpError`. Of metrics nothing is kept.
 
     ``signal`` is one of `SIGNALS`. A span that cannot be kept is counted in ``refusals`` and costs no other.
     Takes up to seconds for a large hostile body: not for the event loop's thread.
@@ -88,7 +88,7 @@ def _parse(request: Message, signal: str, body: bytes, content_type: str, refusa
             fill_request(request, signal, json.loads(body), refusals)
         else:
             parse_protobuf(request, body)
-    except InvalidOtlp:
+    except InvalidOtlpError:
         raise
     except (DecodeError, *UNREADABLE) as error:
-        raise InvalidOtlp(f"not an OTLP request: {error}") from error
+        raise InvalidOtlpError(f"not an OTLP request: {error}") from error

@@ -4,7 +4,7 @@ import base64
 import binascii
 from typing import Any
 
-from lightningbus.runners.recording.refusals import InvalidSpan
+from lightningbus.runners.recording.refusals import InvalidSpanError
 
 TRACE_BYTES, SPAN_BYTES = 16, 8
 LENGTHS = {"traceId": TRACE_BYTES, "spanId": SPAN_BYTES, "parentSpanId": SPAN_BYTES}
@@ -15,7 +15,7 @@ LENGTHS |= {"trace_id": TRACE_BYTES, "span_id": SPAN_BYTES, "parent_span_id": SP
 def decode_id(name: str, text: Any) -> bytes:
     """An id of JSON: hexadecimal, as OTLP has it, or base64, as protobuf has it; none if it is null or empty.
 
-    Raises `InvalidSpan` for anything else.
+    Raises `InvalidSpanError` for anything else.
     """
     if text is None or text == "":
         return b""
@@ -27,13 +27,13 @@ def decode_id(name: str, text: Any) -> bytes:
                 continue
             if len(value) == LENGTHS[name]:
                 return value
-    raise InvalidSpan("id", f"{name} {str(text)[:40]!r} is not {LENGTHS[name]} bytes in hexadecimal")
+    raise InvalidSpanError("id", f"{name} {str(text)[:40]!r} is not {LENGTHS[name]} bytes in hexadecimal")
 
 
 def check_id(name: str, value: bytes) -> None:
-    """Raise `InvalidSpan` for an id of another length, or of zeros only; none is right."""
+    """Raise `InvalidSpanError` for an id of another length, or of zeros only; none is right."""
     if value and (len(value) != LENGTHS[name] or not any(value)):
-        raise InvalidSpan("id", f"{name} {value.hex()[:40]!r} is not {LENGTHS[name]} bytes, or zero")
+        raise InvalidSpanError("id", f"{name} {value.hex()[:40]!r} is not {LENGTHS[name]} bytes, or zero")
 
 
 def _decode_base64(text: str) -> bytes:

@@ -10,8 +10,8 @@ from google.protobuf.message import Message
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from lightningbus.runners.recording.otlp_ids import LENGTHS, decode_id
-from lightningbus.runners.recording.otlp_limits import Budget, InvalidOtlp, check_count
-from lightningbus.runners.recording.refusals import InvalidSpan, Refusal, Refusals
+from lightningbus.runners.recording.otlp_limits import Budget, InvalidOtlpError, check_count
+from lightningbus.runners.recording.refusals import InvalidSpanError, Refusal, Refusals
 from lightningbus.schemas.text import replace_surrogates
 
 UNKNOWN = "lightningbus.otlp.unknown."
@@ -32,7 +32,7 @@ KNOWN_FIELDS = frozenset(
 def fill_request(request: Message, signal: str, body: Any, refusals: Refusals) -> None:
     """Put what JSON holds into a request of ``signal``; what cannot be read is refused.
 
-    Raises `InvalidOtlp` for too much in one request, and ValueError where nothing can be read.
+    Raises `InvalidOtlpError` for too much in one request, and ValueError where nothing can be read.
     """
     budget = Budget()
     _count_objects(body, budget)
@@ -49,11 +49,11 @@ def fill_request(request: Message, signal: str, body: Any, refusals: Refusals) -
             for record in _items(scope, records):
                 try:
                     if not is_scope_readable:
-                        raise InvalidSpan("form", "its resource or scope is not as OTLP has it")
+                        raise InvalidSpanError("form", "its resource or scope is not as OTLP has it")
                     _read(_fields_of(record, signal, budget), getattr(scope_target, records))
-                except InvalidOtlp:
+                except InvalidOtlpError:
                     raise
-                except InvalidSpan as error:
+                except InvalidSpanError as error:
                     refusals.add(error.refusal)
                 except UNREADABLE as error:
                     refusals.add(Refusal("form", f"it is not as OTLP has it: {error}"))
@@ -91,7 +91,7 @@ def _read_shared(holder: Any, records: str, target: Message) -> bool:
 def _fields_of(record: Any, signal: str, budget: Budget) -> dict[str, Any]:
     """Of a span or log record; those that protobuf would drop from a span become attributes."""
     if not isinstance(record, dict):
-        raise InvalidSpan("form", f"it is no JSON object, but {json.dumps(record)[:40]}")
+        raise InvalidSpanError("form", f"it is no JSON object, but {json.dumps(record)[:40]}")
     unknown = {name: field for name, field in record.items() if signal == "traces" and name not in KNOWN_FIELDS}
     budget.spend(len(unknown))
     fields: dict[str, Any] = _normalize({name: field for name, field in record.items() if name not in unknown})
@@ -102,7 +102,7 @@ def _fields_of(record: Any, signal: str, budget: Budget) -> dict[str, Any]:
 
 
 def _normalize(value: Any) -> Any:
-    """JSON as protobuf reads it: ids in base64, and no half characters. Raises `InvalidSpan` for a wrong id."""
+    """JSON as protobuf reads it: ids in base64, and no half characters. Raises `InvalidSpanError` for a wrong id."""
     if isinstance(value, str):
         return value if value.isascii() else replace_surrogates(value)
     if isinstance(value, list):
@@ -116,7 +116,7 @@ def _normalize(value: Any) -> Any:
 
 
 def _count_objects(value: Any, budget: Budget) -> None:
-    """Count objects and lists before any is converted; raises `InvalidOtlp` for too many."""
+    """Count objects and lists before any is converted; raises `InvalidOtlpError` for too many."""
     below: list[Iterator[Any]] = [iter((value,))]
     while below:
         for element in below[-1]:

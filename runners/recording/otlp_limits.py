@@ -10,7 +10,7 @@ MAX_SHARED_BYTES = 16 * 1024 * 1024
 """Of resources and scopes, counted for each span that they belong to, because each span carries them."""
 
 
-class InvalidOtlp(ValueError):
+class InvalidOtlpError(ValueError):
     """Not an OTLP request, or too much in one; the message says why."""
 
 
@@ -21,13 +21,13 @@ class Budget:
         self._left = MAX_VALUES
 
     def spend(self, values: int = 1) -> None:
-        """Count values before they are converted; raises `InvalidOtlp` if the request has too many."""
+        """Count values before they are converted; raises `InvalidOtlpError` if the request has too many."""
         self._left -= values
         if self._left < 0:
-            raise InvalidOtlp(f"more than {MAX_VALUES} values in one request")
+            raise InvalidOtlpError(f"more than {MAX_VALUES} values in one request")
 
 
 def check_count(spans: int) -> None:
-    """Raise `InvalidOtlp` for too many spans, or log records, in one request."""
+    """Raise `InvalidOtlpError` for too many spans, or log records, in one request."""
     if spans > MAX_SPANS:
-        raise InvalidOtlp(f"{spans} spans in one request; the limit is {MAX_SPANS}")
+        raise InvalidOtlpError(f"{spans} spans in one request; the limit is {MAX_SPANS}")

@@ -15,8 +15,8 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 
 from lightningbus.runners.recording.otlp_ids import check_id
 from lightningbus.runners.recording.otlp_json import UNKNOWN
-from lightningbus.runners.recording.otlp_limits import MAX_SHARED_BYTES, Budget, InvalidOtlp, check_count
-from lightningbus.runners.recording.refusals import InvalidSpan, Refusals
+from lightningbus.runners.recording.otlp_limits import MAX_SHARED_BYTES, Budget, InvalidOtlpError, check_count
+from lightningbus.runners.recording.refusals import InvalidSpanError, Refusals
 from lightningbus.schemas import ids
 from lightningbus.schemas.semconv import attributes
 from lightningbus.schemas.spans import Span
@@ -48,7 +48,7 @@ class _ScopeContext:
 def convert_spans(
     request: ExportTraceServiceRequest, trace_id: str, root_span_id: str, refusals: Refusals
 ) -> list[Span]:
-    """Spans of a rollout; one that cannot be kept is refused. Raises `InvalidOtlp` for too much in one request."""
+    """Spans of a rollout; one that cannot be kept is refused. Raises `InvalidOtlpError` for too much in one request."""
     groups: list[ResourceGroup] = [
         (group.resource, [(scope.scope, scope.spans) for scope in group.scope_spans if scope.spans])
         for group in request.resource_spans
@@ -80,7 +80,7 @@ def _convert(
     for record, shared in records:
         try:
             converted.append(convert(record, shared, budget))
-        except InvalidSpan as error:
+        except InvalidSpanError as error:
             refusals.add(error.refusal)
     return converted
 
@@ -95,7 +95,7 @@ def _check(groups: Iterable[ResourceGroup]) -> None:
             shared += len(records) * (size + scope.ByteSize())
     check_count(spans)
     if shared > MAX_SHARED_BYTES:
-        raise InvalidOtlp(
+        raise InvalidOtlpError(
             f"resource and scope, counted for each span, have {shared} bytes; the limit is {MAX_SHARED_BYTES}"
         )
 
@@ -134,7 +134,7 @@ def _span(span: trace_pb2.Span, shared: _ScopeContext, budget: Budget) -> Span:
     ):  # fmt: skip
         check_id(name, value)
     if not span.span_id:
-        raise InvalidSpan("id", "it has no spanId")
+        raise InvalidSpanError("id", "it has no spanId")
     return Span(
         trace_id=shared.trace_id,
         span_id=span.span_id.hex(),

@@ -22,7 +22,7 @@ class Refusal:
     sentence: str
 
 
-class InvalidSpan(ValueError):
+class InvalidSpanError(ValueError):
     """A span cannot be kept; others of the same request can."""
 
     def __init__(self, kind: RefusalKind, sentence: str) -> None:

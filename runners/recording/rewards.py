@@ -14,10 +14,10 @@ WAYS = f"return a number, set a reward function, or emit a span with the attribu
 MAX_NAME = 64
 """Characters of a reward's name."""
 UNNAMED = (MAIN, "primary", "0")
-"""What a span with one reward calls it where its agent gave no name; ``primary`` is Agent Lightning's."""
+"""Names of a single reward whose agent gave it none; ``primary`` is Agent Lightning's."""
 
 
-class InvalidReward(ValueError):
+class InvalidRewardError(ValueError):
     """Something stood where a reward should, and was not a number that can be one."""
 
 
@@ -32,7 +32,7 @@ class Rewards:
 
 
 def describe_value(value: Any) -> str:
-    """What came where a reward should, in words."""
+    """Describe a value found in place of a reward."""
     if value is None:
         return "nothing"
     if isinstance(value, str):
@@ -43,44 +43,44 @@ def describe_value(value: Any) -> str:
 
 
 def parse_reward(value: Any, name: str = "") -> float:
-    """A float within `MAX_REWARD`; booleans count as 1 and 0. Raises `InvalidReward`."""
+    """Convert a value to a float within `MAX_REWARD`; booleans count as 1 and 0. Raise `InvalidRewardError`."""
     what = f"the reward {name!r}" if name else "a reward"
     if not isinstance(value, int | float):
-        raise InvalidReward(f"{what} is a number, not {str(value)[:80]!r}")
+        raise InvalidRewardError(f"{what} is a number, not {str(value)[:80]!r}")
     try:
         reward = float(value)
     except OverflowError:
         reward = math.inf
     if not math.isfinite(reward):
-        raise InvalidReward(f"{what} is a finite number, not {str(value)[:80]}")
+        raise InvalidRewardError(f"{what} is a finite number, not {str(value)[:80]}")
     if not is_usable(reward):
-        raise InvalidReward(f"{what} lies between -{MAX_REWARD:g} and {MAX_REWARD:g}, and this one is {reward:g}")
+        raise InvalidRewardError(f"{what} lies between -{MAX_REWARD:g} and {MAX_REWARD:g}, and this one is {reward:g}")
     return reward
 
 
 def parse_named_rewards(value: Any) -> dict[str, float]:
-    """Finite rewards by name, at least one; raises `InvalidReward`."""
+    """Finite rewards by name, at least one; raises `InvalidRewardError`."""
     if not isinstance(value, Mapping):
-        raise InvalidReward(f"rewards are an object of names and numbers, not {str(value)[:80]!r}")
+        raise InvalidRewardError(f"rewards are an object of names and numbers, not {str(value)[:80]!r}")
     if not value:
-        raise InvalidReward("rewards are an object of names and numbers, and this one is empty")
+        raise InvalidRewardError("rewards are an object of names and numbers, and this one is empty")
     if len(value) > MAX_REWARDS:
-        raise InvalidReward(f"a rollout has at most {MAX_REWARDS} named rewards, not {len(value)}")
+        raise InvalidRewardError(f"a rollout has at most {MAX_REWARDS} named rewards, not {len(value)}")
     for name in value:
         if not 0 < len(name) <= MAX_NAME or not name.isprintable():  # half a character is not printable either
-            raise InvalidReward(f"the name of a reward has 1 to {MAX_NAME} printable characters: {name[:80]!r}")
+            raise InvalidRewardError(f"the name of a reward has 1 to {MAX_NAME} printable characters: {name[:80]!r}")
     return {name: parse_reward(reward, name) for name, reward in value.items()}
 
 
 def parse_rewards(fields: Mapping[str, Any]) -> Rewards:
-    """What stands under ``reward`` (a number, or numbers by name) and ``rewards`` (by name); one of them is given.
+    """Parse ``reward`` (a number, or numbers by name) and ``rewards`` (by name); one of them is given.
 
-    Raises `InvalidReward`.
+    Raises `InvalidRewardError`.
     """
     reward = fields.get("reward")
     if isinstance(reward, Mapping):
         if "rewards" in fields:
-            raise InvalidReward("rewards by name stand under reward or under rewards, not under both")
+            raise InvalidRewardError("rewards by name stand under reward or under rewards, not under both")
         named = parse_named_rewards(reward)
         return Rewards(named[find_main(named)], named)
     if "rewards" not in fields:
@@ -91,16 +91,16 @@ def parse_rewards(fields: Mapping[str, Any]) -> Rewards:
     main = parse_reward(reward)
     named = parse_named_rewards(fields["rewards"]) if fields["rewards"] != {} else {}
     if named.get(MAIN, main) != main:
-        raise InvalidReward(f"the reward is {main:g}, and among the rewards it is {named[MAIN]:g}")
+        raise InvalidRewardError(f"the reward is {main:g}, and among the rewards it is {named[MAIN]:g}")
     return Rewards(main, named)
 
 
 def resolve_rewards(answer: Mapping[str, Any], spans: Iterable[Span]) -> Rewards:
-    """What the reward function returned, else what the agent returned, else those of the last span with a reward.
+    """Choose the rewards of the reward function, else of the agent's result, else of the last span with a reward.
 
     A reward function returns a number, numbers by name, or an object with ``reward`` or ``rewards``; an agent a number
-    or such an object. Of rewards by name the rollout's own is ``reward``, else the first. Raises `InvalidReward`, also
-    where there is none.
+    or such an object. Among rewards by name the rollout's own is ``reward``, else the first. Raises
+    `InvalidRewardError`, also where there is none.
     """
     if "reward" in answer:
         value = answer["reward"]
@@ -112,7 +112,7 @@ def resolve_rewards(answer: Mapping[str, Any], spans: Iterable[Span]) -> Rewards
         return Rewards(parse_reward(value))
     in_order = sorted((span for span in spans if _is_reward(span)), key=lambda span: span.end_ns)
     if not in_order:
-        raise InvalidReward(f"{NO_REWARD}: it returned {describe_value(value)}, not a number; {WAYS}")
+        raise InvalidRewardError(f"{NO_REWARD}: it returned {describe_value(value)}, not a number; {WAYS}")
     last = in_order[-1]
     values = named_rewards(last)
     main = find_main(values)
@@ -123,7 +123,7 @@ def resolve_rewards(answer: Mapping[str, Any], spans: Iterable[Span]) -> Rewards
 
 
 def _has_rewards(value: Any) -> bool:
-    """Whether a reward function returned an object with `rewards`, or one whose ``reward`` has names."""
+    """Return whether a reward function returned an object with ``rewards``, or one whose ``reward`` has names."""
     return isinstance(value, Mapping) and ("rewards" in value or isinstance(value.get("reward"), Mapping))
 
 

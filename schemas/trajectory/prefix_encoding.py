@@ -17,7 +17,7 @@ from lightningbus.schemas.spans import ModelCall, PrefixRef
 TOKEN_BYTES = 4
 
 
-class CorruptPrompt(ValueError):
+class CorruptPromptError(ValueError):
     """A prompt cannot be restored: a call that it refers to is missing, or has changed."""
 
 
@@ -150,14 +150,14 @@ def common_prefix_len(text: bytes, other: bytes) -> int:
 
 
 def expand_calls(calls: Sequence[ModelCall]) -> list[ModelCall]:
-    """The calls of an attempt with full prompts and requests; raises `CorruptPrompt`."""
+    """The calls of an attempt with full prompts and requests; raises `CorruptPromptError`."""
     tokens: dict[int, bytes] = {}
     requests: dict[int, bytes] = {}
     expanded = []
     for call in calls:
         prompt = _expand(call, call.prompt_prefix_refs, call.prompt_ids, tokens, TOKEN_BYTES)
         if call.prompt_sha256 and sha256(prompt).digest() != call.prompt_sha256:
-            raise CorruptPrompt(f"the prompt of call {call.index} does not match its digest")
+            raise CorruptPromptError(f"the prompt of call {call.index} does not match its digest")
         request = _expand(call, call.request_prefix_refs, call.request.encode(), requests, 1)
         tokens[call.index] = call.prompt_ids + call.response_ids
         requests[call.index] = call.request.encode()
@@ -178,6 +178,6 @@ def _expand(
     for earlier, length in prefix_refs:
         prefix = own_texts.get(earlier, b"")[: length * unit]
         if len(prefix) < length * unit:
-            raise CorruptPrompt(f"call {call.index} refers to call {earlier}, which is missing")
+            raise CorruptPromptError(f"call {call.index} refers to call {earlier}, which is missing")
         prefixes.append(prefix)
     return b"".join([*prefixes, suffix])

@@ -26,7 +26,7 @@ from xxhash import xxh3_128, xxh3_128_digest
 
 from lightningbus.schemas.weights.safetensors_header import (
     MAX_HEADER_BYTES,
-    InvalidSafetensors,
+    InvalidSafetensorsError,
     Tensor,
     parse_tensors,
     read_header,
@@ -52,7 +52,7 @@ class DeltaError(ValueError):
     """A delta cannot be applied: it is damaged, or belongs to other weights."""
 
 
-class WrongBase(DeltaError):
+class WrongBaseError(DeltaError):
     """The delta is intact, but was made against other weights."""
 
 
@@ -87,7 +87,7 @@ def encode_delta(base: Path, new: Path, out: Path, max_bytes: int) -> bool:
     """Write the delta that turns ``base`` into ``new`` to ``out``; memory is a few blocks, whatever the file size.
 
     Returns False and leaves no file if it would exceed ``max_bytes``, or if the tensors of both files differ.
-    Raises `InvalidSafetensors`, `OSError`.
+    Raises `InvalidSafetensorsError`, `OSError`.
     """
     tensors = _tensors(new)
     if tensors != _tensors(base):
@@ -117,12 +117,12 @@ def encode_delta(base: Path, new: Path, out: Path, max_bytes: int) -> bool:
 def apply_deltas(base: Path, deltas: Sequence[Path], out: Path) -> str:
     """Write the result of applying ``deltas`` to ``base``, one after the other, to ``out``; returns its `fingerprint`.
 
-    Raises `WrongBase`, `DeltaError` or `OSError`; the output file is then unusable.
+    Raises `WrongBaseError`, `DeltaError` or `OSError`; the output file is then unusable.
     """
     try:
         tensors, header = _tensors(base), read_header(base)
-    except InvalidSafetensors as error:
-        raise WrongBase(f"{base.name}: {error}") from error
+    except InvalidSafetensorsError as error:
+        raise WrongBaseError(f"{base.name}: {error}") from error
     data_bytes, digest = base.stat().st_size - len(header), xxh3_128()
     with ExitStack() as open_files:
         files = [open_files.enter_context(path.open("rb")) for path in deltas]
@@ -195,7 +195,7 @@ def _apply_block(content: Bytes, word_size: int, block_deltas: Sequence[BlockDel
     """Change a block in place."""
     digest = xxh3_128_digest(content.data)
     if block_deltas and block_deltas[0].record.before != digest:
-        raise WrongBase("the delta was made against other weights than those here")
+        raise WrongBaseError("the delta was made against other weights than those here")
     for record, payload in block_deltas:
         if record.before != digest:
             raise DeltaError("the deltas do not follow each other")
@@ -209,7 +209,7 @@ def _read_fully(descriptor: int, content: Bytes, offset: int) -> None:
     done = 0
     while done < len(content):
         if not (count := os.preadv(descriptor, [content.data[done:]], offset + done)):
-            raise WrongBase("the base is shorter than its header says")
+            raise WrongBaseError("the base is shorter than its header says")
         done += count
 
 
@@ -265,11 +265,11 @@ def _read_header(file: IO[bytes], tensors: dict[str, Tensor], data_bytes: int) -
         raise DeltaError("the delta is damaged: its header does not match its digest")
     try:
         new = parse_tensors(header, len(header) + data_bytes)
-    except InvalidSafetensors as error:
+    except InvalidSafetensorsError as error:
         raise DeltaError(f"the delta is damaged: {error}") from error
     if new != tensors:
         name = next((name for name in new if new[name] != tensors.get(name)), "")
-        raise WrongBase(f"the delta is of other tensors than those here: {name!r}")
+        raise WrongBaseError(f"the delta is of other tensors than those here: {name!r}")
     return header
 
 

@@ -16,7 +16,7 @@ METADATA = "__metadata__"
 WORD_SIZES = (1, 2, 4, 8)
 
 
-class InvalidSafetensors(ValueError):
+class InvalidSafetensorsError(ValueError):
     """The bytes are not a valid safetensors file."""
 
 
@@ -38,33 +38,35 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 def read_header(path: Path) -> bytes:
-    """The header of a file, including the length in front of it; raises `InvalidSafetensors`."""
+    """The header of a file, including the length in front of it; raises `InvalidSafetensorsError`."""
     with path.open("rb") as file:
         length = file.read(8)
         max_length = min(path.stat().st_size - 8, MAX_HEADER_BYTES)
         if len(length) < 8 or int.from_bytes(length, "little") > max_length:
-            raise InvalidSafetensors(f"{path.name} does not begin with the header of a safetensors file")
+            raise InvalidSafetensorsError(f"{path.name} does not begin with the header of a safetensors file")
         return length + file.read(int.from_bytes(length, "little"))
 
 
 def parse_tensors(header: bytes, size: int) -> dict[str, Tensor]:
     """The tensors of a file of ``size`` bytes, in the order of their bytes; every byte belongs to exactly one.
 
-    Raises `InvalidSafetensors`.
+    Raises `InvalidSafetensorsError`.
     """
     try:
         entries = msgspec.json.decode(header[8:], type=dict[str, msgspec.Raw])
         entries.pop(METADATA, None)
         tensors = {name: msgspec.json.decode(entry, type=Tensor) for name, entry in entries.items()}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidSafetensors(f"the header of the safetensors file cannot be read: {error}") from error
+        raise InvalidSafetensorsError(f"the header of the safetensors file cannot be read: {error}") from error
     ordered = dict(sorted(tensors.items(), key=lambda item: item[1].data_offsets))
     offset = 0
     for name, tensor in ordered.items():
         begin, end = tensor.data_offsets
         if begin != offset or end < begin:
-            raise InvalidSafetensors(f"tensor {name!r} does not start where the one before it ends")
+            raise InvalidSafetensorsError(f"tensor {name!r} does not start where the one before it ends")
         offset = end
     if len(header) + offset != size:
-        raise InvalidSafetensors(f"the tensors of the safetensors file take {len(header) + offset} bytes, not {size}")
+        raise InvalidSafetensorsError(
+            f"the tensors of the safetensors file take {len(header) + offset} bytes, not {size}"
+        )
     return ordered

@@ -14,16 +14,16 @@ DATABASE = "lightningbus"
 TIMEOUT_SECONDS = 300
 
 
-class StoreUnreachable(Exception):
+class StoreUnreachableError(Exception):
     """ClickHouse cannot be used at this address."""
 
 
-class StoreUnavailable(StoreUnreachable):
+class StoreUnavailableError(StoreUnreachableError):
     """Nothing answers at this address: ClickHouse may be back later."""
 
 
 def connect(url: str, database: str | None = DATABASE, timeout_seconds: int = TIMEOUT_SECONDS) -> Client:
-    """A client on one database (None: the server's default); raises `StoreUnreachable`.
+    """A client on one database (None: the server's default); raises `StoreUnreachableError`.
 
     A query raises OperationalError where no byte of an answer arrives for ``timeout_seconds``. Without a session, so
     several threads may share it; without compression on the same machine.
@@ -39,14 +39,16 @@ def connect(url: str, database: str | None = DATABASE, timeout_seconds: int = TI
             compress=not local,
         )
     except (OperationalError, OSError) as error:
-        raise StoreUnavailable(f"no ClickHouse answers at {without_secrets(url)}: {_root_cause(error)}") from error
+        raise StoreUnavailableError(f"no ClickHouse answers at {without_secrets(url)}: {_root_cause(error)}") from error
     except ClickHouseError as error:
         address = without_secrets(url)
-        raise StoreUnreachable(f"ClickHouse at {address} does not answer as it should: {_first_line(error)}") from error
+        raise StoreUnreachableError(
+            f"ClickHouse at {address} does not answer as it should: {_first_line(error)}"
+        ) from error
 
 
 def connect_readonly(url: str, database: str | None = DATABASE, limits: QueryLimits = INTERACTIVE) -> Client:
-    """Like `connect`, but every query is read-only and limited; raises `StoreUnreachable`."""
+    """Like `connect`, but every query is read-only and limited; raises `StoreUnreachableError`."""
     client = connect(url, database)
     readonly = client.server_settings["readonly"].value
     for name, value in settings_for(readonly, limits).items():

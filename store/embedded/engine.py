@@ -38,7 +38,7 @@ class EngineError(Exception):
         self.code = int(match[1]) if match else 1000
 
 
-class EngineBusy(Exception):
+class EngineBusyError(Exception):
     """The directory is owned by another process."""
 
 
@@ -71,7 +71,7 @@ class EmbeddedClickHouse:
         try:
             self._exit_stack.enter_context(lock(path))
         except BusError as error:
-            raise EngineBusy(str(error)) from error
+            raise EngineBusyError(str(error)) from error
         self._path = str(path.resolve())
         self._sessions = threading.Condition()
         self._num_sessions, self._is_closed = 0, False
@@ -79,7 +79,7 @@ class EmbeddedClickHouse:
             self._keepalive_connection = chdb.connect(self._path)  # the engine lives while any connection does
         except RuntimeError as error:
             self._exit_stack.close()
-            raise EngineBusy(
+            raise EngineBusyError(
                 f"{path} is in use by another process, or no ClickHouse data: {_first_line(error)}"
             ) from error
         names = self._keepalive_connection.query("SELECT lower(name) FROM system.table_functions", "TabSeparatedRaw")

@@ -119,7 +119,7 @@ class HttpInterface:
             statement = await parse_statement(request, max_bytes)
             if not statement.sql.strip():
                 raise ValueError("Empty query")
-        except (request_body.BodyTooLarge, web.HTTPRequestEntityTooLarge):
+        except (request_body.BodyTooLargeError, web.HTTPRequestEntityTooLarge):
             reason = f"a body of more than {max_bytes} bytes is refused"
             return web.Response(status=413, text=f"Code: 307. DB::Exception: {reason}. (TOO_MANY_BYTES)\n")
         except (ValueError, OSError, RuntimeError, web.RequestPayloadError) as error:  # a body no decoder reads
@@ -159,7 +159,7 @@ async def parse_statement(request: web.Request, max_bytes: int) -> Statement:
     """The statement of a request, with a body of at most ``max_bytes``.
 
     Raises ValueError, OSError, RuntimeError or `web.RequestPayloadError` if the body cannot be read,
-    `request_body.BodyTooLarge` or `web.HTTPRequestEntityTooLarge` if it is too long.
+    `request_body.BodyTooLargeError` or `web.HTTPRequestEntityTooLarge` if it is too long.
     """
     fields = {name: str(value) for name, value in request.query.items()}
     content = b""

@@ -50,7 +50,7 @@ ALLOWED_SETTINGS = frozenset(
 (``output_format_schema`` one that is written)."""
 
 
-class ReadOnlyViolation(Exception):
+class ReadOnlyViolationError(Exception):
     """The statement is not for a reader; the message is in ClickHouse's form."""
 
     def __init__(self, reason: str) -> None:
@@ -58,42 +58,44 @@ class ReadOnlyViolation(Exception):
 
 
 def check_statement(canonical: str, table_functions: Collection[str] = ()) -> None:
-    """Raise `ReadOnlyViolation` unless a statement, as ClickHouse's parser writes it, is a question about the data.
+    """Raise `ReadOnlyViolationError` unless a statement, as ClickHouse's parser writes it, only reads data.
 
     ``table_functions`` are the names of those that this ClickHouse has, in lower case.
     """
     if not READ_STATEMENTS.match(canonical):
-        raise ReadOnlyViolation(f"a reader asks and changes nothing, so not {canonical.split(maxsplit=1)[0]}")
+        raise ReadOnlyViolationError(f"a reader asks and changes nothing, so not {canonical.split(maxsplit=1)[0]}")
     bare = STRING_LITERAL.sub("''", canonical)
     functions = {name for name in FUNCTION_CALL.findall(bare) if name.lower() in table_functions}
     if forbidden := sorted(name for name in functions if name.lower() not in ALLOWED_TABLE_FUNCTIONS):
-        raise ReadOnlyViolation(f"a reader reaches tables, and neither files nor addresses: {forbidden[0]} is refused")
+        raise ReadOnlyViolationError(
+            f"a reader reaches tables, and neither files nor addresses: {forbidden[0]} is refused"
+        )
     if match := FORBIDDEN.search(bare):
-        raise ReadOnlyViolation(
+        raise ReadOnlyViolationError(
             f"a reader reaches tables, and neither files nor addresses: {match[0].rstrip('(')} is refused"
         )
     for name, value in _find_settings(bare):
         if name in MAX_SETTINGS:
             if not (value.isdecimal() and 0 < int(value) <= MAX_SETTINGS[name]):
-                raise ReadOnlyViolation(
+                raise ReadOnlyViolationError(
                     f"a reader may lower {name} from {MAX_SETTINGS[name]}, and not set it to {value}"
                 )
         elif name not in ALLOWED_SETTINGS:
-            raise ReadOnlyViolation(f"a reader may not set {name}")
+            raise ReadOnlyViolationError(f"a reader may not set {name}")
 
 
 def _find_settings(bare: str) -> Iterator[tuple[str, str]]:
     """Names and values of every SETTINGS in a statement whose strings are empty."""
     for clause in SETTINGS_CLAUSE.finditer(bare):
         if clause[1] is None:
-            raise ReadOnlyViolation("a reader sets plain values only")
+            raise ReadOnlyViolationError("a reader sets plain values only")
         for item in clause[1].split(", "):
             name, _, value = item.partition(" = ")
             yield name, value
 
 
 def restrict_settings(requested: Mapping[str, str]) -> dict[str, str]:
-    """Settings of a reader's session, in order: its own, its limits, readonly; raises `ReadOnlyViolation`.
+    """Settings of a reader's session, in order: its own, its limits, readonly; raises `ReadOnlyViolationError`.
 
     readonly is 2, so that a reader can set what `check_statement` allows: a client that sees 1 sets nothing at all.
     """
@@ -107,7 +109,7 @@ def restrict_settings(requested: Mapping[str, str]) -> dict[str, str]:
         elif name in ALLOWED_SETTINGS:
             allowed[name] = value
         elif name != "readonly":
-            raise ReadOnlyViolation(f"a reader may not set {name}")
+            raise ReadOnlyViolationError(f"a reader may not set {name}")
     return (
         allowed | {name: str(value) for name, value in INTERACTIVE.items() if name not in allowed} | {"readonly": "2"}
     )

@@ -8,7 +8,7 @@ from aiohttp import web
 ENCODINGS = ("gzip", "deflate", "zstd", "lz4")
 
 
-class BodyTooLarge(ValueError):
+class BodyTooLargeError(ValueError):
     """The body is longer than the limit, before or after decompression."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -18,16 +18,16 @@ class BodyTooLarge(ValueError):
 async def read_body(request: web.Request, max_bytes: int) -> bytes:
     """The body of a request, decompressed as its Content-Encoding says.
 
-    Raises `BodyTooLarge` as soon as the body is known to be longer than ``max_bytes``, and ValueError, OSError or
+    Raises `BodyTooLargeError` as soon as the body is known to be longer than ``max_bytes``, and ValueError, OSError or
     RuntimeError for a body that its encoding cannot decode.
     """
     if (request.content_length or 0) > max_bytes:
-        raise BodyTooLarge(max_bytes)
+        raise BodyTooLargeError(max_bytes)
     body = bytearray()
     async for chunk in request.content.iter_any():
         body += chunk
         if len(body) > max_bytes:
-            raise BodyTooLarge(max_bytes)
+            raise BodyTooLargeError(max_bytes)
     encoding = request.headers.get("Content-Encoding", "")
     return bytes(body) if encoding in ("", "identity") else decompress_body(bytes(body), encoding, max_bytes)
 
@@ -42,7 +42,7 @@ def decompress_body(body: bytes, encoding: str, max_bytes: int) -> bytes:
     except (zlib.error, EOFError) as error:
         raise ValueError(f"a body of {encoding} cannot be read: {error}") from error
     if len(decompressed) > max_bytes:
-        raise BodyTooLarge(max_bytes)
+        raise BodyTooLargeError(max_bytes)
     if not decompressor.eof:
         raise ValueError(f"a body of {encoding} is cut off")
     return decompressed

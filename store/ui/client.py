@@ -27,11 +27,11 @@ RETRY_SECONDS = 0.5
 """Between two tries of a query while no store answers."""
 
 
-class QueryFailed(Exception):
+class QueryFailedError(Exception):
     """A query failed; the message is one sentence to show."""
 
 
-class StoreGone(QueryFailed):
+class StoreGoneError(QueryFailedError):
     """No store answers; the message says what to do."""
 
 
@@ -82,7 +82,7 @@ class Reader:
         self._note_silence()
 
     async def query(self, sql: str, **parameters: Any) -> list[QueryRow]:
-        """All rows of a query, as JSON values; raises `QueryFailed` or `StoreGone`."""
+        """All rows of a query, as JSON values; raises `QueryFailedError` or `StoreGoneError`."""
         while True:
             client = self._client
             try:
@@ -93,10 +93,10 @@ class Reader:
                         return rows
             except (ClickHouseError, OSError) as error:
                 if isinstance(error, ClickHouseError) and not is_unreachable(error):
-                    raise QueryFailed(explain_error(error)) from error
+                    raise QueryFailedError(explain_error(error)) from error
                 self._note_silence()
             if (seconds := self._remaining_patience()) <= 0:
-                raise StoreGone(self._problem if self._client is None else NO_STORE)
+                raise StoreGoneError(self._problem if self._client is None else NO_STORE)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), min(seconds, RETRY_SECONDS))
 

@@ -46,7 +46,7 @@ class OtherRuns(Protocol):
         """All of them. May block."""
 
     async def open(self, run_id: str) -> OpenRun:
-        """The store of one of them; raises `lightningbus.store.ui.client.StoreGone`."""
+        """The store of one of them; raises `lightningbus.store.ui.client.StoreGoneError`."""
 
 
 class NoOtherRuns:
@@ -77,7 +77,7 @@ class RunReader:
         return self._states.get(run_id, self._latest.state) if self.others.has(run_id) else self._latest.state
 
     async def query(self, sql: str, **parameters: Any) -> list[QueryRow]:
-        """All rows of a query, as JSON values; raises `lightningbus.store.ui.client.QueryFailed` or `StoreGone`."""
+        """All rows of a query, as JSON values; raises `QueryFailedError` or `StoreGoneError`."""
         (rows,) = await self.query_all(parameters, sql)
         return rows
 

@@ -17,7 +17,7 @@ from lightningbus.common.listeners import open_listener, serve_app, url_of
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.store.embedded import origin_check
 from lightningbus.store.ui import curves, queries, run_list, run_state
-from lightningbus.store.ui.client import QueryFailed, Reader, StoreGone, StoreState
+from lightningbus.store.ui.client import QueryFailedError, Reader, StoreGoneError, StoreState
 from lightningbus.store.ui.other_run import NoOtherRuns, OtherRuns, RunReader
 from lightningbus.store.ui.responses import json_response, require_param
 from lightningbus.store.ui.rollouts import queries as rollout_queries
@@ -85,9 +85,9 @@ class UiServer:
             if not origin_check.is_allowed_host(request.host, self._host):
                 raise web.HTTPMisdirectedRequest(text=f"{request.host} is not a name of this page")
             response = await handler(request)
-        except StoreGone as error:
+        except StoreGoneError as error:
             response = json_response({"error": str(error)}, 503)
-        except QueryFailed as error:
+        except QueryFailedError as error:
             response = json_response({"error": str(error)}, 502)
         except ValueError as error:
             response = json_response({"error": str(error)}, 400)

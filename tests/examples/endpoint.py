@@ -41,7 +41,7 @@ def make_problems(example: str, out: Path, *options: str) -> subprocess.Complete
     return subprocess.run(script, capture_output=True, text=True, check=False)
 
 
-class Failed(subprocess.CalledProcessError):
+class ProgramError(subprocess.CalledProcessError):
     """A program that failed, in its own words."""
 
     def __str__(self) -> str:
@@ -119,7 +119,7 @@ class Endpoint:
 
 
 async def talk(command: list[str], directory: Path, env: dict[str, str], text: object) -> Any:
-    """What a program prints as JSON, given JSON on its standard input; raises `Failed`."""
+    """What a program prints as JSON, given JSON on its standard input; raises `ProgramError`."""
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=directory,
@@ -130,5 +130,5 @@ async def talk(command: list[str], directory: Path, env: dict[str, str], text: o
     )
     out, errors = await process.communicate(json.dumps(text).encode())
     if process.returncode:
-        raise Failed(process.returncode, command, out.decode(), errors.decode())
+        raise ProgramError(process.returncode, command, out.decode(), errors.decode())
     return json.loads(out.splitlines()[-1])

@@ -8,7 +8,7 @@ import pytest
 
 from lightningbus.bus.client import Bus
 from lightningbus.tasks.task_publisher import TaskPublisher
-from tests.examples.endpoint import EXAMPLES, Endpoint, Failed, talk
+from tests.examples.endpoint import EXAMPLES, Endpoint, ProgramError, talk
 from tests.examples.math_cases import CASES, DRIVER, NAMES_US, OURS, imports_of, problem, scripted
 from tests.runners.conftest import calls_of, ended, running, task
 
@@ -35,7 +35,7 @@ async def test_an_endpoint_that_refuses_is_an_error_of_the_agent(environment: Ca
     folder = environment("math_crewai")
     async with Endpoint(scripted).serving() as endpoint:
         env = {**os.environ, "OPENAI_BASE_URL": f"{endpoint.url}/nowhere", "OPENAI_API_KEY": "any"}
-        with pytest.raises(Failed) as failed:
+        with pytest.raises(ProgramError) as failed:
             await talk([str(folder / ".venv/bin/python"), "-c", DRIVER], folder, env, [problem("right")])
     assert "NotFoundError" in failed.value.stderr
 

@@ -11,7 +11,7 @@ import pytest
 
 from lightningbus.bus.client import Bus
 from lightningbus.tasks.task_publisher import TaskPublisher
-from tests.examples.endpoint import EXAMPLES, Endpoint, Failed, module, talk
+from tests.examples.endpoint import EXAMPLES, Endpoint, ProgramError, module, talk
 from tests.examples.math_cases import CASES, NAMES_US, problem, scripted
 from tests.runners.conftest import calls_of, ended, running, task
 
@@ -83,6 +83,6 @@ async def test_an_endpoint_that_refuses_is_an_error_of_the_program(environment: 
     folder = environment("math_node")
     async with Endpoint(scripted).serving() as endpoint:
         env = {**os.environ, "OPENAI_BASE_URL": f"{endpoint.url}/nowhere", "OPENAI_API_KEY": "any"}
-        with pytest.raises(Failed) as failed:
+        with pytest.raises(ProgramError) as failed:
             await talk(COMMAND, folder, env, problem("right"))
     assert "NotFoundError" in failed.value.stderr and failed.value.stdout == ""

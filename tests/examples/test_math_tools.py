@@ -16,7 +16,7 @@ from lightningbus.learner.settings.algorithm import CreditSettings
 from lightningbus.schemas.semconv import attributes
 from lightningbus.tasks.task_file import load_tasks
 from lightningbus.tasks.task_publisher import TaskPublisher
-from tests.examples.endpoint import EXAMPLES, Endpoint, Failed, make_problems, module, talk
+from tests.examples.endpoint import EXAMPLES, Endpoint, ProgramError, make_problems, module, talk
 from tests.examples.math_cases import CASES, DRIVER, NAMES_US, OURS, Policy, imports_of, problem, records, scripted
 from tests.examples.warm_start import prompts_asked, prompts_shown
 from tests.runners.conftest import calls_of, ended, running, task
@@ -288,7 +288,7 @@ async def test_an_endpoint_that_refuses_is_an_error_of_the_agent(environment: Ca
     folder = environment("math_tools")
     async with Endpoint(scripted).serving() as endpoint:
         env = {**os.environ, "OPENAI_BASE_URL": f"{endpoint.url}/nowhere", "OPENAI_API_KEY": "any"}
-        with pytest.raises(Failed) as failed:
+        with pytest.raises(ProgramError) as failed:
             await talk([str(folder / ".venv/bin/python"), "-c", DRIVER], folder, env, [problem("right")])
     assert "NotFoundError" in failed.value.stderr
 

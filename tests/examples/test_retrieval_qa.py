@@ -19,7 +19,7 @@ from lightningbus.runners.protocol.dialects.responses import ResponsesDialect
 from lightningbus.schemas.semconv.span_kinds import kind_of
 from lightningbus.schemas.spans import Span
 from lightningbus.tasks.task_publisher import TaskPublisher
-from tests.examples.endpoint import Answer, Endpoint, Failed, talk
+from tests.examples.endpoint import Answer, Endpoint, ProgramError, talk
 from tests.examples.math_cases import NAMES_US, OURS, calls, imports_of, text
 from tests.examples.musique import RETRIEVAL, lines, make, policies, searching
 from tests.runners.conftest import calls_of, ended, running, task
@@ -241,14 +241,14 @@ async def test_each_flaw_costs_what_it_should(
 
 
 async def test_only_an_endpoint_that_fails_is_an_error(python: Path, heldout: list[dict[str, Any]]) -> None:
-    with pytest.raises(Failed, match="BadRequestError"):
+    with pytest.raises(ProgramError, match="BadRequestError"):
         await solve(python, AnyEndpoint(lambda messages: 400), heldout[:1])
 
 
 async def test_a_search_that_nobody_answers_fails_the_rollout_instead_of_ending_it_with_0(
     python: Path, heldout: list[dict[str, Any]], records: list[dict[str, Any]]
 ) -> None:
-    with pytest.raises(Failed, match=r"127.0.0.1:9 does not search .*is retrieval_server.py running"):
+    with pytest.raises(ProgramError, match=r"127.0.0.1:9 does not search .*is retrieval_server.py running"):
         await solve(
             python, AnyEndpoint(policies.Policy(records).answer), heldout[:1], RETRIEVAL_URL="http://127.0.0.1:9"
         )

@@ -13,7 +13,7 @@ import pytest
 
 from lightningbus.bus.client import Bus
 from lightningbus.tasks.task_publisher import TaskPublisher
-from tests.examples.endpoint import Endpoint, Failed, talk
+from tests.examples.endpoint import Endpoint, ProgramError, talk
 from tests.examples.sql import TEXT_TO_SQL, demonstrations, policies, tasks_of
 from tests.runners.conftest import calls_of, ended, running, task
 
@@ -155,13 +155,13 @@ async def test_a_task_that_cannot_be_rewarded_is_an_error_that_says_so(
     python: Path, heldout: list[dict[str, Any]], changed: dict[str, str], sentence: str
 ) -> None:
     endpoint = scripted(heldout)
-    with pytest.raises(Failed, match=sentence):
+    with pytest.raises(ProgramError, match=sentence):
         await solve(python, endpoint, [{**heldout[0], **changed}])
     assert endpoint.requests == []
 
 
 async def test_only_an_endpoint_that_fails_is_an_error(python: Path, heldout: list[dict[str, Any]]) -> None:
-    with pytest.raises(Failed, match="BadRequestError"):
+    with pytest.raises(ProgramError, match="BadRequestError"):
         await solve(python, Endpoint(lambda messages: 400), heldout[:1])
 
 

@@ -61,7 +61,7 @@ def test_a_query_may_only_read_and_not_for_ever(
     database: Path, monkeypatch: pytest.MonkeyPatch, query: str, why: str
 ) -> None:
     monkeypatch.setattr(databases, "SECONDS", 0.2)
-    with pytest.raises(databases.QueryFailed, match=why):
+    with pytest.raises(databases.QueryFailedError, match=why):
         databases.run_query(database, query)
 
 

@@ -22,7 +22,7 @@ MOST_FAULTS = 5
 """Of one decoder, before the rest is left."""
 
 
-class Hang(BaseException):
+class HangError(BaseException):
     """An input took too long; nothing a decoder catches."""
 
 
@@ -69,7 +69,7 @@ class Outcome:
 
 
 def _hangs(number: int, frame: FrameType | None) -> None:
-    raise Hang(f"not done after {INPUT_SECONDS:g} s of CPU time")
+    raise HangError(f"not done after {INPUT_SECONDS:g} s of CPU time")
 
 
 def fuzz(target: Target, inputs: int, seed: int) -> Outcome:
@@ -124,7 +124,7 @@ def _feed(target: Target, data: bytes, outcome: Outcome) -> None:
     except target.errors as error:
         if not str(error):
             outcome.faults.append(Fault(target.name, data, f"{type(error).__name__} says nothing"))
-    except (Exception, Hang) as error:
+    except (Exception, HangError) as error:
         outcome.faults.append(Fault(target.name, data, _describe(error)))
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)

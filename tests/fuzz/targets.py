@@ -29,16 +29,16 @@ from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.run_file import load_run_settings
 from lightningbus.runners.agent.executors import AgentError, parse_reply
 from lightningbus.runners.gateway.engines import routing
-from lightningbus.runners.gateway.engines.upstream import EngineRejected, events_of
+from lightningbus.runners.gateway.engines.upstream import UpstreamRejectedError, events_of
 from lightningbus.runners.gateway.requests import ApiError, raise_on_malformed
 from lightningbus.runners.protocol.answers.accumulator import StreamAccumulator
-from lightningbus.runners.protocol.answers.engine_errors import InvalidEngineOutput, malformed_engine_output
+from lightningbus.runners.protocol.answers.engine_errors import InvalidEngineOutputError, malformed_engine_output
 from lightningbus.runners.protocol.dialects.registry import APIS, translate_error
 from lightningbus.runners.protocol.token_history import TokenHistory
 from lightningbus.runners.recording import otlp, rewards
 from lightningbus.runners.recording.agent_events import EventContext, convert_event, parse_event
 from lightningbus.runners.recording.attempt import AttemptRecorder
-from lightningbus.runners.recording.otlp_limits import InvalidOtlp
+from lightningbus.runners.recording.otlp_limits import InvalidOtlpError
 from lightningbus.runners.rollout import parse_result
 from lightningbus.schemas import ids
 from lightningbus.schemas.base import Event
@@ -46,9 +46,9 @@ from lightningbus.schemas.codec import DecodeError, decode, decode_as, encode, s
 from lightningbus.schemas.dead_letters import DeadLetter
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.spans import SpanBatch
-from lightningbus.schemas.trajectory.prefix_encoding import CorruptPrompt, expand_calls
+from lightningbus.schemas.trajectory.prefix_encoding import CorruptPromptError, expand_calls
 from lightningbus.schemas.weights.delta import DeltaError, apply_deltas, encode_delta
-from lightningbus.schemas.weights.safetensors_header import InvalidSafetensors, parse_tensors, read_header
+from lightningbus.schemas.weights.safetensors_header import InvalidSafetensorsError, parse_tensors, read_header
 from lightningbus.store.embedded.http_interface import MAX_READER_BYTES, parse_statement
 from lightningbus.store.ingest.rows.events import build_rows
 from lightningbus.store.ingest.rows.row import EventMetadata
@@ -73,7 +73,7 @@ def _events() -> Iterator[Target]:
     for schema, corpus in kinds.items():
         yield Target(f"event {schema}", corpus, partial(_event, schema), (DecodeError,), "msgpack", 0.5)
     batches = kinds[schema_of(SpanBatch)]
-    yield Target("prompts of a SpanBatch", batches, _prompts, (DecodeError, CorruptPrompt), "msgpack")
+    yield Target("prompts of a SpanBatch", batches, _prompts, (DecodeError, CorruptPromptError), "msgpack")
     yield Target("rollout of SpanBatches", batches, _rollout, (DecodeError,), "msgpack")
     letters = kinds[schema_of(DeadLetter)]
     yield Target("dead letter sent again", letters, _letter, (DecodeError,), "msgpack", 0.5)
@@ -117,8 +117,8 @@ def _telemetry() -> Iterator[Target]:
         ),
         ("logs", [corpora.LOGS], corpora.LOGS_IN_JSON),
     ):
-        yield Target(f"OTLP {signal}", plain, partial(_otlp, signal, "application/x-protobuf"), (InvalidOtlp,))
-        yield Target(f"OTLP {signal} in JSON", text, partial(_otlp, signal, otlp.JSON), (InvalidOtlp,), "json")
+        yield Target(f"OTLP {signal}", plain, partial(_otlp, signal, "application/x-protobuf"), (InvalidOtlpError,))
+        yield Target(f"OTLP {signal} in JSON", text, partial(_otlp, signal, otlp.JSON), (InvalidOtlpError,), "json")
 
 
 def _otlp(signal: str, kind: str, data: bytes) -> None:
@@ -126,7 +126,7 @@ def _otlp(signal: str, kind: str, data: bytes) -> None:
     attempt = AttemptRecorder(corpora.TASK, 1, "runner")
     for span in otlp.parse_request(signal, data, kind, attempt.rollout, attempt.root_id):
         attempt.add(span)
-    with contextlib.suppress(rewards.InvalidReward):
+    with contextlib.suppress(rewards.InvalidRewardError):
         rewards.resolve_rewards({"value": None}, attempt.reward_spans)
     attempt.finish("ok", 1.0, "", "")
     for batch in attempt.outbox:
@@ -205,7 +205,7 @@ def _run(coroutine: Any) -> Any:
 
 
 def _answers() -> Iterator[Target]:
-    errors = (InvalidEngineOutput, aiohttp.ClientError, ValueError)  # after these the gateway asks again
+    errors = (InvalidEngineOutputError, aiohttp.ClientError, ValueError)  # after these the gateway asks again
     for path, corpus in (
         ("chat/completions", corpora.CHATS),
         ("completions", corpora.COMPLETIONS),
@@ -219,7 +219,7 @@ def _answers() -> Iterator[Target]:
     yield Target("error of a node", corpora.json_lines({"error": {"message": "no"}}), _refused, (), "json", 0.2)
     yield Target("event of an engine", corpora.STREAMS, _engine, (), weight=0.2)
     yield Target("event of an agent", corpora.AGENT_EVENTS, _agent_event, (ValueError,), "json")
-    yield Target("answer of an agent", corpora.ANSWERS, _agent, (AgentError, rewards.InvalidReward), "json")
+    yield Target("answer of an agent", corpora.ANSWERS, _agent, (AgentError, rewards.InvalidRewardError), "json")
 
 
 def _feed_response(path: str, body: Any, data: bytes) -> None:
@@ -238,7 +238,7 @@ def _chunked(replies: Callable[[bytes], None], data: bytes) -> None:
 
 def _refused(data: bytes) -> None:
     for api in APIS.values():
-        translate_error(api, 400, data, str(EngineRejected(400, data)))
+        translate_error(api, 400, data, str(UpstreamRejectedError(400, data)))
 
 
 def _engine(data: bytes) -> None:
@@ -263,7 +263,7 @@ def _finish(earned: rewards.Rewards) -> None:
 def _agent_event(data: bytes) -> None:
     attempt = AttemptRecorder(corpora.TASK, 1, "runner")
     attempt.add(convert_event(parse_event(data), EventContext.of(attempt, attempt.started_ns)))
-    with contextlib.suppress(rewards.InvalidReward):
+    with contextlib.suppress(rewards.InvalidRewardError):
         _finish(rewards.resolve_rewards({"value": None}, attempt.reward_spans))
 
 
@@ -276,7 +276,9 @@ def _files() -> Iterator[Target]:
     first = tensorfiles.write(directory / "first", tensorfiles.weights(1, 2000))
     second = tensorfiles.write(directory / "second", tensorfiles.stepped(tensorfiles.weights(1, 2000), 2))
     assert encode_delta(first, second, directory / "delta", 1 << 20)
-    yield Target("tensor file", [small.read_bytes()], partial(_tensors, directory / "tensors"), (InvalidSafetensors,))
+    yield Target(
+        "tensor file", [small.read_bytes()], partial(_tensors, directory / "tensors"), (InvalidSafetensorsError,)
+    )
     delta = [(directory / "delta").read_bytes()]
     yield Target("delta", delta, partial(_delta, first, directory), (DeltaError,), weight=0.3)
     tasks = [b'{"id": "a1", "input": {"question": "x"}}\n\n{"input": 1}\n']

@@ -20,7 +20,7 @@ from lightningbus.inference.lora.manager import LoraManager
 from lightningbus.inference.lora.shared_base import SharedBase
 from lightningbus.inference.version_registry import LoadedVersions, capacity, select_version
 from lightningbus.schemas.weights.events import ReleaseDecision, ReleaseState
-from lightningbus.schemas.weights.safetensors_header import InvalidSafetensors
+from lightningbus.schemas.weights.safetensors_header import InvalidSafetensorsError
 from tests import tensorfiles
 from tests.polling import HANG_SECONDS
 
@@ -179,7 +179,7 @@ def test_adapters_that_do_not_fit_are_a_sentence(tmp_path: Path) -> None:
         (adapters(tmp_path / "unsaid", metadata={}), "does not say the scale"),
         (tensorfiles.write(tmp_path / "whole", {"weight": ("F32", (1,), bytes(4))}), "does not hold LoRA adapters"),
     ):
-        with pytest.raises(InvalidSafetensors, match=sentence):
+        with pytest.raises(InvalidSafetensorsError, match=sentence):
             inspect_adapter(file)
     assert not (tmp_path / "d").exists()
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightningbus.optimize.feedback import CallText, RolloutResult, build_records
-from lightningbus.optimize.plan.budget import Budget, BudgetSpent
+from lightningbus.optimize.plan.budget import Budget, BudgetSpentError
 from lightningbus.optimize.plan.candidates import ROUND_PATTERN, evaluation_key, proposal_key, round_name
 from lightningbus.optimize.plan.round_plan import check_settings, describe_course, find_limit
 from lightningbus.optimize.plan.verdict import compare
@@ -23,7 +23,7 @@ def test_what_was_published_before_is_not_published_again_and_counts() -> None:
     budget = Budget(4, {"a", "b"})
     assert budget.admit(["a", "b", "c"]) == {"c"}
     assert budget.admit(["a", "c"]) == set()
-    with pytest.raises(BudgetSpent, match="2 more rollouts would exceed the budget of 4"):
+    with pytest.raises(BudgetSpentError, match="2 more rollouts would exceed the budget of 4"):
         budget.admit(["d", "e"])
     assert budget.published == {"a", "b", "c"} and budget.admit(["d"]) == {"d"}
 
@@ -178,7 +178,7 @@ def test_a_round_has_what_the_others_left_and_no_more_than_its_own_budget() -> N
     assert find_limit(settings(), tasks, heldout, 0) == 100
     assert find_limit(settings(round_budget=40), tasks, heldout, 0) == 40
     assert find_limit(settings(round_budget=40), tasks, heldout, 64) == 36
-    with pytest.raises(BudgetSpent, match=r"of optimize\.budget 35 rollouts are left: .* needs 36"):
+    with pytest.raises(BudgetSpentError, match=r"of optimize\.budget 35 rollouts are left: .* needs 36"):
         find_limit(settings(round_budget=40), tasks, heldout, 65)
 
 

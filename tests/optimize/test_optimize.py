@@ -15,7 +15,7 @@ import pytest
 from lightningbus.bus.client import Bus
 from lightningbus.bus.prompts import PromptRegistry
 from lightningbus.bus.security.credentials import Credentials
-from lightningbus.optimize.plan.budget import BudgetSpent
+from lightningbus.optimize.plan.budget import BudgetSpentError
 from lightningbus.optimize.round import RoundResult, optimize_round
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.prompt_versions import read_prompt_versions
@@ -172,7 +172,7 @@ async def test_a_round_under_other_weights_is_a_round_of_its_own(world: World, t
     assert await round_under(3) == first, "a round that is over is not run again"
     assert rows(world, count) == published
     settings.budget = first.num_rollouts + len(TASKS) + needed - 1
-    with pytest.raises(BudgetSpent, match=f"{needed - 1} rollouts are left"):
+    with pytest.raises(BudgetSpentError, match=f"{needed - 1} rollouts are left"):
         await round_under(5)
     settings.budget += 1
     assert (await round_under(5)).num_rollouts == len(TASKS)

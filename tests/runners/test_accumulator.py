@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lightningbus.runners.protocol.answers.accumulator import StreamAccumulator
-from lightningbus.runners.protocol.answers.engine_errors import InvalidEngineOutput
+from lightningbus.runners.protocol.answers.engine_errors import InvalidEngineOutputError
 from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.schemas.spans import VersionSpan
 
@@ -74,14 +74,14 @@ def test_an_answer_that_cannot_be_recorded_exactly_is_not_used(
     if reason is None:
         chunks[0]["choices"][0]["logprobs"] = None
         reason = "1 tokens came with 0 log-probabilities"
-    with pytest.raises(InvalidEngineOutput, match=reason):
+    with pytest.raises(InvalidEngineOutputError, match=reason):
         list(collected(*chunks).sampled_choices())
 
 
 def test_a_pinned_answer_of_another_version_is_not_used() -> None:
     mixed = (FIRST | chunk(4, [7], "a"), chunk(5, [8], "b", finish_reason="stop"))
     assert len(list(collected(*mixed).sampled_choices())) == 1
-    with pytest.raises(InvalidEngineOutput, match="another version than 4"):
+    with pytest.raises(InvalidEngineOutputError, match="another version than 4"):
         list(collected(*mixed, pinned=4).sampled_choices())
 
 

@@ -23,7 +23,7 @@ from lightningbus.common import http_server
 from lightningbus.common.processes.procfs import rss_bytes
 from lightningbus.inference.gateway.served_model import ServedModel
 from lightningbus.inference.gateway.server import Gateway as NodeGateway
-from lightningbus.runners.gateway.admission import MAX_IN_FLIGHT_BYTES, Admission, RateLimited, RateLimits
+from lightningbus.runners.gateway.admission import MAX_IN_FLIGHT_BYTES, Admission, RateLimitedError, RateLimits
 from lightningbus.runners.gateway.requests import MAX_REQUEST_BYTES
 from lightningbus.runners.gateway.server import Gateway
 from lightningbus.runners.gateway.slot import Slot
@@ -102,7 +102,7 @@ def test_never_more_than_the_rate_and_one_second_ahead(rate: float, pauses: list
         try:
             with admission.request():
                 admitted += 1
-        except RateLimited as error:
+        except RateLimitedError as error:
             assert error.retry_after >= 1
             earlier, now = now, now + error.retry_after
             with admission.request():
@@ -115,7 +115,7 @@ def test_never_more_than_the_rate_and_one_second_ahead(rate: float, pauses: list
 def test_large_requests_wait_for_one_another() -> None:
     admission = Admission()
     with admission.request(MAX_IN_FLIGHT_BYTES - 10) as first:
-        with admission.request(10), pytest.raises(RateLimited, match="bytes at once"), admission.request(1):
+        with admission.request(10), pytest.raises(RateLimitedError, match="bytes at once"), admission.request(1):
             pass
         first.size = 5  # it was packed, and is known now
         with admission.request(MAX_IN_FLIGHT_BYTES - 5):
@@ -311,7 +311,7 @@ def test_an_agent_waits_for_its_own_answers() -> None:
     admission = Admission(RateLimits(max_concurrent=4))
     with admission.request() as first, admission.request() as second:
         admission.admit_choices(first, 3)
-        with pytest.raises(RateLimited, match="4 answers at once"):
+        with pytest.raises(RateLimitedError, match="4 answers at once"):
             admission.admit_choices(second, 2)
         admission.admit_choices(second, 1)
     with admission.request() as third:

@@ -306,7 +306,7 @@ def test_reading_rewards() -> None:
         named = reward_span(0, **{f"agentlightning.reward.{at}.value": 1.0 for at in range(size)})
 
         def read() -> None:
-            with contextlib.suppress(rewards.InvalidReward):  # too many
+            with contextlib.suppress(rewards.InvalidRewardError):  # too many
                 rewards.resolve_rewards({}, [named])
 
         return read

@@ -10,7 +10,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
 from lightningbus.runners.recording import otlp
-from lightningbus.runners.recording.otlp_limits import InvalidOtlp
+from lightningbus.runners.recording.otlp_limits import InvalidOtlpError
 from lightningbus.schemas import ids as identity
 
 
@@ -65,5 +65,5 @@ def test_telemetry_in_protobuf_and_json_becomes_part_of_the_rollouts_trace() -> 
     [(b"\xff\xff", "application/x-protobuf"), (b"[1]", "application/json"), (b"{", "application/json")],
 )
 def test_what_is_no_telemetry_is_refused_in_one_sentence(body: bytes, kind: str) -> None:
-    with pytest.raises(InvalidOtlp, match="not an OTLP request"):
+    with pytest.raises(InvalidOtlpError, match="not an OTLP request"):
         otlp.parse_request("traces", body, kind, "t.0", "root")

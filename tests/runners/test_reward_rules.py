@@ -106,7 +106,7 @@ def test_an_evaluation_sent_as_a_log_record_is_a_reward_by_its_name() -> None:
     [{"value": None}, {"value": "9"}, {"value": float("nan")}, {"value": {"reward": "good"}}, {"reward": 1e999}],
 )
 def test_what_is_not_a_finite_number_is_no_reward(answer: dict[str, Any]) -> None:
-    with pytest.raises(rewards.InvalidReward):
+    with pytest.raises(rewards.InvalidRewardError):
         rewards.resolve_rewards(answer, [])
 
 
@@ -127,7 +127,7 @@ def test_what_is_not_a_finite_number_is_no_reward(answer: dict[str, Any]) -> Non
     ],
 )
 def test_wrong_named_rewards_are_a_sentence(value: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(rewards.InvalidReward, match=re.escape(sentence)):
+    with pytest.raises(rewards.InvalidRewardError, match=re.escape(sentence)):
         rewards.resolve_rewards({"value": value}, [])
 
 
@@ -148,17 +148,17 @@ LARGE = [1e39, -1e39, 3.4e38, 10**400, -(10**400), MAX_REWARD * 1.001]
 )
 def test_a_reward_beyond_the_bound_is_refused_wherever_it_stands(number: float, answer: Any) -> None:
     """float32 has no squares of it, or not even the number."""
-    with pytest.raises(rewards.InvalidReward, match=r"lies between -1e\+12 and 1e\+12|is a finite number"):
+    with pytest.raises(rewards.InvalidRewardError, match=r"lies between -1e\+12 and 1e\+12|is a finite number"):
         rewards.resolve_rewards(answer(number), [])
     assert rewards.resolve_rewards(answer(MAX_REWARD), []).reward in (1.0, MAX_REWARD)
 
 
 @pytest.mark.parametrize("number", [1e39, -2e12])
 def test_a_reward_beyond_the_bound_in_a_span_or_event_is_refused(number: float) -> None:
-    with pytest.raises(rewards.InvalidReward, match="lies between"):
+    with pytest.raises(rewards.InvalidRewardError, match="lies between"):
         rewards.resolve_rewards({"value": None}, [span(number, 1, "lightningbus.reward")])
 
 
 def test_wrong_named_rewards_of_the_last_span_are_a_sentence() -> None:
-    with pytest.raises(rewards.InvalidReward, match="the reward 'checker' is a number, not 'much'"):
+    with pytest.raises(rewards.InvalidRewardError, match="the reward 'checker' is a number, not 'much'"):
         rewards.resolve_rewards({"value": None}, [span("much", 1, "lightningbus.rewards.checker")])

@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from lightningbus.bus.client import Bus
 from lightningbus.bus.security.secrets import bearer_header
 from lightningbus.runners.recording import otlp
-from lightningbus.runners.recording.otlp_limits import MAX_BYTES, MAX_SPANS, MAX_VALUES, InvalidOtlp
+from lightningbus.runners.recording.otlp_limits import MAX_BYTES, MAX_SPANS, MAX_VALUES, InvalidOtlpError
 from tests.fuzz import corpora
 from tests.polling import HANG_SECONDS
 from tests.runners.test_telemetry import PROTOBUF, bed, traces
@@ -32,7 +32,7 @@ def calls_of(signal: str, body: bytes, kind: str = PROTOBUF) -> int:
     sys.setprofile(count)
     try:
         otlp.parse_request(signal, body, kind, "t.0", "root")
-    except InvalidOtlp:
+    except InvalidOtlpError:
         pass
     finally:
         sys.setprofile(before)
@@ -58,7 +58,7 @@ def test_spans_are_counted_before_any_is_converted(kind: str) -> None:
         body = request.SerializeToString()
     else:
         body = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [{}] * count}]}]}).encode()
-    with pytest.raises(InvalidOtlp, match=f"{count} spans in one request; the limit is {MAX_SPANS}"):
+    with pytest.raises(InvalidOtlpError, match=f"{count} spans in one request; the limit is {MAX_SPANS}"):
         otlp.parse_request("traces", body, kind, "t.0", "root")
     assert kind != PROTOBUF or calls_of("traces", body, kind) < 100
 
@@ -68,7 +68,7 @@ def test_spans_are_counted_before_any_is_converted(kind: str) -> None:
 )
 def test_a_body_of_empty_objects_is_refused(body: bytes) -> None:
     assert len(body) < MAX_BYTES
-    with pytest.raises(InvalidOtlp, match=f"more than {MAX_VALUES} values in one request"):
+    with pytest.raises(InvalidOtlpError, match=f"more than {MAX_VALUES} values in one request"):
         otlp.parse_request("traces", body, otlp.JSON if body[:1] == b"{" else PROTOBUF, "t.0", "root")
 
 
@@ -92,7 +92,7 @@ def test_what_spans_share_is_not_multiplied_without_end() -> None:
     scope = group.scope_spans.add()
     for number in range(1000):
         scope.spans.add(span_id=(number + 1).to_bytes(8, "big"))
-    with pytest.raises(InvalidOtlp, match=r"resource and scope, .* the limit is"):
+    with pytest.raises(InvalidOtlpError, match=r"resource and scope, .* the limit is"):
         otlp.parse_request("traces", request.SerializeToString(), PROTOBUF, "t.0", "root")
 
 

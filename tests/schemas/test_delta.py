@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from lightningbus.schemas.weights import delta as module
-from lightningbus.schemas.weights.delta import RECORD, DeltaError, WrongBase, apply_deltas, encode_delta, fingerprint
-from lightningbus.schemas.weights.safetensors_header import InvalidSafetensors, parse_tensors, read_header
+from lightningbus.schemas.weights.delta import (
+    RECORD,
+    DeltaError,
+    WrongBaseError,
+    apply_deltas,
+    encode_delta,
+    fingerprint,
+)
+from lightningbus.schemas.weights.safetensors_header import InvalidSafetensorsError, parse_tensors, read_header
 from tests.tensorfiles import WIDTHS, Contents, stepped, weights, write
 
 EVERYTHING = 1 << 40
@@ -96,17 +103,17 @@ def test_a_damaged_delta_never_gives_wrong_weights(three: tuple[Path, Path, Path
 
 def test_a_wrong_base_is_no_damaged_delta(three: tuple[Path, Path, Path, Path], tmp_path: Path) -> None:
     base, new, delta, other = three
-    with pytest.raises(WrongBase, match="made against other weights"):
+    with pytest.raises(WrongBaseError, match="made against other weights"):
         apply_deltas(other, [delta], tmp_path / "out")
-    with pytest.raises(WrongBase, match="made against other weights"):
+    with pytest.raises(WrongBaseError, match="made against other weights"):
         apply_deltas(new, [delta], tmp_path / "out")
     with pytest.raises(DeltaError, match="do not follow each other"):
         apply_deltas(base, [delta, delta], tmp_path / "out")
     renamed = {f"x{name}": tensor for name, tensor in weights(0, 2000).items()}
-    with pytest.raises(WrongBase, match="other tensors than those here: 'a'"):
+    with pytest.raises(WrongBaseError, match="other tensors than those here: 'a'"):
         apply_deltas(write(tmp_path / "renamed", renamed), [delta], tmp_path / "out")
     typed = {name: ("F16", shape, data) for name, (_, shape, data) in weights(0, 2000).items()}
-    with pytest.raises(WrongBase, match="other tensors than those here: 'a'"):
+    with pytest.raises(WrongBaseError, match="other tensors than those here: 'a'"):
         apply_deltas(write(tmp_path / "typed", typed), [delta], tmp_path / "out")
 
 
@@ -146,5 +153,5 @@ def test_a_delta_that_is_too_large_is_not_written(three: tuple[Path, Path, Path,
 )
 def test_an_invalid_header_is_refused(header: bytes) -> None:
     file_header = len(header).to_bytes(8, "little") + header
-    with pytest.raises(InvalidSafetensors):
+    with pytest.raises(InvalidSafetensorsError):
         parse_tensors(file_header, len(file_header) + 4)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from lightningbus.schemas.spans import ModelCall
 from lightningbus.schemas.trajectory.prefix_encoding import (
-    CorruptPrompt,
+    CorruptPromptError,
     PrefixEncoder,
     common_prefix_len,
     expand_calls,
@@ -90,9 +90,9 @@ def test_a_conversation_keeps_each_token_once() -> None:
 
 def test_a_missing_or_changed_earlier_call_is_reported() -> None:
     first, second = encode_all([([1, 2, 3], [4], "a"), ([1, 2, 3, 4, 5], [6], "ab")])
-    with pytest.raises(CorruptPrompt, match="call 1 refers to call 0, which is missing"):
+    with pytest.raises(CorruptPromptError, match="call 1 refers to call 0, which is missing"):
         expand_calls([second])
-    with pytest.raises(CorruptPrompt, match="the prompt of call 1 does not match its digest"):
+    with pytest.raises(CorruptPromptError, match="the prompt of call 1 does not match its digest"):
         expand_calls([replace(first, prompt_sha256=b"", prompt_ids=tokens([1, 2, 9])), second])
 
 

@@ -181,7 +181,7 @@ def test_limits_may_be_lowered_and_not_raised(store: StoreProcess) -> None:
         "readonly": "2",
     }  # fmt: skip
     with pytest.raises(
-        readonly_guard.ReadOnlyViolation, match="a reader may not set allow_experimental_eval_table_function"
+        readonly_guard.ReadOnlyViolationError, match="a reader may not set allow_experimental_eval_table_function"
     ):
         readonly_guard.restrict_settings({"allow_experimental_eval_table_function": "1"})
 

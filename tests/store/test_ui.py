@@ -23,7 +23,7 @@ from lightningbus.store.clickhouse import migrations
 from lightningbus.store.clickhouse.client import connect_readonly
 from lightningbus.store.clickhouse.query_limits import UI, explain_error, settings_for
 from lightningbus.store.ui import curves, queries
-from lightningbus.store.ui.client import QueryFailed, Reader, to_json_value
+from lightningbus.store.ui.client import QueryFailedError, Reader, to_json_value
 from lightningbus.store.ui.rollouts import filters as finding
 from lightningbus.store.ui.rollouts.rollout import build_attempts, build_calls, parse_messages, select_attempt
 from lightningbus.store.ui.server import UiServer, serve
@@ -343,11 +343,11 @@ async def test_nothing_can_be_written_and_a_question_has_its_limits(store: Store
         "SELECT * FROM file('/etc/passwd', 'LineAsString')",
         "SELECT 1 SETTINGS readonly = 0",
     ):
-        with pytest.raises(QueryFailed, match="readonly"):
+        with pytest.raises(QueryFailedError, match="readonly"):
             await reader.query(statement)
-    with pytest.raises(QueryFailed, match="Limit for result exceeded"):
+    with pytest.raises(QueryFailedError, match="Limit for result exceeded"):
         await reader.query("SELECT number FROM numbers(100000)")
-    with pytest.raises(QueryFailed, match="nothing"):
+    with pytest.raises(QueryFailedError, match="nothing"):
         await reader.query("SELECT * FROM nothing")
     assert store.fetch_value("SELECT count() FROM raw_runs") == before
 

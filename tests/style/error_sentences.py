@@ -9,8 +9,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("bus", "store", "inference", "learner", "runners", "auditor", "lightningbus")
 ERRORS = frozenset({
     "AddressError", "AgentStartError", "AuditorError", "BusError", "CheckpointError", "CredentialsError",
-    "DlqLimitExceededError", "EngineBusy", "EngineError", "LearnerError", "MigrationError", "StoreUnreachable",
-    "StreamFullError", "TaskFileError", "UserError", "exit_with", "refuse_result",
+    "DlqLimitExceededError", "EngineBusyError", "EngineError", "LearnerError", "MigrationError",
+    "StoreUnreachableError", "StreamFullError", "TaskFileError", "UserError", "exit_with", "refuse_result",
 })  # fmt: skip
 """Classes whose message users read, and the functions that end a process with one."""
 GAP = "…"

@@ -17,7 +17,7 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.run_data.store_discovery import SQL_VARIABLE, find_running_store
 from lightningbus.run.run_data.store_files import ERROR
 from lightningbus.run.run_directory.directory import RunDirectory
-from lightningbus.store.clickhouse.client import StoreUnreachable, connect_readonly
+from lightningbus.store.clickhouse.client import StoreUnreachableError, connect_readonly
 from lightningbus.store.clickhouse.query_limits import EXCEPTION_MARK, explain_error
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class SqlSource:
         except ClickHouseError as error:
             lost = isinstance(error, OperationalError) and EXCEPTION_MARK not in str(error)
             raise (StoreLostError if lost else UserError)(explain_error(error)) from error
-        except StoreUnreachable as error:
+        except StoreUnreachableError as error:
             raise UserError(str(error)) from error
 
     def _open(self) -> Client:

@@ -8,7 +8,7 @@ the same order, so it decides as it did then.
 from collections.abc import Iterable, Sequence
 
 
-class BudgetSpent(Exception):
+class BudgetSpentError(Exception):
     """More rollouts would have to be published than the budget has left."""
 
 
@@ -33,11 +33,11 @@ class Budget:
     def admit(self, rollout_ids: Sequence[str]) -> set[str]:
         """Ask for rollouts; returns those that have to be published, which count as published from now on.
 
-        Raises `BudgetSpent`, and admits none, where they are too many.
+        Raises `BudgetSpentError`, and admits none, where they are too many.
         """
         missing = set(rollout_ids) - self.published
         if len(self.published) + len(missing) > self.limit:
-            raise BudgetSpent(f"{len(missing)} more rollouts would exceed the budget of {self.limit}")
+            raise BudgetSpentError(f"{len(missing)} more rollouts would exceed the budget of {self.limit}")
         self._requested.update(rollout_ids)
         self.published |= missing
         return missing

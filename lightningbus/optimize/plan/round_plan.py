@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lightningbus.optimize.plan.budget import BudgetSpent
+from lightningbus.optimize.plan.budget import BudgetSpentError
 from lightningbus.optimize.plan.candidates import KEY_CHARS, run_key
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.publishing import MAX_ROLLOUT_CHARACTERS
@@ -53,12 +53,12 @@ def round_rollouts(settings: OptimizeSettings, tasks: Sequence[TaskInput], heldo
 def find_limit(
     settings: OptimizeSettings, tasks: Sequence[TaskInput], heldout: Sequence[TaskInput], num_by_others: int
 ) -> int:
-    """Most rollouts of a round, where the run's other rounds have published so many; raises `BudgetSpent`."""
+    """Most rollouts of a round, where the run's other rounds have published so many; raises `BudgetSpentError`."""
     left = settings.budget - num_by_others
     limit = left if settings.round_budget is None else min(settings.round_budget, left)
     needed = round_rollouts(settings, tasks, heldout)
     if limit < needed:
-        raise BudgetSpent(
+        raise BudgetSpentError(
             f"of optimize.budget {max(left, 0)} rollouts are left: a round with one proposal needs {needed}"
         )
     return limit

@@ -32,7 +32,7 @@ from lightningbus.run.results.run_record import check_resumable, describe_job, w
 from lightningbus.run.results.train_result import TrainResult
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.run_file import EvalSettings, RunSettings
-from lightningbus.store.clickhouse.client import StoreUnavailable, connect, query_row
+from lightningbus.store.clickhouse.client import StoreUnavailableError, connect, query_row
 from lightningbus.tasks.task_file import load_tasks
 
 CANARY_TIMEOUT_SECONDS = 600.0
@@ -292,7 +292,7 @@ class _Training:
         try:
             client = await asyncio.to_thread(connect, settings.url or store.address, settings.database)
             (num_tasks,) = await asyncio.to_thread(query_row, client, STORED_TASKS, {"run_id": run})
-        except (StoreUnavailable, ClickHouseError) as error:
+        except (StoreUnavailableError, ClickHouseError) as error:
             raise UserError(f"the store cannot be asked: {' '.join(str(error).split())[:300]}") from error
         if num_tasks and self._results.num_starts == 1:
             raise UserError(f"the store holds a run {run!r} already: give this one another name")

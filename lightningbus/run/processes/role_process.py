@@ -12,7 +12,7 @@ from nats.errors import Error as NatsError
 from lightningbus.bus.client import Bus
 from lightningbus.bus.errors import AddressError, BusError, CredentialsError, DlqLimitExceededError
 from lightningbus.bus.fleet.heartbeats import default_instance_id
-from lightningbus.common.aio import Interrupted, run_unless
+from lightningbus.common.aio import WorkInterruptedError, run_unless
 from lightningbus.common.listeners import AddressInUseError
 from lightningbus.common.observability import tracing
 from lightningbus.common.observability.logs import bind_process_context, print_fatal
@@ -57,7 +57,7 @@ async def serve_role(at: BusEndpoint, name: str, role: Role[S], settings: S) -> 
         health.bus = bus
         try:
             await run_unless(bus.closed.wait(), role(bus, settings, stop), retry_after=None)
-        except Interrupted:
+        except WorkInterruptedError:
             raise bus.failure from None
 
 

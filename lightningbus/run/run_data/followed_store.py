@@ -12,7 +12,7 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.run_data.store_discovery import NO_RUN_YET, NO_STORE, SQL_VARIABLE, find_running_store
 from lightningbus.run.run_data.store_files import open_shared_files
 from lightningbus.run.run_directory.directory import RunDirectory
-from lightningbus.store.clickhouse.client import StoreUnreachable, connect_readonly
+from lightningbus.store.clickhouse.client import StoreUnreachableError, connect_readonly
 from lightningbus.store.clickhouse.query_limits import UI
 from lightningbus.store.ui.client import HANDOVER_SECONDS, Reader, StoreState
 
@@ -47,7 +47,7 @@ class FollowedStore:
         return self._problem
 
     async def follow(self) -> None:
-        """For ever. Before the first store has answered it raises `UserError`, `BusError` or `StoreUnreachable`.
+        """For ever. Before the first store has answered it raises `UserError`, `BusError` or `StoreUnreachableError`.
 
         The first run is waited for.
         """
@@ -58,7 +58,7 @@ class FollowedStore:
                 self._lose(error)
                 self._problem = str(error)
                 self._opened.set()
-            except (UserError, BusError, StoreUnreachable) as error:
+            except (UserError, BusError, StoreUnreachableError) as error:
                 if not self._opened.is_set():
                     raise
                 self._lose(error)

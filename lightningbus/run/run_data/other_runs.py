@@ -13,8 +13,8 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.results.results import Results
 from lightningbus.run.run_data.followed_store import FollowedStore
 from lightningbus.run.run_directory.directory import RUNS, RunDirectory
-from lightningbus.store.clickhouse.client import StoreUnreachable
-from lightningbus.store.ui.client import Reader, StoreGone
+from lightningbus.store.clickhouse.client import StoreUnreachableError
+from lightningbus.store.ui.client import Reader, StoreGoneError
 from lightningbus.store.ui.other_run import OpenRun, OtherRun
 
 UNUSED_SECONDS = 60.0
@@ -56,7 +56,7 @@ class OtherRuns:
         return [_describe(run) for name in names if (run := self.find(name)) is not None]
 
     async def open(self, run_id: str) -> OpenRun:
-        """The store of one of them; raises `StoreGone` when it cannot be opened."""
+        """The store of one of them; raises `StoreGoneError` when it cannot be opened."""
         async with self._opening:
             follower = self._followers.get(run_id)
             if follower is None or follower.task.done():
@@ -76,8 +76,8 @@ class OtherRuns:
             if task.done():
                 await cancel_and_wait(opened)
                 task.result()
-        except (UserError, BusError, StoreUnreachable) as error:
-            raise StoreGone(f"Run {name} cannot be opened: {error}") from error
+        except (UserError, BusError, StoreUnreachableError) as error:
+            raise StoreGoneError(f"Run {name} cannot be opened: {error}") from error
         follower = self._followers[name] = _Follower(reader, store, task, time.monotonic(), name)
         stored = [row["run_id"] for row in await reader.query(STORED_RUNS)]
         if stored and name not in stored:  # the directory was moved aside, with a time at the end of its name

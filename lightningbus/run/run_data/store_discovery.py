@@ -15,7 +15,7 @@ from lightningbus.run.run_directory.discovery import connect
 from lightningbus.run.run_directory.lookup import find_named_run, find_run_id
 from lightningbus.store.clickhouse.client import connect_readonly
 from lightningbus.store.clickhouse.query_limits import INTERACTIVE, QueryLimits
-from lightningbus.store.embedded.engine import EngineBusy
+from lightningbus.store.embedded.engine import EngineBusyError
 from lightningbus.store.service import serve_readonly
 
 SQL_VARIABLE = "LIGHTNINGBUS_SQL"
@@ -60,7 +60,7 @@ async def sql_client(
     try:
         async with serve_readonly(directory.store) as address:
             yield await open_client(address)
-    except EngineBusy as error:
+    except EngineBusyError as error:
         raise UserError(f"{error}; give the store's address with --sql") from error
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from lightningbus.bus.directory_lock import is_wanted, lock_directory, lock_for_reading
 from lightningbus.common.aio import first_completed
 from lightningbus.run.errors import UserError
-from lightningbus.store.embedded.engine import EngineBusy
+from lightningbus.store.embedded.engine import EngineBusyError
 from lightningbus.store.service import serve_readonly
 
 ERROR = "error: "
@@ -50,7 +50,7 @@ async def serve(directory: Path, is_shared: bool) -> None:
         async with serve_readonly(directory, lock_for_reading if is_shared else lock_directory) as url:
             print(url, flush=True)
             await first_completed(_wait_for_input_end(), *([_wait_until_wanted(directory)] if is_shared else []))
-    except EngineBusy as error:
+    except EngineBusyError as error:
         print(f"{ERROR}{error}", flush=True)
 
 

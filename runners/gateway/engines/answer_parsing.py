@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import aiohttp
 
-from lightningbus.runners.gateway.engines.upstream import CallContext, EngineRejected, Upstream
+from lightningbus.runners.gateway.engines.upstream import CallContext, Upstream, UpstreamRejectedError
 from lightningbus.runners.protocol.answers.accumulator import StreamAccumulator
 from lightningbus.schemas.fleet import Heartbeat
 
@@ -19,7 +19,7 @@ PATH = "/v1/chat/completions/parse"
 async def parse_whole(upstream: Upstream, context: CallContext, node: Heartbeat, completion: StreamAccumulator) -> None:
     """Replace what a stream added up to, if ``node``, which made it, has parsers that it needs.
 
-    Any node will do: parsing needs no weights. Raises `NoNodeAvailable` when none answers before the deadline.
+    Any node will do: parsing needs no weights. Raises `NoNodeAvailableError` when none answers before the deadline.
     """
     parsers = node.status.get("parsers")
     if not isinstance(parsers, list) or not completion.needs_parsing(parsers):
@@ -34,5 +34,5 @@ async def parse_whole(upstream: Upstream, context: CallContext, node: Heartbeat,
                     return
                 except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
                     log.warning("%s: an answer was not parsed: %s", other.id, error or type(error).__name__)
-    except EngineRejected as error:  # the parser failed at this text: what was streamed is all there is
+    except UpstreamRejectedError as error:  # the parser failed at this text: what was streamed is all there is
         log.warning("%s: %s; the agent gets what was streamed", node.id, error.body.decode(errors="replace")[:500])

@@ -13,7 +13,7 @@ DEATH = "EngineCore encountered an issue"
 """How vLLM begins the error of a core that has died."""
 
 
-class EnginesFailed(Exception):
+class EnginesFailedError(Exception):
     """A request at which engines failed, and which is not asked again; ``is_deadly``: they died, or broke off."""
 
     def __init__(self, message: str, is_deadly: bool) -> None:
@@ -46,12 +46,12 @@ class EngineFailures:
             self._failed_at[_engine_of(node)] = asyncio.get_running_loop().time()
 
     def check(self) -> None:
-        """Raise `EnginesFailed` once it is enough."""
+        """Raise `EnginesFailedError` once it is enough."""
         for failures, is_deadly in ((list(self._broken.values()), True), (self._errors, False)):
             if len(failures) >= MAX_FAILURES:
                 what = "broke off" if is_deadly else "failed"
                 places = "; ".join(failures)
-                raise EnginesFailed(
+                raise EnginesFailedError(
                     f"{MAX_FAILURES} engines {what} at this request, so it ends here: {places}", is_deadly
                 )
 

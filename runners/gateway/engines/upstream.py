@@ -38,7 +38,7 @@ READ_TIMEOUT_SECONDS = 60.0
 """A connection that brings nothing for this long is dead; a node with work to do says at least that much."""
 
 
-class EngineRejected(Exception):
+class UpstreamRejectedError(Exception):
     """The engine refused the request itself; the agent gets its status and body as they are."""
 
     def __init__(self, status: int, body: bytes) -> None:
@@ -46,11 +46,11 @@ class EngineRejected(Exception):
         self.status, self.body = status, body
 
 
-class UnknownModel(Exception):
+class UnknownModelError(Exception):
     """No node serves a model of this name."""
 
 
-class NoNodeAvailable(Exception):
+class NoNodeAvailableError(Exception):
     """No node answered before the rollout's deadline, or one failed amid an answer that had begun."""
 
 
@@ -132,7 +132,7 @@ class Upstream:
     ) -> AsyncGenerator[tuple[Heartbeat, AsyncIterator[dict[str, Any]]], None]:
         """Tries, one after the other: a node and its stream of chunks; the caller stops at one it can use.
 
-        Raises `EngineRejected`, `UnknownModel`, `NoNodeAvailable` or `EnginesFailed`.
+        Raises `UpstreamRejectedError`, `UnknownModelError`, `NoNodeAvailableError` or `EnginesFailedError`.
         """
         attempt = context.recorder
         headers = {"X-Lightningbus-Rollout": attempt.rollout, "Content-Type": "application/json", **self._auth_headers}
@@ -171,11 +171,11 @@ class Upstream:
                             if response.status == BROKE_OFF_STATUS:
                                 context.failures.add_break(node, "its engine closed the connection")
                         elif response.status >= 500:
-                            rejected = EngineRejected(response.status, await response.read())
+                            rejected = UpstreamRejectedError(response.status, await response.read())
                             problem = f"{node.id} answered {response.status}: {rejected}"
                             context.failures.add_error(node, str(rejected))
                         else:
-                            raise EngineRejected(response.status, await response.read())
+                            raise UpstreamRejectedError(response.status, await response.read())
                         tracing.set_error(span, problem)
             except (aiohttp.ClientError, TimeoutError) as error:
                 problem = f"{node.id} cannot be reached: {error or type(error).__name__}"
@@ -208,7 +208,7 @@ class Upstream:
             nodes = self._fleet.members()
             served = self.known_models()
             if nodes and context.model not in served | context.expected:
-                raise UnknownModel(f"model {context.model!r} is not served; served: {', '.join(sorted(served))}")
+                raise UnknownModelError(f"model {context.model!r} is not served; served: {', '.join(sorted(served))}")
             fresh, rested = context.failures.by_preference(nodes)
             accepting = self._rejecting.except_rejecting
             choices = (accepting(fresh), accepting(rested), [*fresh, *rested])
@@ -245,13 +245,13 @@ def _message_of(body: bytes) -> str:
 
 @contextmanager
 def waiting(context: CallContext, problem: str) -> Iterator[None]:
-    """Around waiting until a call can be asked again; its TimeoutError becomes `NoNodeAvailable`."""
+    """Around waiting until a call can be asked again; its TimeoutError becomes `NoNodeAvailableError`."""
     context.recorder.num_calls_waiting += 1
     context.recorder.waiting_reason = problem
     try:
         yield
     except TimeoutError:
-        raise NoNodeAvailable(waited_in_vain(problem)) from None
+        raise NoNodeAvailableError(waited_in_vain(problem)) from None
     finally:
         context.recorder.num_calls_waiting -= 1
 

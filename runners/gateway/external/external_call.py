@@ -13,8 +13,8 @@ from aiohttp import web
 
 from lightningbus.runners.gateway.engines.upstream import (
     CallContext,
-    EngineRejected,
-    NoNodeAvailable,
+    NoNodeAvailableError,
+    UpstreamRejectedError,
     events_of,
     waited_in_vain,
 )
@@ -22,12 +22,12 @@ from lightningbus.runners.gateway.external.external_endpoints import ExternalEnd
 from lightningbus.runners.gateway.handler import PublishSpans, reject_request, send_ahead
 from lightningbus.runners.gateway.requests import ApiError
 from lightningbus.runners.gateway.slot import ActiveRollout
-from lightningbus.runners.gateway.sse import AgentLeft, SseResponse, StreamNotResumable
+from lightningbus.runners.gateway.sse import AgentDisconnectedError, SseResponse, StreamNotResumableError
 from lightningbus.runners.protocol.answers.accumulator import StreamAccumulator
 from lightningbus.runners.protocol.answers.choice import SampledChoice
 from lightningbus.runners.protocol.answers.engine_errors import (
-    InvalidEngineOutput,
-    RequestRefused,
+    InvalidEngineOutputError,
+    RequestRefusedError,
     malformed_engine_output,
 )
 from lightningbus.runners.protocol.answers.external_answer import external_choices, is_visible
@@ -67,22 +67,22 @@ class ExternalCallHandler:
         with running.open_call():
             try:
                 body, choices = await self._complete(context, dialect, task.sampling_params, stream, completion)
-            except EngineRejected as refused:
+            except UpstreamRejectedError as refused:
                 if stream is None or not stream.has_begun:
                     raise
                 return await stream.fail(str(refused), refused.status)
-            except (NoNodeAvailable, StreamNotResumable) as error:
+            except (NoNodeAvailableError, StreamNotResumableError) as error:
                 if stream is None or not stream.has_begun:
                     raise
                 recorder.infra_error = recorder.infra_error or str(error)
                 return await stream.fail(str(error))
-            except (AgentLeft, asyncio.CancelledError) as reason:
+            except (AgentDisconnectedError, asyncio.CancelledError) as reason:
                 if stream is None or not stream.has_begun:
                     raise
                 completion.cut()
                 host = self._endpoints.host(call.model)
                 record(external_choices(call, task.sampling_params, completion.to_response(), host))
-                if isinstance(reason, AgentLeft):
+                if isinstance(reason, AgentDisconnectedError):
                     return stream.response
                 raise
             record(choices)
@@ -112,11 +112,11 @@ class ExternalCallHandler:
                     choices = external_choices(call, sampling, answer, self._endpoints.host(name))
                     with malformed_engine_output():
                         return dialect.answer(answer) if stream is None else {}, choices
-                except RequestRefused as refused:
+                except RequestRefusedError as refused:
                     raise reject_request(refused.status, str(refused)) from refused
                 except TimeoutError:
-                    raise NoNodeAvailable(waited_in_vain(f"endpoint {name!r} did not finish its answer")) from None
-                except (InvalidEngineOutput, aiohttp.ClientError, ValueError) as error:
+                    raise NoNodeAvailableError(waited_in_vain(f"endpoint {name!r} did not finish its answer")) from None
+                except (InvalidEngineOutputError, aiohttp.ClientError, ValueError) as error:
                     log.warning("endpoint %r: a call failed amid the answer: %s", name, error)
         raise AssertionError("attempt_call yields until an answer is whole, or raises")
 
@@ -164,5 +164,5 @@ async def _read_answer(
             if not completion.has_ended:  # without [DONE], as some end
                 raise
         if not completion.has_ended:
-            raise InvalidEngineOutput("the stream ended early")
+            raise InvalidEngineOutputError("the stream ended early")
         return completion.to_response()

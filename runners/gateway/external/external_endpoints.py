@@ -17,8 +17,8 @@ from lightningbus.runners.gateway.engines.connection_reuse import ConnectionReus
 from lightningbus.runners.gateway.engines.upstream import (
     CONNECT_SECONDS,
     CallContext,
-    EngineRejected,
-    NoNodeAvailable,
+    NoNodeAvailableError,
+    UpstreamRejectedError,
     waiting,
 )
 from lightningbus.runners.settings import EndpointSettings
@@ -33,10 +33,10 @@ RETRY_POLICY = RetryPolicy(0.5, 30.0)
 
 
 class ExternalEndpoints:
-    """The endpoints of a runner by name. Agents get neither their keys nor what an endpoint says of a key."""
+    """The endpoints of a runner by name. Agents see neither their keys nor error texts about a key."""
 
     def __init__(self, endpoints: Mapping[str, EndpointSettings], environment: Mapping[str, str]) -> None:
-        """Reads the keys from the environment; raises `CredentialsError` for one that is not there."""
+        """Read the keys from the environment; raise `CredentialsError` for a missing one."""
         self._endpoints = dict(endpoints)
         self._keys = {name: _read_key(name, endpoint, environment) for name, endpoint in endpoints.items()}
         self._refusing: dict[str, str] = {}
@@ -59,26 +59,26 @@ class ExternalEndpoints:
         return frozenset(self._endpoints)
 
     def host(self, name: str) -> str:
-        """Where the endpoint is."""
+        """Return the host of the endpoint."""
         return urlsplit(self._endpoints[name].url).hostname or ""
 
     def model(self, name: str) -> str:
-        """The name of the model there."""
+        """Return the model's name at the endpoint."""
         return self._endpoints[name].model or name
 
     def problem(self) -> str:
-        """Why an endpoint refuses this runner; empty if none does."""
+        """Explain why an endpoint refuses this runner; empty if none does."""
         return next(iter(self._refusing.values()), "")
 
     async def attempt_call(
         self, context: CallContext, path: str, body: dict[str, Any]
     ) -> AsyncGenerator[tuple[aiohttp.ClientResponse, Callable[[], None]]]:
-        """Tries, one after the other: a response of status 200; the caller stops at one it can use.
+        """Try one after the other: yield each response of status 200; the caller stops at one it can use.
 
-        What comes with it is called once the last event of a stream has come, see `ConnectionReuse.releasing`.
+        The yielded function is called after the last event of a stream, see `ConnectionReuse.releasing`.
 
-        Raises `EngineRejected` for what is wrong with the request, and `NoNodeAvailable` where the endpoint refuses the
-        key, or does not answer until the deadline.
+        Raises `UpstreamRejectedError` for an invalid request, and `NoNodeAvailableError` where the endpoint refuses
+        the key or does not answer until the deadline.
         """
         name, backoff, problem = context.model, Backoff(RETRY_POLICY), ""
         fields = {attributes.REQUEST_MODEL: name, attributes.SERVER_ADDRESS: self.host(name)}
@@ -93,14 +93,14 @@ class ExternalEndpoints:
                             yield response, mark_complete
                             problem = f"endpoint {name!r} broke off its answer"
                         elif response.status in REFUSED_STATUS:
-                            raise NoNodeAvailable(self._add_refusal(name, response.status))
+                            raise NoNodeAvailableError(self._add_refusal(name, response.status))
                         elif response.status in RETRY_STATUS or response.status >= 500:
                             problem = f"endpoint {name!r} answered {response.status}"
                             retry_after = _retry_after(response)
                         elif response.status < 400:
-                            raise NoNodeAvailable(f"endpoint {name!r} answered {response.status}: check its url")
+                            raise NoNodeAvailableError(f"endpoint {name!r} answered {response.status}: check its url")
                         else:
-                            raise EngineRejected(response.status, self._without_key(name, await response.read()))
+                            raise UpstreamRejectedError(response.status, self._without_key(name, await response.read()))
                 except (aiohttp.ClientError, TimeoutError) as error:
                     problem = f"endpoint {name!r} cannot be reached: {str(error) or type(error).__name__}"
                 tracing.set_error(span, problem)
@@ -126,7 +126,7 @@ class ExternalEndpoints:
                     raise aiohttp.ClientConnectionError(f"no connection in {CONNECT_SECONDS:g} s") from error
 
     def _without_key(self, name: str, body: bytes) -> bytes:
-        """An error as the agent may read it."""
+        """Remove the endpoint's key from an error before the agent reads it."""
         key = self._keys[name].encode()
         return body.replace(key, b"***") if key else body
 
@@ -156,7 +156,7 @@ def _read_key(name: str, endpoint: EndpointSettings, environment: Mapping[str, s
 
 
 def _retry_after(response: aiohttp.ClientResponse) -> float:
-    """Seconds; 0 where the endpoint does not say, or says a date."""
+    """Read the seconds of Retry-After; 0 where the endpoint gives none, or a date."""
     try:
         seconds = float(response.headers.get("Retry-After", ""))
     except ValueError:

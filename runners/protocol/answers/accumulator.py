@@ -12,8 +12,8 @@ from lightningbus.runners.protocol.answers import continuation
 from lightningbus.runners.protocol.answers.choice import SampledChoice, pack_array, version_spans
 from lightningbus.runners.protocol.answers.choice_state import ChoiceState
 from lightningbus.runners.protocol.answers.engine_errors import (
-    InvalidEngineOutput,
-    UnrecordableAnswer,
+    InvalidEngineOutputError,
+    UnrecordableAnswerError,
     raise_engine_error,
 )
 from lightningbus.runners.protocol.request import ChatRequest
@@ -130,7 +130,7 @@ class StreamAccumulator:
         return chunk
 
     def _feed_chunk(self, chunk: dict[str, Any]) -> None:
-        """Take one chunk; raises `RequestRefused` or `InvalidEngineOutput` when it is an error."""
+        """Take one chunk; raises `RequestRefusedError` or `InvalidEngineOutputError` when it is an error."""
         if "error" in chunk:
             raise_engine_error(chunk["error"] or {})
         self._head = self._head or {key: chunk[key] for key in ("id", "created", "model") if key in chunk}
@@ -138,13 +138,13 @@ class StreamAccumulator:
         self._prompt_ids = chunk.get("prompt_token_ids") or self._prompt_ids
         for part in chunk.get("choices", ()):
             if part.get("token_ids") and chunk.get("weight_version") is None:
-                raise InvalidEngineOutput("the node did not say which weight version made these tokens")
+                raise InvalidEngineOutputError("the node did not say which weight version made these tokens")
             reason = part.get("finish_reason")
             is_broken_off = reason in BROKEN_OFF
             taken = {**part, "finish_reason": None} if is_broken_off else part
             self._choices.setdefault(part["index"], ChoiceState()).add(taken, chunk)
             if is_broken_off:
-                raise InvalidEngineOutput(f"the engine ended the answer with {reason!r}")
+                raise InvalidEngineOutputError(f"the engine ended the answer with {reason!r}")
 
     def to_agent_chunk(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
         """The chunk as a streaming agent gets it: without what it did not ask for; None if nothing is left."""
@@ -241,29 +241,31 @@ class StreamAccumulator:
             choice.finish_reason = choice.finish_reason or CLIENT_CLOSED
 
     def sampled_choices(self) -> Iterator[SampledChoice]:
-        """What was sampled, choice by choice; raises `InvalidEngineOutput` rather than guess.
+        """What was sampled, choice by choice; raises `InvalidEngineOutputError` rather than guess.
 
         Also when the call is pinned to a weight version and a token is of another.
         """
         if not self._choices:
-            raise InvalidEngineOutput("the engine's stream ended without an answer")
+            raise InvalidEngineOutputError("the engine's stream ended without an answer")
         missing = self._missing_tokens()
         for index in sorted(self._choices):
             choice = self._choices[index]
             prompt_ids = choice.prompt_ids or self._prompt_ids
             if choice.finish_reason is None:
-                raise InvalidEngineOutput("the engine's stream ended early")
+                raise InvalidEngineOutputError("the engine's stream ended early")
             if prompt_ids is None:
-                raise UnrecordableAnswer("the engine gave no prompt token ids")
+                raise UnrecordableAnswerError("the engine gave no prompt token ids")
             if len(choice.logprobs) != len(choice.token_ids) or None in choice.logprobs:
-                raise UnrecordableAnswer(
+                raise UnrecordableAnswerError(
                     f"{len(choice.token_ids)} tokens came with {len(choice.logprobs)} log-probabilities"
                 )
             versions = [piece.version for piece in choice.pieces]
             if not all(isinstance(version, int) and version >= 0 for version in versions):
-                raise InvalidEngineOutput("the node did not say by a number which weight version made these tokens")
+                raise InvalidEngineOutputError(
+                    "the node did not say by a number which weight version made these tokens"
+                )
             if self._pinned is not None and any(version != self._pinned for version in versions):
-                raise InvalidEngineOutput(
+                raise InvalidEngineOutputError(
                     f"tokens of another version than {self._pinned}: the weights changed meanwhile"
                 )
             sampled = SampledChoice(

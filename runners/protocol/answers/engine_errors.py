@@ -8,11 +8,11 @@ RETRY_STATUS = frozenset({408, 409, 429})
 """Errors of a client that do not mean the request is wrong."""
 
 
-class InvalidEngineOutput(ValueError):
+class InvalidEngineOutputError(ValueError):
     """The engine's answer cannot be recorded exactly; the call counts as failed by our side."""
 
 
-class RequestRefused(ValueError):
+class RequestRefusedError(ValueError):
     """The engine found amid its stream that the request is wrong."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -20,26 +20,28 @@ class RequestRefused(ValueError):
         self.status = status
 
 
-class EngineFailed(InvalidEngineOutput):
+class EngineFailedError(InvalidEngineOutputError):
     """The engine said amid its stream that it failed."""
 
 
-class UnrecordableAnswer(InvalidEngineOutput):
+class UnrecordableAnswerError(InvalidEngineOutputError):
     """The answer is whole, and another one to the same request would be no better."""
 
 
 @contextmanager
 def malformed_engine_output() -> Iterator[None]:
-    """Around reading what an engine says: in another form than it should be, it is an `InvalidEngineOutput`."""
+    """Around reading what an engine says: in another form than it should be, it is an `InvalidEngineOutputError`."""
     try:
         yield
     except (TypeError, AttributeError, LookupError, OverflowError, RecursionError) as error:
-        raise InvalidEngineOutput(f"the engine's answer has not its form: {type(error).__name__}: {error}") from error
+        raise InvalidEngineOutputError(
+            f"the engine's answer has not its form: {type(error).__name__}: {error}"
+        ) from error
 
 
 def raise_engine_error(error: dict[str, Any]) -> None:
     """Raise the error of a stream: a status of a client's is the request's fault, any other the engine's."""
     status, message = error.get("code"), str(error.get("message") or "the engine failed")
     if isinstance(status, int) and 400 <= status < 500 and status not in RETRY_STATUS:
-        raise RequestRefused(status, message)
-    raise EngineFailed(message)
+        raise RequestRefusedError(status, message)
+    raise EngineFailedError(message)

@@ -5,17 +5,17 @@ from typing import Any
 
 from lightningbus.runners.protocol.answers.accumulator import recorded_sampling
 from lightningbus.runners.protocol.answers.choice import ExternalAnswer, SampledChoice
-from lightningbus.runners.protocol.answers.engine_errors import InvalidEngineOutput, malformed_engine_output
+from lightningbus.runners.protocol.answers.engine_errors import InvalidEngineOutputError, malformed_engine_output
 from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.schemas.text import replace_surrogates
 
 
 def external_choices(call: ChatRequest, sampling: dict[str, Any], response: Any, host: str) -> list[SampledChoice]:
-    """Each choice of a whole answer; the first has the usage of all. Raises `InvalidEngineOutput`."""
+    """Each choice of a whole answer; the first has the usage of all. Raises `InvalidEngineOutputError`."""
     with malformed_engine_output():
         choices = response["choices"]
         if not isinstance(choices, list) or not choices:
-            raise InvalidEngineOutput("the answer has no choices")
+            raise InvalidEngineOutputError("the answer has no choices")
         usage = response.get("usage") or {}
         counts = (_count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens")))
         model = replace_surrogates(str(response.get("model") or ""))

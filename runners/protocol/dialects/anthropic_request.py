@@ -19,7 +19,7 @@ THINKING = frozenset({"adaptive", "disabled", "enabled"})
 CHOICES = {"any": "required", "auto": "auto", "none": "none"}
 
 
-class ThreadUnsupported(ValueError):
+class UnsupportedThreadError(ValueError):
     """A request that relies on a conversation kept by the server; its details tell the vendor's client to send all."""
 
     details: ClassVar[dict[str, Any]] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
@@ -30,7 +30,7 @@ def chat(body: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(body.get("messages"), list):
         raise ValueError("the request has no list of messages")
     if body.get("thread"):
-        raise ThreadUnsupported(f"thread {MESSAGES.refused['thread'].reason}")
+        raise UnsupportedThreadError(f"thread {MESSAGES.refused['thread'].reason}")
     MESSAGES.check_refused(body)
     request = {name: value for name, value in body.items() if name not in MESSAGES.names and value is not None}
     request |= {"messages": _messages(body), "stream": bool(body.get("stream"))}

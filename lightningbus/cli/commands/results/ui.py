@@ -65,7 +65,7 @@ def ui(
     with require_extra("store"):
         from lightningbus.run.run_data.followed_store import FollowedStore
         from lightningbus.run.run_data.other_runs import OtherRuns
-        from lightningbus.store.clickhouse.client import StoreUnreachable
+        from lightningbus.store.clickhouse.client import StoreUnreachableError
         from lightningbus.store.ui.client import Reader
         from lightningbus.store.ui.server import UiServer, serve
 
@@ -97,5 +97,5 @@ def ui(
                 print(f"UI at {page} already", file=sys.stderr)
             else:
                 run_async(run(page))
-    except StoreUnreachable as error:
+    except StoreUnreachableError as error:
         exit_with(error)

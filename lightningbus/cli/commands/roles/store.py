@@ -58,7 +58,7 @@ def store(
 
     options = {"url": url, "data_dir": data_dir, "http_port": http_port, "health_address": health}
     checked = load_settings(StoreSettings, "store", settings, context.args, **options)
-    expected = (AddressInUseError, engine.EngineBusy, client.StoreUnreachable, migrations.MigrationError)
+    expected = (AddressInUseError, engine.EngineBusyError, client.StoreUnreachableError, migrations.MigrationError)
     run_role(exit_on_user_error(discover_bus, bus, "store"), "store", room.run, checked, *expected)
 
 
@@ -84,7 +84,7 @@ def create_users(
         from clickhouse_connect.driver.exceptions import ClickHouseError
 
         from lightningbus.store.clickhouse import users
-        from lightningbus.store.clickhouse.client import StoreUnreachable, connect
+        from lightningbus.store.clickhouse.client import StoreUnreachableError, connect
         from lightningbus.store.clickhouse.query_limits import explain_error
 
     check_names(database=database, **({"cluster": cluster} if cluster else {}))
@@ -99,7 +99,7 @@ def create_users(
         client = connect(sql, None)
         for statement in statements:
             client.command(statement)
-    except StoreUnreachable as error:
+    except StoreUnreachableError as error:
         exit_with(error)
     except ClickHouseError as error:
         exit_with(explain_error(error))
