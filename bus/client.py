@@ -79,7 +79,7 @@ class Bus:
 
     @property
     def failure(self) -> BusError:
-        """Why it was closed for good; an `CredentialsError` when the server no longer lets us in."""
+        """The error that closed this connection for good: a `CredentialsError` when the server no longer accepts us."""
         return self._connection.failure
 
     async def raise_failure(self) -> None:
@@ -89,12 +89,12 @@ class Bus:
 
     @property
     def blocked_subjects(self) -> str:
-        """The subjects whose stream has no room for what this process publishes, with commas; empty: none."""
+        """Subjects whose stream has no room for this process's messages, joined by commas; empty: none."""
         return ", ".join(sorted(self._publisher.blocked))
 
     @property
     def problem(self) -> str:
-        """What this process needs and is not on the bus, as a sentence; empty: nothing."""
+        """A sentence about a stream or durable that this process needs and the bus lacks; empty: nothing is missing."""
         return self._upkeep.problem
 
     async def provision(
@@ -152,7 +152,7 @@ class Bus:
             raise BusError(streams.missing_stream_error(consumer.stream)) from error
 
     async def check_stream(self, stream: str) -> None:
-        """Raises `BusError` unless the stream is there; patient as `provision`."""
+        """Raise `BusError` unless the stream exists; retry as `provision` does."""
 
         async def request_info() -> None:
             await self.js.stream_info(stream)
@@ -167,23 +167,23 @@ class Bus:
         await self.js.reset_consumer(consumer.stream, consumer.durable, seq=sequence)
 
     async def stream_state(self, name: str) -> StreamState:
-        """What a stream is now; raises `BusError` if there is none."""
+        """Return the current state of a stream; raise `BusError` if there is none."""
         try:
             return await provisioning.get_stream_state(self.js, name)
         except NotFoundError as error:
             raise BusError(streams.missing_stream_error(name)) from error
 
     async def backlog(self, consumer: ConsumerSpec) -> Backlog:
-        """What a durable has to do yet, and has done; raises nats' errors if it is not there."""
+        """Return the remaining and finished work of a durable; raise nats' errors if it does not exist."""
         return await provisioning.get_backlog(self.js, consumer)
 
     async def consumer_names(self, stream: str) -> list[str]:
-        """The durables of a stream, by the first thousand; raises nats' errors."""
+        """List the durables of a stream, at most the first thousand; raise nats' errors."""
         response = await self.nc.request(f"$JS.API.CONSUMER.NAMES.{stream}", b"{}")
         return list(json.loads(response.data).get("consumers") or ())
 
     async def delivered_count(self, consumer: ConsumerSpec) -> int:
-        """How many deliveries a durable has made to anybody since it was made or reset: the last one's number."""
+        """Count the deliveries of a durable since it was made or reset, to all its readers."""
         return (await self.backlog(consumer)).num_delivered
 
     async def publish(
@@ -238,9 +238,9 @@ class Bus:
     async def pull(
         self, consumer: ConsumerSpec, slots: int, expires: float = EXPIRES_SECONDS
     ) -> AsyncIterator[PullConsumer]:
-        """Pull loop over a durable; at most ``slots`` deliveries are held at once.
+        """Pull messages of a durable while the block runs; at most ``slots`` are held at once.
 
-        A request for them waits ``expires`` seconds at the server, then the next one does.
+        A request waits ``expires`` seconds at the server, then the next one follows.
         """
         self._upkeep.use(consumer)
         try:

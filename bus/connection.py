@@ -1,4 +1,4 @@
-"""One connection to NATS: connecting, losing it, being refused, and what the server says meanwhile."""
+"""One connection to NATS: connect, reconnect, rejected credentials and errors that the server reports."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 10.0
 NO_LEADER_ERRORS = (NatsTimeoutError, NoRespondersError, ServiceUnavailableError)
-"""What JetStream answers, or fails to, while a cluster elects a leader."""
+"""Errors of JetStream while a cluster elects a leader."""
 LEADER_SECONDS = 60.0
 LEADER_POLL_SECONDS = 0.5
 PING_SECONDS = 5
@@ -36,14 +36,14 @@ PING_SECONDS = 5
 POLL_SECONDS = 0.02
 CLOSE_TIMEOUT_SECONDS = 1.0
 AUTH_RETRY_SECONDS = 60.0
-"""A lost connection whose keys are refused for so long is given up."""
+"""Seconds for which a lost connection retries rejected keys before it gives up."""
 AUTH_RETRY_PAUSE_SECONDS = 30.0
 CERTIFICATE_CHECK_SECONDS = 86400.0
 INFO_TIMEOUT_SECONDS = 3.0
-"""For a server's INFO line. A server that waits for TLS sends none and hangs up after 2 s, by which we know it."""
+"""Seconds to wait for a server's INFO line. A server that waits for TLS sends none and hangs up after 2 s."""
 MAX_PERMISSION_ERRORS = 16
 PERMISSION_ERROR = re.compile(r'permissions violation for (?:publish|subscription) to "(.+?)"')
-"""nats-py hands on what the server says in lower case."""
+"""Matches the server's denial in lower case, the form in which nats-py reports it."""
 NO_INFO_ERROR = "empty response from server"
 TLS_HINT = " (something listens there that sends no INFO line: if it wants TLS, give --credentials)"
 DEFAULT_URL = "nats://127.0.0.1:4222"
@@ -53,7 +53,7 @@ class Connection:
     """A connection that reconnects for ever, until the server refuses it for good; see `Connection.open`."""
 
     def __init__(self, url: str, credentials: Credentials | None) -> None:
-        """Raises `AddressError` for what is no address."""
+        """Prepare a connection without opening it; raise `AddressError` for an invalid address."""
         self.addresses = server_addresses(url)
         self._url, self._credentials = url, credentials
         self._has_user = credentials is not None and credentials.has_user
@@ -84,11 +84,10 @@ class Connection:
 
     @asynccontextmanager
     async def open(self, name: str, timeout: float = CONNECT_SECONDS) -> AsyncIterator["Connection"]:
-        """Connect, and reconnect for ever; raises `BusError` if no server answers within ``timeout`` seconds at first.
+        """Connect, and reconnect for ever; raise `BusError` if no server answers within ``timeout`` seconds at first.
 
-        A server that has taken the first connection and says nothing yet is busy: it has `CONNECT_SECONDS` at least.
-        The files are read again at each reconnect. Raises `CredentialsError` when a server refuses us,
-        or we do not believe it.
+        A server that accepts the first connection but stays silent is busy: it gets at least `CONNECT_SECONDS`.
+        The files are read again at each reconnect. Raises `CredentialsError` when a server rejects us, or we reject it.
         """
         options = self._credentials.build_options() if self._credentials is not None else {}
         # A task of its own, cancelled again and again: nats-py forgets a cancellation that meets its own timeout.
@@ -153,7 +152,7 @@ class Connection:
 
     @property
     def failure(self) -> BusError:
-        """Why it was closed for good; an `CredentialsError` when the server no longer lets us in."""
+        """The error that closed this connection for good: a `CredentialsError` when the server no longer accepts us."""
         if self._failure:
             return BusError(self._failure)
         if self._fatal_error:
@@ -166,9 +165,9 @@ class Connection:
         self.closed.set()
 
     async def retry_until_leader(self, request: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """A request to JetStream, repeated while a cluster has no leader; raises `BusError` after 60 s.
+        """Send a request to JetStream, again while a cluster has no leader; raise `BusError` after 60 s.
 
-        Raises `CredentialsError` when the server denies it, which the request itself does not learn.
+        Raises `CredentialsError` when the server denies it: the request itself only times out.
         """
         deadline = asyncio.get_running_loop().time() + LEADER_SECONDS
         while True:
@@ -214,7 +213,7 @@ class Connection:
             log.warning("bus: %s", message)
 
     def _record_auth_refusal(self, reason: str) -> None:
-        """The server does not let us in again; the files may hold new keys soon, but not for ever."""
+        """Record that the server rejected us, and give up after `AUTH_RETRY_SECONDS`: the files may soon hold new keys."""
         if self._auth_refusals.record(asyncio.get_running_loop().time()):
             self._fatal_error = reason
             self.closed.set()

@@ -1,4 +1,4 @@
-"""The dead letter queue: messages that nobody can use are kept there, listed, replayed and deleted."""
+"""The dead letter queue: keeps, lists, replays and deletes messages that cannot be processed."""
 
 import logging
 import time
@@ -36,17 +36,17 @@ TYPES: Mapping[str, Mapping[type[Event], str]] = {
     subjects.EVENTS: {TaskBatchRecord: subjects.TASK_PUBLISHED, TrainingStep: subjects.TRAINING_STEP},
     subjects.ALERTS: {Alert: subjects.ALERT},
 }
-"""What is sent again: by stream the types it takes, with their subjects. Weights are not: the learner makes them."""
+"""Replayable events by stream, with their subjects. Weights cannot be replayed: the learner publishes them again."""
 
 
 class DeadLetterQueue:
-    """What lies in DLQ, by its sequence there."""
+    """Dead letters, by their sequence in the stream DLQ."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
     async def add(self, message: Message, reason: str) -> None:
-        """Keep a message nobody can use as a dead letter, then never deliver it again.
+        """Keep an unprocessable message as a dead letter, then never deliver it again.
 
         A letter that would be too large is kept without headers and payload.
         """
@@ -96,9 +96,9 @@ class DeadLetterQueue:
             raise BusError(f"there is no dead letter {sequence} that can be read: {error}") from error
 
     async def replay(self, sequence: int) -> None:
-        """Send a letter's message to its stream again, then drop the letter; raises `BusError` if it fits none.
+        """Send a letter's message to its stream again, then drop the letter; raise `BusError` if it fits none.
 
-        A task goes on counting its attempts, so that what comes of it is told from what came before.
+        A task keeps its count of attempts, so that new results differ from older ones.
         """
         letter = await self.get(sequence)
         try:
@@ -122,9 +122,9 @@ class DeadLetterQueue:
 
 
 def read_letter(message: RawStreamMsg | Msg) -> DeadLetter:
-    """The letter of a message; raises `DecodeError`, also when it says another stream than the one it was written for.
+    """Decode a letter; raise `DecodeError`, also when it names another stream than its subject does.
 
-    Who may write letters of one stream may not write those of another.
+    A role that may write letters of one stream may not write those of another.
     """
     letter = decode(DeadLetter, message.data or b"")
     if message.subject != subjects.dlq(letter.stream):

@@ -19,9 +19,9 @@ LOCK = ".lock"
 READER_LOCK = ".reader"
 """The same for the process that reads the directory."""
 ORPHAN_SECONDS = 10.0
-"""How long a lock is waited for whose process is gone: what it started is on its way out."""
+"""Seconds to wait for a lock whose process is gone: its children are about to exit."""
 READER_SECONDS = 20.0
-"""How long a reader has to leave; its last query may take ten seconds."""
+"""Seconds that a reader has to leave; its last query may take ten."""
 PROBE_SECONDS = 0.2
 """A lock that ends within this time was a reader's probe, see `is_wanted`."""
 
@@ -86,7 +86,7 @@ def lock_for_reading(directory: Path) -> Iterator[None]:
 
 
 def is_wanted(directory: Path) -> bool:
-    """Whether another process keeps a directory that this process reads, or waits for it."""
+    """Return whether another process keeps or wants a directory that this process reads."""
     try:
         file, _ = _try_lock(directory / LOCK)
     except OSError:  # the directory has been moved or removed
@@ -97,7 +97,7 @@ def is_wanted(directory: Path) -> bool:
 
 
 def _wait_for_reader(directory: Path) -> None:
-    """Wait until nobody reads the directory; a new reader cannot begin, because the directory is locked."""
+    """Wait until no process reads the directory; the lock keeps new readers out."""
     deadline = time.monotonic() + READER_SECONDS
     while (directory / READER_LOCK).exists():
         try:
@@ -128,7 +128,7 @@ def _lock(directory: Path) -> int:
 
 
 def _try_lock(path: Path) -> tuple[int | None, int | None]:
-    """The descriptor of the file once it is locked; without one, the id of the process that locked it, if known."""
+    """Lock a file: return its descriptor, or None and the id of the process that holds it, if known."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -140,7 +140,7 @@ def _try_lock(path: Path) -> tuple[int | None, int | None]:
 
 
 def _is_file_at(path: Path, file: int) -> bool:
-    """Whether an open file is still the one of that path: the directory may have been moved away meanwhile."""
+    """Return whether an open file still is the one at that path: the directory may have been moved away."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file))
     except FileNotFoundError:

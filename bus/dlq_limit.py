@@ -1,4 +1,4 @@
-"""When to stop burying: a flood of messages nobody can read is a bad deploy, not so many dead letters. Pure."""
+"""Limit on dead letters: a flood of unreadable messages is a bad deploy and stops the reader. Pure."""
 
 from collections import deque
 
@@ -21,12 +21,12 @@ class DlqLimit:
         self._consecutive = 0
 
     def record_valid(self) -> None:
-        """A message could be read."""
+        """Count a readable message."""
         self._consecutive = 0
         self._recent.append(False)
 
     def record_invalid(self, reason: str) -> None:
-        """A message could not be read; call before burying it."""
+        """Count an unreadable message before it becomes a dead letter; raise `DlqLimitExceededError` over the limit."""
         self._consecutive += 1
         self._recent.append(True)
         flood = len(self._recent) == WINDOW and sum(self._recent) > MAX_INVALID_RATIO * WINDOW

@@ -1,11 +1,11 @@
-"""What can go wrong on the bus, and which of it is worth another try."""
+"""Errors of the bus, and whether each is worth a retry."""
 
 from enum import Enum
 from typing import Any
 
 
 class BusError(Exception):
-    """The bus refused, or could not be reached; the message says what to do."""
+    """The bus denied a request or could not be reached; the message says what to do."""
 
 
 class CredentialsError(BusError):
@@ -37,11 +37,11 @@ class DuplicateMessageError(BusError):
 
 
 class ChecksumMismatchError(BusError):
-    """A blob's bytes are not what its manifest says."""
+    """A blob's bytes do not match its manifest."""
 
 
 class PublishFailure(Enum):
-    """What to do about a failed publish."""
+    """The reaction to a failed publish."""
 
     RETRY = "retry"
     FULL = "full"
@@ -52,13 +52,13 @@ class PublishFailure(Enum):
 _FENCED = {10071, 10164}
 _FATAL = {10060, 10054, 10201}
 DUPLICATE_IN_PROCESS = "is in process"
-"""An earlier try of the same message is on its way through a cluster: the next one is told that it is there."""
+"""Server error while an earlier publish with this id is being replicated. The retry is then answered as a duplicate."""
 
 
 def classify(error: dict[str, Any]) -> PublishFailure:
     """Classify the ``error`` object of a JetStream publish acknowledgement.
 
-    A full stream answers the generic 503/10077 "store failed", so it is told from other 503s by its description.
+    A full stream answers the generic 503/10077 "store failed", so only its description sets it apart from other 503s.
     """
     code, number = error.get("code"), error.get("err_code")
     description = str(error.get("description", ""))

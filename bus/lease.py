@@ -16,24 +16,24 @@ class Lease:
 
     ack_wait: float
     renewed: float
-    """When the last renewal was sent: the broker noted it later, so it never lets go before we think it does."""
+    """Time at which the last renewal was sent: the broker noted it later, so our lease ends before the broker's."""
 
     def seconds_until_renewal(self, now: float) -> float:
         """Seconds until the next renewal, three to an ``ack_wait``; 0: now."""
         return max(0.0, self.renewed + self.ack_wait / 3 - now)
 
     def renew(self, sent_at: float, confirmed_at: float) -> None:
-        """The broker has confirmed a renewal. A late one renews nothing, because another runner may have the task."""
+        """Record a confirmed renewal. A late one renews nothing, because another runner may have the task."""
         if self.is_held(confirmed_at):
             self.renewed = sent_at
 
     def is_held(self, now: float) -> bool:
-        """Whether no other runner can have the task. False after a long pause of the process or of the connection."""
+        """Return whether no other runner can have the task; false after a long pause of the process or the connection."""
         return now - self.renewed < self.ack_wait
 
 
 class LeaseRenewer:
-    """Keeps a delivery ours while the block runs, by renewals three times per ``ack_wait``; gives its `Lease`.
+    """Keeps a message ours while the block runs, by renewals three times per ``ack_wait``; gives its `Lease`.
 
     There is a timer, not a task, until the first renewal is due: most rollouts end sooner.
     """

@@ -15,7 +15,7 @@ from lightningbus.schemas.prompts import PromptReleaseState, PromptVersion
 
 
 class PromptRegistry(VersionRegistry[PromptVersion, PromptReleaseState]):
-    """What may be used of a prompt."""
+    """Versions of a prompt, and which of them may be used."""
 
     stream, noun, command = subjects.PROMPTS, "prompt", "prompts list"
 
@@ -69,7 +69,7 @@ async def find_prompt_names(bus: Bus) -> list[str]:
 
 
 async def check_prompt_exists(bus: Bus, name: str) -> None:
-    """Raises `BusError` unless the bus has a prompt of this name."""
+    """Raise `BusError` unless the bus has a prompt of this name."""
     names = await find_prompt_names(bus)
     if name not in names:
         known = ", ".join(names) or "none"

@@ -26,7 +26,7 @@ from lightningbus.schemas.codec import MAX_BYTES
 log = logging.getLogger(__name__)
 
 NON_EPHEMERAL_PORTS = range(15000, 32768)
-"""Below the ports that Linux gives to whoever asks for any."""
+"""Ports below the range from which Linux picks ephemeral ones."""
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
 RESTART_POLICY = RetryPolicy(0.2, 5.0)
@@ -58,9 +58,9 @@ def server_config(
     extra_config: str = "",
     more_mib: int = 0,
 ) -> str:
-    """The server's configuration file. ``extra_config`` is appended; ``more_mib`` is room for enlarged streams.
+    """Write the server's configuration file. ``extra_config`` is appended; ``more_mib`` is room for enlarged streams.
 
-    ``sync`` is how long what was written may wait for the disk: docs/architecture.md says what each choice survives.
+    ``sync`` is how long written data may wait for the disk: docs/architecture.md lists the guarantees of each choice.
     ``js_ack_fc_v2`` stays off: nats-py cannot read acknowledgement subjects of that form everywhere yet.
     """
     return f"""
@@ -81,7 +81,7 @@ feature_flags {{ js_ack_fc_v2: false }}
 
 
 def port_is_free(host: str, port: int) -> bool:
-    """Whether one could listen there now; port 0 always can."""
+    """Return whether a server could listen there now; port 0 always can."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -92,7 +92,7 @@ def port_is_free(host: str, port: int) -> bool:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on now, and that no system gives to whoever asks for any; raises `BusError`."""
+    """Find a port that is free now and outside the system's ephemeral range; raise `BusError`."""
     for port in random.SystemRandom().sample(NON_EPHEMERAL_PORTS, 100):
         if port_is_free(host, port):
             return port
@@ -113,8 +113,9 @@ class NatsServer:
         lock: int | None = None,
         more_mib: int = 0,
     ) -> None:
-        """``users``: a directory of `lightningbus.bus.security.users`; None: whoever reaches the port may do anything.
+        """Describe a server without starting it.
 
+        ``users`` is a directory of `lightningbus.bus.security.users`; None: every client may do anything.
         ``lock`` is the descriptor of the directory's lock, which the server keeps for as long as it lives;
         ``more_mib`` is room for streams beyond their shipped sizes.
         """
@@ -172,9 +173,9 @@ class NatsServer:
             await asyncio.sleep(0.01)  # the server tells that it listens by a file; there is no event to wait for
 
     async def supervise(self) -> None:
-        """Start it again whenever it ends, on the same port and data, for as long as this runs.
+        """Start the server again whenever it ends, on the same port and data, for as long as this runs.
 
-        Also when it could not write: a stream that has met a full disk stays frozen until the server is started anew.
+        A write error restarts it too: a stream that met a full disk stays frozen until the server restarts.
         """
         backoff = Backoff(RESTART_POLICY)
         while True:
@@ -198,7 +199,7 @@ class NatsServer:
                 log.error("%s; trying again", error)
 
     async def _wait_for_write_error(self) -> str:
-        """Wait until the server says that it could not write; returns its words."""
+        """Wait until the server reports a write error; return its message."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HEALTH_SECONDS)) as session:
             while True:
                 await asyncio.sleep(HEALTH_SECONDS)
@@ -236,10 +237,11 @@ async def nats_server(
     open: bool = False,
     more_mib: int = 0,
 ) -> AsyncIterator[NatsServer]:
-    """A nats-server while the block runs; raises `BusError` unless who can reach it is known, or it is to be open.
+    """Run a nats-server while the block runs; raise `BusError` if other machines could reach it without users, unless
+    ``open``.
 
-    Raises `lightningbus.bus.directory_lock.DirectoryInUseError` where another server keeps its streams: two on one
-    directory lose messages.
+    Raises `lightningbus.bus.directory_lock.DirectoryInUseError` where another server keeps its streams: two servers on
+    one directory lose messages.
     """
     check_exposure(host, users, open)
     with lock_directory(directory) as lock:
@@ -252,7 +254,7 @@ async def nats_server(
 
 
 def check_exposure(host: str, users: Path | None, open: bool) -> None:
-    """Raises `BusError` beyond loopback without users, unless ``open``; warns where they come without TLS."""
+    """Raise `BusError` beyond loopback without users, unless ``open``; warn about users without TLS."""
     if is_loopback(host):
         return
     if users is None and not open:

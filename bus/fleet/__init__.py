@@ -1,1 +1,1 @@
-"""Who is alive: heartbeats, readiness, and the states of inference nodes."""
+"""Liveness of processes: heartbeats, readiness, and the states of inference nodes."""

@@ -15,13 +15,13 @@ LABELS = {
     "backlog": "messages to write",
     "wants_whole": "wants a whole version",
 }
-"""What a key of a status is called; other keys are called by their name."""
+"""Readable labels for keys of a status; other keys are shown as they are."""
 HIDDEN = {"alert", "engine_id", "steps"}
 """Shown elsewhere, or of no use to a reader."""
 
 
 def describe(beat: Heartbeat) -> str:
-    """What a member reports, in a few words."""
+    """Summarise a member's heartbeat in a few words."""
     status = {key: value for key, value in beat.status.items() if key not in HIDDEN and value not in (None, "", [], {})}
     if isinstance(status.get("step"), int) and isinstance(beat.status.get("steps"), int):
         status["step"] = f"{status['step']} of {beat.status['steps']}"
@@ -46,10 +46,10 @@ def _words(value: object) -> str:
 
 
 def has_several_models(members: Iterable[Heartbeat]) -> bool:
-    """Whether processes have to be told apart by their model."""
+    """Return whether the processes serve or train more than one model, so that output must name it."""
     return len({beat.model for beat in members if beat.model}) > 1
 
 
 def firing_alerts(members: Iterable[Heartbeat]) -> list[str]:
-    """What the watchdogs have found and is not over."""
+    """List the alerts that the watchdogs report now."""
     return [str(beat.status["alert"]) for beat in members if beat.status.get("alert")]

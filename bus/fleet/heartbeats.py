@@ -23,7 +23,7 @@ INTERVAL_SECONDS = 1.0
 
 
 def default_instance_id(configured: str | None) -> str:
-    """The id of a process: from its settings, else from host and process id."""
+    """Choose the id of a process: from its settings, else from host and process id."""
     return configured or f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
 
 
@@ -34,7 +34,7 @@ class HeartbeatPublisher:
         self._nc, self._role, self._id, self._describe = nc, role, id, describe
 
     def current(self) -> Heartbeat:
-        """The heartbeat of this moment."""
+        """Build the current heartbeat."""
         fields = {"pid": os.getpid(), "sent_at_ns": time.time_ns(), **self._describe()}
         return Heartbeat(role=self._role, id=self._id, **fields)  # type: ignore[arg-type]
 
@@ -99,9 +99,9 @@ class Fleet:
         ]
 
     def suspect(self, role: str, id: str) -> None:
-        """A process did not answer: it gets no new work before its next heartbeat.
+        """Mark a process that did not answer: it gets no new work before its next heartbeat.
 
-        A node of several models has a heartbeat for each, with one engine: all of them are suspect.
+        A node of several models has a heartbeat for each, with one engine: all of them become suspect.
         """
         if (role, id) not in self._last_seen:
             return

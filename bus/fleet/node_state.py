@@ -39,38 +39,41 @@ TRANSITIONS: dict[tuple[State, NodeEvent], State] = {
     ("ready", "stop"): "draining",
     ("canary", "stop"): "draining",
 }
-"""``awaiting_weights``: the engine runs, but holds no verified version from the bus, so it serves nobody.
+"""Next state by current state and event.
+
+``awaiting_weights``: the engine runs, but holds no verified version from the bus, so it serves no calls.
 A frozen node starts with its weights, and goes from ``starting`` to ``ready``.
-``canary``: it holds a version that is not approved yet, so it serves nobody either.
-``suspect``: the auditor found that its tokens are not what they are recorded to be; its engine is stopped."""
+``canary``: it holds a version that is not approved yet, so it serves no calls either.
+``suspect``: the auditor found that its tokens do not match their records; its engine is stopped.
+"""
 
 
 def next_state(state: State, event: NodeEvent) -> State:
-    """The next state of a node. An event without a transition from this state changes nothing."""
+    """Return the next state of a node; an event without a transition from this state changes nothing."""
     return TRANSITIONS.get((state, event), state)
 
 
 def is_ready(state: str) -> bool:
-    """Whether model calls are answered."""
+    """Return whether a node in this state answers model calls."""
     return state == "ready"
 
 
 def serves_version(node: Heartbeat, version: int) -> bool:
-    """Whether a node serves a version to new calls: its only version, or one of several adapters."""
+    """Return whether a node serves a version to new calls: its only version, or one of several adapters."""
     versions = node.status.get("versions")
     return version in versions if isinstance(versions, list) else version == node.version
 
 
 def is_serving(beat: Heartbeat, model: str, version: int) -> bool:
-    """Whether it is of a node that takes calls of a model, and answers them with a version."""
+    """Return whether a heartbeat is of a node that takes calls of a model and answers them with a version."""
     is_node = beat.role == "inference" and beat.model == model
     return is_node and is_ready(beat.state) and serves_version(beat, version)
 
 
 def observed_state(reported: str, silence: float) -> str:
-    """The state that others assume: the last reported one, unless the node has been silent for too long.
+    """Derive a node's state: the last reported one, unless the node has been silent for too long.
 
-    A process that is done is silent from then on, and stays done.
+    A process that is done falls silent, and stays done.
     """
     if reported == DONE:
         return DONE

@@ -1,4 +1,4 @@
-"""What a role can say of itself when a probe asks: whether it can do its work now, and if not, why."""
+"""Readiness of a role: whether it can do its work now, and the reason if not."""
 
 from lightningbus.schemas.fleet import Heartbeat
 
@@ -24,7 +24,7 @@ STATE_REASONS = {
 
 
 def not_ready_reason(beat: Heartbeat) -> str:
-    """Why a role cannot do its work now, as a sentence; empty: it can. Pure."""
+    """Explain in a sentence why a role cannot do its work now; empty: it can. Pure."""
     if beat.state in READY_STATES.get(beat.role, {beat.state}):
         short = beat.status.get("disk")
         return f"{beat.role} is {beat.state}: {short}" if short else ""

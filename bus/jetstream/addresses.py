@@ -8,17 +8,17 @@ SCHEMES = ("nats", "tls")
 
 
 def server_addresses(urls: str) -> list[str]:
-    """The addresses in a list with commas, each with its scheme; raises `AddressError` in one sentence."""
+    """Split a list of addresses at commas and add missing schemes; raise `AddressError` for an invalid one."""
     return [_check_address(url, urls) for url in urls.split(",")]
 
 
 def wants_tls(addresses: list[str]) -> bool:
-    """Whether any address is ``tls://``. Then all use TLS, because servers of a cluster name each other."""
+    """Return whether any address is ``tls://``. Then all use TLS, because servers of a cluster name each other."""
     return any(address.startswith("tls://") for address in addresses)
 
 
 def without_secrets(urls: str) -> str:
-    """The list of addresses without users and passwords, for logs."""
+    """Remove users and passwords from a list of addresses, for logs."""
     split = [url.partition("://") if "://" in url else ("", "", url) for url in urls.split(",")]
     return ",".join(f"{scheme}{mark}{rest.rpartition('@')[2]}" for scheme, mark, rest in split)
 

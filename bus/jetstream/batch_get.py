@@ -14,16 +14,16 @@ SEQUENCE = "Nats-Sequence"
 """The header with a message's sequence in its stream."""
 STATUS = "Status"
 END_STATUS = ("204", "404")
-"""How the answer ends: those were all, or there are none."""
+"""Statuses that end an answer: 204 after the last message, 404 without any."""
 
 
 @asynccontextmanager
 async def batch_get(
     nc: Client, stream: str, request: Mapping[str, object], seconds: float
 ) -> AsyncIterator[AsyncIterator[Msg]]:
-    """The messages a request asks for, as they come; the block may leave early.
+    """Request messages and iterate over them as they come; the block may leave early.
 
-    The iteration raises `BusError` when the stream does not answer, or nothing comes for ``seconds``.
+    The iteration raises `BusError` when the stream does not answer, or is silent for ``seconds``.
     """
     messages: asyncio.Queue[Msg] = asyncio.Queue()
     inbox = nc.new_inbox()
@@ -53,5 +53,5 @@ async def batch_get(
 
 
 def sequence_of(message: Msg) -> int:
-    """A looked-up message's sequence in its stream."""
+    """Return the stream sequence of a message read by Direct Get."""
     return int((message.headers or {})[SEQUENCE])

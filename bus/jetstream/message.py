@@ -1,4 +1,4 @@
-"""One delivered message: what it says, and the ways to settle it."""
+"""One delivered message: its event, and the ways to settle it."""
 
 import json
 from collections.abc import Callable
@@ -42,7 +42,7 @@ class Message:
         return self.headers.get(subjects.SCHEMA_HEADER, "")
 
     def event(self) -> Event:
-        """The checked event; raises `lightningbus.schemas.codec.DecodeError`."""
+        """Decode and check the event; raise `lightningbus.schemas.codec.DecodeError`."""
         return decode_as(self.schema, self.data)
 
     def decode_as(self, kind: type[E]) -> E:

@@ -8,7 +8,7 @@ from nats.errors import AuthorizationError
 from nats.errors import Error as NatsError
 
 AUTH_ERRORS = ("authorization violation", "authentication")
-"""How the server begins, in nats-py's lower case, when it no longer knows a connected user or its account."""
+"""Beginnings of the server's errors, lower-cased by nats-py, about a user or account that it no longer knows."""
 
 
 class PlaintextServerError(NatsError):
@@ -16,12 +16,14 @@ class PlaintextServerError(NatsError):
 
 
 class FastReconnectClient(NatsClient):
-    """Reconnects at once: what is left of a dead connection is thrown away.
+    """Reconnects at once by dropping the remains of a dead connection.
 
-    nats-py closes it first and waits for the end of that: over TLS 30 s for the other side's word, and with words of
-    our own that cannot be sent until the kernel gives up, which takes a quarter of an hour. ``credentials`` gives the
-    arguments for ``connect`` that say who we are, from files that may have changed; they are asked for before each
-    connection. ``must_encrypt``: not a word is sent to a server without TLS.
+    nats-py closes it first and waits for that: over TLS 30 s for the peer's close, and with unsent data until the
+    kernel
+    gives up, which takes a quarter of an hour. ``credentials`` gives the arguments of ``connect`` that identify us,
+    from
+    files that may have changed; they are read before each connection. ``must_encrypt``: send nothing to a server
+    without TLS.
     """
 
     def __init__(self, credentials: Callable[[], dict[str, Any]] = dict, must_encrypt: bool = False) -> None:
@@ -31,7 +33,7 @@ class FastReconnectClient(NatsClient):
 
     @property
     def peer_certificate(self) -> dict[str, Any] | None:
-        """What the server showed, as ``SSLObject.getpeercert`` has it; None without TLS."""
+        """The server's certificate in the form of ``SSLObject.getpeercert``; None without TLS."""
         writer: Any = getattr(self._transport, "_io_writer", None)
         encrypted = writer.get_extra_info("ssl_object") if writer is not None else None
         return encrypted.getpeercert() if encrypted is not None else None

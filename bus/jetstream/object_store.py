@@ -43,7 +43,7 @@ RETRY_SECONDS = 0.2
 
 
 class ObjectInfo(msgspec.Struct):
-    """What is needed here of an object's entry in the Object Store."""
+    """The needed fields of an object's entry in the Object Store."""
 
     nuid: Annotated[str, Meta(pattern=r"^[A-Za-z0-9]{1,64}$")]
     """One token of a subject: a wildcard here would read, or purge, the chunks of others."""
@@ -91,7 +91,7 @@ class ObjectStore:
     async def get(self, blob: Blob, path: Path) -> None:
         """Write a blob to ``path``, all of it or nothing.
 
-        Raises `ChecksumMismatchError` if its bytes are not what the manifest says, `BusError` if it is not there.
+        Raises `ChecksumMismatchError` if its bytes do not match the manifest, `BusError` if it does not exist.
         """
         entry = await self._entry(blob.bucket, blob.name)
         if entry is None:
@@ -132,21 +132,21 @@ class ObjectStore:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _entry(self, bucket: str, name: str) -> ObjectInfo | None:
-        """The entry of an object; None if there is none, or none that can be read: then it can be written anew."""
+        """Read the entry of an object; None if it is missing or unreadable, so that it can be rewritten."""
         try:
             return await self._read_entry(bucket, name)
         except (NotFoundError, ObjectNotFoundError):
             return None
 
     async def _is_readable(self, bucket: str, name: str) -> bool:
-        """Whether an object that the stream's leader lists can be read; a server that lags may not have it yet."""
+        """Return whether an object that the stream's leader lists can be read; a server that lags may not have it yet."""
         try:
             return await self._read_entry(bucket, name) is not None
         except (NotFoundError, ObjectNotFoundError):
             return True
 
     async def _read_entry(self, bucket: str, name: str) -> ObjectInfo | None:
-        """The entry of an object; None for one that is deleted or cannot be read. Raises nats' errors for none."""
+        """Read the entry of an object; None if it is deleted or unreadable. Raise nats' errors if it is missing."""
         try:
             message = await self._js.get_last_msg(f"OBJ_{bucket}", _meta_subject(bucket, name), direct=True)
         except NoRespondersError as error:
@@ -168,7 +168,7 @@ class ObjectStore:
 
 
 def _build_info(bucket: str, name: str, nuid: str) -> dict[str, Any]:
-    """An entry as the Object Store writes it, of an object of no bytes yet."""
+    """Build an entry in the Object Store's format, for an object that has no bytes yet."""
     return {
         "name": name,
         "bucket": bucket,
@@ -186,7 +186,7 @@ def _meta_subject(bucket: str, name: str) -> str:
 
 
 def _parse_name(subject: str) -> str | None:
-    """The object whose entry lies on a subject; None: no Object Store wrote there."""
+    """Decode the object's name from the subject of its entry; None if no Object Store wrote there."""
     try:
         return base64.b64decode(subject.rpartition(".")[2], altchars=b"-_", validate=True).decode()
     except ValueError:

@@ -1,7 +1,7 @@
-"""Many messages published at once, without a task for each.
+"""Batches of messages, published without a task for each.
 
 A message that the server stores at the first attempt costs no task. Any other is retried by `Publisher`, beside the
-rest. nats-py's ``publish_async`` needs no tasks either, but tells nobody of a message that the server refuses.
+rest. nats-py's ``publish_async`` needs no tasks either, but does not report a message that the server rejects.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from lightningbus.schemas.base import Event
 from lightningbus.schemas.codec import encode, schema_of
 
 SENT_TOGETHER = 32
-"""Messages whose sending has one time limit."""
+"""Messages that are sent under one time limit."""
 
 
 class OutgoingMessage(NamedTuple):
@@ -40,7 +40,7 @@ class OutgoingMessage(NamedTuple):
 
 
 def encode_event(subject: str, event: Event, msg_id: str, traceparent: str | None = None) -> OutgoingMessage:
-    """The message of an event; raises `lightningbus.schemas.codec.EncodeError`."""
+    """Encode an event as a message; raise `lightningbus.schemas.codec.EncodeError`."""
     headers = {subjects.SCHEMA_HEADER: schema_of(event), subjects.MSG_ID_HEADER: msg_id}
     if traceparent is not None:
         headers[subjects.TRACE_HEADER] = traceparent
@@ -48,7 +48,7 @@ def encode_event(subject: str, event: Event, msg_id: str, traceparent: str | Non
 
 
 class _SentMessage(NamedTuple):
-    """A message whose reply is expected; ``place``: in the batch."""
+    """A message whose reply is expected; ``place`` is its index in the batch."""
 
     place: int
     token: str
@@ -59,7 +59,7 @@ class _SentMessage(NamedTuple):
 async def publish_batch(
     publisher: Publisher, messages: Sequence[OutgoingMessage], timeout: float, unique: bool = False
 ) -> list[int | BusError]:
-    """Of each message the stream sequence, or the error that `Publisher.publish` raises; sent in order."""
+    """Publish messages in order; return for each its stream sequence, or the error that `Publisher.publish` raises."""
     return await _Batch(publisher, messages, timeout, unique).run()
 
 
@@ -90,7 +90,7 @@ class _Batch:
         return [self._results[index] for index in range(len(self._messages))]
 
     async def _take_placed(self, unsent: deque[int]) -> list[int]:
-        """The next messages that have a place in the pipeline; waits for one, but with no place held and unused."""
+        """Take the next messages that have a place in the pipeline; wait for one only while no place is held unused."""
         slots, placed = self._publisher.slots, list[int]()
         while unsent and len(placed) < SENT_TOGETHER:
             if slots.locked():

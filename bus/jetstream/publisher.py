@@ -37,13 +37,13 @@ log = logging.getLogger(__name__)
 MAX_PENDING_ACKS = 512
 """Unacknowledged messages at most; beyond it publishing waits."""
 ATTEMPT_SECONDS = 5.0
-"""How long one attempt waits for its acknowledgement."""
+"""Seconds that one attempt waits for its acknowledgement."""
 RETRY_POLICY = RetryPolicy(0.05, 2.0)
 """First and longest pause between attempts; the pause is drawn from zero up to it."""
 
 
 class PublishAck(NamedTuple):
-    """What the server acknowledges."""
+    """The server's acknowledgement of a stored message."""
 
     sequence: int
     is_duplicate: bool
@@ -51,7 +51,7 @@ class PublishAck(NamedTuple):
 
 
 Reply = PublishAck | dict[str, Any] | None
-"""What is stored, the server's error, or None when nothing useful came back in time."""
+"""The acknowledgement, the server's error, or None when no useful reply came in time."""
 _REPLIES = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -163,18 +163,18 @@ class Publisher:
         return parse_reply(message)
 
     def expect_reply(self, subject: str) -> tuple[str, asyncio.Future[Msg]]:
-        """A token for a message, and its reply, until `forget`."""
+        """Return a token for a message and the future of its reply, kept until `forget`."""
         token = str(next(self._tokens))
         future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
         self._pending_acks[token] = subject, future
         return token, future
 
     def forget(self, token: str) -> None:
-        """The reply has come, or is waited for no longer."""
+        """Drop a token whose reply has come or is no longer awaited."""
         del self._pending_acks[token]
 
     async def send(self, token: str, subject: str, payload: bytes, headers: dict[str, str]) -> None:
-        """Send a message whose reply is expected; raises `BusError` if it is too large, and nats' errors."""
+        """Send a message whose reply is expected; raise `BusError` if it is too large, and nats' errors."""
         try:
             await self._nc.publish(subject, payload, reply=f"{self._inbox}.{token}", headers=headers)
         except MaxPayloadError as error:
@@ -186,14 +186,16 @@ class Publisher:
             future.set_result(message)
 
     def reject_subject(self, subject: str) -> None:
-        """The server says that we may not publish there; ``subject`` is in lower case, as nats-py hands it on."""
+        """Fail the waiting publishes to a subject that the server denies; ``subject`` is in lower case, as nats-py
+        reports it.
+        """
         for wanted, future in self._pending_acks.values():
             if wanted.lower() == subject and not future.done():
                 future.set_exception(CredentialsError(f"{wanted}: this user has no right to publish there"))
 
 
 def parse_reply(message: Msg) -> Reply:
-    """What the server says of a message."""
+    """Parse the server's reply to a published message."""
     if not message.data:  # no responders: no stream listens on the subject (yet)
         return None
     answer = _REPLIES.decode(message.data)
@@ -203,5 +205,5 @@ def parse_reply(message: Msg) -> Reply:
 
 
 def pipeline_full(subject: str, timeout: float) -> str:
-    """The sentence for a message that got no place in the pipeline."""
+    """Word the error for a message that got no place in the pipeline."""
     return f"{subject}: the publish pipeline stayed full for {timeout:g} s"

@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 EXPIRES_SECONDS = 30.0
 HEARTBEAT_SECONDS = 5.0
 EXPECTED_STATUS = frozenset({"404", "408"})
-"""How a request ends in the ordinary way: nothing there, or its time was up."""
+"""Statuses that end a request in the ordinary way: no message left, or its time was up."""
 NO_RESPONDERS, DELETED = "503", frozenset({"consumer deleted", "stream deleted"})
-"""What is answered where there is no such consumer, and to those who wait as it goes."""
+"""Status without such a consumer, and descriptions that waiting requests get when it is deleted."""
 REJECTED_PAUSE_SECONDS = 0.5
 """Pause after the server refused a request: a leader is being elected, or the consumer is gone."""
 SILENCE_SECONDS = 2.5 * HEARTBEAT_SECONDS
@@ -35,7 +35,7 @@ SILENCE_SECONDS = 2.5 * HEARTBEAT_SECONDS
 
 
 class PullConsumer:
-    """Async iterator over the deliveries of a durable consumer, never more than ``slots`` held at once."""
+    """Async iterator over the messages of a durable consumer; at most ``slots`` are held at once."""
 
     def __init__(
         self,
@@ -47,9 +47,10 @@ class PullConsumer:
         expires: float = EXPIRES_SECONDS,
         on_gone: Callable[[], None] = lambda: None,
     ) -> None:
-        """``expires``: seconds a request waits at the server, two `HEARTBEAT_SECONDS` at least.
+        """Subscribe to an inbox of its own.
 
-        ``on_gone`` is called when nobody answers for the consumer, or it is deleted.
+        ``expires``: seconds a request waits at the server, at least two `HEARTBEAT_SECONDS`.
+        ``on_gone`` is called when the consumer does not answer, or is deleted.
         """
         self._nc = nc
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
@@ -87,7 +88,7 @@ class PullConsumer:
             self._ready.put_nowait(None)
 
     def reset_requests(self) -> None:
-        """The connection was new-made: the server knows nothing of earlier requests."""
+        """Forget earlier requests: the server of a new connection does not know them."""
         self._outstanding.clear()
         self._wake.set()
 

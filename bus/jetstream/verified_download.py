@@ -26,7 +26,7 @@ _STOPWATCH: ContextVar[Stopwatch] = ContextVar("verifying")
 
 @contextmanager
 def measure_verification() -> Iterator[Stopwatch]:
-    """How long the block verifies what arrives, in threads that it waits for too."""
+    """Measure how long the block verifies incoming data, including in threads that it waits for."""
     spent = Stopwatch()
     token = _STOPWATCH.set(spent)
     try:
@@ -37,7 +37,7 @@ def measure_verification() -> Iterator[Stopwatch]:
 
 @contextmanager
 def timed_verification() -> Iterator[None]:
-    """This is part of verifying: see `counting`."""
+    """Add the block's duration to the verification time; see `measure_verification`."""
     started = time.perf_counter()
     try:
         yield
@@ -47,9 +47,9 @@ def timed_verification() -> Iterator[None]:
 
 @contextmanager
 def open_verified_writer(blob: Blob, path: Path) -> Iterator[Callable[[bytes], None]]:
-    """Takes a blob's bytes in order; the file is at ``path`` once the block has ended.
+    """Open a writer that takes a blob's bytes in order; the file is at ``path`` once the block has ended.
 
-    Raises `ChecksumMismatchError` if they are not what the manifest says.
+    Raises `ChecksumMismatchError` if they do not match the manifest.
     Too many bytes raise at once, before they fill the disk.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,13 +78,13 @@ def open_verified_writer(blob: Blob, path: Path) -> Iterator[Callable[[bytes], N
 
 
 def sha256_of(path: Path) -> str:
-    """A file's SHA-256, as manifests have it."""
+    """Hash a file with SHA-256, in the form that manifests use."""
     with timed_verification(), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def verify_checksum(blob: Blob, size: int, digest: str) -> None:
-    """Raises `ChecksumMismatchError` unless size and SHA-256 are the manifest's."""
+    """Raise `ChecksumMismatchError` unless size and SHA-256 match the manifest."""
     if size != blob.size:
         raise ChecksumMismatchError(f"blob {blob.bucket}/{blob.name} has {size} bytes, not {blob.size}")
     if digest != blob.sha256:

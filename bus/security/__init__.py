@@ -1,1 +1,1 @@
-"""Who may do what on the bus: users, keys, certificates, accounts and signatures."""
+"""Access control of the bus: users, keys, certificates, accounts and signatures."""

@@ -1,8 +1,8 @@
-"""The accounts of a nats-server, written from the table of rights. Pure.
+"""The accounts of a nats-server, generated from the table of rights. Pure.
 
-One account holds the streams. Each role has an account of its own, into which nothing comes but what is exported to
-it by name, and out of which nothing goes but what it imports. So the answer to a request goes where the account of
-whoever sent it reaches, and not where its reply subject leads in the streams' account.
+One account holds the streams. Each role has its own account, which receives only what is exported to it by name, and
+sends out only what it imports. So the answer to a request stays within the requester's account, even if its reply
+subject names another place in the streams' account.
 """
 
 import json
@@ -21,20 +21,20 @@ from lightningbus.bus.security.permissions import (
 )
 
 Identities = Mapping[str, Sequence[Mapping[str, str]]]
-"""Who may come as which role, as `lightningbus.bus.security.identities` says it."""
+"""Users by role, in the form of `lightningbus.bus.security.identities`."""
 BUS = "BUS"
 """The account that holds the streams; ``admin`` is in it."""
 ADMIN = "admin"
 STREAMED_RESPONSES = re.compile(r"\$JS\.API\.(CONSUMER\.MSG\.NEXT\.|DIRECT\.GET\.[^.]+$)")
-"""Pulls, and Direct Gets that say in their body how many messages they want."""
+"""Pulls, and Direct Gets whose body asks for several messages."""
 NOT_AUDITED = re.compile(r"\$JS\.API\.(CONSUMER\.MSG\.NEXT|DIRECT\.GET)\.")
 """Requests that JetStream publishes no advisory of."""
 RESPONSE_SECONDS = 20
 """After so long without an answer a request for many is over; a pull is answered each 5 s, by a heartbeat at least."""
 UNUSED_SUBJECT = "lb.nowhere"
-"""Where `$JS.API.INFO` leads a role: without it JetStream answers each of its requests that it has no account there."""
+"""Dummy target for `$JS.API.INFO`. Without it JetStream answers every request of the role with "no account"."""
 MAX_SUBSCRIPTIONS = 1000
-"""Of one connection of a role."""
+"""Subscriptions that one connection of a role may have."""
 
 
 @dataclass
@@ -47,18 +47,18 @@ class Account:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def to_config(self) -> dict[str, Any]:
-        """As the server reads it."""
+        """Render the account in the form that the server reads."""
         return {"users": self.users, "exports": self.exports, "imports": self.imports, **self.extra}
 
 
 def account_name(role: str) -> str:
-    """The account a role's users are in; a model's name in it stays as it is, so that no two are one."""
+    """Name the account of a role's users; a model's name in it keeps its case, so that names stay distinct."""
     kind, dash, model = LEAF_ROLES.get(role, role).partition("-")
     return BUS if role == ADMIN else f"{kind.upper()}{dash}{model}"
 
 
 def build_accounts(identities: Identities, permissions: Mapping[str, Permissions] = PERMISSIONS) -> str:
-    """The server's ``accounts`` block for users by role; ``permissions`` as `make_permissions` gives them."""
+    """Build the server's ``accounts`` block for users by role; ``permissions`` as `make_permissions` gives them."""
     roles = [role for role in identities if role not in LEAF_ROLES and role != ADMIN]
     block = {account_name(role): Account(extra={"limits": _limits(permissions[role])}) for role in roles}
     block[BUS] = Account(extra={"jetstream": "enabled"})
@@ -94,7 +94,7 @@ def build_leaf_accounts(identities: Identities) -> str:
 
 
 def is_within(subject: str, filter: str) -> bool:
-    """Whether all that a subject, maybe with wildcards, stands for is a filter's too."""
+    """Return whether a filter covers every subject that ``subject``, maybe with wildcards, matches."""
     parts, wanted = subject.split("."), filter.split(".")
     if wanted[-1] == ">":
         return len(parts) >= len(wanted) and is_within(".".join(parts[: len(wanted) - 1]), ".".join(wanted[:-1]))
@@ -106,7 +106,7 @@ def is_within(subject: str, filter: str) -> bool:
 
 
 def _share(block: Mapping[str, Account], roles: Iterable[str], permissions: Mapping[str, Permissions]) -> None:
-    """What one role publishes and others hear: what came into the streams' account is not handed on from there."""
+    """Export to each role's subscribers what other roles publish, directly from account to account."""
     names = list(roles)
     for role in names:
         for subject in permissions[role].publish:
@@ -137,7 +137,7 @@ def _response_options(subject: str) -> dict[str, str]:
 
 
 def _latency_options(subject: str) -> dict[str, bool]:
-    """What JetStream keeps a record of says which user asked, from where."""
+    """Choose the options of an import: JetStream's audit records then name the user and its address."""
     return {"share": True} if subject.startswith(API) and not NOT_AUDITED.match(subject) else {}
 
 

@@ -1,4 +1,4 @@
-"""How long a server may refuse a connection before it is given up. Pure: times in, a decision out."""
+"""Grace period for rejected connections before they are given up. Pure: times in, a decision out."""
 
 from dataclasses import dataclass
 
@@ -22,5 +22,5 @@ class AuthRefusals:
         return now - self._first >= self.bound
 
     def clear(self) -> None:
-        """Connected: what was refused before does not count."""
+        """Forget earlier rejections, after a successful connection."""
         self._first = None

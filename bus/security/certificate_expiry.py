@@ -1,4 +1,4 @@
-"""When the certificates of a connection end, and when to say so."""
+"""Expiry of a connection's certificates, and when to warn about it."""
 
 import re
 import ssl
@@ -30,7 +30,7 @@ def read_expiries(credentials: Credentials, peer: Any) -> dict[str, float]:
 
 
 def build_warnings(ends: dict[str, float], now: float) -> list[str]:
-    """A sentence for each certificate that ends within `WARN_SECONDS`. Pure."""
+    """Word a warning for each certificate that ends within `WARN_SECONDS`. Pure."""
     return [_build_warning(name, end, now) for name, end in sorted(ends.items()) if end - now < WARN_SECONDS]
 
 

@@ -29,7 +29,7 @@ class CertificateAuthority:
 
     @classmethod
     def create(cls) -> "CertificateAuthority":
-        """One that signs nothing but what stands directly under it."""
+        """Create an authority that signs only leaf certificates."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = _name("lightningbus bus")
         uses = {"key_cert_sign": True, "crl_sign": True}
@@ -42,17 +42,17 @@ class CertificateAuthority:
         return cls(builder.sign(key, hashes.SHA256()), key)
 
     def write(self, directory: Path, prefix: str = "") -> None:
-        """The certificate alone, for who is to believe what this authority signs."""
+        """Write only the certificate, for clients that should trust this authority."""
         (directory / f"{prefix}{CA}").write_bytes(self.pem())
 
     def pem(self) -> bytes:
-        """The certificate, as it stands in a file."""
+        """Encode the certificate as PEM."""
         return _pem(self.certificate)
 
     def issue(
         self, directory: Path, name: str, *uses: x509.ObjectIdentifier, hosts: Sequence[str] = (), prefix: str = ""
     ) -> None:
-        """A certificate and its key as `CERT` and `KEY`; ``hosts`` are names and addresses it is to be found under."""
+        """Issue a certificate and its key as `CERT` and `KEY`; ``hosts`` are names and addresses it is valid for."""
         key = ec.generate_private_key(ec.SECP256R1())
         authority_key = self.key.public_key()
         builder = (

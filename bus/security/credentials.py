@@ -1,4 +1,4 @@
-"""Who a client says it is on the bus, and whom it believes: keys and certificates of one role, from a directory."""
+"""A client's identity on the bus and the servers it trusts: keys and certificates of one role, from a directory."""
 
 import json
 import ssl
@@ -18,17 +18,17 @@ from lightningbus.schemas.signers import LEARNER, learner_role
 
 FILE = "credentials.json"
 POLICIES = "policies.json"
-"""Which models learners may train; beside the folders of all roles."""
+"""File that lists the models learners may train; it lies beside the folders of all roles."""
 HELP = "a directory that `lightningbus bus create-users` wrote"
 FATAL_TLS_REASONS = ("ALERT", "WRONG_VERSION_NUMBER", "UNSUPPORTED_PROTOCOL")
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What `nats` needs beside an address. Only paths: what the files hold is read when it is needed, and never kept.
+    """Everything that `nats` needs beside an address. Only paths: the files are read when needed, and never kept.
 
     ``nkey`` is a file with a seed, ``credentials`` one with a JWT and its seed, as operators of accounts hand them out,
-    ``password`` one with what belongs to the certificate in ``cert``.
+    ``password`` one with the password that belongs to the certificate in ``cert``.
     """
 
     inbox: str = "_INBOX"
@@ -44,12 +44,12 @@ class Credentials:
     """A file with the public keys it believes, by role; None: it believes whatever is on the bus."""
 
     def build_signing(self) -> Signing:
-        """How this role signs, and whom it believes."""
+        """Collect the keys by which this role signs and verifies."""
         return Signing(self.signing, self.signers)
 
     @property
     def has_user(self) -> bool:
-        """Whether it says who we are."""
+        """Whether the files identify a user."""
         return any(file is not None for file in (self.nkey, self.credentials, self.password))
 
     @classmethod
@@ -123,7 +123,7 @@ class Credentials:
 
 
 def read_policies(out: Path) -> tuple[str, ...]:
-    """The models that learners may train by these users; raises `CredentialsError`."""
+    """Read the models that learners may train by these users; raise `CredentialsError`."""
     try:
         return tuple(msgspec.json.decode((out / POLICIES).read_bytes(), type=list[str]))
     except (OSError, msgspec.DecodeError) as error:
@@ -135,7 +135,7 @@ def _first_line(path: Path) -> str:
 
 
 def explain_connect_error(error: Exception, has_user: bool) -> str:
-    """What to do about an error that a retry will not fix; empty if one might. ``has_user``: we gave a user."""
+    """Explain an error that a retry will not fix; empty if one might. ``has_user``: we sent credentials."""
     if isinstance(error, CredentialsError):  # a file that is read again before each connection
         return str(error)
     if isinstance(error, PlaintextServerError):

@@ -1,4 +1,4 @@
-"""Who a user of the bus is to the server: an nkey, or with TLS a certificate and a password that belong together."""
+"""Identity of a user to the server: an nkey, or with TLS a certificate and the password that belongs to it."""
 
 import os
 import secrets
@@ -15,7 +15,7 @@ NKEY, PASSWORD = "nkey", "password"
 MAX_ROLE_IN_NAME = 32
 """Characters of a role that a certificate's name has: X.509 allows a name 64, and chance makes this one unique."""
 Identity = dict[str, str]
-"""The fields of a user in the server's configuration that say who it is."""
+"""The fields of a user in the server's configuration that identify it."""
 
 
 def new_nkey(directory: Path) -> dict[str, str]:
@@ -26,10 +26,10 @@ def new_nkey(directory: Path) -> dict[str, str]:
 
 
 def new_certificate(directory: Path, role: str, authority: CertificateAuthority) -> dict[str, str]:
-    """Write a client certificate of its own name, and the password that goes with it; returns as `new_nkey`.
+    """Write a client certificate with a unique name, and its password; return the same form as `new_nkey`.
 
-    nats-server takes an nkey whatever certificate it comes with, so with TLS there is none: the certificate says who
-    it is (``verify_and_map``), and the password keeps a server that maps no certificates from believing a bare name.
+    nats-server accepts an nkey with any certificate, so with TLS there is none: the certificate identifies the user
+    (``verify_and_map``), and the password protects a server that maps no certificates from a bare name.
     """
     authority.issue(directory, f"lightningbus {role[:MAX_ROLE_IN_NAME]} {secrets.token_hex(8)}", CLIENT)
     write_secret(directory / PASSWORD, new_key() + "\n")
@@ -37,7 +37,7 @@ def new_certificate(directory: Path, role: str, authority: CertificateAuthority)
 
 
 def identity_of(directory: Path) -> Identity:
-    """Who comes with the files of a role's directory; raises `CredentialsError` if they are none."""
+    """Read the identity from a role's directory; raise `CredentialsError` if its files hold none."""
     if (directory / NKEY).exists():
         seed = read_secret(directory / NKEY, "nkey").strip().encode()
         try:

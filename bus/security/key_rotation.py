@@ -91,7 +91,7 @@ def _write_conf(out: Path, site: bool) -> None:
 
 
 def _add_certificate(authority: CertificateAuthority, directory: Path, prefix: str = "") -> None:
-    """Believe what an authority signs, beside what is believed already; the new one stands first."""
+    """Trust an authority in addition to those trusted already; the new one comes first."""
     bundle = directory / f"{prefix}{CA}"
     _replace(bundle, authority.pem() + bundle.read_bytes())
 

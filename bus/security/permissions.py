@@ -1,7 +1,7 @@
 """Rights on the bus: one table, from which `lightningbus.bus.security.accounts` writes accounts and users. Pure.
 
-A role may publish and subscribe to what stands here and to nothing else; requests to JetStream are subjects too. Each
-role has an inbox prefix of its own, so that no role hears what another is answered.
+A role may publish and subscribe to the subjects listed here and to nothing else; requests to JetStream are subjects
+too. Each role has its own inbox prefix, so that no role receives another's answers.
 """
 
 from collections.abc import Iterable, Mapping
@@ -51,7 +51,7 @@ _READ_WEIGHTS = (
     f"{API}.DIRECT.GET.{subjects.WEIGHTS}.{subjects.ALL_RELEASES}",
 )
 _BATCH_GET = f"{API}.DIRECT.GET.{subjects.WEIGHTS}"
-"""Older messages of the stream, by sequence and subject: what to look for stands in the request."""
+"""Read of older messages of the stream, by sequence and subject, which the request's body names."""
 _READ_PROMPTS = (
     f"{API}.DIRECT.GET.{subjects.PROMPTS}.{subjects.ALL_PROMPTS}",
     f"{API}.DIRECT.GET.{subjects.PROMPTS}.{subjects.ALL_PROMPT_RELEASES}",
@@ -173,7 +173,7 @@ LEAF_ROLES: Mapping[str, str] = {f"leaf-{role}": role for role in ("runner", "in
 
 
 def via_hub_domain(what: Iterable[str]) -> tuple[str, ...]:
-    """What is published at a far site, as its server names it before it looks whether one may: the hub's JetStream."""
+    """Rewrite JetStream subjects to the hub's domain: a far site's server renames them before it checks permissions."""
     return tuple(each.replace(f"{API}.", f"$JS.{HUB_DOMAIN}.API.") for each in what)
 
 

@@ -1,4 +1,4 @@
-"""What stands between a port and whoever reaches it: users, the inference API key of the nodes' gateways, loopback."""
+"""Protection of open ports: users, the API key of the nodes' gateways, loopback."""
 
 import ipaddress
 import json
@@ -17,7 +17,7 @@ writes them."""
 
 
 def new_key() -> str:
-    """A fresh inference API key."""
+    """Generate an inference API key."""
     return secrets.token_urlsafe(KEY_BYTES)
 
 
@@ -32,23 +32,23 @@ def read_key(path: Path, what: str = "inference API key") -> str:
 
 
 def bearer_header(key: str) -> dict[str, str]:
-    """The headers of a request to a gateway; none without a key."""
+    """Build the headers of a request to a gateway; none without a key."""
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def has_bearer(key: str, authorization: str) -> bool:
-    """Whether an ``Authorization`` header has the key, compared in constant time."""
+    """Return whether an ``Authorization`` header has the key, compared in constant time."""
     scheme, _, token = authorization.partition(" ")
     return scheme.lower() == "bearer" and constant_time_equal(key, token.strip())
 
 
 def constant_time_equal(key: str, candidate: str) -> bool:
-    """Whether a key equals a candidate, in constant time; a header may hold bytes that are no text (aiohttp)."""
+    """Compare a key with a candidate in constant time; a header may hold bytes that are no text (aiohttp)."""
     return secrets.compare_digest(candidate.encode(errors="surrogateescape"), key.encode())
 
 
 def write_secret(path: Path, content: str | bytes) -> None:
-    """A new file, whole or not there, that only its owner reads; raises FileExistsError rather than write over one."""
+    """Write a new file atomically, readable only by its owner; raise FileExistsError rather than overwrite one."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as file:  # of mode 0600
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
@@ -57,7 +57,7 @@ def write_secret(path: Path, content: str | bytes) -> None:
 
 
 def read_secret(path: Path, what: str) -> str:
-    """A file's text; raises `CredentialsError` naming the file and what it should hold."""
+    """Read a file's text; raise `CredentialsError` naming the file and what it should hold."""
     try:
         return path.read_text(encoding="ascii")
     except OSError as error:
@@ -67,7 +67,7 @@ def read_secret(path: Path, what: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there."""
+    """Return whether only this machine can reach a server that listens on ``host``."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -75,12 +75,12 @@ def is_loopback(host: str) -> bool:
 
 
 def connectable_host(host: str) -> str:
-    """Where this machine reaches what listens on ``host``: an address of all interfaces is none to connect to."""
+    """Return the address by which this machine connects to a server on ``host``, which may mean all interfaces."""
     return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
 
 
 def include_directive(directory: Path, config: Path) -> str:
-    """The line of a server's configuration that takes the users in; raises `CredentialsError` if there are none."""
+    """Build the line of a server's configuration that includes the users; raise `CredentialsError` if there are none."""
     users = directory / CONF
     if not users.exists():
         raise CredentialsError(
@@ -91,5 +91,5 @@ def include_directive(directory: Path, config: Path) -> str:
 
 
 def has_tls(directory: Path) -> bool:
-    """Whether the users made there come over TLS."""
+    """Return whether the users in ``directory`` connect over TLS."""
     return (directory / SERVER_DIR).exists()

@@ -27,11 +27,11 @@ SIGNATURE_HEADER = "Lightningbus-Signature"
 EXPECTED_LAST_HEADER = "Nats-Expected-Last-Subject-Sequence"
 SEED, PUBLIC = "signing.seed", "signers.json"
 _RAW_KEY = slice(1, 33)
-"""Of a decoded public key: before it stands what kind of key it is, after it a checksum."""
+"""Raw key bytes of a decoded nkey: one type byte comes before them, a checksum after."""
 
 
 class InvalidSignatureError(ValueError):
-    """A message is not signed by a key that may sign it; the message says why."""
+    """A message is not signed by a key that may sign it; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,14 @@ class Signing:
     signers: Path | None = None
 
     def check_files(self) -> None:
-        """Raises `CredentialsError` naming a file that is not what it should be."""
+        """Raise `CredentialsError` for a key file that is missing or invalid."""
         if self.signers is not None:
             public_keys(self.signers)
         if self.seed is not None:
             _key(self.seed)
 
     def headers(self, subject: str, event: Event, payload: bytes, after: int) -> dict[str, str]:
-        """The headers that sign a message; raises `CredentialsError` where this role may not sign it."""
+        """Build the headers that sign a message; raise `CredentialsError` where this role may not sign it."""
         if self.signers is None:
             return {}
         kind = type(event).__name__
@@ -63,7 +63,7 @@ class Signing:
         return {SIGNATURE_HEADER: f"{public} {signature}", EXPECTED_LAST_HEADER: str(after)}
 
     def check(self, subject: str, event: Event, payload: bytes, headers: Mapping[str, str], previous: int) -> str:
-        """The role that signed a message; empty where signing is off.
+        """Return the role that signed a message; empty where signing is off.
 
         ``previous``: sequence of the message before it on its subject, 0 if none is left.
         Raises `InvalidSignatureError`, or `CredentialsError` for a file of public keys that cannot be used.
@@ -108,7 +108,7 @@ class SigningKeys:
         return cls(public, {role: read_secret(seed, "signing key").strip().encode()})
 
     def with_fresh(self, roles: Iterable[str]) -> "SigningKeys":
-        """With fresh ones for these roles; what older keys of theirs have signed stays valid."""
+        """Add fresh keys for these roles; signatures by their older keys stay valid."""
         seeds = {role: nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER) for role in roles}
         fresh = {role: nkeys.from_seed(seed).public_key.decode() for role, seed in seeds.items()}
         public = {role: [*self.public.get(role, ()), key] for role, key in fresh.items()}

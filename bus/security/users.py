@@ -1,4 +1,4 @@
-"""Users of the bus, made: a key for each role, certificates if wanted, and what the server is told of them."""
+"""Creation of users: a key for each role, certificates if wanted, and the server's configuration."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ from lightningbus.schemas.signers import ADMIN, LEARNER, SIGNER_ROLES, learner_r
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 LEAF_CONF = "nkey.conf"
 INFERENCE_KEY_ROLES = ("runner", "inference")
-"""Who holds the inference API key of the nodes' gateways."""
+"""Roles that hold the inference API key of the nodes' gateways."""
 
 
 def create_users(
@@ -31,11 +31,12 @@ def create_users(
     signing: Path | None = None,
     policies: Sequence[str] = DEFAULT_POLICIES,
 ) -> Iterator[str]:
-    """Write everything below ``out``; says line by line what. Raises `CredentialsError` rather than write over keys.
+    """Write all users below ``out`` and report progress line by line; raise `CredentialsError` rather than overwrite
+    keys.
 
-    ``hosts``: more names and addresses the server is reached under, for its certificate; ``site``: it is a far site's.
-    ``signing``: a role's folder of the cluster, by whose signing keys a site goes; None: fresh ones. ``policies``:
-    the models that learners may train; with several, each learner has a user of its own.
+    ``hosts``: more names and addresses of the server, for its certificate; ``site``: the users are of a far site.
+    ``signing``: a role's folder of the cluster, whose signing keys a site uses; None: fresh ones. ``policies``:
+    the models that learners may train; with several, each learner has its own user.
     """
     out.mkdir(parents=True, exist_ok=True, mode=0o700)
     roles = [*LEAF_ROLES.values()] if site else [*make_permissions(policies)]
@@ -102,7 +103,7 @@ def server_conf(out: Path, identities: Mapping[str, Sequence[Identity]], policie
 
 
 def roles_of(out: Path, site: bool) -> list[str]:
-    """The roles that have a user here; raises `CredentialsError`."""
+    """List the roles that have a user here; raise `CredentialsError`."""
     return [*LEAF_ROLES.values()] if site else [*make_permissions(read_policies(out))]
 
 
@@ -133,7 +134,7 @@ def _write_policies(out: Path, policies: Sequence[str]) -> None:
 
 
 def write_leaf_conf(directory: Path) -> None:
-    """The seed as a server takes it itself, from its configuration."""
+    """Write the seed in the form that a server's configuration includes."""
     (directory / LEAF_CONF).unlink(missing_ok=True)
     write_secret(directory / LEAF_CONF, f'nkey: "{read_secret(directory / NKEY, "nkey").strip()}"\n')
 

@@ -34,19 +34,19 @@ class ConsumerUpkeep:
         """What is missing on the bus, as a sentence. Empty: nothing."""
 
     def add_owned(self, consumer: ConsumerSpec) -> None:
-        """This process creates the durable, and recreates it."""
+        """Create the durable now, and again whenever it is missing."""
         self._owned[consumer.stream, consumer.durable] = consumer
 
     def use(self, consumer: ConsumerSpec) -> None:
-        """This process reads the durable, until `release`."""
+        """Register this process as a reader of the durable until `release`."""
         self._used.append(consumer)
 
     def release(self, consumer: ConsumerSpec) -> None:
-        """This process no longer reads the durable."""
+        """Unregister this process as a reader of the durable."""
         self._used.remove(consumer)
 
     def check(self) -> None:
-        """Durables may be gone: the connection is new, or nobody answers for a durable."""
+        """Check the durables soon: the connection is new, or one of them does not answer."""
         self._wake.set()
 
     async def run(self) -> str:

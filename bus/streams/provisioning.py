@@ -21,7 +21,7 @@ from lightningbus.bus.streams.specs import (
 
 
 async def get_backlog(js: JetStreamContext, consumer: ConsumerSpec) -> Backlog:
-    """What a consumer has to do yet; raises `NotFoundError` if it is not there."""
+    """Return a consumer's remaining work; raise `NotFoundError` if it does not exist."""
     info = await js.consumer_info(consumer.stream, consumer.durable)
     return Backlog(
         num_delivered=info.delivered.consumer_seq if info.delivered is not None else 0,
@@ -32,7 +32,7 @@ async def get_backlog(js: JetStreamContext, consumer: ConsumerSpec) -> Backlog:
 
 
 async def get_stream_state(js: JetStreamContext, name: str) -> StreamState:
-    """What a stream is now; raises `NotFoundError` if there is none."""
+    """Return the current state of a stream; raise `NotFoundError` if there is none."""
     info = await js.stream_info(name)
     state, config = info.state, info.config
     return StreamState(
@@ -74,14 +74,14 @@ async def ensure_consumer(js: JetStreamContext, consumer: ConsumerSpec) -> None:
 
 
 def _matches(stored: ConsumerConfig, wanted: ConsumerConfig) -> bool:
-    """Whether a durable does what is wanted of it; how many requests it lets wait a server sets once for all."""
+    """Return whether a durable already has the wanted configuration; ``max_waiting`` cannot be changed and is ignored."""
     filters = (stored.filter_subject or ">", wanted.filter_subject or ">")
     fields = ("ack_policy", "ack_wait", "max_deliver", "max_ack_pending", "deliver_subject")
     return filters[0] == filters[1] and all(getattr(stored, field) == getattr(wanted, field) for field in fields)
 
 
 def _normalize_filter(config: ConsumerConfig) -> ConsumerConfig:
-    """A stream-wide filter is written as no filter, the way the server stores it."""
+    """Drop a filter that matches the whole stream, as the server does."""
     return config if config.filter_subject != ">" else config.evolve(filter_subject=None)
 
 

@@ -1,4 +1,4 @@
-"""How much the streams hold, as settings: what is left out stays as it is, or is as shipped."""
+"""Sizes of the streams, as settings: an unset one keeps its present or shipped size."""
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -30,11 +30,11 @@ class StreamSizes(BaseModel):
     )
 
     def bytes_of(self, stream: str) -> int | None:
-        """The bound of a stream; None: it is not set."""
+        """Return the size of a stream in bytes; None: it is not set."""
         mib = getattr(self, f"{stream.lower()}_mib", None)
         return mib * MIB if mib is not None else None
 
     @property
     def more_mib(self) -> int:
-        """How much more all streams may take than as shipped."""
+        """Additional MiB that all streams together may take, compared with their shipped sizes."""
         return sum(max(0, (self.bytes_of(name) or 0) // MIB - shipped) for name, shipped in DEFAULT_MIB.items())

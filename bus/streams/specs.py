@@ -112,7 +112,7 @@ class ConsumerSpec:
     """Messages that may be delivered and not acknowledged; then the broker delivers no more."""
 
     def config(self) -> ConsumerConfig:
-        """The whole configuration: nats-py drops what it does not know when it reads one back."""
+        """Build the whole configuration: nats-py drops unknown fields when it reads one back."""
         return ConsumerConfig(
             name=self.durable,  # with a name the filter is part of the request's subject, so rights can say which
             durable_name=self.durable,
@@ -148,7 +148,7 @@ DEFAULT_POLICIES = (subjects.DEFAULT_POLICY,)
 
 
 def learner_consumer(model: str) -> ConsumerSpec:
-    """The durable of the learner that trains a model.
+    """Name the durable of the learner that trains a model.
 
     The learner acknowledges up to its checkpoint and is reset to it on start: redelivery by time must not interfere.
     """
@@ -162,28 +162,32 @@ def learner_consumer(model: str) -> ConsumerSpec:
 
 
 def durable_consumers(policies: Iterable[str] = DEFAULT_POLICIES) -> tuple[ConsumerSpec, ...]:
-    """Made before anybody publishes: an interest stream drops what nobody has subscribed to."""
+    """List the durables that must exist before the first publish: an interest stream drops messages without a
+    subscriber.
+    """
     return (*STORE_CONSUMERS, *map(learner_consumer, policies))
 
 
 def rollout_consumers(policies: Iterable[str]) -> tuple[ConsumerSpec, ...]:
-    """Who may hold up runners: a full stream waits for all its readers."""
+    """List the readers that may hold up runners: a full stream waits for all of them."""
     return (*map(learner_consumer, policies), STORE_TRAIN, STORE_EVAL)
 
 
 def runner_consumer(agent: str, mode: str, ack_wait: float = ACK_WAIT_SECONDS) -> ConsumerSpec:
-    """The durable of a mode that all runners of one agent share; how often a task may be tried is their decision."""
+    """Describe the durable of a mode that all runners of one agent share; they decide how often a task is retried."""
     durable, filter = subjects.runner_durable(agent, mode), subjects.task(mode, agent)
     return ConsumerSpec(subjects.TASKS, durable, filter, ack_wait=ack_wait, max_waiting=MAX_WAITING_RUNNERS)
 
 
 def runner_consumers(agent: str, ack_wait: float = ACK_WAIT_SECONDS) -> tuple[ConsumerSpec, ...]:
-    """The durables of all modes that runners of an agent share."""
+    """Describe the durables of all modes that runners of an agent share."""
     return tuple(runner_consumer(agent, mode, ack_wait) for mode in get_args(Mode))
 
 
 def provision_options(consumer: ConsumerSpec) -> str:
-    """What `lightningbus provision` is given to make a durable of runners; empty for those that it always makes."""
+    """Build the options of `lightningbus provision` that create a durable of runners; empty for those it always
+    creates.
+    """
     if consumer.stream == subjects.TRAIN_ROLLOUTS and consumer.ack == AckPolicy.ALL:
         return f" --policy {subjects.model_of_durable(consumer.durable)}"
     if consumer.stream != subjects.TASKS:
@@ -194,11 +198,11 @@ def provision_options(consumer: ConsumerSpec) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """What a stream is now."""
+    """The current state of a stream."""
 
     name: str
     created_at: str
-    """When it was made: one of the same name that was made later is another one."""
+    """Creation time: it sets a stream apart from a later one of the same name."""
     first_seq: int
     """Sequence of its first message, or of the next one if there is none."""
     last_seq: int
@@ -211,7 +215,7 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What a consumer has to do yet, in messages."""
+    """A consumer's remaining work, in messages."""
 
     num_delivered: int
     """Deliveries to anybody since the consumer was made or reset: the last one's number."""
@@ -221,5 +225,5 @@ class Backlog:
 
 
 def missing_stream_error(name: str) -> str:
-    """What to do about a stream, or what else is of one, that is not there."""
+    """Explain how to create a missing stream or its durables."""
     return f"stream {name} is missing: run `lightningbus provision`"

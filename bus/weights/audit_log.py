@@ -19,7 +19,10 @@ class AuditLog:
     """The current state is the last message that may be believed; verdicts are added by compare-and-set."""
 
     def __init__(self, bus: Bus, model: str, from_leader: bool = False) -> None:
-        """``from_leader``: see `SignedLog`; who must not miss the newest verdict looks there."""
+        """Prepare to read a model's audits.
+
+        ``from_leader``: see `SignedLog`; it gives a reader the newest verdict for certain.
+        """
         self._bus, self._subject = bus, subjects.audit(model)
         self._log = SignedLog(bus, self._subject, model, AuditState, from_leader)
         self.state = AuditState(model=model)
@@ -47,7 +50,7 @@ class AuditLog:
             return after
 
     async def _read(self) -> tuple[AuditState, int]:
-        """The state, and the sequence of the last message on the subject, believed or not."""
+        """Read the state, and the sequence of the last message on the subject, trusted or not."""
         last = await self._log.get_last()
         async for entry in self._log.newest_first(last):
             self.state = entry.event

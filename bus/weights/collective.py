@@ -1,8 +1,8 @@
-"""Weights from the memory of one process into that of others: a store where a group meets, and a broadcast.
+"""Weights sent from the memory of one process into that of others: a store where a group meets, and a broadcast.
 
 Both ends are here, so that they cannot differ: rank 0 is the learner's sender, the others are the workers of vLLM's
 engines. Over NCCL it is vLLM's own transfer (`vllm.distributed.weight_transfer`), so there both ends need vLLM; over
-gloo, for machines without GPUs, torch's. Nothing is pickled. torch's TCPStore asks nobody who they are: SECURITY.md.
+gloo, for machines without GPUs, torch's. Nothing is pickled. torch's TCPStore has no authentication: SECURITY.md.
 """
 
 import socket
@@ -38,22 +38,22 @@ class RendezvousTimeoutError(Exception):
 
 
 class BroadcastGroup(Protocol):
-    """Ranks that have met; all of them call the same, with tensors of the same sizes in the same order.
+    """Ranks that have met; all call the same method, with tensors of the same sizes in the same order.
 
-    Raises RuntimeError when one of them is gone; of NCCL's that is not certain, whoever calls must have a bound.
+    Raises RuntimeError when a rank is gone. NCCL may not notice, so callers need a time limit.
     """
 
     def send(self, tensors: Iterable[NamedTensor]) -> None:
-        """By rank 0: tensors on the CPU, as ``uint8[bytes]``."""
+        """Send tensors on the CPU as ``uint8[bytes]``; only rank 0 calls this."""
         ...
 
     def receive(self, wanted: Sequence[TensorSpec], load: Load) -> None:
-        """By the others: ``load`` is given every tensor once, some at a time."""
+        """Receive all tensors in parts, and pass each once to ``load``; every rank but 0 calls this."""
         ...
 
 
 def create_store(host: str, port: int) -> TCPStore:
-    """A store that others reach at ``host`` and nowhere else; port 0 is any free one. Raises OSError."""
+    """Create a store that listens only on ``host``; port 0 picks a free one. Raise OSError."""
     listener = socket.create_server((host, port))
     at = listener.getsockname()[1]
     # libuv's store does not take a socket of ours, and by itself a store listens everywhere.
@@ -63,7 +63,7 @@ def create_store(host: str, port: int) -> TCPStore:
 
 
 def connect_store(host: str, port: int, seconds: float) -> TCPStore:
-    """The store of somebody else; raises RuntimeError if it is not reached in time."""
+    """Connect to another process's store; raise RuntimeError if it is not reached in time."""
     timeout = timedelta(seconds=seconds)
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout, use_libuv=False)
 
@@ -89,16 +89,16 @@ def run_rendezvous(store: Store, rendezvous_key: str, rank: int, world_size: int
 
 
 def missing_ranks(store: Store, rendezvous_key: str, world_size: int) -> list[int]:
-    """The ranks that have not come to a rendezvous."""
+    """List the ranks that have not come to a rendezvous."""
     return [rank for rank in range(world_size) if not store.check([f"{rendezvous_key}/arrived/{rank}"])]
 
 
 def init_group(
     backend: Backend, store: Store, name: str, rank: int, world_size: int, host: str, seconds: float
 ) -> BroadcastGroup:
-    """The group of all who have met; raises RuntimeError if it is not made in time, which NCCL may not notice.
+    """Make the group of all ranks that have met; raise RuntimeError if it takes too long, which NCCL may not notice.
 
-    ``host``: where this rank may be reached.
+    ``host``: the address under which others reach this rank.
     """
     group_store = PrefixStore(name, store)
     return (
@@ -107,7 +107,7 @@ def init_group(
 
 
 def local_ip_towards(host: str, port: int) -> str:
-    """The address of this machine that leads to another one."""
+    """Return the address of this machine on the route to another one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
         way.connect((host, port))  # of datagrams: nothing is sent
         return str(way.getsockname()[0])

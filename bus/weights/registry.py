@@ -22,11 +22,11 @@ E = TypeVar("E", bound=Event)
 BATCH = 500
 
 ServingTarget = Target[WeightManifest]
-"""What nodes are to serve now, and what one of them is to try; None: nothing."""
+"""The version that nodes should serve now, and the canary's; None: nothing."""
 
 
 class WeightRegistry(VersionRegistry[WeightManifest, ReleaseState]):
-    """What may be served of a model."""
+    """Versions of a model, and which of them may be served."""
 
     stream, noun, command = subjects.WEIGHTS, "model", "weights list"
 
@@ -44,7 +44,7 @@ class WeightRegistry(VersionRegistry[WeightManifest, ReleaseState]):
         return [*super()._logs(), locks]
 
     async def find_expired_blob(self, manifest: WeightManifest) -> str:
-        """The name of a file of a version that is not there any more; empty: all are, or nobody here can know."""
+        """Name a file of a version that has expired; empty: all exist, or this host cannot know."""
         if not can_list_files(manifest):
             return ""
         transport = open_transport(self._bus, manifest.transport, manifest.location)
@@ -55,7 +55,7 @@ class WeightRegistry(VersionRegistry[WeightManifest, ReleaseState]):
         return min((name for _, name in needed - stored), default="")
 
     async def activations_of(self, since: int, version: int) -> list[WeightsActivated]:
-        """Who went over to a version, in order; ``since`` is the sequence of its oldest manifest."""
+        """List the activations of a version in order; ``since`` is the sequence of its oldest manifest."""
         activations: list[WeightsActivated] = []
         while True:
             request = {"batch": BATCH, "seq": since + 1, "next_by_subj": subjects.ALL_ACTIVATIONS}
@@ -67,18 +67,18 @@ class WeightRegistry(VersionRegistry[WeightManifest, ReleaseState]):
 
 
 def can_list_files(manifest: WeightManifest) -> bool:
-    """Whether it can be known here which files of a version are there: on the bus, or in a directory of this host."""
+    """Return whether this host can list a version's files: they are on the bus, or in a local directory."""
     return manifest.transport == "bus" or (manifest.transport == "file" and Path(manifest.location).is_dir())
 
 
 async def list_models(bus: Bus) -> list[str]:
-    """The models that have versions on a bus, by name."""
+    """List the models that have versions on a bus, by name."""
     request: dict[str, object] = {"batch": BATCH, "multi_last": [subjects.ALL_WEIGHTS]}
     return sorted({manifest.model for manifest, _ in await _batched_direct_get(bus, request, WeightManifest)})
 
 
 async def _batched_direct_get(bus: Bus, request: dict[str, object], kind: type[E]) -> list[tuple[E, int]]:
-    """The events that a request for several messages of WEIGHTS brings, with their sequences."""
+    """Fetch the events that a request for several messages of WEIGHTS matches, with their sequences."""
     events: list[tuple[E, int]] = []
     async with batch_get(bus.nc, subjects.WEIGHTS, request, RESPONSE_TIMEOUT_SECONDS) as messages:
         async for message in messages:

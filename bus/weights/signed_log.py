@@ -1,6 +1,6 @@
-"""A subject of WEIGHTS or PROMPTS as its readers may believe it.
+"""A subject of WEIGHTS or PROMPTS, reduced to its trustworthy messages.
 
-What cannot be read, or was signed by nobody, is passed over.
+Unreadable and unsigned messages are skipped.
 """
 
 import logging
@@ -27,7 +27,7 @@ E = TypeVar("E", WeightManifest, ReleaseState, SwapLockState, AuditState, Prompt
 RESPONSE_TIMEOUT_SECONDS = 10.0
 BATCH = 500
 MAX_REMEMBERED = 100
-"""Messages whose check is not repeated."""
+"""Messages whose check is cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class SignedLog(Generic[E]):
         """Why messages do not count, by sequence; the newest ones that were met."""
 
     async def get_last(self) -> RawEntry | None:
-        """The last message, whether it counts or not; None: there is none."""
+        """Return the last message, trusted or not; None: there is none."""
         try:
             message = await self._bus.js.get_last_msg(self._stream, self.subject, direct=not self._from_leader)
         except NotFoundError:
@@ -80,7 +80,7 @@ class SignedLog(Generic[E]):
         return RawEntry(int(message.seq or 0), message.data or b"", message.headers or {})
 
     async def newest_first(self, last: RawEntry | None) -> AsyncIterator[Entry[E]]:
-        """What counts, from a message on back."""
+        """Iterate backwards over trusted entries, from ``last`` on."""
         while last is not None:
             known = last.sequence in self._checked
             older = None if known else await self._previous(last)
@@ -89,7 +89,7 @@ class SignedLog(Generic[E]):
             last = await self._previous(last) if known else older
 
     async def read_after(self, sequence: int) -> tuple[list[Entry[E]], int]:
-        """What counts of the messages after a sequence, in order, and the sequence of the last one looked at."""
+        """Read the trusted entries after a sequence in order; return them and the last sequence seen."""
         entries: list[Entry[E]] = []
         while True:
             request = {"batch": BATCH, "seq": sequence + 1, "next_by_subj": self.subject}
@@ -102,12 +102,12 @@ class SignedLog(Generic[E]):
                 return entries, sequence
 
     def skip_reason(self, sequence: int) -> str:
-        """Why a message does not count, as a sentence; empty: it does, or was not met."""
+        """Explain in a sentence why a message is skipped; empty: it is not, or was never read."""
         reason = self.skipped.get(sequence)
         return f"message {sequence} on {self.subject} is passed over: {reason}" if reason is not None else ""
 
     def skip(self, sequence: int, reason: str) -> None:
-        """A message does not count: logged and counted once."""
+        """Skip a message: log and count it once."""
         if sequence in self.skipped:
             return
         self.skipped[sequence] = reason

@@ -29,7 +29,7 @@ class BaseFiles:
         self._lock = asyncio.Lock()
 
     async def ensure(self, model: str, source: Transport, blob: Blob) -> Path:
-        """The file, fetched if necessary; raises as `Transport.get`."""
+        """Return the file, fetched if necessary; raise as `Transport.get`."""
         path = self._directory / f"base.{blob.sha256[:16]}.safetensors"  # a dot: in no name of a model
         self._needed.setdefault(model, set()).add(path)
         async with self._lock:
@@ -39,7 +39,7 @@ class BaseFiles:
         return path
 
     def evict_except(self, model: str, files: Sequence[Path]) -> None:
-        """A model needs these files only: remove what no model needs."""
+        """Keep only these files for a model: remove those that no model needs."""
         self._needed[model] = set(files)
         needed = set().union(*self._needed.values())
         for path in self._directory.glob("base.*.safetensors"):
@@ -59,7 +59,7 @@ class WeightCache:
         self._transport = cache(partial(open_transport, bus))  # may hold connections
 
     async def ensure(self, manifest: WeightManifest) -> list[Path]:
-        """The files to load, fetched if necessary: all weights, or a base and its adapters.
+        """Return the files to load, fetched if necessary: all weights, or a base and its adapters.
 
         Raises `BusError`, `DeltaError`, `OSError`, or `ValueError` for a manifest this node cannot read.
         """

@@ -38,20 +38,20 @@ R = TypeVar("R", ReleaseState, PromptReleaseState)
 
 RESPONSE_TIMEOUT_SECONDS = 10.0
 REPLICA_LAG_SECONDS = 30.0
-"""A server is behind the others for moments; what has been older for longer than this is a stream made anew."""
+"""Longest lag of a replica: an older state that lasts longer belongs to a stream made again."""
 RETRY_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Target(Generic[M]):
-    """What is to be served now, and what is to be tried; None: nothing."""
+    """The version to serve now, and the canary; None: nothing."""
 
     serve: M | None = None
     canary: M | None = None
 
 
 class MonotonicSequence:
-    """How far a subject was seen to have come, by servers of which one may be behind."""
+    """The newest sequence seen on a subject, although single servers may lag."""
 
     def __init__(self) -> None:
         self.sequence = 0
@@ -59,7 +59,7 @@ class MonotonicSequence:
         self._behind_since: float | None = None
 
     def accept(self, sequence: int) -> bool:
-        """Whether this is the last message there is, as far as one can know; if so it is what was seen."""
+        """Accept a sequence as the last one, unless a lagging server may have returned it."""
         now = time.monotonic()
         if sequence < self.sequence:
             self._behind_since = now if self._behind_since is None else self._behind_since
@@ -70,12 +70,12 @@ class MonotonicSequence:
 
 
 class VersionRegistry(Generic[M, R]):
-    """What may be served of a model or a prompt; decisions are made by compare-and-set, so none is lost to another."""
+    """Versions of a model or a prompt; decisions are made by compare-and-set, so that concurrent ones are not lost."""
 
     stream: str
     """The stream of versions and decisions."""
     noun: str
-    """What has these versions, in errors."""
+    """The versioned thing, as errors name it."""
     command: str
     """The command that lists them."""
 
@@ -93,15 +93,15 @@ class VersionRegistry(Generic[M, R]):
 
     @property
     def problem(self) -> str:
-        """Why the newest version, or the newest decision, is passed over; empty: it is not."""
+        """Sentence about the newest version or decision if it is skipped; empty: it is not."""
         return self._manifests.skip_reason(self._last_manifest.sequence) or self._decisions.skip_reason(
             self._last_decision.sequence
         )
 
     async def refresh(self) -> R:
-        """What holds now; an answer that is older than what was seen already counts for nothing.
+        """Read the current release state; an answer older than an earlier one is ignored.
 
-        It is told from all decisions, so that one that cannot be read, or that nobody was to make, changes nothing.
+        The state is built from all decisions, so that an unreadable or unauthorised one changes nothing.
         """
         last = await self._decisions.get_last()
         sequence = last.sequence if last is not None else 0
@@ -129,7 +129,9 @@ class VersionRegistry(Generic[M, R]):
                 await asyncio.sleep(RETRY_SECONDS)
 
     def _is_snapshot(self, entry: Entry[R]) -> bool:
-        """Whether it may be begun with, because the stream has dropped the decisions before it; only an admin pins."""
+        """Return whether the state may begin with it, since the stream dropped the decisions before; only an admin
+        pins.
+        """
         return not self.state.decisions and (entry.signer == ADMIN or entry.event.pinned is None)
 
     async def append_decision(
@@ -172,7 +174,7 @@ class VersionRegistry(Generic[M, R]):
             return after
 
     async def resolve_target(self) -> Target[M]:
-        """What is to be served as of now: the pinned version, else the newest that may be served.
+        """Choose the version to serve now: the pinned one, else the newest that may be served.
 
         Only the newest of all can be the canary. Raises `BusError` when the pinned one is not on the bus.
         """
@@ -206,7 +208,7 @@ class VersionRegistry(Generic[M, R]):
             yield entry.event, entry.sequence
 
     async def manifests_of(self, version: int) -> list[tuple[M, int]]:
-        """What was published as a version, with its sequences, newest first: each life of a learner writes one.
+        """List everything published as a version, with its sequences, newest first: each life of a learner writes one.
 
         Raises `BusError` if the bus has none.
         """

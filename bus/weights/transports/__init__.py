@@ -1,6 +1,5 @@
-"""How large files travel beside the events: over the bus, in a directory both sides see, or by S3.
+"""Transfer of large files beside the events: over the bus, in a shared directory, or by S3.
 
-The manifest of a file names transport and place, so a reader follows whatever the writer chose. A broadcast is no
-transport: it keeps nothing that could be asked for by name, so it is beside these, in
-`lightningbus.bus.weights.collective`.
+The manifest of a file names transport and place, so a reader follows the writer's choice. A broadcast is no transport:
+it stores nothing that could be fetched by name, so it is in `lightningbus.bus.weights.collective`.
 """

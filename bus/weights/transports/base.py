@@ -1,4 +1,4 @@
-"""What a transport does: named objects in buckets."""
+"""The interface of a transport: named objects in buckets."""
 
 import re
 from pathlib import Path
@@ -14,13 +14,13 @@ class Transport(Protocol):
     """Named objects in buckets; `lightningbus.bus.jetstream.object_store.ObjectStore` is one."""
 
     async def put(self, bucket: str, name: str, source: Path) -> Blob:
-        """Store a file whole, replacing an older object; nobody sees half of it."""
+        """Store a file atomically, replacing an older object."""
         ...
 
     async def get(self, blob: Blob, path: Path) -> None:
         """Write a blob to ``path``, all of it or nothing.
 
-        Raises `ChecksumMismatchError` if its bytes are not what the manifest says, `BusError` if it is not there.
+        Raises `ChecksumMismatchError` if its bytes do not match the manifest, `BusError` if it does not exist.
         """
         ...
 

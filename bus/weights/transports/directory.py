@@ -19,9 +19,9 @@ COPY_BYTES = 1024 * 1024
 
 
 class DirectoryTransport:
-    """Files under ``directory/bucket``, which all see: one host, or a file system they share.
+    """Files under ``directory/bucket``, on one host or a shared file system.
 
-    Each side has bytes of its own: whoever may write to the directory changes neither what was put nor what was got.
+    Each side copies the bytes: a process that can write to the directory changes neither the source nor a fetched file.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -55,9 +55,9 @@ class DirectoryTransport:
 
 
 def _copy_verified(source: Path, path: Path, expected: Blob | None) -> tuple[int, str]:
-    """Size and SHA-256 of a file's copy under another name; if it is not what is expected it is not put there.
+    """Copy a file under another name unless it differs from ``expected``; return size and SHA-256.
 
-    What is verified is the copy, in which nobody writes who may write to the source.
+    The copy is verified: a process that can write to the source cannot write to it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     arrived = path.with_name(f".arriving-{path.name}-{os.getpid()}")
@@ -77,7 +77,7 @@ def _copy_verified(source: Path, path: Path, expected: Blob | None) -> tuple[int
 
 
 def _open_source(path: Path) -> BinaryIO:
-    """A regular file, opened; what else may lie there, such as a pipe, would be waited for without end."""
+    """Open a regular file; refuse anything else, such as a pipe, on which a read would block for ever."""
     readable = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(readable.fileno()).st_mode):
         readable.close()
@@ -86,7 +86,7 @@ def _open_source(path: Path) -> BinaryIO:
 
 
 def _copy(source: BinaryIO, copy: BinaryIO) -> None:
-    """All bytes of a file as it is now; where the disk can do that, without a second time the room."""
+    """Copy all bytes of a file; share disk blocks where the file system can."""
     try:
         fcntl.ioctl(copy, FICLONE, source.fileno())
     except OSError:  # another file system, or one that cannot

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def open_transport(bus: "Bus", kind: TransportName, location: str) -> Transport:
-    """The one a manifest or the settings name; raises `BusError` where it cannot be used here."""
+    """Open the transport that a manifest or the settings name; raise `BusError` where it cannot be used here."""
     if kind == "file":
         return DirectoryTransport(Path(location))
     if kind == "s3":

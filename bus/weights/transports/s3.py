@@ -24,7 +24,7 @@ from lightningbus.schemas.weights.events import Blob
 PART_BYTES = 8 << 20
 MAX_PARTS_IN_FLIGHT = 4
 RETRY = timedelta(seconds=60)
-"""How long a request is tried again before it fails."""
+"""Time for which a request is retried before it fails."""
 
 
 class S3Transport:
@@ -82,7 +82,7 @@ class S3Transport:
 
 @contextmanager
 def _translate_errors(what: str) -> Iterator[None]:
-    """The storage's errors as one of the bus's; the first line of what it says names no credentials."""
+    """Turn the storage's errors into a `BusError` with their first line, which holds no credentials."""
     try:
         yield
     except FileNotFoundError as error:
