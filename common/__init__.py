@@ -1,1 +1,1 @@
-"""What belongs to no room: tasks of asyncio, processes, HTTP servers, files, and what is observed of them."""
+"""Shared helpers that belong to no single role: asyncio tasks, processes, HTTP servers, files and observability."""

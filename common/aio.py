@@ -14,10 +14,10 @@ RETRY_SECONDS = 1.0
 
 
 async def cancel_and_wait(*tasks: "asyncio.Future[Any]", retry_after: float | None = RETRY_SECONDS) -> None:
-    """Cancel tasks and wait until they have ended, with whatever they end.
+    """Cancel tasks and wait until they have ended, whether by a result, an error or the cancellation.
 
     They are cancelled again every ``retry_after`` seconds: before Python 3.12 `asyncio.wait_for`, on which nats-py's
-    requests stand, forgets a cancellation that comes together with its result
+    requests rely, forgets a cancellation that comes together with its result
     (https://github.com/python/cpython/issues/86296). None: once, for work whose clean-up takes longer.
     """
     while left := {task for task in tasks if not task.done()}:
@@ -46,15 +46,15 @@ async def first_completed(*work: Awaitable[Any], retry_after: float | None = RET
 
 
 class WorkInterruptedError(Exception):
-    """What `run_unless` waited for has happened before the work ended."""
+    """The interruption of `run_unless` came before the work ended."""
 
 
 async def run_unless(
     interruption: Awaitable[object], work: Awaitable[T], retry_after: float | None = RETRY_SECONDS
 ) -> T:
-    """The result of ``work``. If the interruption ends first, the work is cancelled, as by `cancel_and_wait`.
+    """Return the result of ``work``; cancel it as `cancel_and_wait` does if the interruption ends first.
 
-    Raises what ended first raised, or `WorkInterruptedError`.
+    Raises the exception of the one that ended first, or `WorkInterruptedError`.
     """
     task = asyncio.ensure_future(work)
     await first_completed(task, interruption, retry_after=retry_after)
@@ -64,8 +64,11 @@ async def run_unless(
 
 
 async def run_in_daemon_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The result of a blocking call, like `asyncio.to_thread`; but neither the event loop's end nor the process's waits
-    for a call that was cancelled. For requests to a server that may never answer. Raises what the call raises.
+    """Run a blocking call in a daemon thread and return its result; raise what the call raises.
+
+    Unlike `asyncio.to_thread`, neither the end of the event loop nor that of the process waits for a cancelled call.
+    Made
+    for requests to a server that may never answer.
     """
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()

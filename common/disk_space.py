@@ -9,7 +9,7 @@ MIB = 1024 * 1024
 
 
 def free_bytes(path: Path) -> int:
-    """Of the disk that holds a path, or would; raises OSError."""
+    """Measure the free space of the disk that holds a path, or would hold it; raise OSError."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return shutil.disk_usage(path).free

@@ -21,6 +21,6 @@ def flatten_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tu
 
 
 def without_secrets(url: str) -> str:
-    """The URL without user and password."""
+    """Remove user and password from a URL."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

@@ -1,4 +1,4 @@
-"""What both gateways do before a request is looked at: no more connections than they can hold, and little patience."""
+"""Limits of both gateways before a request is read: a bounded number of connections, and short timeouts."""
 
 import asyncio
 import logging
@@ -13,14 +13,14 @@ from aiohttp.http_exceptions import HttpProcessingError
 log = logging.getLogger(__name__)
 
 HEADER_TIMEOUT_SECONDS = 10.0
-"""A connection whose first request's head is not there by then is closed."""
+"""Seconds after which a connection without the head of its first request is closed."""
 LATE_SECONDS = 0.5
 """A timer that fires later than this shows that the process was stopped. Its clients may have sent heads meanwhile."""
 BODY_TIMEOUT_SECONDS = 60.0
 KEEPALIVE_TIMEOUT_SECONDS = 75.0
 """A connection that is kept for another request is closed after so long without one."""
 LINGERING_CLOSE_SECONDS = 10.0
-"""How long the rest of a body that was refused is taken, for a client hears the answer only once it has sent all."""
+"""Seconds for which the rest of a rejected body is read: a client sees the answer only after it has sent everything."""
 BACKLOG = 1024
 SERVICE_UNAVAILABLE = (
     b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
@@ -28,7 +28,7 @@ SERVICE_UNAVAILABLE = (
 
 
 async def read_body(request: web.Request) -> bytes:
-    """A request's body, unpacked; raises aiohttp's errors for one that is too large, too slow, or badly packed."""
+    """Read and decompress a request's body; raise aiohttp's errors if it is too large, too slow, or malformed."""
     try:
         async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
             return await request.read()
@@ -58,7 +58,7 @@ class HttpServer:
     async def middleware(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """A head has come."""
+        """Note that a request's head has arrived, then handle the request."""
         self._awaiting_headers.discard(request.protocol)
         return await handler(request)
 
@@ -119,7 +119,7 @@ class _RejectProtocol(asyncio.Protocol):
 
 
 class _HttpErrorFilter(logging.Filter):
-    """What is no HTTP is a line in the log, and nothing of it: the sender chooses what it says, and how often."""
+    """Logs a malformed HTTP request as one line without its content: the sender controls both text and frequency."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None

@@ -12,10 +12,10 @@ class AddressInUseError(Exception):
 
 
 def open_listener(host: str, port: int, setting: str, advice: str = "set another port, or 0") -> socket.socket:
-    """A listening TCP socket; port 0 takes a free one.
+    """Open a listening TCP socket; port 0 takes a free one.
 
-    Raises `AddressInUseError`: its sentence begins with ``setting``, the name of what holds the address, and ends with
-    ``advice``.
+    Raises `AddressInUseError`: its sentence begins with ``setting``, the name of the setting with the address, and ends
+    with ``advice``.
     """
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -25,7 +25,7 @@ def open_listener(host: str, port: int, setting: str, advice: str = "set another
 
 
 def url_of(host: str, listener: socket.socket) -> str:
-    """The URL of a listener, by the name or address it was opened with."""
+    """Build the URL of a listener, by the name or address it was opened with."""
     return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
 
 

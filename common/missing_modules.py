@@ -1,4 +1,4 @@
-"""Sentences about a module that cannot be found: they name its extra, or say that the installation is incomplete."""
+"""Error sentences for a missing module: they name its extra, or report an incomplete installation."""
 
 import re
 from importlib.metadata import PackageNotFoundError, distribution
@@ -29,12 +29,12 @@ def describe_missing_module(name: str | None, extra: str | None = None) -> str:
 
 
 def is_own_module(name: str) -> bool:
-    """Whether a module is one of lightningbus, not of a package that it uses."""
+    """Return whether a module is part of lightningbus."""
     return name.partition(".")[0] == DISTRIBUTION
 
 
 def _find_extra(package: str) -> str | None:
-    """The first extra with a requirement of a package's name."""
+    """Find the first extra with a requirement of a package's name."""
     try:
         requirements = distribution(DISTRIBUTION).requires or []
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Which of the known names a wrong one may have been meant as."""
+"""Suggestions of known names for a misspelt one."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -8,7 +8,9 @@ MAX_LISTED = 12
 
 
 def suggest_name(wrong: str, known: Iterable[str]) -> str:
-    """A clause for an error: "did you mean 'steps'?", else the known names if they are few; empty if they are many."""
+    """Word a clause for an error: "did you mean 'steps'?", else the known names if they are few; empty if they are
+    many.
+    """
     names = sorted(known)
     if near := get_close_matches(wrong, names, n=1):
         return f"did you mean {near[0]!r}?"

@@ -11,7 +11,7 @@ DELETE, REPLACEMENT = 0x7F, "\ufffd"
 
 
 def to_printable(text: str) -> str:
-    """The text with a picture for each control character: \u241b for ESC, \ufffd for those that have none."""
+    """Replace each control character by a picture: ␛ for ESC, � for those that have none."""
     return CONTROL.sub(_control_picture, text)
 
 

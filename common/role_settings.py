@@ -1,4 +1,4 @@
-"""What the settings of all roles have in common."""
+"""Settings that all roles share."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -7,7 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class RoleSettings(BaseModel):
-    """What the settings of all roles have in common."""
+    """Settings that all roles share."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -22,11 +22,11 @@ class RoleSettings(BaseModel):
 
 
 KvCachePolicy = Literal["auto", "keep", "recompute"]
-"""What a node does with the KV cache of requests in flight when it swaps weights."""
+"""Handling of the KV cache of requests in flight during a swap of weights."""
 
 
 class ModelRoleSettings(RoleSettings):
-    """What the settings of roles that compute with a model have in common: their packages are large."""
+    """Settings that roles with a model share: their packages are large."""
 
     python_executable: Path | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""Unix sockets of ours: each in a directory that no other user enters, and that goes with whoever listens there."""
+"""Unix sockets in private directories that no other user can enter, removed together with their listener."""
 
 import os
 import shutil
@@ -9,18 +9,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MAX_PATH_BYTES = 107
-"""Of a Unix socket, in bytes: https://man7.org/linux/man-pages/man7/unix.7.html."""
+"""Longest path of a Unix socket, in bytes: https://man7.org/linux/man-pages/man7/unix.7.html."""
 MAX_NAME_BYTES = 36
-"""Of a socket in such a directory, in bytes: a UUID, as vLLM names its own."""
+"""Longest file name of a socket in such a directory, in bytes: a UUID, as vLLM uses."""
 
 
 class PathTooLongError(OSError):
-    """Temporary files lie too deep for a Unix socket; the message says where."""
+    """The directory of temporary files has too long a path for a Unix socket; the message names it."""
 
 
 @contextmanager
 def private_directory(purpose: str) -> Iterator[Path]:
-    """An empty directory of mode 0700 for sockets, removed afterwards; raises `PathTooLongError`."""
+    """Make an empty directory of mode 0700 for sockets, removed afterwards; raise `PathTooLongError`."""
     directory = Path(tempfile.mkdtemp(prefix=f"lightningbus-{purpose}-"))
     try:
         if len(os.fsencode(directory)) + 1 + MAX_NAME_BYTES > MAX_PATH_BYTES:
@@ -31,7 +31,7 @@ def private_directory(purpose: str) -> Iterator[Path]:
 
 
 def bind_unix_socket(path: Path) -> socket.socket:
-    """A new Unix socket at a path, to be listened on."""
+    """Bind a new Unix socket to a path, ready to listen."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
     return listener

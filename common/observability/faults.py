@@ -1,4 +1,4 @@
-"""Faults: errors nobody has foreseen. Each costs one message, and neither the process that reads it nor its slot."""
+"""Faults: unforeseen errors. Each costs one message, but neither the process that reads it nor its slot."""
 
 import logging
 import traceback

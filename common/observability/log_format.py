@@ -6,7 +6,7 @@ FORMAT_VARIABLE = "LIGHTNINGBUS_LOG_FORMAT"
 
 
 class LogFormat(StrEnum):
-    """How a log line looks."""
+    """Formats of log lines."""
 
     human = "human"
     json = "json"

@@ -18,7 +18,7 @@ from lightningbus.common.printable import printable_json, to_printable
 
 WARNING_LOGGERS = ("asyncio", "httpx", "filelock", "nats", "matplotlib")
 ERROR_LOGGERS = ("urllib3", "clickhouse_connect")
-"""What these warn of they also raise, and we log it in one sentence."""
+"""Libraries whose warnings repeat their exceptions, which we log in one sentence."""
 
 
 class JsonFormatter(structlog.stdlib.ProcessorFormatter):
@@ -78,7 +78,7 @@ def configure_logging(verbose: bool = False, form: LogFormat = LogFormat.human) 
 
 
 def find_json_formatter() -> JsonFormatter | None:
-    """The formatter of this process, if its lines are objects."""
+    """Find the formatter of this process, if its lines are objects."""
     formatters = [handler.formatter for handler in logging.getLogger().handlers]
     return next((formatter for formatter in formatters if isinstance(formatter, JsonFormatter)), None)
 
@@ -98,7 +98,7 @@ def print_fatal(sentence: object) -> None:
 
 
 def extract_message(line: str) -> str:
-    """The message of a log line, whichever its form."""
+    """Extract the message of a log line in either format."""
     try:
         return str(json.loads(line)["message"])
     except (ValueError, LookupError, TypeError):

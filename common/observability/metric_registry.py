@@ -1,4 +1,4 @@
-"""What metrics are made of: each is entered with its words, belongs to a role, and is answered at ``/metrics``."""
+"""Registry of the metrics: each has a description and a role, and is served at ``/metrics``."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ Kind = Literal["common", "runner", "store", "learner", "inference", "auditor"]
 M = TypeVar("M", Counter, Gauge, Histogram)
 
 CLIENT_CLOSED_REQUEST = 499
-"""Status of a request whose client went away before it was answered, as nginx counts them."""
+"""Status of a request whose client closed it before the answer, as in nginx."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def register(
 
 
 def render_exposition(role: str) -> bytes:
-    """The body of a role's ``/metrics``, in Prometheus' text format."""
+    """Render the body of a role's ``/metrics``, in Prometheus' text format."""
     texts = [generate_latest(registry) for kind, registry in REGISTRIES.items() if kind in ("common", role)]
     return b"".join(texts)
 
@@ -92,7 +92,7 @@ def request_metrics(requests: Counter, inflight: Gauge | None = None) -> Middlew
 
 
 def render_table() -> str:
-    """The registry as Markdown."""
+    """Render the registry as a Markdown table."""
     lines = ["| metric | role | when it moves | what to do |", "|---|---|---|---|"]
     lines += [f"| `{entry.name}` | {entry.role} | {entry.description} | {entry.runbook} |" for entry in METRIC_DOCS]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Every metric there is: when it moves, and what to do about it. A room moves it where the thing happens.
+"""All metrics, with the events that move them and advice. Each is updated by the module where the event happens.
 
 docs/operations.md has all of it as a table, printed by
 `lightningbus.common.observability.metric_registry.render_table`.

@@ -77,7 +77,7 @@ def shutdown() -> None:
 def start_span(
     name: str, attributes: Attributes | None = None, parent: str = "", kind: Kind = "internal", started_ns: int = 0
 ) -> AbstractContextManager[Span]:
-    """A span of the block, as a child of the current span or of a W3C traceparent."""
+    """Trace the block as a child of the current span or of a W3C traceparent."""
     return NO_SPAN if _provider is None else _start_span(name, attributes, parent, kind, started_ns)
 
 
@@ -131,12 +131,12 @@ def format_headers(span: Span) -> dict[str, str]:
 
 
 def format_traceparent(span: Span) -> str:
-    """The ``traceparent`` of `format_headers`; empty where traces are not exported."""
+    """Return the ``traceparent`` of `format_headers`; empty where traces are not exported."""
     return format_headers(span).get("traceparent", "")
 
 
 def without_otel_exporter_env(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without this process' own trace exporter and its keys."""
+    """Remove this process's own trace exporter and its keys from an environment."""
     return {
         name: value
         for name, value in environment.items()
@@ -164,7 +164,7 @@ def _create_provider(role: str, instance: str) -> "TracerProvider":
 
 
 def _log_transitions(exporter: Any) -> Any:
-    """An exporter that logs when the collector is lost, and when it is back."""
+    """Wrap an exporter so that it logs when the collector is lost and when it is back."""
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
     class TransitionLoggingExporter(SpanExporter):

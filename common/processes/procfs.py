@@ -34,7 +34,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Return whether a process exists and is no zombie."""
     try:
         state = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[0]
     except (OSError, IndexError):

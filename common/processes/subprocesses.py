@@ -19,11 +19,12 @@ PR_SET_CHILD_SUBREAPER = 36
 CLOSE_RANGE_CLOEXEC = 4
 STANDARD_STREAMS = 3
 MAX_SWEEPS = 100
-"""How often a tree of processes is looked at again for those that were born while it was ended."""
+"""Passes over a process tree that ends it, to catch children born meanwhile."""
 
 
 def set_pdeathsig(number: signal.Signals = signal.SIGTERM) -> Callable[[], None] | None:
-    """A ``preexec_fn``: Linux sends the child ``number`` when the thread that started it is gone, by kill -9 too.
+    """Build a ``preexec_fn`` by which Linux sends the child ``number`` when its starting thread is gone, even by kill
+    -9.
 
     https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html; None where there is no such call.
     """
@@ -34,7 +35,7 @@ def set_pdeathsig(number: signal.Signals = signal.SIGTERM) -> Callable[[], None]
 
 
 def set_child_subreaper() -> Callable[[], None] | None:
-    """A ``preexec_fn``: what the child's own children leave behind becomes the child's, so that it is found and ended.
+    """Build a ``preexec_fn`` that makes the child adopt its orphaned descendants, so that they are found and ended.
 
     https://man7.org/linux/man-pages/man2/PR_SET_CHILD_SUBREAPER.2const.html; None where there is no such call.
     """
@@ -45,9 +46,9 @@ def set_child_subreaper() -> Callable[[], None] | None:
 
 
 def set_cloexec() -> Callable[[], None]:
-    """A ``preexec_fn``: of what is open here, only the standard streams are when the program starts.
+    """Build a ``preexec_fn`` that closes all open files but the standard streams when the program starts.
 
-    asyncio's own loop closes the rest, uvloop's does not: it trusts every file to have been opened with close-on-exec.
+    asyncio's own loop closes them, uvloop's does not: it trusts every file to have been opened with close-on-exec.
     """
     close_range = getattr(
         ctypes.CDLL(None), "close_range", None
@@ -65,11 +66,13 @@ def set_cloexec() -> Callable[[], None]:
 
 
 class ProcessGuard:
-    """What a process does for itself, once, before it starts others: `open_more`; `stand` if these are untrusted."""
+    """Protections of this process, set once before it starts children: `raise_fd_limit`, and `enable` if they run
+    untrusted code.
+    """
 
     enabled = False
     tracked: ClassVar[dict[int, asyncio.subprocess.Process]] = {}
-    """Children that were started by `spawn` and whose group has not been ended, by process id."""
+    """Children started by `spawn` whose process group has not been ended, by process id."""
     child_fd_limit: int | None = None
     """Most open files a program is started with; None: as many as this process."""
 
@@ -92,7 +95,7 @@ class ProcessGuard:
 
     @classmethod
     def orphans(cls) -> set[int]:
-        """Children that nobody here started: what untrusted code left behind. None where no guard stands."""
+        """Find orphans: children left behind by untrusted code. The set is empty unless the guard is enabled."""
         return procfs.children_of(os.getpid()) - cls.tracked.keys() if cls.enabled else set()
 
 
