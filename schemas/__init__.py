@@ -1,1 +1,1 @@
-"""The wire: events, their codec, subjects and ids. It imports no other room."""
+"""The wire: events, their codec, subjects and ids. It imports no other package of ours."""

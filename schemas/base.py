@@ -17,7 +17,7 @@ Labels = Annotated[
     dict[Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")], Annotated[str, Meta(max_length=200)]],
     Meta(max_length=16),
 ]
-"""What a task is called besides its id, to group reports by."""
+"""Labels of a task beside its id, for grouping in reports."""
 NonNegativeInt = Annotated[int, Meta(ge=0)]
 PositiveInt = Annotated[int, Meta(ge=1)]
 MAX_TIME_NS = 2**63 - 1
@@ -25,7 +25,7 @@ MAX_TIME_NS = 2**63 - 1
 PositiveSeconds = Annotated[float, Meta(gt=0)]
 Mode = Literal["train", "eval"]
 EvaluationName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,64}$")]
-"""Which evaluation a rollout belongs to, such as ``greedy``; empty: training, or an evaluation without a name."""
+"""Name of the evaluation that a rollout belongs to, such as ``greedy``; empty: training, or an unnamed evaluation."""
 RoleName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 """A role of an agent: what follows the colon in a model name such as ``policy:writer``."""
 MAX_PROMPTS = 64

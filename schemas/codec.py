@@ -63,7 +63,7 @@ def schema_of(event: Event | type[Event]) -> str:
 
 
 def encode(event: Event) -> bytes:
-    """An event as MessagePack; raises `EncodeError`, also over `MAX_BYTES`."""
+    """Encode an event as MessagePack; raise `EncodeError`, also over `MAX_BYTES`."""
     try:
         data = _ENCODER.encode(event)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -74,7 +74,7 @@ def encode(event: Event) -> bytes:
 
 
 def decode(kind: type[E], data: bytes) -> E:
-    """A validated event from MessagePack; raises `DecodeError`."""
+    """Decode and validate an event from MessagePack; raise `DecodeError`."""
     if len(data) > MAX_BYTES:
         raise DecodeError(f"{kind.__name__} is {len(data)} bytes; the limit is {MAX_BYTES}")
     try:
@@ -101,7 +101,7 @@ def check_schema(kind: type[Event], schema: str) -> None:
 
 
 def decode_as(schema: str, data: bytes) -> Event:
-    """A validated event of the type that its ``Lightningbus-Schema`` header names; raises `DecodeError`."""
+    """Decode an event of the type that its ``Lightningbus-Schema`` header names; raise `DecodeError`."""
     kind = _TYPES.get(name := schema.partition("/")[0])
     if kind is None:
         raise DecodeError(f"no event is called {shorten(name, MAX_REASON)!r}")

@@ -17,7 +17,7 @@ class Heartbeat(Event, frozen=True, kw_only=True):
     """Inference nodes: a state of `lightningbus.bus.fleet.node_state`; others: a short description."""
     pid: NonNegativeInt = 0
     address: str = ""
-    """Of an inference node: ``http://host:port``."""
+    """Address of an inference node: ``http://host:port``."""
     model: str = ""
     version: NonNegativeInt | None = None
     status: dict[str, Any] = field(default_factory=dict)

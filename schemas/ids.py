@@ -1,6 +1,6 @@
-"""Deterministic ids, derived from the content of an event, so that sending it twice has the effect of sending it once.
+"""Deterministic ids, derived from the content of an event: a repeated message counts once.
 
-An id that only one writer may use contains a nonce of that writer, so that nobody else can use the id first.
+An id reserved for one writer contains a nonce of that writer, so that no other process can use it first.
 """
 
 import json
@@ -12,32 +12,32 @@ TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-[0
 
 
 def rollout_id(task: str, sample: int) -> str:
-    """A rollout is one (task, sample)."""
+    """Build the id of one (task, sample) pair."""
     return f"{task}.{sample}"
 
 
 def trace_id(rollout: str) -> str:
-    """The trace of a rollout, from publish to training step: 32 hex digits."""
+    """Derive the trace of a rollout, from publish to training step: 32 hex digits."""
     return sha256(f"trace:{rollout}".encode()).hexdigest()[:32]
 
 
 def span_id(rollout: str, *parts: object) -> str:
-    """A span of a rollout, identified by its parts (``"publish"``; ``attempt, "call", 0``): 16 hex digits."""
+    """Derive a span of a rollout from its parts (``"publish"``; ``attempt, "call", 0``): 16 hex digits."""
     return sha256(":".join(["span", rollout, *map(str, parts)]).encode()).hexdigest()[:16]
 
 
 def publish_span_id(rollout: str) -> str:
-    """The PRODUCER span that starts the trace of a rollout."""
+    """Derive the PRODUCER span that starts the trace of a rollout."""
     return span_id(rollout, "publish")
 
 
 def execution_id(rollout: str, attempt: int, runner: str, started_ns: int) -> str:
-    """An execution of the agent by a runner: 16 hex digits."""
+    """Derive the id of one execution of the agent by a runner: 16 hex digits."""
     return sha256(f"execution:{rollout}:{attempt}:{runner}:{started_ns}".encode()).hexdigest()[:16]
 
 
 def root_span_id(rollout: str, execution: str) -> str:
-    """The root span of one attempt of a rollout."""
+    """Derive the root span of one attempt of a rollout."""
     return span_id(rollout, execution, "root")
 
 
@@ -47,18 +47,18 @@ def traceparent(trace: str, span: str) -> str:
 
 
 def task_traceparent(rollout: str) -> str:
-    """``traceparent`` header of a task whose publisher also writes its record: the rollout's PRODUCER span."""
+    """Build the ``traceparent`` header of a task whose publisher also writes its record: the rollout's PRODUCER span."""
     return traceparent(trace_id(rollout), publish_span_id(rollout))
 
 
 def parse_span_id(traceparent: str) -> str:
-    """The span id of a W3C Trace Context header; empty if the header is invalid."""
+    """Parse the span id of a W3C Trace Context header; empty if the header is invalid."""
     match = TRACEPARENT.fullmatch(traceparent.strip())
     return match[2] if match else ""
 
 
 def parse_trace_id(traceparent: str) -> str:
-    """The trace id of a W3C Trace Context header; empty if the header is invalid."""
+    """Parse the trace id of a W3C Trace Context header; empty if the header is invalid."""
     match = TRACEPARENT.fullmatch(traceparent.strip())
     return match[1] if match else ""
 
@@ -79,7 +79,7 @@ def batch_msg_id(execution: str, sequence: int) -> str:
 
 
 def weight_msg_id(model: str, epoch: int, version: int, nonce: str) -> str:
-    """``Nats-Msg-Id`` of a weight version; nobody else knows the ``nonce`` before, so nobody can use the id first."""
+    """Build the ``Nats-Msg-Id`` of a weight version; the secret ``nonce`` keeps others from using the id first."""
     return f"weights:{model}:{epoch}:{version}:{nonce}"
 
 

@@ -16,7 +16,7 @@ class PromptCanary(Event, frozen=True, kw_only=True):
     """The evaluation that a version must pass before it is used in training."""
 
     max_drop: float = 0.0
-    """How far its mean reward on the held-out problems may lie below that of the version used until then."""
+    """Largest drop of its mean reward on the held-out tasks, compared with the version used until then."""
 
 
 class PromptVersion(Event, frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ class PromptVersion(Event, frozen=True, kw_only=True):
     version: NonNegativeInt
     text: PromptText
     sha256: Digest
-    """Of the text in UTF-8."""
+    """SHA-256 of the text in UTF-8."""
     agent: SubjectToken = "default"
     """The agent that sends it."""
     role: RoleName | None = None
@@ -36,14 +36,14 @@ class PromptVersion(Event, frozen=True, kw_only=True):
     run_id: SubjectToken | None = None
     """The optimisation that proposed it; nil: a person wrote it."""
     proposal_id: str = ""
-    """Which proposal of the run it answers: a restarted run finds its answer by this."""
+    """The run's proposal that this version answers: a restarted run finds its answer by this."""
     created_at_ns: NonNegativeInt
     canary: PromptCanary | None = None
     """It is used only after a decision has approved it; nil: at once."""
 
 
 class PromptReleaseState(ReleaseHistory, frozen=True, kw_only=True):
-    """Which versions of a prompt may be used."""
+    """Decisions about the versions of a prompt."""
 
     name: SubjectToken
 

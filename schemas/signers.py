@@ -1,4 +1,4 @@
-"""Which messages are signed, by which role, and over which bytes. Pure.
+"""Signatures: the messages that need one, the roles that may sign, and the bytes covered. Pure.
 
 The bus is not trusted: a node that serves weights trusts the key of their author instead.
 """
@@ -20,21 +20,21 @@ _CONTEXT = b"lightningbus signature 1"
 
 
 def learner_role(model: str) -> str:
-    """The role of a model's learner where learners train several models."""
+    """Name the role of a model's learner where learners train several models."""
     return f"{LEARNER}-{model}"
 
 
 def learner_roles(models: Iterable[str]) -> dict[str, str]:
-    """The models that learners train, by the role of each: one learner is ``learner``, of several each has its own."""
+    """Map each learner's role to its model: a single learner is ``learner``, several have a role each."""
     names = list(dict.fromkeys(models))
     return {LEARNER: names[0]} if len(names) == 1 else {learner_role(model): model for model in names}
 
 
 def can_sign(role: str, event: Event) -> bool:
-    """Whether a role may write an event.
+    """Return whether a role may write an event.
 
     A learner writes manifests of its model, a node canary verdicts, the auditor convictions, an admin any decision.
-    Prompts and the decisions on them are an admin's: agents run what they say.
+    Only an admin writes prompts and decisions on them, because agents execute them.
     """
     if isinstance(event, (PromptVersion, PromptReleaseState)):
         return role == ADMIN
@@ -50,13 +50,13 @@ def can_sign(role: str, event: Event) -> bool:
 
 
 def bytes_to_sign(subject: str, after: int, payload: bytes) -> bytes:
-    """The bytes that a signature covers: a message on exactly this subject that follows sequence ``after``.
+    """Build the bytes that a signature covers: a message on exactly this subject that follows sequence ``after``.
 
-    So the signature is invalid on any other subject, and for the same message sent once more.
+    So the signature is invalid on any other subject, and for a repetition of the same message.
     """
     return b"\n".join((_CONTEXT, subject.encode(), str(after).encode(), payload))
 
 
 def role_of(key: str, signers: Mapping[str, Sequence[str]]) -> str:
-    """The role that a public key belongs to; empty if none."""
+    """Return the role that a public key belongs to; empty if none."""
     return next((role for role, keys in signers.items() if key in keys), "")

@@ -51,7 +51,7 @@ class ModelCall(Event, frozen=True, kw_only=True):
     prompt_ids: bytes
     """``u32[P]``: the prompt's tokens after the prefix."""
     prompt_sha256: bytes = b""
-    """Of the full prompt as ``u32[]``, prefix included."""
+    """SHA-256 of the full prompt as ``u32[]``, prefix included."""
     response_ids: bytes
     """``u32[T]``"""
     logprobs: bytes
@@ -62,7 +62,7 @@ class ModelCall(Event, frozen=True, kw_only=True):
     prompt_versions: Annotated[dict[SubjectToken, NonNegativeInt], Meta(max_length=MAX_PROMPTS)] = field(
         default_factory=dict
     )
-    """By prompt: the version that is in the request."""
+    """Version in the request, by prompt."""
     finish_reason: str = ""
     sampling_params: dict[str, Any] = field(default_factory=dict)
     request_prefix_refs: tuple[PrefixRef, ...] = ()
@@ -106,7 +106,7 @@ class Usage(Event, frozen=True, kw_only=True):
     max_weight_version: NonNegativeInt | None = None
     """The oldest and the newest weight version that sampled a token of the task's model."""
     newest_versions: Annotated[dict[str, NonNegativeInt], Meta(max_length=MAX_POLICIES)] = field(default_factory=dict)
-    """By model: the newest weight version that sampled a token."""
+    """Newest weight version that sampled a token, by model."""
     model_seconds: float = 0.0
     """Time with an open model call."""
     tool_seconds: float = 0.0
@@ -114,7 +114,7 @@ class Usage(Event, frozen=True, kw_only=True):
 
 
 class AttemptResult(Event, frozen=True, kw_only=True):
-    """How an attempt ended; part of its last batch."""
+    """Result of an attempt; part of its last batch."""
 
     outcome: Outcome
     is_final: bool = True
@@ -131,11 +131,11 @@ class AttemptResult(Event, frozen=True, kw_only=True):
     """Over all batches of the attempt."""
     usage: Usage = Usage()
     enqueued_ns: NonNegativeInt = 0
-    """When the bus stored the task."""
+    """Time at which the bus stored the task."""
     started_ns: NonNegativeInt
     ended_ns: NonNegativeInt
     result: str = ""
-    """What the agent returned, JSON."""
+    """The agent's return value, as JSON."""
 
 
 class SpanBatch(Event, frozen=True, kw_only=True):
@@ -147,9 +147,10 @@ class SpanBatch(Event, frozen=True, kw_only=True):
     sample_index: NonNegativeInt
     group_size: PositiveInt
     attempt: PositiveInt
-    """Which delivery of the task this is, by the broker's count."""
+    """Number of this delivery of the task, by the broker's count."""
     execution_id: Identifier
-    """Unique per run of the agent; ``attempt`` is not, because a broker that crashed may count a delivery twice."""
+    """Unique per execution of the agent; ``attempt`` is not, because a broker that crashed may count a delivery twice.
+    """
     agent: SubjectToken
     mode: Mode
     evaluation: EvaluationName = ""

@@ -68,27 +68,27 @@ def activated(node: str) -> str:
 
 
 def release(model: str) -> str:
-    """The release state of a model; the last message is the current one."""
+    """Return the subject of a model's release state; the last message is the current one."""
     return f"lb.weights.release.{model}"
 
 
 def audit(model: str) -> str:
-    """The auditor's verdicts on a model; the last message is the current state."""
+    """Return the subject of the auditor's verdicts on a model; the last message is the current state."""
     return f"lb.weights.audit.{model}"
 
 
 def swap_lock(model: str) -> str:
-    """The swap lock of a model's nodes; the last message is the current one."""
+    """Return the subject of the swap lock of a model's nodes; the last message is the current one."""
     return f"lb.weights.swap_lock.{model}"
 
 
 def prompt(name: str) -> str:
-    """The versions of a prompt."""
+    """Return the subject of a prompt's versions."""
     return f"lb.prompts.version.{name}"
 
 
 def prompt_release(name: str) -> str:
-    """The release state of a prompt; the last message is the current one."""
+    """Return the subject of a prompt's release state; the last message is the current one."""
     return f"lb.prompts.release.{name}"
 
 
@@ -108,12 +108,12 @@ def heartbeats(role: str) -> str:
 
 
 def dispatch_mark(run: str) -> str:
-    """How many groups of a run are dispatched; the last message is the current count."""
+    """Return the subject of a run's dispatched groups; the last message is the current count."""
     return f"lb.dispatch.{run}"
 
 
 def dispatched(run: str) -> str:
-    """Where the stream says each new count of a run, once it is stored; core NATS."""
+    """Return the subject on which the stream announces each new count of a run once it is stored; core NATS."""
     return f"lb.dispatched.{run}"
 
 
@@ -123,12 +123,12 @@ def learner_durable(model: str) -> str:
 
 
 def is_learner_durable(durable: str) -> bool:
-    """Whether a durable consumer is a learner's."""
+    """Return whether a durable consumer is a learner's."""
     return durable.startswith(LEARNER_PREFIX)
 
 
 def model_of_durable(durable: str) -> str:
-    """The model that the reader of a learner's durable trains."""
+    """Return the model of a learner's durable."""
     return durable.removeprefix(LEARNER_PREFIX)
 
 

@@ -39,7 +39,7 @@ class TaskIdentity(Event, frozen=True, kw_only=True):
 
 
 class Task(TaskIdentity, frozen=True, kw_only=True):
-    """One sample of one problem for one agent; ``n`` samples are ``n`` tasks.
+    """One sample of one task for one agent; ``n`` samples are ``n`` messages.
 
     The task is GRPO's group; a (task, sample) pair is a *rollout*; one delivery is an *attempt*.
     """
@@ -54,11 +54,11 @@ class Task(TaskIdentity, frozen=True, kw_only=True):
     weight_versions: Annotated[dict[SubjectToken, NonNegativeInt], Meta(max_length=MAX_POLICIES)] = field(
         default_factory=dict
     )
-    """By model: serve its calls from exactly this version; a model that is not here: from its current version."""
+    """Exact version that serves the calls of each model listed; other models use their current version."""
     prompt_versions: Annotated[dict[SubjectToken, NonNegativeInt], Meta(max_length=MAX_PROMPTS)] = field(
         default_factory=dict
     )
-    """By prompt: put exactly this version into its calls; a prompt that is not here: its released version."""
+    """Exact version of each prompt listed; other prompts use their released version."""
     sampling_params: dict[str, Any] = field(default_factory=dict)
     """Sampling settings forced on every model call, e.g. ``{"temperature": 0}`` for greedy evaluation."""
     labels: Labels = field(default_factory=dict)

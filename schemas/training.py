@@ -17,7 +17,7 @@ from lightningbus.schemas.spans import Span
 
 
 class RolloutDisposition(Event, frozen=True, kw_only=True):
-    """What one training step did with one rollout."""
+    """Use of one rollout by one training step."""
 
     rollout_id: Identifier
     task_id: Identifier
@@ -67,14 +67,14 @@ class TrainingStep(Event, frozen=True, kw_only=True):
 
 
 class DispatchMark(Event, frozen=True, kw_only=True):
-    """How many groups of a run are dispatched; the last message on its subject is the current count."""
+    """Number of dispatched groups of a run; the last message on its subject is the current count."""
 
     run_id: SubjectToken
     num_groups: NonNegativeInt
     groups_by_model: Annotated[dict[SubjectToken, NonNegativeInt], Meta(max_length=MAX_POLICIES)] = field(
         default_factory=dict
     )
-    """How many of them the learner of each model dispatched."""
+    """Groups dispatched by the learner of each model."""
     settings_sha256: str
-    """Of what learners of one run must have in common."""
+    """SHA-256 of the settings that learners of one run must share."""
     marked_at_ns: NonNegativeInt

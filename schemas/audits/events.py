@@ -9,7 +9,7 @@ from lightningbus.schemas.spans import EngineId
 from lightningbus.schemas.weights.events import MAX_REASON_CHARS
 
 MAX_VERDICTS = 200
-"""Of one model: the oldest is dropped for a new one."""
+"""Verdicts on one model: the oldest is dropped for a new one."""
 
 
 class RolloutAudit(Event, frozen=True, kw_only=True):
@@ -25,7 +25,7 @@ class RolloutAudit(Event, frozen=True, kw_only=True):
     version: NonNegativeInt
     num_tokens: NonNegativeInt
     num_differing: NonNegativeInt
-    """Tokens whose log-probability differs from the recomputed one by more than ``tolerance``."""
+    """Tokens whose log-probability differs from the recomputed one by more than the auditor's ``tolerance``."""
     mean_difference: float
     """Mean of the absolute difference, in nats."""
     max_difference: float
@@ -45,11 +45,11 @@ class AuditVerdict(Event, frozen=True, kw_only=True):
     action: Literal["convicted", "overturned"] = "convicted"
     """``overturned``: earlier verdicts on the same engine, or version, do not hold any more."""
     engine_id: EngineId = ""
-    """Of this engine; empty: of any."""
+    """The engine that is convicted; empty: every engine."""
     version: NonNegativeInt
-    """Of this version; with an engine also of every newer one."""
+    """The version that is convicted; with an engine, every newer one too."""
     failed_version: NonNegativeInt
-    """The version whose tokens gave the last evidence."""
+    """The version whose tokens completed the evidence."""
     reason: Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
     num_tokens: NonNegativeInt
     """Audited tokens since the fault began."""

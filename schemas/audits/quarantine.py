@@ -1,4 +1,4 @@
-"""Which tokens the auditor's verdicts quarantine. Pure."""
+"""Tokens that the auditor's verdicts quarantine. Pure."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,14 +7,14 @@ from lightningbus.schemas.spans import ModelCall
 
 
 def applies_to(verdict: AuditVerdict, engine_id: str, version: int) -> bool:
-    """Whether a verdict quarantines the tokens that an engine sampled under a version."""
+    """Return whether a verdict quarantines the tokens that an engine sampled under a version."""
     if verdict.engine_id:
         return verdict.engine_id == engine_id and version >= verdict.version
     return version == verdict.version
 
 
 def standing_verdicts(verdicts: Sequence[AuditVerdict]) -> list[AuditVerdict]:
-    """The verdicts that no later one overturns."""
+    """List the verdicts that no later one overturns."""
     standing: list[AuditVerdict] = []
     for verdict in verdicts:
         if verdict.action == "convicted":
@@ -25,12 +25,12 @@ def standing_verdicts(verdicts: Sequence[AuditVerdict]) -> list[AuditVerdict]:
 
 
 def _subject_of(verdict: AuditVerdict) -> str | int:
-    """The engine, else the version, that a verdict is on."""
+    """Return the engine, else the version, that a verdict is on."""
     return verdict.engine_id or verdict.version
 
 
 def find_verdict(calls: Iterable[ModelCall], verdicts: Sequence[AuditVerdict]) -> AuditVerdict | None:
-    """The first standing verdict that quarantines a token of these calls; None: all may be trained."""
+    """Find the first standing verdict that quarantines a token of these calls; None: all may be trained."""
     samplers = {(span.engine_id, span.version) for call in calls for span in call.weight_versions}
     return next(
         (
@@ -43,5 +43,5 @@ def find_verdict(calls: Iterable[ModelCall], verdicts: Sequence[AuditVerdict]) -
 
 
 def add_verdict(state: AuditState, verdict: AuditVerdict) -> AuditState:
-    """The state with one verdict more."""
+    """Append a verdict to the state."""
     return AuditState(model=state.model, verdicts=(*state.verdicts, verdict)[-MAX_VERDICTS:])

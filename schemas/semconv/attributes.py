@@ -64,5 +64,5 @@ _JSON = msgspec.json.Encoder(enc_hook=repr)
 
 
 def to_text(value: Any) -> str:
-    """The value of an attribute as it is stored: strings unchanged, everything else as JSON."""
+    """Convert the value of an attribute to its stored form: strings unchanged, everything else as JSON."""
     return value if isinstance(value, str) else _JSON.encode(value).decode()

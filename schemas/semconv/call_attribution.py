@@ -1,4 +1,4 @@
-"""Which model call a span belongs to: the one it references, else the last one that ended before it. Pure."""
+"""Attribution of spans to model calls: the call a span references, else the last one that ended before it. Pure."""
 
 import json
 import re
@@ -54,7 +54,7 @@ class CallIndex:
                 self._by_link.setdefault(link, []).append(index)
 
     def find_referenced(self, span_attributes: Mapping[str, Any]) -> int | None:
-        """The call that a span references: by links of Agent Lightning's, or by the tool call that it executes."""
+        """Find the call that a span references, by links of Agent Lightning's or by the tool call that it executes."""
         links = [_normalized(*link) for link in span_kinds.agl_links(span_attributes)]
         if links:
             fewest, *others = sorted((self._by_link.get(link, []) for link in links), key=len)
@@ -67,13 +67,13 @@ class CallIndex:
         return next((self._by_tool_call[word] for word in words if word in self._by_tool_call), None)
 
     def find_preceding(self, start_time: float) -> int | None:
-        """The call that was the last to end before a span started; None before the first."""
+        """Find the last call to end before a span started; None before the first."""
         num_ended = bisect_right(self._by_end, start_time, key=lambda ended: ended[0])
         return self._by_end[num_ended - 1][1] if num_ended else None
 
 
 def _linkable(call: RecordedCall) -> Iterator[tuple[str, str]]:
-    """The links that match a call."""
+    """List the links that match a call."""
     yield "span_id", call.span_id
     if call.response_key:
         yield attributes.RESPONSE_ID, call.response_key
@@ -87,6 +87,6 @@ def _normalized(key: str, value: str) -> tuple[str, str]:
 
 
 def _contains(indices: Sequence[int], index: int) -> bool:
-    """Whether an ascending list has an index."""
+    """Return whether an ascending list has an index."""
     place = bisect_left(indices, index)
     return place < len(indices) and indices[place] == index

@@ -15,12 +15,12 @@ MAX_REWARD = 1e12
 
 
 def is_usable(reward: float) -> bool:
-    """Whether training can use a number as a reward."""
+    """Return whether training can use a number as a reward."""
     return math.isfinite(reward) and abs(reward) <= MAX_REWARD
 
 
 def extract_rewards(span: Span) -> Iterator[Any]:
-    """What a span gives as an intermediate reward, unchecked: its main reward, and every evaluation."""
+    """Yield the unchecked intermediate rewards of a span: its main reward, and every evaluation."""
     dimensions = dict(reward_dimensions(span.attributes))
     if dimensions:
         yield dimensions[find_main(dimensions)]
@@ -37,12 +37,12 @@ def named_rewards(span: Span) -> dict[str, Any]:
 
 
 def find_main(names: Mapping[str, Any]) -> str:
-    """The name of the reward that is the rollout's: `MAIN`, else the first. At least one is given."""
+    """Choose the name of the rollout's own reward: `MAIN`, else the first. At least one is given."""
     return MAIN if MAIN in names else next(iter(names))
 
 
 def reward_dimensions(span_attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The rewards among attributes by name: our own, then the dimensions of Agent Lightning's reward (0.3)."""
+    """Yield the rewards among attributes by name: our own, then the dimensions of Agent Lightning's reward (0.3)."""
     if attributes.REWARD in span_attributes:
         yield MAIN, span_attributes[attributes.REWARD]
     for key, value in span_attributes.items():

@@ -112,7 +112,7 @@ _PAYLOADS = (
 
 
 def kind_of(name: str, span_attributes: Attributes) -> SpanKind:
-    """What a span is, by its name and its attributes."""
+    """Classify a span by its name and attributes."""
     if attributes.LOG_BODY in span_attributes:
         return "log"
     for attribute, kinds in _KINDS.items():
@@ -124,14 +124,16 @@ def kind_of(name: str, span_attributes: Attributes) -> SpanKind:
 
 
 def entity_name(name: str, span_attributes: Attributes) -> str:
-    """The name of the tool, the agent or the step of a chain; empty where the span has none."""
+    """Return the name of the tool, the agent or the step of a chain; empty where the span has none."""
     names = {"tool": _TOOL_NAMES, "agent": _ENTITY_NAMES, "chain": _ENTITY_NAMES}
     attribute = _first_present(span_attributes, names.get(kind_of(name, span_attributes), ()))
     return str(span_attributes[attribute]) if attribute else ""
 
 
 def payload_keys(span_attributes: Attributes) -> dict[str, str]:
-    """Which attributes hold the ``input``, the ``output``, and what an agent emitted (``said``), where they exist."""
+    """Find the attributes that hold the ``input``, the ``output``, and an agent's own event (``said``), where they
+    exist.
+    """
     keys = {
         "input": _first_present(span_attributes, _INPUTS),
         "output": _first_present(span_attributes, _OUTPUTS),
@@ -172,7 +174,9 @@ def agl_links(span_attributes: Attributes) -> Iterator[tuple[str, str]]:
 
 
 def normalize_response_id(response_id: str) -> str:
-    """The part that the ids of one response share in every API: ``chatcmpl-1``, ``resp_1``, ``msg_1``; else empty."""
+    """Extract the part that the ids of one response share in every API: ``chatcmpl-1``, ``resp_1``, ``msg_1``; else
+    empty.
+    """
     return response_id.replace("_", "-").rpartition("-")[2]
 
 

@@ -1,4 +1,4 @@
-"""Which attempt of a rollout counts: the one rule that the store and the learner share. Pure."""
+"""Choice of the attempt that counts for a rollout: one rule for store and learner. Pure."""
 
 from collections.abc import Iterable
 from enum import IntEnum
@@ -13,7 +13,7 @@ UNREWARDED_OUTCOMES: frozenset[Outcome] = INFRA_OUTCOMES | {"reward_timeout"}
 
 
 class Resolution(IntEnum):
-    """What the result of an attempt means for its rollout; the lowest value wins."""
+    """Meaning of an attempt's result for its rollout; the lowest value wins."""
 
     FINAL = 0
     """The agent's own result."""
@@ -24,14 +24,14 @@ class Resolution(IntEnum):
 
 
 def resolution_of(result: AttemptResult) -> Resolution:
-    """What the result of an attempt means for its rollout."""
+    """Classify the result of an attempt by its meaning for the rollout."""
     if not result.is_final:
         return Resolution.RETRIED
     return Resolution.ABANDONED if result.outcome in INFRA_OUTCOMES else Resolution.FINAL
 
 
 def supersedes(new: Resolution, old: Resolution | None) -> bool:
-    """Whether an attempt replaces one that ended earlier in the stream; ``old`` is None where there is none.
+    """Return whether an attempt replaces one that ended earlier in the stream; ``old`` is None where there is none.
 
     So the rollout is the first final attempt in stream order; until there is one, the first abandoned attempt.
     """

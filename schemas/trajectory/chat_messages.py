@@ -5,15 +5,15 @@ from typing import Any
 
 
 def same_message(message: Any, other: Any) -> bool:
-    """Whether two messages are equal; clients send a message back without its empty fields."""
+    """Return whether two messages are equal; clients send a message back without its empty fields."""
     return bool(without_empty(message) == without_empty(other))
 
 
 def extends(messages: Sequence[Any], history: Sequence[Any]) -> bool:
-    """Whether messages begin with a whole history, and more follow."""
+    """Return whether messages begin with a whole history, and more follow."""
     return len(messages) > len(history) and all(map(same_message, messages, history))
 
 
 def without_empty(message: Any) -> Any:
-    """A message as it is compared; what is no message stays as it is."""
+    """Remove the empty fields of a message, as comparison needs it; leave any other value as it is."""
     return {key: value for key, value in message.items() if value} if isinstance(message, dict) else message

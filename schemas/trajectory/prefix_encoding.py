@@ -29,7 +29,7 @@ class EncodedText:
     """Lengths are in units of the encoder."""
     suffix: bytes
     sha256: bytes
-    """Of the full text."""
+    """SHA-256 of the full text."""
     truncated_bytes: int = 0
     """Bytes over the limit, cut off at the end."""
 
@@ -50,7 +50,7 @@ class _Edge:
     start: int
     end: int
     branches: dict[bytes, "_Edge"] = field(default_factory=dict)
-    """What follows it, by the first unit or character."""
+    """Edges that continue this one, by their first unit or character."""
 
 
 class PrefixEncoder:
@@ -66,7 +66,7 @@ class PrefixEncoder:
         self._root = _Edge(-1, 0, 0)
 
     def encode(self, prompt: bytes, response: bytes = b"") -> EncodedText:
-        """The prompt, encoded against the text that it shares most with."""
+        """Encode a prompt against the known text with the longest common prefix."""
         edge, offset, num_shared = self._follow(self._root, 0, prompt)
         parent = self._known[edge.call] if num_shared else None
         suffix = prompt[num_shared:]
@@ -87,7 +87,7 @@ class PrefixEncoder:
         return EncodedText(prefix_refs, kept, prompt_sha256, len(suffix) - len(kept))
 
     def _follow(self, edge: _Edge, offset: int, text: bytes) -> tuple[_Edge, int, int]:
-        """Go on from a place in the tree as far as it says the text; the place there, and how much of the text it is.
+        """Follow a text from a place in the tree as far as it matches; return the place reached and the matched length.
 
         A place is an edge and an offset in its call's own text.
         """
@@ -112,7 +112,7 @@ class PrefixEncoder:
         return length if rest == known_text else self._aligned(rest, common_prefix_len(rest, known_text))
 
     def _add(self, known: _KnownText, edge: _Edge, offset: int, start: int) -> None:
-        """Put a text into the tree, of whose own text all up to ``start`` is there already."""
+        """Insert a text into the tree, which has its own text up to ``start`` already."""
         call, own_text = len(self._known), known.own_text
         self._known.append(known)
         if start == len(own_text):
@@ -123,13 +123,13 @@ class PrefixEncoder:
         edge.branches[self._first_unit(own_text, start)] = _Edge(call, start, len(own_text))
 
     def _first_unit(self, text: bytes, position: int) -> bytes:
-        """The unit, or UTF-8 character, at a position."""
+        """Return the unit, or UTF-8 character, at a position."""
         lead = text[position]
         width = 1 if lead < 0xC0 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
         return text[position : position + (self._unit if self._unit > 1 else width)]
 
     def _aligned(self, text: bytes, end: int) -> int:
-        """The last boundary of a unit, or of a UTF-8 character, up to ``end``."""
+        """Return the last boundary of a unit, or of a UTF-8 character, up to ``end``."""
         if self._unit > 1:
             return end - end % self._unit
         while 0 < end < len(text) and text[end] & 0xC0 == 0x80:  # inside a UTF-8 character
@@ -138,7 +138,7 @@ class PrefixEncoder:
 
 
 def common_prefix_len(text: bytes, other: bytes) -> int:
-    """Number of equal leading bytes, by bisection: comparing slices is faster than comparing bytes."""
+    """Count equal leading bytes by bisection: comparing slices is faster than comparing bytes."""
     low, high = 0, min(len(text), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -150,7 +150,7 @@ def common_prefix_len(text: bytes, other: bytes) -> int:
 
 
 def expand_calls(calls: Sequence[ModelCall]) -> list[ModelCall]:
-    """The calls of an attempt with full prompts and requests; raises `CorruptPromptError`."""
+    """Restore the full prompts and requests of an attempt's calls; raise `CorruptPromptError`."""
     tokens: dict[int, bytes] = {}
     requests: dict[int, bytes] = {}
     expanded = []

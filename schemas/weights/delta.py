@@ -154,7 +154,7 @@ def apply_deltas(base: Path, deltas: Sequence[Path], out: Path) -> str:
 
 
 def fingerprint(path: Path) -> str:
-    """The xxh3-128 of a file, 32 hexadecimal digits: the same for a full file and one restored from deltas."""
+    """Hash a file with xxh3-128, 32 hexadecimal digits: the same for a full file and one restored from deltas."""
     digest = xxh3_128()
     with path.open("rb") as file:
         while chunk := file.read(BLOCK_BYTES):
@@ -236,7 +236,7 @@ def _flip_words(words: NDArray[Any], record: Record, payload: bytes) -> None:
 
 
 def _shuffle_compress(*parts: NDArray[Any]) -> bytes:
-    """Of each part the first bytes of all words, then the second bytes and so on, compressed."""
+    """Group the first bytes of all words, then the second bytes and so on, and compress them."""
     planes = [np.ascontiguousarray(part.view(np.uint8).reshape(-1, part.itemsize).T).ravel() for part in parts]
     return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(np.concatenate(planes).data)
 

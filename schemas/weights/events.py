@@ -12,7 +12,7 @@ TransportName = Literal["bus", "file", "s3"]
 Backend = Literal["nccl", "gloo"]
 KvCacheOutcome = Literal["", "kept", "recomputed"]
 FROZEN_VERSION = 0
-"""Of the weights in the model directory of a frozen node, which follows no versions."""
+"""Version of the weights in the model directory of a frozen node, which follows no versions."""
 
 
 class Blob(Event, frozen=True, kw_only=True):
@@ -89,7 +89,7 @@ class BroadcastPlan(Event, frozen=True, kw_only=True):
     size: NonNegativeInt
     """Bytes of the full file."""
     rendezvous_timeout_seconds: PositiveSeconds
-    """How long a participant waits for the others."""
+    """Seconds that a participant waits for the others."""
 
     @property
     def world_size(self) -> int:
@@ -109,14 +109,14 @@ class WeightManifest(Event, frozen=True, kw_only=True):
     version: NonNegativeInt
     parent: NonNegativeInt | None = None
     change: Annotated[float, Meta(ge=0)] | None = None
-    """How far the weights are from those of ``parent``: the norm of the difference over their norm; None: unknown."""
+    """Relative change from ``parent``: the norm of the difference over the norm of its weights; None: unknown."""
     kind: Literal["full", "delta", "lora"] = "full"
     transport: TransportName = "bus"
     location: str = ""
     """Location of the blobs, unless on the bus: a directory, or ``s3://bucket/prefix``."""
     blobs: tuple[Blob, ...]
     chain: tuple[DeltaLink, ...] = ()
-    """Of a delta: the versions before it, oldest first, starting with a full one."""
+    """Versions before a delta, oldest first, starting with a full one."""
     fingerprint: Annotated[str, Meta(pattern=r"^([0-9a-f]{32})?$")] = ""
     """`lightningbus.schemas.weights.delta.fingerprint` of the full file: the same for every transport."""
     broadcast: BroadcastPlan | None = None
@@ -130,7 +130,7 @@ class WeightManifest(Event, frozen=True, kw_only=True):
 
 
 MAX_ACTOR_CHARS, MAX_REASON_CHARS = 200, 1000
-"""Of a decision."""
+"""Longest actor and longest reason of a decision."""
 
 
 class ReleaseDecision(Event, frozen=True, kw_only=True):
@@ -141,7 +141,7 @@ class ReleaseDecision(Event, frozen=True, kw_only=True):
     actor: Annotated[str, Meta(max_length=MAX_ACTOR_CHARS)]
     reason: Annotated[str, Meta(max_length=MAX_REASON_CHARS)] = ""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Of the canary; see `lightningbus.inference.weights.canary`."""
+    """Metrics of the canary; see `lightningbus.inference.weights.canary`."""
     decided_at_ns: NonNegativeInt
 
 
@@ -151,13 +151,13 @@ class ReleaseHistory(Event, frozen=True, kw_only=True):
     pinned: NonNegativeInt | None = None
     """The only version that is served."""
     kept: NonNegativeInt | None = None
-    """The version whose files are not deleted: the best so far."""
+    """The version whose files are kept: the best so far."""
     decisions: tuple[ReleaseDecision, ...] = ()
     """Oldest first; the last one is new in this event."""
 
 
 class ReleaseState(ReleaseHistory, frozen=True, kw_only=True):
-    """Which versions of a model may be served."""
+    """Decisions about the versions of a model."""
 
     model: SubjectToken
 
@@ -182,7 +182,7 @@ class WeightsActivated(Event, frozen=True, kw_only=True):
     verify_seconds: float = 0.0
     """In addition: hashing, restoring the file from deltas, and checking it against the manifest."""
     pause_seconds: float
-    """How long generation was paused."""
+    """Pause of generation, in seconds."""
     kv_cache: KvCacheOutcome = ""
-    """What became of the KV cache of calls in flight; empty: the swap did not touch it."""
+    """Fate of the KV cache of calls in flight; empty: the swap did not touch it."""
     activated_at_ns: NonNegativeInt

@@ -1,4 +1,4 @@
-"""Which versions of a model, or of a prompt, may be served, given the decisions about them. Pure."""
+"""Versions of a model or a prompt that may be served, given the decisions about them. Pure."""
 
 from collections.abc import Iterable
 from typing import Final, Protocol, TypeVar
@@ -14,7 +14,7 @@ R = TypeVar("R", bound=ReleaseHistory)
 
 
 class VersionManifest(Protocol):
-    """What says that a version exists: a weight manifest, or the version of a prompt."""
+    """Record of a version: a weight manifest, or the version of a prompt."""
 
     @property
     def version(self) -> int:
@@ -22,11 +22,11 @@ class VersionManifest(Protocol):
 
     @property
     def canary(self) -> object | None:
-        """What it must pass before it is served; None: nothing."""
+        """The canary test required before it is served; None: no test."""
 
 
 def apply_decision(release: R, decision: ReleaseDecision) -> R:
-    """The state after one more decision; revoking a version unpins it."""
+    """Apply one more decision to a state; revoking a version unpins it."""
     pinned = release.pinned
     if decision.action == "pinned":
         pinned = decision.version
@@ -37,12 +37,12 @@ def apply_decision(release: R, decision: ReleaseDecision) -> R:
 
 
 def is_successor(before: ReleaseHistory, after: ReleaseHistory) -> bool:
-    """Whether ``after`` is ``before`` with exactly one more decision, and no other change."""
+    """Return whether ``after`` is ``before`` with exactly one more decision, and no other change."""
     return bool(after.decisions) and after == apply_decision(before, after.decisions[-1])
 
 
 def latest_verdict(release: ReleaseHistory, version: int) -> ReleaseDecision | None:
-    """The last decision that approved or revoked a version."""
+    """Return the last decision that approved or revoked a version."""
     verdicts = (
         decision
         for decision in reversed(release.decisions)
@@ -52,24 +52,24 @@ def latest_verdict(release: ReleaseHistory, version: int) -> ReleaseDecision | N
 
 
 def is_revoked(release: ReleaseHistory, version: int) -> bool:
-    """Whether a version must not be served."""
+    """Return whether a version must not be served."""
     verdict = latest_verdict(release, version)
     return verdict is not None and verdict.action == "revoked"
 
 
 def is_servable(release: ReleaseHistory, manifest: VersionManifest) -> bool:
-    """Whether a version may be served: it is not revoked and, if it needs a canary, it is approved."""
+    """Return whether a version may be served: it is not revoked and, if it needs a canary, it is approved."""
     verdict = latest_verdict(release, manifest.version)
     return manifest.canary is None if verdict is None else verdict.action == "approved"
 
 
 def is_pending_canary(release: ReleaseHistory, manifest: VersionManifest) -> bool:
-    """Whether a version needs a canary that has not run yet."""
+    """Return whether a version needs a canary that has not run yet."""
     return manifest.canary is not None and latest_verdict(release, manifest.version) is None
 
 
 def versions_to_retain(release: ReleaseHistory, versions: Iterable[int]) -> set[int]:
-    """Of the versions whose files exist, the best so far and those to fall back to if newer ones are revoked."""
+    """Choose the versions whose files are kept: the best so far, and fallbacks if newer ones are revoked."""
     existing = set(versions)
     not_revoked = {version for version in existing if not is_revoked(release, version)}
     approved = {decision.version for decision in release.decisions if decision.action == "approved"} & not_revoked

@@ -38,7 +38,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 def read_header(path: Path) -> bytes:
-    """The header of a file, including the length in front of it; raises `InvalidSafetensorsError`."""
+    """Read the header of a file, including the length in front of it; raise `InvalidSafetensorsError`."""
     with path.open("rb") as file:
         length = file.read(8)
         max_length = min(path.stat().st_size - 8, MAX_HEADER_BYTES)
@@ -48,7 +48,7 @@ def read_header(path: Path) -> bytes:
 
 
 def parse_tensors(header: bytes, size: int) -> dict[str, Tensor]:
-    """The tensors of a file of ``size`` bytes, in the order of their bytes; every byte belongs to exactly one.
+    """Parse the tensors of a file of ``size`` bytes, in the order of their bytes; every byte belongs to exactly one.
 
     Raises `InvalidSafetensorsError`.
     """
