@@ -1,1 +1,1 @@
-"""The auditor: recomputes a share of what engines sampled, and says which of them cannot be trusted."""
+"""The auditor: recomputes a share of the tokens that engines sampled, and convicts engines that cannot be trusted."""

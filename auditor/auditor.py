@@ -45,12 +45,13 @@ BURST_SECONDS = 5.0
 """CPU time that may be saved up while there is nothing to do."""
 TOLERANCES = {"float32": 0.01}
 DEFAULT_TOLERANCE = 0.25
-"""By what engines compute in. vLLM and transformers round bfloat16 differently: most tokens differ by 0.01 nats, one in
-a hundred by more than 0.1."""
+"""Accepted difference by the engines' numeric type. vLLM and transformers round bfloat16 differently: most tokens
+differ by 0.01 nats, one in a hundred by more than 0.1.
+"""
 
 
 class AuditorError(Exception):
-    """The auditor cannot start; the message says why."""
+    """The auditor cannot start; the message gives the reason."""
 
 
 async def run(bus: Bus, settings: AuditorSettings, stop: asyncio.Event) -> None:
@@ -149,7 +150,7 @@ class Auditor:
                 count_fault(f"rollout {sample.rollout_id} is not audited", error)
 
     def _next_sample(self) -> AuditSample:
-        """The oldest of the version that is loaded, else the oldest of all."""
+        """Take the oldest sample of the loaded version, else the oldest of all."""
         sample = next((sample for sample in self._queue if self._loader.is_loaded(sample.version)), self._queue[0])
         self._queue.remove(sample)
         return sample
@@ -238,7 +239,7 @@ class Auditor:
 
 
 def samplers_of(node: Heartbeat) -> list[Sampler]:
-    """The engine of a node with each version that it serves. Pure."""
+    """List the engine of a node with each version that it serves. Pure."""
     engine_id, versions = node.status.get("engine_id"), node.status.get("versions", [node.version])
     if not isinstance(engine_id, str) or not isinstance(versions, list):
         return []

@@ -31,12 +31,12 @@ class Convictions:
 
     @property
     def num_verdicts(self) -> int:
-        """How many there are."""
+        """Number of verdicts."""
         return len(self._verdicts.state.verdicts)
 
     @property
     def alert(self) -> str:
-        """What is wrong now, as a sentence; empty: nothing."""
+        """Current alerts as one sentence; empty: none."""
         return "; ".join(self._alerts.values())
 
     async def refresh(self) -> None:
@@ -44,7 +44,7 @@ class Convictions:
         await self._verdicts.refresh()
 
     def applies_to(self, engine_id: str, version: int) -> bool:
-        """Whether tokens of an engine and version are quarantined, as of the last look."""
+        """Return whether tokens of an engine and version are quarantined, by the last state read."""
         return is_convicted(engine_id, version, self._verdicts.state.verdicts)
 
     async def add(self, engine_id: str, version: int, finding: Finding) -> None:
@@ -64,7 +64,7 @@ class Convictions:
                 )
 
     async def resolve_alerts(self, living: Collection[str]) -> None:
-        """An alert ends with its engine; ``living`` are the engines that serve."""
+        """End the alerts of engines that are gone; ``living`` are the engines that serve."""
         for engine_id in [engine_id for engine_id in self._alerts if engine_id not in living]:
             await self._publish_alert(self._alerts.pop(engine_id), resolved=True)
 
@@ -77,7 +77,7 @@ class Convictions:
 
 
 def describe_verdict(verdict: AuditVerdict) -> str:
-    """A verdict as a sentence. Pure."""
+    """Word a verdict as a sentence. Pure."""
     what = (
         f"engine {verdict.engine_id} fails the audit since version {verdict.version}"
         if verdict.engine_id

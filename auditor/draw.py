@@ -1,4 +1,4 @@
-"""Which rollouts are audited, and the span batches of those on their way. Pure; time is passed in."""
+"""Choice of the rollouts that are audited, and of their span batches in transit. Pure; time is passed in."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from hashlib import blake2b
 from lightningbus.schemas.spans import SpanBatch
 
 MAX_PARTIAL = 1000
-"""Attempts whose end has not come; the oldest gives way."""
+"""Attempts without an end so far; the oldest gives way."""
 MAX_READ = 1000
 """Batches that are read for the first rollout of an engine and version; then it has to wait until it is drawn."""
 Sampler = tuple[str, int]
@@ -30,7 +30,7 @@ class Draw:
         """Engines of which every rollout is audited."""
 
     def expect(self, samplers: Iterable[Sampler]) -> None:
-        """These serve now: each that is new is audited as soon as it can be."""
+        """Audit each newly serving engine and version as soon as possible."""
         served = set(samplers)
         self._met &= served  # what is not served any more need not be remembered
         wanted = served - self._met
@@ -39,12 +39,12 @@ class Draw:
         self._wanted = wanted
 
     def is_drawn(self, execution_id: str) -> bool:
-        """Whether an attempt is in the share."""
+        """Return whether an attempt is in the share."""
         digest = blake2b(execution_id.encode(), key=self._key, digest_size=8).digest()
         return int.from_bytes(digest, "big") < self._limit
 
     def wants(self, execution_id: str) -> bool:
-        """Whether a batch of this attempt has to be read; else its bytes need not be decoded."""
+        """Return whether a batch of this attempt has to be read; otherwise its bytes need not be decoded."""
         is_looking = bool(self._wanted and self._num_to_read > 0) or bool(self.suspects)
         return is_looking or execution_id in self._partial or self.is_drawn(execution_id)
 

@@ -58,7 +58,7 @@ class Cusum:
 
 @dataclass(frozen=True, slots=True)
 class AuditedTokens:
-    """What the audit of ``T`` tokens of one engine and version gave."""
+    """Audit results of ``T`` tokens of one engine and version."""
 
     differences: Floats
     """``float64[T]``: recorded less recomputed log-probability, in nats."""
@@ -69,7 +69,7 @@ class AuditedTokens:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is known against an engine."""
+    """The present evidence against an engine."""
 
     log_evidence: float
     onset_version: int
@@ -78,7 +78,7 @@ class Finding:
 
 
 class Evidence:
-    """What speaks against one engine since it started."""
+    """Evidence against one engine since it started."""
 
     def __init__(self, tolerance: float, differing_share: float) -> None:
         """See `AuditorSettings`."""
@@ -95,7 +95,7 @@ class Evidence:
         self._sampled.add(np.log1p(TILTS * (2 * tokens.ranks[:, None] - 1)), version)
 
     def find(self) -> Finding:
-        """The stronger of the two tests: of what is reported, and of what is sampled."""
+        """Return the stronger of the two tests: of reported log-probabilities, and of sampled tokens."""
         reasons = (
             (self._reported, f"recorded log-probabilities differ by more than {self._tolerance:g} nats"),
             (self._sampled, "tokens are not drawn from the distribution that their log-probabilities say"),

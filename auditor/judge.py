@@ -1,4 +1,4 @@
-"""From evidence to verdicts: on an engine, and on a version that fails on a second engine. Pure."""
+"""Verdicts from evidence: on an engine, and on a version that fails on a second engine. Pure."""
 
 import math
 from collections import OrderedDict
@@ -12,7 +12,7 @@ from lightningbus.schemas.audits.events import AuditVerdict
 from lightningbus.schemas.audits.quarantine import applies_to, standing_verdicts
 
 SUSPECT_EVIDENCE = 7.0
-"""From here on every rollout of the engine is audited; natural log."""
+"""Evidence from which every rollout of the engine is audited; natural log."""
 
 MAX_ENGINES = 1000
 """Against which evidence is kept; that of the engine audited longest ago gives way."""
@@ -37,7 +37,7 @@ class Judge:
         return evidence.find()
 
     def is_guilty(self, finding: Finding) -> bool:
-        """Whether the evidence is beyond what a sound engine gives."""
+        """Return whether the evidence exceeds that of any sound engine."""
         return finding.log_evidence >= self._threshold
 
     def suspects(self) -> frozenset[str]:
@@ -78,5 +78,5 @@ def verdicts_on(
 
 
 def is_convicted(engine_id: str, version: int, verdicts: Iterable[AuditVerdict]) -> bool:
-    """Whether tokens of an engine and version are quarantined already."""
+    """Return whether tokens of an engine and version are quarantined already."""
     return any(applies_to(verdict, engine_id, version) for verdict in standing_verdicts(tuple(verdicts)))

@@ -28,7 +28,7 @@ CONSTRAINTS = (
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens were drawn; the names are vLLM's."""
+    """Sampling parameters, by vLLM's names."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -59,12 +59,12 @@ class AuditSample:
     """``float32[T]``, as recorded."""
     start: int
     end: int
-    """Of the audited tokens in the response; ``end`` is exclusive."""
+    """End of the audited tokens in the response, exclusive."""
     sampling: Sampling
 
 
 def build_samples(batches: Sequence[SpanBatch], kv_cache_on_swap: KvCachePolicy) -> list[AuditSample]:
-    """What can be recomputed of an attempt; raises ValueError if its calls cannot be read."""
+    """Build the recomputable samples of an attempt; raise ValueError if its calls cannot be read."""
     calls = sorted((span.call for batch in batches for span in batch.spans if span.call), key=lambda call: call.index)
     return [
         sample
@@ -75,7 +75,7 @@ def build_samples(batches: Sequence[SpanBatch], kv_cache_on_swap: KvCachePolicy)
 
 
 def is_recomputable(call: ModelCall) -> bool:
-    """Whether the distribution that a call was sampled from follows from its record alone."""
+    """Return whether a call's record alone determines the distribution it was sampled from."""
     settings = call.sampling_params
     if any(settings.get(name, values[0]) not in values for name, values in NEUTRAL.items()):
         return False
@@ -115,7 +115,7 @@ def _samples_of(batch: SpanBatch, call: ModelCall, kv_cache_on_swap: KvCachePoli
 
 
 def _sampling_of(call: ModelCall) -> Sampling:
-    """Raises ValueError for values that are no numbers."""
+    """Read a call's sampling parameters; raise ValueError for values that are no numbers."""
     settings = call.sampling_params
     try:
         return Sampling(

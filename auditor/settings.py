@@ -9,7 +9,7 @@ from lightningbus.common.role_settings import KvCachePolicy, ModelRoleSettings
 
 
 class AuditorSettings(ModelRoleSettings):
-    """Which share of the rollouts is recomputed, and when a difference is a fault."""
+    """Share of the rollouts that is recomputed, and the difference that counts as a fault."""
 
     model_path: Path = Field(
         description="model directory: architecture; the weights come from the bus, unless `frozen`"

@@ -36,7 +36,7 @@ class VersionLoader:
         return list(reversed(by_weights.values()))
 
     def is_loaded(self, version: int) -> bool:
-        """Whether the version loaded last has this number."""
+        """Return whether the version loaded last has this number."""
         if self._is_frozen:
             return version == FROZEN_VERSION
         return self._loaded is not None and self._loaded.version == version
