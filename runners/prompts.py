@@ -1,4 +1,4 @@
-"""Which version of each prompt a rollout has: the one its task is pinned to, else the released one."""
+"""Choice of each prompt's version for a rollout: the one its task is pinned to, else the released one."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from lightningbus.schemas.prompts import PromptVersion
 from lightningbus.schemas.tasks import Task
 
 RECHECK_SECONDS = 30.0
-"""How old an answer of the bus may be where no message said that it changed."""
+"""Seconds for which an answer of the bus is used when no message reported a change."""
 
 
 class PromptUnavailableError(Exception):
@@ -53,7 +53,7 @@ class AgentPrompts:
                     await subscription.unsubscribe()
 
     async def choose(self, task: Task) -> tuple[PromptChoice, ...]:
-        """The prompts for a rollout of a task; they stay the same to its end.
+        """Choose the prompts of a rollout; they stay the same to its end.
 
         Raises `PromptUnavailableError`, `BusError` or nats' errors.
         """

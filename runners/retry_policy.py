@@ -1,4 +1,4 @@
-"""What becomes of a task: whether it can be tried at all, and once an attempt has ended done, tried again, or given up.
+"""Decisions about a task: whether it can be run at all, and whether an ended attempt is final, retried, or given up.
 
 Pure.
 """
@@ -13,7 +13,7 @@ from lightningbus.schemas.trajectory.attempt_selection import INFRA_OUTCOMES
 
 RETRY_POLICY = RetryPolicy(1.0, 30.0)
 MAX_DELIVERIES = 10
-"""Of a task that fails its runner each time, before anything could be published of it."""
+"""Deliveries of a task that fails its runner each time, before any of its events could be published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class RetryDecision:
 
 
 def is_exhausted(task: Task, delivery: int) -> bool:
-    """Whether the deliveries are used up before this one began: runners died with the task in their hands."""
+    """Return whether the deliveries were used up before this one: runners died while they had the task."""
     return delivery > task.max_attempts
 
 
 def find_problem(task: Task) -> str:
-    """Why no runner can ever run a task, as a sentence; empty if one can."""
+    """Explain why no runner can ever run a task; empty if one can."""
     try:
         json.dumps(task.input, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

@@ -30,13 +30,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RolloutResult:
-    """How a run of the agent ended; ``result`` is JSON."""
+    """Outcome of a run of the agent; ``result`` is JSON."""
 
     outcome: Outcome
     error: str = ""
     reward: float | None = None
     rewards: dict[str, float] = field(default_factory=dict)
-    """By name, where the agent gave names."""
+    """Rewards by name, where the agent gave names."""
     reward_span: str = ""
     result: str = ""
 
@@ -45,7 +45,7 @@ ChoosePrompts = Callable[[Task], Awaitable[tuple[PromptChoice, ...]]]
 
 
 async def choose_none(task: Task) -> tuple[PromptChoice, ...]:
-    """For an agent without prompts on the bus."""
+    """Choose no prompts, for an agent without prompts on the bus."""
     return ()
 
 
@@ -109,7 +109,7 @@ async def _run_executor(
 
 
 def describe_rollout(task: Task, recorder: AttemptRecorder) -> RolloutInfo:
-    """What an agent may be told of its rollout."""
+    """Collect the facts about its rollout that an agent may use."""
     return {
         "id": recorder.rollout,
         "attempt": recorder.number,
@@ -121,7 +121,7 @@ def describe_rollout(task: Task, recorder: AttemptRecorder) -> RolloutInfo:
 
 
 def parse_result(answer: Mapping[str, Any]) -> str:
-    """What the agent returned, as JSON; raises `AgentError` when that nests more deeply than it was read."""
+    """Encode the agent's return value as JSON; raise `AgentError` when it nests more deeply than it was read."""
     try:
         return replace_surrogates(json.dumps(answer.get("value"), ensure_ascii=False))
     except RecursionError:

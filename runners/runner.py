@@ -1,4 +1,4 @@
-"""The runner: pulls as many tasks as it has room for, and runs each in a free slot."""
+"""The runner: pulls as many tasks as it has free slots, and runs each in a slot."""
 
 import asyncio
 import logging
@@ -34,8 +34,9 @@ log = logging.getLogger(__name__)
 MODES: tuple[Mode, ...] = ("eval", "train")
 """In the order in which tasks are requested: an evaluation goes before what is queued for training."""
 PULL_SECONDS = 10.0
-"""How long a request for tasks waits. A free slot is requested in both modes. Once one mode has taken it, a task of the
-other mode may still come and wait here, leased; so requests end soon."""
+"""Seconds that a request for tasks waits. A free slot is requested in both modes. Once one mode has taken it, a task of
+the other mode may still come and wait here, leased; so requests end soon.
+"""
 
 
 async def run(bus: Bus, settings: RunnerSettings, stop: asyncio.Event) -> None:

@@ -35,7 +35,8 @@ from lightningbus.tasks.task_publisher import TaskPublisher, build_foreign_recor
 log = logging.getLogger(__name__)
 
 NAK_DELAY_SECONDS = 5.0
-"""How long a stopping runner tries to publish that a rollout was preempted; its task is given back in any case."""
+"""Seconds that a stopping runner spends on publishing that a rollout was preempted; its task is given back in any case.
+"""
 UNREADABLE_DELAY_SECONDS = 5.0
 RATE_WINDOW_SECONDS = 10.0
 TRANSIENT_ERRORS = (BusError, NatsError)
@@ -78,7 +79,7 @@ class TaskHandler:
         return len(self._completed_at) / RATE_WINDOW_SECONDS
 
     async def serve(self, mode: Mode, delivery: Message) -> None:
-        """One delivery, by its mode's durable, to its end."""
+        """Serve one message of its mode's durable, to its end."""
         rollout = delivery.headers.get(subjects.MSG_ID_HEADER, delivery.subject)
         try:
             # Leased first: it may wait for a slot.
@@ -98,7 +99,7 @@ class TaskHandler:
                 await self._nak(delivery, retry_policy.RETRY_POLICY.delay_after(delivery.num_delivered))
 
     async def _is_given_up(self, delivery: Message) -> bool:
-        """Whether a task that fails its runner at every delivery has become a dead letter."""
+        """Make a dead letter of a task that fails its runner at every delivery; return whether it did."""
         if delivery.num_delivered < retry_policy.MAX_DELIVERIES:
             return False
         try:

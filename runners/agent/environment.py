@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping
 
 ALLOWED_VARIABLES = ("PATH", "HOME", "LANG", "TZ")
-"""Variables of the runner's own that say where programs are, and in which language and time zone they speak."""
+"""Variables that every agent gets from the runner: program paths, language and time zone."""
 LOCALE = "LC_"
 
 
 def agent_environment(ours: Mapping[str, str], entries: Iterable[str]) -> dict[str, str]:
-    """What an agent gets of the runner's environment; an entry is a name to pass on, if it is set, or NAME=VALUE."""
+    """Build an agent's environment; an entry is a name to pass on, if it is set, or NAME=VALUE."""
     environment = {name: value for name, value in ours.items() if name in ALLOWED_VARIABLES or name.startswith(LOCALE)}
     for entry in entries:
         name, is_set, value = entry.partition("=")

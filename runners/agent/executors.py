@@ -30,11 +30,11 @@ class AgentError(Exception):
 
 
 class WorkerProcessDiedError(Exception):
-    """The process that several rollouts shared is gone; which of them did it cannot be told."""
+    """A process shared by several rollouts is gone; it is unknown which of them ended it."""
 
 
 def parse_reply(line: bytes) -> dict[str, Any]:
-    """A line of the host script's; raises `AgentError` when it is none, for the agent can write there too."""
+    """Parse a line of the host script; raise `AgentError` if it is invalid, because the agent can write there too."""
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):
@@ -45,7 +45,7 @@ def parse_reply(line: bytes) -> dict[str, Any]:
 
 
 class RolloutInfo(TypedDict):
-    """What agents of other frameworks expect to be told of their rollout."""
+    """Facts about a rollout that agents of other frameworks expect."""
 
     id: str
     attempt: int
@@ -64,7 +64,7 @@ class AgentExecutor(Protocol):
         """``{"value": ...}`` of one task; raises `AgentError`. Cancelled: the process is killed."""
 
     async def grade(self, task: Any, answer: dict[str, Any]) -> dict[str, Any]:
-        """The answer, with a ``"reward"`` where a reward function gives one."""
+        """Return the answer, with a ``"reward"`` where a reward function gives one."""
         return answer
 
     async def stop(self) -> None:
@@ -76,7 +76,7 @@ class PythonExecutor(AgentExecutor):
 
     _mode = "exclusive"
     _kind = ""
-    """What the function is called in errors, beside its name."""
+    """Kind of the function in errors, beside its name."""
 
     def __init__(self, python: Path, function: str, launcher: AgentLauncher, rollouts: int | None = None) -> None:
         """``rollouts``: after so many the process gives way to a fresh one."""

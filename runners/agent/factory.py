@@ -19,12 +19,12 @@ RELAY_SCRIPT = Path(__file__).with_name("relay_script.py")
 
 
 def resolve_program(program: Path) -> Path:
-    """As whoever wrote the path means it, not as its process would, which starts elsewhere; a link stays one."""
+    """Make a relative interpreter path absolute, relative to our own working directory. Symlinks are kept."""
     return program.absolute() if len(program.parts) > 1 else program
 
 
 def sandbox_paths(python: Path) -> dict[str, str]:
-    """What a sandbox has to let in: our scripts, the interpreter, its environment, and the installation of that."""
+    """List the paths a sandbox must allow: our scripts, the interpreter, its environment, and its base installation."""
     interpreter = Path(shutil.which(python) or sys.executable)
     venv, base = interpreter.parents[1], interpreter.resolve().parents[1]
     if not (venv / "pyvenv.cfg").exists():  # an interpreter that stands anywhere, perhaps in somebody's home
@@ -39,7 +39,7 @@ def sandbox_paths(python: Path) -> dict[str, str]:
 
 
 def uses_socket(settings: RunnerSettings) -> bool:
-    """Whether the sandbox hands on the gateway's socket, because the agent has no network."""
+    """Return whether the sandbox passes on the gateway's socket, because the agent has no network."""
     return any("{gateway}" in word for word in settings.sandbox_command)
 
 
@@ -49,7 +49,7 @@ def make_executors(
     watchdog: ProcessWatchdog,
     gateway: Mapping[str, str],
 ) -> list[AgentExecutor]:
-    """An executor for each slot, as the settings ask for; a slot is called for each process that is started for it.
+    """Make an executor for each slot by the settings; a slot is called for each process that is started for it.
 
     ``gateway``: the gateway's ``paths``, for the sandbox.
     """

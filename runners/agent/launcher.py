@@ -1,4 +1,4 @@
-"""Where an agent's processes run: with which environment, in which directories, within which limits and sandbox."""
+"""Start of an agent's processes: environment, directories, limits and sandbox."""
 
 import asyncio
 import contextlib
@@ -30,17 +30,17 @@ class AgentLauncher:
 
     directory: Path
     environment: dict[str, str]
-    """What the operator passes on, see `lightningbus.runners.agent.environment`."""
+    """Variables from the operator; see `lightningbus.runners.agent.environment`."""
     slot_env: Callable[[], dict[str, str]]
     limits: ResourceLimits
     sandbox_command: Sequence[str]
-    """Put in front of every command; ``{name}`` stands for one of ``paths``, ``{path}`` or ``{tmp}``."""
+    """Words put in front of every command; ``{name}`` is replaced by one of ``paths``, ``{path}`` or ``{tmp}``."""
     paths: dict[str, str]
     watchdog: ProcessWatchdog
     budget: OutputBudget = field(default_factory=OutputBudget)
 
     def check(self, program: str) -> None:
-        """Raises `AgentStartError` if there is no such program; a sandbox finds its own."""
+        """Raise `AgentStartError` if the program does not exist; a sandbox resolves its own."""
         first = _expand_placeholders([*self.sandbox_command, program][0], self.paths)
         if "/" in first:
             found_at, searched = shutil.which(self.directory / first), str(self.directory)
@@ -50,7 +50,7 @@ class AgentLauncher:
             raise AgentStartError(f"{first} is no program in {searched}")
 
     async def start(self, *command: str) -> AgentProcess:
-        """A process that is written to and read from; raises `AgentStartError`."""
+        """Start a process with connected standard streams; raise `AgentStartError`."""
         with contextlib.ExitStack() as undo:
             try:
                 scratch = Path(tempfile.mkdtemp(prefix="lightningbus-agent-"))
@@ -72,7 +72,7 @@ class AgentLauncher:
     async def _spawn(
         self, scratch: Path, command: Sequence[str], undo: contextlib.ExitStack
     ) -> tuple[asyncio.subprocess.Process, socket.socket, socket.socket, int]:
-        """A process, and our ends of its standard input, output and error, which ``undo`` closes."""
+        """Spawn a process; return it with our ends of its standard input, output and error, which ``undo`` closes."""
         paths = {**self.paths, "path": str(self.directory.absolute()), "tmp": str(scratch)}
         orphans, limits = set_child_subreaper(), self.limits
 

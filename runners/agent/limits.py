@@ -1,4 +1,4 @@
-"""What an agent's processes may take, and which limit it was when one of them ends by it."""
+"""Limits on an agent's processes, and diagnosis of the limit that ended one."""
 
 import math
 import re
@@ -15,14 +15,14 @@ ERROR_PATTERNS = (
     (re.compile(r"\[Errno 27\]|File too large|EFBIG"), "max_file_gib"),
     (re.compile(r"\[Errno 24\]|Too many open files|EMFILE"), "max_open_files"),
 )
-"""How an error shows that a limit was met."""
+"""Signs of each limit in an error's text."""
 SIGNALS = {-signal.SIGXFSZ: "max_file_gib", -signal.SIGABRT: "memory_limit_gib", -signal.SIGSEGV: "memory_limit_gib"}
-"""How an end does: a program that gets no memory ends by itself, mostly so."""
+"""Signs of each limit in an exit status: a program out of memory usually aborts by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimits:
-    """Of one agent process and all it starts; None: as the runner's own."""
+    """Limits of one agent process and all its descendants; None: those of the runner."""
 
     memory_limit_gib: float | None = None
     max_file_gib: float | None = None
@@ -31,7 +31,7 @@ class ResourceLimits:
 
     @classmethod
     def from_settings(cls, settings: RunnerSettings) -> "ResourceLimits":
-        """As a runner is set."""
+        """Read the limits from a runner's settings."""
         return cls(settings.memory_limit_gib, settings.max_file_gib, settings.max_open_files, settings.max_processes)
 
     @property
@@ -56,7 +56,7 @@ class ResourceLimits:
                 resource.setrlimit(which, (most, most))
 
     def find_violation(self, head: int) -> str:
-        """Of all processes from the head on, together: a sentence if they take too much, else nothing."""
+        """Check all processes from ``head`` down together: return a sentence about an exceeded limit, else nothing."""
         tree = [pid for pid in (head, *procfs.descendants(head)) if procfs.is_alive(pid)]
         if self.max_processes is not None and len(tree) > self.max_processes:
             return f"the agent had {len(tree)} processes; {self._describe('max_processes')}"
@@ -66,13 +66,13 @@ class ResourceLimits:
         return ""
 
     def explain_error(self, error: str) -> str:
-        """The limit an agent's error is about, as a sentence; empty if none."""
+        """Explain which limit caused an agent's error, in a sentence; empty if none."""
         return next(
             (sentence for sign, name in ERROR_PATTERNS if sign.search(error) and (sentence := self._describe(name))), ""
         )
 
     def explain_exit(self, code: int | None) -> str:
-        """How a process ended, and which limit may be why."""
+        """Describe a process's exit, and the limit that may explain it."""
         number = 128 - code if code is not None and code > 128 else code  # as a sandbox hands a signal on
         sentence = self._describe(SIGNALS.get(number or 0, ""))
         return f"its process ended with {code}" + (f"; {sentence}" if sentence else "")

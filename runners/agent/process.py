@@ -23,7 +23,7 @@ MAX_LINE = 64 * 1024 * 1024
 """Longest answer of an agent that is read."""
 READ_BYTES = 1024 * 1024
 OUTPUT_DRAIN_SECONDS = 1.0
-"""How long the output of a process that has ended is still read."""
+"""Seconds for which the output of an ended process is still read."""
 MAX_ZOMBIES = 100
 """Children that a warm process may leave unreaped; each occupies a process id of the system."""
 POLL_SECONDS = 0.5
@@ -31,7 +31,7 @@ POLL_SECONDS = 0.5
 
 
 class AgentProcess:
-    """A running agent process and the streams to it; ``kill_reason`` says which limit ended it."""
+    """A running agent process and its streams; ``kill_reason`` names the limit that ended it."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, scratch: Path, limits: ResourceLimits, output: OutputForwarder
@@ -69,7 +69,7 @@ class AgentProcess:
                 writer.write_eof()
 
     async def readline(self) -> bytes:
-        """The next line of its standard output, empty at the end; raises OSError, or ValueError for a line too long."""
+        """Read the next line of standard output, empty at the end; raise OSError, or ValueError for a line too long."""
         return await self._read_or_exit(self._reader.readline())
 
     async def read_all(self) -> bytes:
@@ -82,7 +82,7 @@ class AgentProcess:
         return bytes(output)
 
     async def exit_reason(self) -> str:
-        """How it ended, as a sentence; waits until it has."""
+        """Wait for the end of the process; describe it in a sentence."""
         code = await self.process.wait()
         return self.kill_reason or self.limits.explain_exit(code)
 
@@ -95,7 +95,7 @@ class AgentProcess:
         await asyncio.to_thread(remove_directory, self._scratch)
 
     async def _read_or_exit(self, reading: Coroutine[Any, Any, bytes]) -> bytes:
-        """What is read; empty once the process has ended, even if something it left holds its output open."""
+        """Await a read; return nothing once the process has ended, even if a descendant still holds its output open."""
         read = asyncio.ensure_future(reading)
         try:
             await asyncio.wait({read, self._end}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Many rollouts side by side in one agent process: an async function that is told where its model is."""
+"""Many rollouts side by side in one agent process: an async function that gets its model's endpoint per call."""
 
 import asyncio
 import logging
@@ -19,14 +19,14 @@ from lightningbus.runners.agent.process import AgentProcess
 log = logging.getLogger(__name__)
 
 CANCEL_SECONDS = 2.0
-"""How long one rollout of many in a process gets to end when it is cancelled."""
+"""Seconds that one rollout of many in a process has to end when it is cancelled."""
 ENDPOINT = {
     "base_url": "OPENAI_BASE_URL",
     "api_key": "OPENAI_API_KEY",
     "otlp_endpoint": "OTEL_EXPORTER_OTLP_ENDPOINT",
     "otlp_headers": "OTEL_EXPORTER_OTLP_HEADERS",
 }
-"""What an agent that shares its process is told per rollout, and the variable that says it to any other."""
+"""Fields of the endpoint for an agent in a shared process, and the variables that carry them for other agents."""
 
 
 class SharedExecutor(PythonExecutor):
@@ -42,7 +42,7 @@ class SharedExecutor(PythonExecutor):
         self._listening: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the process, unless it runs; whoever comes first does."""
+        """Start the process unless it runs; the first caller does."""
         async with self._starting:
             if self._process is None or not self._process.is_running:
                 await super().start()
@@ -73,7 +73,7 @@ class SharedExecutor(PythonExecutor):
         return reply
 
     async def stop(self) -> None:
-        """End the process group; whoever waits for an answer hears so."""
+        """End the process group; callers that wait for an answer get an error."""
         await super().stop()
         self._fail_all("the agent's process was ended")
 
@@ -104,7 +104,7 @@ class SharedSlotExecutor(AgentExecutor):
         self._shared, self._slot = shared, slot
 
     async def start(self) -> None:
-        """The process of all of them."""
+        """Start the process that all slots share."""
         await self._shared.start()
 
     async def run(self, task: Any, rollout: RolloutInfo | None = None) -> dict[str, Any]:

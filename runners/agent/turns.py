@@ -20,7 +20,7 @@ class Turns:
 
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[None]:
-        """A turn beside others that share."""
+        """Take a turn beside others that share."""
         while self._is_alone or self._num_waiting:
             await self._wait()
         self._num_sharing += 1
@@ -32,7 +32,7 @@ class Turns:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """A turn beside no other."""
+        """Take a turn beside no other."""
         self._num_waiting += 1
         try:
             while self._is_alone or self._num_sharing:

@@ -48,11 +48,11 @@ from lightningbus.schemas.fleet import Heartbeat
 log = logging.getLogger(__name__)
 
 PUBLISH_TIMEOUT_SECONDS = 5.0
-"""How long an exporter, or a model call, waits for the bus to take spans."""
+"""Seconds that an exporter, or a model call, waits for the bus to take spans."""
 MAX_MODEL_LEN = 4096
-"""Taken where a node does not say how long its model's context is."""
+"""Context length assumed where a node reports none."""
 UNSEEN = "the agent left before it got anything of the answer"
-"""Why a call has no tokens to train: nothing that came later hangs on them."""
+"""Reason why a call has no tokens to train: no later call depends on them."""
 
 PublishSpans = Callable[[AttemptRecorder, float], Awaitable[None]]
 
@@ -74,9 +74,9 @@ class ModelCallHandler:
     async def handle(
         self, request: web.Request, running: ActiveRollout, dialect: Dialect, prompt_versions: Mapping[str, int]
     ) -> web.StreamResponse:
-        """Answer one model call, in which ``prompt_versions`` were put.
+        """Answer one model call, into which ``prompt_versions`` were inserted.
 
-        Raises as `Upstream.attempt_call` when nobody can, unless a stream has begun.
+        Raises as `Upstream.attempt_call` when no node can, unless a stream has begun.
         """
         task, attempt, call = running.task, running.recorder, dialect.call
         context = CallContext.create(attempt, call.model, task, running.deadline)
@@ -164,7 +164,7 @@ class ModelCallHandler:
         raise AssertionError("attempt_call yields until an answer is whole, or raises")
 
     async def _prompt(self, context: CallContext, call: ChatRequest, sampling: dict[str, Any]) -> list[int] | None:
-        """The tokens to ask with, where a new rendering of the history would not be what was sampled."""
+        """Return the prompt's tokens where rendering the history again would change the sampled ones."""
         turn = context.recorder.history.longest_prefix(call) if call.chat and self._token_in_token_out else None
         if turn is None or not continuation.can_resume(call, sampling):
             return None
@@ -237,17 +237,17 @@ def _record(
 
 
 def _fingerprint(call: ChatRequest) -> bytes:
-    """Of a request, by which it is known when it comes again."""
+    """Hash a request, so that a repetition is recognised."""
     return blake2b(call.to_record().encode(errors="replace"), digest_size=16).digest()
 
 
 def reject_request(status: int, message: str) -> UpstreamRejectedError:
-    """What the agent is told of a request that is its own to put right."""
+    """Build the error for a request that the agent has to correct."""
     return UpstreamRejectedError(status, encode_json(dialect_error("invalid_request_error", message, status)))
 
 
 def _add_failure(context: CallContext, node: Heartbeat, error: Exception, problem: str) -> None:
-    """Of an engine that had the request, and gave no token."""
+    """Record the failure of an engine that had the request and gave no token."""
     if isinstance(error, EngineFailedError):
         context.failures.add_error(node, problem)
     elif isinstance(error, aiohttp.ClientError):
@@ -255,7 +255,7 @@ def _add_failure(context: CallContext, node: Heartbeat, error: Exception, proble
 
 
 def _cut_choices(completion: StreamAccumulator, is_seen: bool) -> list[SampledChoice]:
-    """What was sampled of an answer that the agent stopped reading."""
+    """Collect the sampled choices of an answer that the agent stopped reading."""
     if not completion.num_tokens:
         return []
     completion.cut()
@@ -290,7 +290,7 @@ async def _forward_chunk(
 async def _until_finished(
     chunks: AsyncIterator[dict[str, Any]], completion: StreamAccumulator
 ) -> AsyncIterator[dict[str, Any]]:
-    """The chunks of one try. A stream that breaks off after the last token is finished here, with its usage."""
+    """Yield the chunks of one try. A stream that breaks off after the last token is completed with its usage."""
     try:
         async for chunk in chunks:
             yield chunk

@@ -13,11 +13,11 @@ from lightningbus.runners.protocol.dialects.registry import find_api
 from lightningbus.runners.recording.otlp_limits import MAX_BYTES
 
 MAX_REQUEST_BYTES = 32 * 1024 * 1024
-"""Of a body, unpacked; telemetry and events may have less."""
+"""Largest decompressed body; telemetry and events have a lower limit."""
 IN_FLIGHT_KEY = web.RequestKey("held", InFlightRequest)
-"""Of a request: what it counts for in its slot's `Admission`."""
+"""Key of a request's entry in its slot's `Admission`."""
 KEEPALIVE_KEY = web.RequestKey("kept", bool)
-"""Of a request: whether its connection may stay open."""
+"""Key of a request's permission to keep its connection open."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -38,18 +38,18 @@ class ApiError(Exception):
 
 
 def limit(request: web.Request) -> int:
-    """Of a body, unpacked, in bytes."""
+    """Return the largest decompressed body of a request, in bytes."""
     is_telemetry = "signal" in request.match_info or request.path.endswith("/events")
     return MAX_BYTES if is_telemetry else MAX_REQUEST_BYTES
 
 
 def too_large(request: web.Request) -> str:
-    """What is answered to a larger one."""
+    """Word the error for a larger request."""
     return f"a request to {request.path} may have {limit(request)} bytes"
 
 
 def max_bytes(request: web.Request) -> int:
-    """Of a body that has not been read."""
+    """Return the upper bound of a body that has not been read."""
     if not request.body_exists:
         return 0
     length = request.content_length
@@ -91,7 +91,7 @@ def raise_on_malformed() -> Iterator[None]:
 
 @web.middleware
 async def render_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """What is refused is said as the client's own vendor would."""
+    """Answer errors in the form of the API that the client speaks."""
     try:
         return await handler(request)
     except ApiError as away:

@@ -70,12 +70,12 @@ log = logging.getLogger(__name__)
 WAITING_STATUS = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_TIMEOUT_SECONDS)
 RETRY_AFTER_SECONDS = 1
 MAX_INLINE_BYTES = 8192
-"""Of telemetry that is parsed in the event loop: giving it to a thread and waiting for the answer would take longer."""
+"""Largest telemetry parsed in the event loop: for so little, handing it to a thread would take longer."""
 MAX_INLINE_CALL_BYTES = 64 * 1024
-"""Of a model call, or an event, that is parsed in the event loop."""
+"""Largest model call or event parsed in the event loop."""
 Decoded = TypeVar("Decoded")
 SLOT_KEY = web.RequestKey("slot", Slot)
-"""Of a request: the slot whose key it has."""
+"""Key of the slot that a request's key belongs to."""
 
 
 class Gateway:
@@ -135,7 +135,7 @@ class Gateway:
         self._handler: ModelCallHandler
 
     async def __aenter__(self) -> "Gateway":
-        """Raises `AgentStartError` where there can be no socket."""
+        """Start listening; raise `AgentStartError` where the Unix socket cannot be opened."""
         listeners = self._listeners()
         address = f"{self._host}:{listeners[0].getsockname()[1]}"
         self.paths["address"] = address
@@ -149,7 +149,7 @@ class Gateway:
         return self
 
     def _listeners(self) -> list[socket.socket]:
-        """The first has a port."""
+        """Open the listeners; the first has a port."""
         if not self._at_socket:
             return [socket.create_server((self._host, 0))]
         try:
@@ -235,7 +235,7 @@ class Gateway:
         return self.upstream.known_models() | self.endpoints.names | expected
 
     async def _prompt(self, request: web.Request) -> web.Response:
-        """The version that the rollout has, for an agent that asks for a prompt by name."""
+        """Answer with the rollout's version of a prompt that the agent asks for by name."""
         _, running = self._running(request)
         name = request.match_info["name"]
         for prompt in running.prompts:
@@ -291,7 +291,9 @@ class Gateway:
         return web.json_response({})
 
     def _parse_call(self, api: Api, body: bytes, running: ActiveRollout) -> tuple[Dialect, Mapping[str, int]]:
-        """A model call, with the rollout's prompts in it, and their versions; raises as `raise_on_malformed` takes."""
+        """Parse a model call and insert the rollout's prompts; return it with their versions, and raise as
+        `raise_on_malformed` takes.
+        """
         fields = decode_json(body)
         if isinstance(fields, dict):
             fields = {name: value for name, value in fields.items() if name not in self._ignored_fields}
@@ -330,7 +332,7 @@ class Gateway:
 
 @contextmanager
 def _map_upstream_errors(running: ActiveRollout) -> Iterator[None]:
-    """Around asking the nodes: a model nobody serves is the client's to put right, no answer in time is ours."""
+    """Map errors of the nodes: an unknown model is the client's mistake, no answer in time is our failure."""
     try:
         yield
     except UnknownModelError as error:

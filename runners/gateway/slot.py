@@ -58,17 +58,17 @@ class Slot:
     def begin(
         self, recorder: AttemptRecorder, task: Task, deadline: float, prompts: tuple[PromptChoice, ...] = ()
     ) -> None:
-        """From now on calls to this slot belong to the attempt; ``deadline`` is in the event loop's time."""
+        """Attribute calls of this slot to the attempt from now on; ``deadline`` is in the event loop's time."""
         self.rollout = ActiveRollout(recorder, task, deadline, prompts)
 
     def end(self) -> None:
-        """Calls are refused until the next attempt begins."""
+        """Refuse calls until the next attempt begins."""
         self.rollout = None
 
     def environment(self) -> dict[str, str]:
-        """What a new agent process is told, by the standard variables; the key of the one before it is void.
+        """Build the standard variables of a new agent process; the key of the one before becomes void.
 
-        One key per process, not per rollout: an agent may make its client once and keep it.
+        The key is per process, not per rollout: an agent may make its client once and keep it.
         """
         self.key = f"lb-{secrets.token_urlsafe(24)}"
         return {

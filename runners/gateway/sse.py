@@ -1,4 +1,4 @@
-"""What a streaming agent gets."""
+"""Answers for a streaming agent."""
 
 from contextlib import suppress
 from typing import Any
@@ -9,7 +9,7 @@ from lightningbus.runners.protocol.dialects.base import Dialect
 
 
 class StreamNotResumableError(Exception):
-    """An answer the agent has seen the beginning of can neither be gone on with nor begun anew."""
+    """An answer whose beginning the agent has seen can be neither continued nor restarted."""
 
 
 class AgentDisconnectedError(Exception):
@@ -17,7 +17,7 @@ class AgentDisconnectedError(Exception):
 
 
 class SseResponse:
-    """What a streaming agent gets: chunk by chunk, or, where nothing could be gone on with, all of it at the end."""
+    """An answer for a streaming agent: chunk by chunk, or all at the end where it could not be resumed after a failure."""
 
     def __init__(self, request: web.Request, dialect: Dialect, live: bool) -> None:
         self._request, self._dialect, self._live = request, dialect, live
@@ -29,25 +29,25 @@ class SseResponse:
         self.has_begun = False
 
     async def send_chunk(self, chunk: dict[str, Any], tokens: int) -> None:
-        """One chunk of an answer that has so many tokens by now; what comes before the first can be said anew."""
+        """Send one chunk. Chunks before the first token are buffered, so that the stream can still be restarted."""
         self._kept.append(self._events.on_chunk(chunk))
         if self._live and tokens:
             await self._flush()
 
     def restart(self) -> None:
-        """Forget what was kept back; raises `StreamNotResumableError` when some of it has been said."""
+        """Drop the buffered chunks; raise `StreamNotResumableError` when some have been sent."""
         if self.has_begun:
             raise StreamNotResumableError("the answer broke off where it cannot be gone on with")
         self._kept.clear()
         self._events = self._dialect.events()
 
     async def finish(self) -> web.StreamResponse:
-        """The answer is whole, and its end is sent."""
+        """Send the end of a complete answer."""
         self._kept.append(self._events.finish())
         return await self._end()
 
     async def fail(self, reason: str, status: int = 500) -> web.StreamResponse:
-        """It will not be; ``status`` says whose fault that is."""
+        """End the stream with an error; ``status`` shows whether agent or server is at fault."""
         self._kept = [self._events.fail(reason, status)]
         return await self._end()
 
@@ -63,7 +63,7 @@ class SseResponse:
             raise AgentDisconnectedError from error
 
     async def _begin(self) -> bytes:
-        """What was kept back, for an answer that has begun now."""
+        """Begin the answer if needed, and return the buffered bytes."""
         if not self.has_begun:
             self.has_begun = True
             await self.response.prepare(self._request)

@@ -1,4 +1,4 @@
-"""JSON of model calls, read and written by msgspec wherever the standard library would say the same. Pure."""
+"""JSON of model calls, read and written by msgspec wherever the standard library gives the same result. Pure."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ _DECODER, _ENCODER = msgspec.json.Decoder(), msgspec.json.Encoder()
 
 
 def decode_json(text: bytes) -> Any:
-    """As `json.loads`, which reads what msgspec refuses: NaN, half of a surrogate pair, UTF-16.
+    """Decode as `json.loads`, which accepts what msgspec refuses: NaN, half of a surrogate pair, UTF-16.
 
     Raises ValueError or RecursionError.
     """

@@ -1,4 +1,4 @@
-"""Which model answers a call, by the name that the agent asks for and the task's models of roles. Pure."""
+"""Choice of the model for a call, by the name in the request and the task's models of roles. Pure."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from lightningbus.schemas.tasks import AUTO_MODEL, Task
 
 
 def resolve_model(call: ChatRequest, task: Task) -> ChatRequest:
-    """The call with the model that answers it: its role's, where the task names one, whatever stands before the role.
+    """Set the model that answers the call: its role's, where the task names one, whatever precedes the role.
 
     Its role stays; ``auto`` is the task's model.
     """
@@ -16,5 +16,5 @@ def resolve_model(call: ChatRequest, task: Task) -> ChatRequest:
 
 
 def models_of(task: Task) -> frozenset[str]:
-    """The models that the agents of a task may call, whether or not a node serves them yet."""
+    """List the models that the agents of a task may call, whether or not a node serves them yet."""
     return frozenset({task.model, *task.role_models.values()})

@@ -39,12 +39,12 @@ class Substitution:
 
     call: ChatRequest
     versions: dict[str, int]
-    """By prompt: the version that is in the request."""
+    """Version in the request, by prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a text as the agent sent it has a prompt."""
+    """Position of a prompt in a text sent by the agent."""
 
     start: int
     end: int
@@ -126,7 +126,7 @@ def _find_words(text: str, words: str, prompt: PromptChoice, start: int) -> _Pla
 
 
 def _find_marks(text: str, prompts: Sequence[PromptChoice]) -> Search:
-    """The search for marked places; an opening mark goes with the next closing one, whatever is between them."""
+    """Search a text for marked places; an opening mark pairs with the next closing one, whatever is between them."""
     by_name = {prompt.name: prompt for prompt in prompts}
     places: list[_Place] = []
     opening: re.Match[str] | None = None

@@ -1,4 +1,4 @@
-"""What an agent asks of a model, and what the engine is asked instead. Pure."""
+"""The agent's request to a model, and the one sent to the engine instead. Pure."""
 
 import json
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ WHOLE_FIELDS = (
     *INTEGER_FIELDS, "logprobs", "min_tokens", "priority", "prompt_logprobs", "seed", "thinking_token_budget", "top_k",
     "top_logprobs", "truncate_prompt_tokens",
 )  # fmt: skip
-"""Fields of whole numbers; clients whose numbers are all floats write 5.0 for 5."""
+"""Integer fields; clients whose numbers are all floats write 5.0 for 5."""
 
 SAMPLING_FIELDS = frozenset({
     "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "bad_words", "cache_salt", "chat_template",
@@ -27,12 +27,12 @@ SAMPLING_FIELDS = frozenset({
     "suffix", "temperature", "thinking_token_budget", "tool_choice", "tools", "top_k", "top_logprobs", "top_p",
     "truncate_prompt_tokens", "truncation_side", "use_beam_search", "user", "vllm_xargs", "watermarking",
 })  # fmt: skip
-"""Fields of a request that say how an answer is sampled; vLLM passes over any other without a word."""
+"""Request fields that affect sampling; vLLM silently ignores any other."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What an agent asked for: its body, and the model and role its model name stands for."""
+    """An agent's request: its body, and the model and role that its model name stands for."""
 
     body: dict[str, Any]
     chat: bool
@@ -41,7 +41,7 @@ class ChatRequest:
 
     @classmethod
     def parse(cls, body: Any, chat: bool) -> "ChatRequest":
-        """Raises ValueError with a sentence for the agent."""
+        """Parse a request body; raise ValueError with a sentence for the agent."""
         if not isinstance(body, dict):
             raise ValueError("the request body is a JSON object")
         name = body.get("model")
@@ -98,7 +98,7 @@ class ChatRequest:
         return (n if isinstance(n, int) and n > 0 else 1) * (len(prompt) if has_several and prompt else 1)
 
     def to_record(self) -> str:
-        """The body as JSON, the conversation at its end: a call that goes on then begins as the one before it did."""
+        """Encode the body as JSON with the conversation last, so that a continuing call begins like the one before it."""
         last = "messages" if self.chat else "prompt"
         body = {name: value for name, value in self.body.items() if name != last}
         return json.dumps({**body, last: self.body.get(last)}, ensure_ascii=False)
@@ -109,7 +109,7 @@ class ChatRequest:
         return {**same, "model": self.model, "messages": messages, "add_generation_prompt": not is_answered}
 
     def to_engine_request(self, sampling: dict[str, Any]) -> dict[str, Any]:
-        """The request for the engine; ``sampling`` wins over what the agent set."""
+        """Build the request for the engine; ``sampling`` overrides the agent's settings."""
         body = {**self.body, **sampling, "model": self.model, "stream": True, "return_token_ids": True}
         body["stream_options"] = {"include_usage": True}
         if self.chat:
@@ -122,7 +122,7 @@ class ChatRequest:
         return body
 
     def to_external_request(self, sampling: dict[str, Any], model: str) -> dict[str, Any]:
-        """The request for an endpoint that knows OpenAI's API alone, and the model by another name."""
+        """Build the request for an endpoint that supports only OpenAI's API, and has another name for the model."""
         body = {**self.body, **sampling, "model": model}
         body.pop("return_token_ids", None)
         options = body.pop("stream_options", None)
@@ -136,7 +136,7 @@ def _is_whole_float(value: Any) -> bool:
 
 
 def find_invalid_sampling(sampling: dict[str, Any]) -> str:
-    """Why a task's sampling settings cannot be sent to an engine, in a sentence; empty if they can."""
+    """Explain why a task's sampling settings cannot be sent to an engine; empty if they can."""
     for name, value in sampling.items():
         try:
             json.dumps(value, allow_nan=False)

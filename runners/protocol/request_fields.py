@@ -20,7 +20,7 @@ WHOLE_THOUGHTS = "thoughts are given whole"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a field is refused, said behind its name; a value in ``neutral`` says what is done in any case."""
+    """Reason to refuse a field, put after its name; values in ``neutral`` change nothing and are accepted."""
 
     reason: str
     neutral: tuple[Any, ...] = ()
@@ -153,7 +153,7 @@ ONE_ANSWER = {
     "return_token_ids": Refusal("is not served: an answer of this API has none; use Chat Completions"),
     "return_tokens_as_token_ids": Refusal("is not served: an answer of this API has none; use Chat Completions"),
 }
-"""Of a chat, and of no use where the chat's answer takes another form."""
+"""Fields of a chat that have no use where the answer takes another form."""
 RESPONSES = FieldTable(
     "",
     frozenset({
@@ -209,7 +209,7 @@ RESPONSES_INCLUDE = FieldTable(
     },
     {"message.output_text.logprobs": ONE_ANSWER["logprobs"]},
 )
-"""Of values, not of fields."""
+"""Values of ``include``, not fields."""
 MESSAGES = FieldTable(
     "",
     frozenset({

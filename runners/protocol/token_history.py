@@ -1,8 +1,9 @@
-"""Token in, token out: a chat that goes on is sent as the tokens it was made of, and only what is new is rendered.
+"""Token in, token out: a continuing chat is sent as its recorded tokens, and only the new part is rendered.
 
-A chat template turns messages into text and a tokenizer turns text into tokens; what the model sampled need not come
-back as the same tokens. Then the model is asked about something it never said, its cache is of no use, and training has
-two contexts where there was one. Pure.
+A chat template turns messages into text and a tokenizer turns text into tokens; sampled tokens need not come back as
+the
+same tokens. Then the model continues a text that it never generated, its cache is of no use, and training has two
+contexts instead of one. Pure.
 """
 
 import json
@@ -25,7 +26,7 @@ class ChatTurn:
     """A conversation up to an answer, and the tokens all of that was."""
 
     num_messages: int
-    """What was asked, and the answer as the agent saw it."""
+    """Number of messages: the request's, and the answer as the agent saw it."""
     token_ids: "array[int]"
 
     @property
@@ -39,18 +40,20 @@ class TokenHistory:
     """The answers of one attempt so far."""
 
     turns: dict[bytes, ChatTurn] = field(default_factory=dict)
-    """By the digest of model and messages: finding one costs what the messages are long, however many there are."""
+    """Turns by the digest of model and messages: a lookup costs the length of the messages, however many turns there
+    are.
+    """
     responses: dict[str, list[Any]] = field(default_factory=dict)
     """Messages up to and with each response of the Responses API, by its id."""
 
     def add(self, call: ChatRequest, answer: dict[str, Any], tokens: list[int]) -> None:
-        """An answer to a chat that ended by itself; ``tokens`` are its prompt's and its own."""
+        """Add a completed answer to a chat; ``tokens`` are those of its prompt and its own."""
         messages = [*call.body["messages"], answer]
         *_, digest = _digests(call.model, messages)
         self.turns[digest] = ChatTurn(len(messages), array("I", tokens))
 
     def longest_prefix(self, call: ChatRequest) -> ChatTurn | None:
-        """The longest conversation that this call goes on with; None: it begins one, or changes what was said."""
+        """Find the longest conversation that this call continues; None: it begins one, or changes earlier messages."""
         if not self.turns:
             return None
         before_last = call.body["messages"][:-1]
@@ -59,13 +62,13 @@ class TokenHistory:
 
 
 def has_reasoning(messages: Sequence[Any]) -> bool:
-    """Whether an engine's parser told thoughts from what was said: it does so on the chat route only."""
+    """Return whether an engine's parser separated reasoning from content: it does so on the chat route only."""
     known = [message for message in messages if isinstance(message, dict)]
     return any(message.get("reasoning") or message.get("reasoning_content") for message in known)
 
 
 def _digests(model: str, messages: Sequence[Any]) -> Iterator[bytes]:
-    """Of the conversation up to each message."""
+    """Yield the digest of the conversation up to each message."""
     digest = model.encode(errors="surrogatepass")
     for message in messages:
         digest = blake2b(digest + _canonical(without_empty(message)), digest_size=16).digest()
@@ -81,11 +84,11 @@ def _canonical(message: Any) -> bytes:
 
 
 def splice_prompt(sampled: Sequence[int], old: Sequence[int], new: Sequence[int]) -> list[int] | None:
-    """The prompt for a conversation that goes on: the tokens held, and of the rendering what comes after them.
+    """Build the prompt of a continuing conversation: the sampled tokens, then the rendered tokens after them.
 
-    ``held`` are prompt and answer as sampled, the answer's end token being the last; ``old`` is how the template
-    renders the same messages, ``new`` how it renders all, each as the tokenizer has it. None where the template does
-    not keep what it rendered before, or does not end an answer as the model did: then only a new rendering is right.
+    ``sampled`` are prompt and answer as sampled, the answer's end token being the last; ``old`` is the template's
+    rendering of the same messages, ``new`` that of all messages, both tokenized. None where the template changes its
+    earlier rendering, or does not end an answer as the model did: then only a new rendering is right.
     """
     if list(new[: len(old)]) != list(old) or not sampled:
         return None

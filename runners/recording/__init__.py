@@ -1,1 +1,1 @@
-"""What is recorded of an attempt: spans, rewards, usage."""
+"""Record of an attempt: spans, rewards, usage."""

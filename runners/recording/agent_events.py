@@ -30,7 +30,7 @@ OTHER_ERROR = "_OTHER"
 
 
 class AgentEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an agent reports in our own form: something that it did, a reward, or both."""
+    """An agent's report in our own form: an action, a reward, or both."""
 
     name: Annotated[str, Meta(max_length=MAX_NAME)] = ""
     kind: EventKind | None = None
@@ -38,9 +38,9 @@ class AgentEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     output: Any = None
     status: Literal["ok", "error"] = "ok"
     seconds: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    """How long it took, until now."""
+    """Duration up to now, in seconds."""
     tool_call_id: Annotated[str, Meta(max_length=200)] = ""
-    """Of the tool call in a model's answer that it carried out."""
+    """Tool call of a model's answer that the event executed."""
     reward: Any = None
     rewards: Any = None
 
@@ -57,11 +57,11 @@ class EventContext:
 
     @classmethod
     def of(cls, recorder: AttemptRecorder, now_ns: int) -> "EventContext":
-        """An event that comes now."""
+        """Build the context of an event that happens now."""
         return cls(recorder.rollout, recorder.root_id, recorder.num_spans, recorder.started_ns, now_ns)
 
     def to_span(self, name: str, scope: str, fields: dict[str, Any], **more: Any) -> Span:
-        """A span of the event, which takes no time unless ``more`` says when it began."""
+        """Build the event's span, which has no duration unless ``more`` has its start."""
         return Span(
             **{
                 "trace_id": ids.trace_id(self.rollout_id),
@@ -79,7 +79,7 @@ class EventContext:
 
 
 def parse_event(data: bytes) -> Any:
-    """The JSON of an event; half a character, as of a text that was cut, becomes a question mark."""
+    """Parse the JSON of an event; half a character, as of a text that was cut, becomes a question mark."""
     body = json.loads(data)
     text = json.dumps(body, ensure_ascii=False)
     encodable = replace_surrogates(text)
@@ -87,7 +87,7 @@ def parse_event(data: bytes) -> Any:
 
 
 def convert_event(body: Any, context: EventContext) -> Span:
-    """The span of an event in either form; raises ValueError with a sentence for the agent."""
+    """Convert an event in either form to a span; raise ValueError with a sentence for the agent."""
     if isinstance(body, dict) and "event_type" in body:
         return _convert_agl_event(body, context)
     if not isinstance(body, dict) or not body:
@@ -127,7 +127,7 @@ def _attributes_of(event: AgentEvent) -> dict[str, Any]:
 
 
 def _reward_attributes(fields: dict[str, Any]) -> dict[str, Any]:
-    """Raises `InvalidRewardError`."""
+    """Build the attributes of an event's rewards; raise `InvalidRewardError`."""
     rewards = parse_rewards(fields)
     named = {f"{attributes.NAMED_REWARD_PREFIX}{name}": value for name, value in rewards.by_name.items()}
     has_main = "reward" in fields and not isinstance(fields["reward"], dict)

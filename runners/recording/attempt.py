@@ -25,7 +25,7 @@ BATCH_BYTES = 1_000_000
 MAX_SPAN_BYTES = MAX_BYTES - BATCH_BYTES
 MAX_ATTEMPT_BYTES = 64 * 1024 * 1024
 MAX_ATTEMPT_SPANS = 20_000
-"""What one attempt may send; spans beyond it are counted and dropped."""
+"""Most spans of one attempt; further ones are counted and dropped."""
 MAX_ERROR = 2000
 """Characters of an error that are recorded, and logged."""
 MAX_TEXT = 256 * 1024
@@ -35,41 +35,41 @@ SCOPE = "lightningbus.runners"
 
 @dataclass
 class AttemptRecorder:
-    """What is known of a running attempt; spans are added as they end."""
+    """State of a running attempt; spans are added as they end."""
 
     task: TaskIdentity
     number: int
     runner: str
     published_ns: int = 0
-    """When the bus had the task."""
+    """Time at which the bus stored the task."""
     started_ns: int = field(default_factory=time.time_ns)
     outbox: list[SpanBatch] = field(default_factory=list)
     """Batches the bus does not have yet, in order."""
     sending: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by whoever sends them."""
+    """Held while spans are being sent."""
     reward_spans: list[Span] = field(default_factory=list)
-    """Spans that say a reward."""
+    """Spans that carry a reward."""
     dropped_spans: int = 0
     """Spans that could not be kept."""
     history: TokenHistory = field(default_factory=TokenHistory)
     last_nodes: dict[str, str] = field(default_factory=dict)
-    """By model, the inference node that answered last: its cache holds the prefix of the next call."""
+    """The inference node that answered last, by model: its cache holds the prefix of the next call."""
     last_weight_versions: dict[str, int] = field(default_factory=dict)
-    """By model, the weight version that answered last."""
+    """The weight version that answered last, by model."""
     num_calls_waiting: int = 0
     """Model calls waiting for a node, or for an external endpoint to take them, now."""
     waiting_reason: str = ""
-    """Why the last of them waits."""
+    """Reason why the last of them waits."""
     infra_error: str = ""
-    """Why our own side failed a model call; empty while it did not."""
+    """Reason why our own side failed a model call; empty if it has not."""
     poison_reason: str = ""
-    """Why no engine is to be asked what this attempt asked; empty while none died of it."""
+    """Reason why no engine should get this attempt's request again; empty while none died of it."""
     deadly_requests: dict[bytes, str] = field(default_factory=dict)
     """Requests that are not asked again, by digest, and why."""
     traceparent: str = ""
     """The runner's own span of this attempt, where its traces are exported."""
     unrecordable_reason: str = ""
-    """Why a model call of the agent's cannot be recorded; empty while all are."""
+    """Reason why one of the agent's model calls cannot be recorded; empty while all can."""
 
     def __post_init__(self) -> None:
         self.rollout = ids.rollout_id(self.task.id, self.task.sample_index)
@@ -214,7 +214,7 @@ class AttemptRecorder:
             self.unrecordable_reason = f"model call {index} of {size} cannot be recorded: {refusal.sentence}"
 
     def flush(self) -> None:
-        """What has been added so far is a batch of its own."""
+        """Close the present batch, if it has spans."""
         if self._pending:
             self._batch()
 
@@ -228,7 +228,7 @@ class AttemptRecorder:
         reward_span: str = "",
         rewards: Mapping[str, float] | None = None,
     ) -> None:
-        """The last batch, with the root span and how it ended.
+        """Close the last batch, with the root span and the result.
 
         ``final`` is false where another attempt follows; ``reward_span`` is the span the rewards were read from, if
         any; ``rewards`` are those with a name.

@@ -35,9 +35,9 @@ JSON = "application/json"
 def parse_request(
     signal: str, body: bytes, content_type: str, rollout: str, root_span_id: str, refusals: Refusals | None = None
 ) -> list[Span]:
-    """The spans of one export request, as spans of a rollout; raises `InvalidOtlpError`. Of metrics nothing is kept.
+    """Parse the spans of one export request, as spans of a rollout; raise `InvalidOtlpError`. Metrics are dropped.
 
-    ``signal`` is one of `SIGNALS`. A span that cannot be kept is counted in ``refusals`` and costs no other.
+    ``signal`` is one of `SIGNALS`. A span that cannot be kept is counted in ``refusals`` and affects no other.
     Takes up to seconds for a large hostile body: not for the event loop's thread.
     """
     trace, refusals = ids.trace_id(rollout), Refusals() if refusals is None else refusals
@@ -69,7 +69,7 @@ def success_response(signal: str, content_type: str, refusals: Refusals) -> web.
 
 
 def error_response(status: int, content_type: str, message: str, retry_after: int | None = None) -> web.Response:
-    """An error as OTLP says it; ``retry_after`` seconds the exporter may send the same again."""
+    """Build an error in OTLP's form; the exporter may send the same again after ``retry_after`` seconds."""
     response = _response(status, content_type, RpcStatus(message=message))
     if retry_after is not None:
         response.headers["Retry-After"] = str(retry_after)

@@ -13,7 +13,7 @@ LENGTHS |= {"trace_id": TRACE_BYTES, "span_id": SPAN_BYTES, "parent_span_id": SP
 
 
 def decode_id(name: str, text: Any) -> bytes:
-    """An id of JSON: hexadecimal, as OTLP has it, or base64, as protobuf has it; none if it is null or empty.
+    """Decode an id of JSON: hexadecimal, as in OTLP, or base64, as in protobuf; none if it is null or empty.
 
     Raises `InvalidSpanError` for anything else.
     """

@@ -19,7 +19,7 @@ NAMES = {
     "traces": ("resource_spans", "scope_spans", "spans"),
     "logs": ("resource_logs", "scope_logs", "log_records"),
 }
-"""Where spans, or log records, stand in a request."""
+"""Path of spans, or log records, in a request."""
 UNREADABLE = (
     json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError, OverflowError,
     SystemError,  # protobuf's own, for a key with half a character in it
@@ -60,7 +60,7 @@ def fill_request(request: Message, signal: str, body: Any, refusals: Refusals) -
 
 
 def _read(fields: dict[str, Any], records: Any) -> None:
-    """Append what fields say to protobuf's list, unless they cannot be read."""
+    """Append the parsed fields to protobuf's list, unless they cannot be read."""
     try:
         json_format.ParseDict(fields, records.add(), ignore_unknown_fields=True)
     except BaseException:
@@ -69,7 +69,7 @@ def _read(fields: dict[str, Any], records: Any) -> None:
 
 
 def _items(holder: Any, name: str) -> list[Any]:
-    """The list of a field, by the name of protobuf's JSON or by its own; empty if there is none."""
+    """Return the list of a field, by its JSON name or protobuf's; empty if there is none."""
     if not isinstance(holder, dict):
         return []
     value = holder.get(_camel_case(name)) or holder.get(name)
@@ -89,7 +89,7 @@ def _read_shared(holder: Any, records: str, target: Message) -> bool:
 
 
 def _fields_of(record: Any, signal: str, budget: Budget) -> dict[str, Any]:
-    """Of a span or log record; those that protobuf would drop from a span become attributes."""
+    """Collect the fields of a span or log record; those that protobuf would drop from a span become attributes."""
     if not isinstance(record, dict):
         raise InvalidSpanError("form", f"it is no JSON object, but {json.dumps(record)[:40]}")
     unknown = {name: field for name, field in record.items() if signal == "traces" and name not in KNOWN_FIELDS}

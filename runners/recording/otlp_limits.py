@@ -1,17 +1,17 @@
-"""How much one request of telemetry may ask to be converted. What is sent in two bytes may cost a thousand."""
+"""Limits on the conversion of one telemetry request: two bytes sent may cost a thousand."""
 
 MAX_BYTES = 4 * 1024 * 1024
-"""Of a body, unpacked: what an event on the bus may have, and what OTLP's receivers over gRPC take."""
+"""Largest decompressed body: the limit of an event on the bus, and of OTLP's receivers over gRPC."""
 MAX_SPANS = 10_000
 """Spans, or log records."""
 MAX_VALUES = 200_000
 """Attributes, elements of lists, events and links; of JSON, objects and lists."""
 MAX_SHARED_BYTES = 16 * 1024 * 1024
-"""Of resources and scopes, counted for each span that they belong to, because each span carries them."""
+"""Most bytes of resources and scopes, counted for each of their spans, because each span carries them."""
 
 
 class InvalidOtlpError(ValueError):
-    """Not an OTLP request, or too much in one; the message says why."""
+    """The body is no OTLP request, or holds too much; the message gives the reason."""
 
 
 class Budget:

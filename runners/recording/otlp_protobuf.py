@@ -1,4 +1,4 @@
-"""OTLP's protobuf from exporters whose texts are not UTF-8, such as one cut amid a character. Pure."""
+"""OTLP's protobuf from exporters whose texts are not UTF-8, such as one cut inside a character. Pure."""
 
 from functools import cache
 from typing import Any
@@ -49,7 +49,7 @@ def _repair(message: Any, text_fields: frozenset[str], budget: Budget) -> None:
 
 @cache
 def _lenient_class(name: str) -> Any:
-    """A message of the protocol whose texts are bytes: on the wire both are the same, but bytes are not checked."""
+    """Return a message class of the protocol whose texts are bytes: the same on the wire, but not checked."""
     return message_factory.GetMessageClass(_lenient_pool()[0].FindMessageTypeByName(name))
 
 
@@ -59,7 +59,7 @@ def _text_fields() -> frozenset[str]:
 
 @cache
 def _lenient_pool() -> tuple[DescriptorPool, frozenset[str]]:
-    """The protocol's messages with bytes for texts, and the full names of those fields."""
+    """Build the protocol's messages with bytes for texts, and the full names of those fields."""
     pool, names = DescriptorPool(), set[str]()
     for file in FILES:
         copy = FileDescriptorProto()

@@ -34,7 +34,7 @@ ResourceGroup = tuple[Resource, Sequence[tuple[InstrumentationScope, Sequence[An
 
 @dataclass(frozen=True, slots=True)
 class _ScopeContext:
-    """What spans, or log records, of one scope have in common."""
+    """Common parts of the spans, or log records, of one scope."""
 
     trace_id: str
     root_span_id: str
@@ -60,7 +60,7 @@ def convert_spans(
 
 
 def convert_logs(request: ExportLogsServiceRequest, trace_id: str, root_span_id: str, refusals: Refusals) -> list[Span]:
-    """As `convert_spans`, of log records."""
+    """Convert log records as `convert_spans` does spans."""
     groups: list[ResourceGroup] = [
         (group.resource, [(scope.scope, scope.log_records) for scope in group.scope_logs if scope.log_records])
         for group in request.resource_logs
@@ -86,7 +86,7 @@ def _convert(
 
 
 def _check(groups: Iterable[ResourceGroup]) -> None:
-    """Counts before anything is converted."""
+    """Check counts and sizes before anything is converted."""
     spans = shared = 0
     for resource, scopes in groups:
         size = resource.ByteSize() if scopes else 0

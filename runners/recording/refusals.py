@@ -16,7 +16,7 @@ MAX_SENTENCE = 200
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a span is not kept: in a word for the metric, and in a sentence for whoever sent it."""
+    """Reason to drop a span: a word for the metric, and a sentence for the sender."""
 
     kind: RefusalKind
     sentence: str
@@ -44,7 +44,7 @@ class Refusals:
 
     @property
     def total(self) -> int:
-        """How many spans are refused."""
+        """Number of refused spans."""
         return self.kinds.total()
 
     def describe(self) -> str:

@@ -1,4 +1,4 @@
-"""What an attempt has recorded, on its way to the bus."""
+"""Publishing of an attempt's recorded spans."""
 
 import math
 

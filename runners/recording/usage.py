@@ -1,4 +1,4 @@
-"""What an attempt took: tokens, versions, and where its time went. Pure."""
+"""Usage of an attempt: tokens, versions, and time by activity. Pure."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -22,12 +22,12 @@ class UsageMeter:
     response_tokens: int = 0
     num_truncated: int = 0
     versions: dict[str, set[int]] = field(default_factory=dict)
-    """By model."""
+    """Weight versions by model."""
     _model: list[Interval] = field(default_factory=list)
     _tool: list[Interval] = field(default_factory=list)
 
     def add_call(self, call: ModelCall, prompt_tokens: int, span: Span) -> None:
-        """A model call; ``prompt_tokens`` are those of its whole prompt."""
+        """Count a model call; ``prompt_tokens`` are those of its whole prompt."""
         self.num_calls += 1
         self.prompt_tokens += prompt_tokens
         self.response_tokens += len(call.response_ids) // 4
@@ -44,7 +44,7 @@ class UsageMeter:
             self._tool.append((span.start_ns, span.end_ns))
 
     def usage(self) -> Usage:
-        """What all of it comes to."""
+        """Sum up the usage so far."""
         main_versions = self.versions.get(self.task_model, set())
         model, both = total_seconds(self._model), total_seconds([*self._model, *self._tool])
         return Usage(
@@ -61,7 +61,7 @@ class UsageMeter:
 
 
 def total_seconds(intervals: Iterable[Interval]) -> float:
-    """How long at least one of the intervals lasted."""
+    """Measure the time covered by at least one of the intervals."""
     return sum(end - start for start, end in _merged(sorted(intervals))) / 1e9
 
 

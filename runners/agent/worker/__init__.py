@@ -1,1 +1,1 @@
-"""What runs in the agent's interpreter: nothing of ours is imported there."""
+"""Code that runs in the agent's interpreter; it imports nothing of ours."""

@@ -32,12 +32,12 @@ FILLED = ("llm", "rollout")
 
 
 def is_adaptable(agent: Any) -> bool:
-    """Whether an agent is a class, or comes with Agent Lightning 0.3."""
+    """Return whether an agent is a class, or comes with Agent Lightning 0.3."""
     return isinstance(agent, type) or hasattr(sys.modules.get("agentlightning"), "LitAgent")
 
 
 def adapt(agent: Any, check_parameters: CheckParameters) -> Agent:
-    """The agent as a function of (task, rollout); raises TypeError with a sentence where it could not be called."""
+    """Turn the agent into a function of (task, rollout); raise TypeError with a sentence where it could not be called."""
     library: Any = sys.modules.get("agentlightning")
     base = getattr(library, "LitAgent", ())
     if isinstance(agent, type):
@@ -59,7 +59,7 @@ def adapt(agent: Any, check_parameters: CheckParameters) -> Agent:
 
 
 def adapt_runnable(agent: type, check_parameters: CheckParameters) -> Agent:
-    """A class of Agent Lightning 1.0, made anew for each rollout."""
+    """Adapt a class of Agent Lightning 1.0; it is instantiated for each rollout."""
     run = getattr(agent, "run", None)
     if run is None:
         raise TypeError(f"the class {agent.__name__} has no run(), and is no LitAgent: name a function or an object")
@@ -86,7 +86,7 @@ def variables(fields: dict[str, Any]) -> Iterator[None]:
 
 
 def adapt_lit_agent(library: Any, agent: Any, tracer: Any, check_parameters: CheckParameters) -> Agent:
-    """A ``LitAgent``: its training rollout, or in an evaluation its validation rollout."""
+    """Adapt a ``LitAgent``: its training rollout, or in an evaluation its validation rollout."""
     suffix = "_async" if agent.is_async() else ""
     if hasattr(agent, "__wrapped__"):  # under @rollout: its own signature says what it wants
         names = inspect.signature(agent.__wrapped__).parameters
@@ -117,14 +117,14 @@ def adapt_lit_agent(library: Any, agent: Any, tracer: Any, check_parameters: Che
 
 
 class Runner:
-    """What a ``LitAgent`` asks its runner for."""
+    """The part of a runner that a ``LitAgent`` uses."""
 
     def __init__(self, tracer: Any) -> None:
         self.tracer = tracer
 
 
 def make_llm(library: Any, rollout: dict[str, Any]) -> Any:
-    """The policy as a resource."""
+    """Present the policy as Agent Lightning's LLM resource."""
     return library.LLM(
         endpoint=os.environ["OPENAI_BASE_URL"],
         model=rollout["model"],
@@ -134,7 +134,7 @@ def make_llm(library: Any, rollout: dict[str, Any]) -> Any:
 
 
 def make_rollout(library: Any, task: Any, rollout: dict[str, Any]) -> Any:
-    """The rollout and its attempt; an evaluation is called val."""
+    """Build the rollout and its attempt; an evaluation is called val."""
     rollout_id, attempt, now = rollout["id"], rollout["attempt"], time.time()
     return library.AttemptedRollout(
         rollout_id=rollout_id,
@@ -164,7 +164,7 @@ def start_tracer(library: Any) -> Any:
 
 
 def with_tracer(call: Agent, tracer: Any) -> Agent:
-    """The tracer is active in each rollout, and what it recorded is sent before the rollout ends."""
+    """Activate the tracer in each rollout, and flush its spans before the rollout ends."""
 
     def traced(task: Any, rollout: dict[str, Any]) -> Any:
         context = tracer.trace_context()
@@ -179,5 +179,5 @@ def with_tracer(call: Agent, tracer: Any) -> Agent:
 
 
 def finish(value: Any) -> Any:
-    """The value, awaited in the worker's loop where it is awaitable."""
+    """Return the value, awaited in the worker's loop where it is awaitable."""
     return asyncio.get_event_loop().run_until_complete(value) if inspect.isawaitable(value) else value

@@ -2,12 +2,12 @@
 
 ``python worker_script.py exclusive|shared|reward module:function`` reads one JSON object per line from its standard
 input and writes one per line to its standard output, so that a sandbox may stand between. First it writes
-``{"ready": true, "concurrent": ...}``, which says whether the function is async, or ``{"error": "..."}``. For each
+``{"ready": true, "concurrent": ...}``, with "concurrent" true for an async function, or ``{"error": "..."}``. For each
 ``{"job": n, "arguments": [...]}`` it writes ``{"job": n, "value": ...}`` or
 ``{"job": n, "error": "...", "traceback": "..."}``.
 
-- ``exclusive``: the agent runs one rollout at a time. Of Agent Lightning, it may be a class or an object too; the job's
-  ``"rollout"`` says what `agent_lightning` needs to know.
+- ``exclusive``: the agent runs one rollout at a time. With Agent Lightning, it may be a class or an object too; the
+  job's ``"rollout"`` has the fields that `agent_lightning` needs.
 - ``shared``: an async agent, which runs many jobs at once. Its last argument is the job's ``{"endpoint": {...}}``, the
   address of its model. ``{"cancel": n}`` ends a job.
 - ``reward``: a reward function; an async one runs many jobs at once too.
@@ -33,7 +33,7 @@ from typing import Any, BinaryIO, TextIO
 MAX_LINE = 64 * 1024 * 1024
 PR_SET_DUMPABLE = 4
 PARAMETERS = {"shared": ("task", "endpoint"), "reward": ("input", "result")}
-"""What a function is called with, by mode; that of an exclusive agent is its task."""
+"""Arguments of a function by mode; an exclusive agent gets its task."""
 
 
 def main() -> None:
@@ -129,7 +129,7 @@ def is_async(function: Any) -> bool:
 
 
 def accept_rollout(agent: Any) -> Any:
-    """A function of (task, rollout); raises TypeError where the agent could not be called so."""
+    """Turn an agent into a function of (task, rollout); raise TypeError where it could not be called."""
     if isinstance(agent, type) or "agentlightning" in sys.modules:
         path = Path(__file__).with_name("agent_lightning.py")
         spec = importlib.util.spec_from_file_location("lightningbus_agent_lightning", path)
@@ -142,7 +142,7 @@ def accept_rollout(agent: Any) -> Any:
 
 
 def check_parameters(function: Any, positional: Sequence[str], named: Sequence[str] = ()) -> None:
-    """Raises TypeError unless a call with these arguments fills every parameter that has no default."""
+    """Raise TypeError unless a call with these arguments fills every parameter that has no default."""
     if not callable(function):
         raise TypeError(f"it is not a function, but of type {type(function).__name__}")
     try:
@@ -190,7 +190,7 @@ def flush_spans() -> None:
 
 
 def to_json(value: Any) -> Any:
-    """A number of another library as Python's own: NumPy's and its kin's, also as an array of no dimensions."""
+    """Convert a number of another library, such as a NumPy scalar or an array without dimensions, to Python's own."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         item = value.item()
         if type(item) is not type(value):  # of NumPy's longest floats it is another such

@@ -13,7 +13,7 @@ from lightningbus.schemas.fleet import Heartbeat
 log = logging.getLogger(__name__)
 
 PATH = "/v1/chat/completions/parse"
-"""Of an inference node."""
+"""Path on an inference node."""
 
 
 async def parse_whole(upstream: Upstream, context: CallContext, node: Heartbeat, completion: StreamAccumulator) -> None:

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 import aiohttp
 
 END_SECONDS = 1.0
-"""How long the end of an answer is waited for. A connection without one is closed."""
+"""Seconds to wait for the end of an answer. A connection without one is closed."""
 
 
 class ConnectionReuse:
-    """Releases the connections of streamed answers; nobody waits for it."""
+    """Releases the connections of streamed answers in the background."""
 
     def __init__(self) -> None:
         self.reading: set[asyncio.Task[None]] = set()

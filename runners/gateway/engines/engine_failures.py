@@ -8,9 +8,9 @@ from lightningbus.schemas.fleet import Heartbeat
 
 MAX_FAILURES = 2
 REST_SECONDS = 1.0
-"""How long an engine that failed is not asked again: by then its node knows whether it lives."""
+"""Seconds before a failed engine is asked again: by then its node knows whether it is alive."""
 DEATH = "EngineCore encountered an issue"
-"""How vLLM begins the error of a core that has died."""
+"""Beginning of vLLM's error when its core has died."""
 
 
 class EnginesFailedError(Exception):
@@ -23,22 +23,24 @@ class EnginesFailedError(Exception):
 
 @dataclass(slots=True)
 class EngineFailures:
-    """Where one call failed before it had a token, and how."""
+    """The engines at which one call failed before its first token, and their errors."""
 
     _broken: dict[str, str] = field(default_factory=dict)
-    """By engine that died, or whose connection broke: what happened there."""
+    """Errors of engines that died or whose connection broke, by engine."""
     _errors: list[str] = field(default_factory=list)
-    """What engines said that live."""
+    """Errors reported by engines that are alive."""
     _failed_at: dict[str, float] = field(default_factory=dict)
-    """By engine, in the event loop's time."""
+    """Time of the last failure by engine, in the event loop's clock."""
 
     def add_break(self, node: Heartbeat, problem: str) -> None:
-        """The engine died, or its connection broke. That of one that lives may break any number of times."""
+        """Record that the engine died or its connection broke. A live engine's connection may break any number of
+        times.
+        """
         self._broken[_engine_of(node)] = f"{node.id}: {problem}"
         self._failed_at[_engine_of(node)] = asyncio.get_running_loop().time()
 
     def add_error(self, node: Heartbeat, message: str) -> None:
-        """The engine answered that it failed."""
+        """Record that the engine answered with a failure."""
         if message.startswith(DEATH):
             self.add_break(node, message)
         else:
@@ -56,7 +58,7 @@ class EngineFailures:
                 )
 
     def by_preference(self, nodes: Sequence[Heartbeat]) -> tuple[Sequence[Heartbeat], Sequence[Heartbeat]]:
-        """Nodes at whose engines the call has not failed, and those to ask where none of them can: they have rested."""
+        """Split nodes into those whose engine has not failed this call, and rested ones to ask if no other can."""
         if not self._failed_at:
             return nodes, ()
         fresh = [node for node in nodes if _engine_of(node) not in self._failed_at]
@@ -65,5 +67,5 @@ class EngineFailures:
 
 
 def _engine_of(node: Heartbeat) -> str:
-    """Of a node, its engine process; a restarted one is another."""
+    """Return the id of a node's engine process; a restarted engine has another."""
     return str(node.status.get("engine_id") or node.id)

@@ -9,7 +9,7 @@ log = logging.getLogger(__name__)
 
 
 class RejectingNodes:
-    """Which nodes these are. A node reads its key as it starts, so its process is what is remembered."""
+    """Nodes that reject the runner's key. A node reads its key at start, so the entry belongs to its process."""
 
     def __init__(self, has_key: bool) -> None:
         self._has_key = has_key
@@ -24,7 +24,7 @@ class RejectingNodes:
         return reason
 
     def remove(self, node: Heartbeat) -> None:
-        """It has answered."""
+        """Forget a node that has answered."""
         self._processes.discard((node.id, node.pid))
 
     def except_rejecting(self, nodes: Iterable[Heartbeat]) -> list[Heartbeat]:
@@ -32,7 +32,7 @@ class RejectingNodes:
         return [node for node in nodes if (node.id, node.pid) not in self._processes]
 
     def problem(self, nodes: Iterable[Heartbeat]) -> str:
-        """Why one of these refuses; empty if none does."""
+        """Explain why one of these nodes rejects the key; empty if none does."""
         return next((self._problem_of(node) for node in nodes if (node.id, node.pid) in self._processes), "")
 
     def _problem_of(self, node: Heartbeat) -> str:

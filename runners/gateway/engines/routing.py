@@ -1,4 +1,4 @@
-"""Which inference node answers a call: pure, from the nodes' last heartbeats."""
+"""Choice of the inference node for a call, by the nodes' last heartbeats. Pure."""
 
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
@@ -16,12 +16,11 @@ def select_node(
     in_flight: Callable[[str], int],
     preferred: int | None = None,
 ) -> Heartbeat | None:
-    """The node that answered the rollout's last call, for its cached prefix, else the least loaded; None: hold it.
+    """Choose the node of the rollout's last call, for its cached prefix, else the least loaded; None: no node fits.
 
     A pinned rollout goes only where its version is, one that prefers a version where it is, or else anywhere.
-    ``in_flight`` says how many calls this runner has at a node, and counts first: heartbeats are up to a second old,
-    and if all runners went by them alone they would all run to the same node. Equally loaded nodes share rollouts out
-    evenly.
+    ``in_flight`` counts this runner's calls at a node, and counts first: heartbeats are up to a second old, and by them
+    alone all runners would choose the same node. Equally loaded nodes share rollouts evenly.
     """
     fit = [node for node in nodes if is_ready(node.state) and node.model == model and node.address]
     if pinned is not None:
@@ -37,7 +36,7 @@ def select_node(
 
 
 def missing_version(nodes: Iterable[Heartbeat], model: str, pinned: int | None) -> str:
-    """Which version a pinned call waits for, and what is served instead; empty where the pin is not what it lacks."""
+    """Explain which version a pinned call waits for, and which are served; empty if the pin is not the reason."""
     ready = [node for node in nodes if is_ready(node.state) and node.model == model]
     if pinned is None or not ready or any(serves_version(node, pinned) for node in ready):
         return ""
@@ -50,7 +49,7 @@ def missing_version(nodes: Iterable[Heartbeat], model: str, pinned: int | None) 
 
 
 def missing_model(nodes: Iterable[Heartbeat], model: str) -> str:
-    """Which model a call waits for, and what is served instead; empty where a node serves it, or there are no nodes."""
+    """Explain which model a call waits for, and which are served; empty where a node serves it, or there are no nodes."""
     served = {node.model for node in nodes if node.model}
     if not served or model in served:
         return ""

@@ -27,15 +27,15 @@ log = logging.getLogger(__name__)
 
 RETRY_STATUS = frozenset({409, 429, 502, 503, 504})
 BROKE_OFF_STATUS = 502
-"""What a node says whose engine took a request and closed the connection."""
+"""A node's status when its engine took a request and closed the connection."""
 FLEET_POLL_SECONDS = 0.25
-"""How long a refused call waits for a change in the fleet before it asks again."""
+"""Seconds that a refused call waits for a change in the fleet before it asks again."""
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 MAX_MESSAGE_BYTES = 500
-"""Of an error that is no JSON."""
+"""Longest quoted part of an error that is no JSON."""
 CONNECT_SECONDS = 5.0
 READ_TIMEOUT_SECONDS = 60.0
-"""A connection that brings nothing for this long is dead; a node with work to do says at least that much."""
+"""Seconds of silence after which a connection is dead; a node at work sends something more often."""
 
 
 class UpstreamRejectedError(Exception):
@@ -51,29 +51,29 @@ class UnknownModelError(Exception):
 
 
 class NoNodeAvailableError(Exception):
-    """No node answered before the rollout's deadline, or one failed amid an answer that had begun."""
+    """No node answered before the rollout's deadline, or one failed after its answer had begun."""
 
 
 def waited_in_vain(problem: str) -> str:
-    """The sentence of a call that waited because of this problem, to the end."""
+    """Word the error of a call that waited because of this problem until its deadline."""
     return f"{problem} until the rollout's deadline"
 
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """For whom something is asked; ``deadline`` is in the event loop's time."""
+    """The rollout, model and deadline of a call; ``deadline`` is in the event loop's time."""
 
     recorder: AttemptRecorder
     model: str
     expected: frozenset[str]
-    """The models that the task may call: they are waited for even if nobody has served them yet."""
+    """Models that the task may call: calls wait for them even before any node has served them."""
     pinned: int | None
     deadline: float
     failures: EngineFailures = field(default_factory=EngineFailures)
 
     @classmethod
     def create(cls, recorder: AttemptRecorder, model: str, task: Task, deadline: float) -> "CallContext":
-        """Of a call that ``model`` answers, in a rollout of ``task``."""
+        """Build the context of a call that ``model`` answers, in a rollout of ``task``."""
         return cls(recorder, model, models_of(task), task.weight_versions.get(model), deadline)
 
 
@@ -124,13 +124,13 @@ class Upstream:
         return self._known_models
 
     def problem(self) -> str:
-        """Why a node refuses to answer this runner, whoever asks; empty if none does."""
+        """Explain why a node rejects this runner's calls; empty if none does."""
         return self._rejecting.problem(self._fleet.members())
 
     async def attempt_call(
         self, context: CallContext, request: MakeRequest
     ) -> AsyncGenerator[tuple[Heartbeat, AsyncIterator[dict[str, Any]]], None]:
-        """Tries, one after the other: a node and its stream of chunks; the caller stops at one it can use.
+        """Try nodes one after the other: yield each with its stream of chunks; the caller stops at one it can use.
 
         Raises `UpstreamRejectedError`, `UnknownModelError`, `NoNodeAvailableError` or `EnginesFailedError`.
         """
@@ -188,7 +188,7 @@ class Upstream:
             await self._wait_for_fleet(context, problem)
 
     async def tokenize(self, context: CallContext, body: dict[str, Any]) -> list[int] | None:
-        """The tokens of a chat as a node renders them; None if it does not say."""
+        """Tokenize a chat as a node renders it; None if the node gives no tokens."""
         node = await self._node(context, "no inference node is ready")
         try:
             async with self._session.post(
@@ -235,7 +235,7 @@ class Upstream:
 
 
 def _message_of(body: bytes) -> str:
-    """The sentence of an error; what is none in OpenAI's form, as it is."""
+    """Extract the message of an error in OpenAI's form; return other bodies as they are."""
     try:
         error = decode_json(body)
         return str((error.get("error") or error)["message"])

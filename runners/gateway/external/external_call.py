@@ -149,7 +149,7 @@ async def _read_answer(
     completion: StreamAccumulator,
     stream: SseResponse | None,
 ) -> Any:
-    """The whole answer; a stream is passed on meanwhile. Raises ValueError for a broken one."""
+    """Read the whole answer, passing a stream on meanwhile; raise ValueError for a broken one."""
     if stream is None:
         return decode_json(await response.read())
     has_visible = False

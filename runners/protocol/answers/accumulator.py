@@ -1,7 +1,7 @@
-"""One model call as the engine streams it: what the agent gets to see, and what training needs of it.
+"""One model call as the engine streams it: the agent's view, and the record for training.
 
-Upstream is always asked for a stream with token ids and log-probabilities, because only a stream says which
-weight version made which token. Pure: dictionaries in, dictionaries and bytes out.
+Upstream is always asked for a stream with token ids and log-probabilities, because only a stream reports the weight
+version of each token. Pure: dictionaries in, dictionaries and bytes out.
 """
 
 import math
@@ -36,7 +36,7 @@ SAMPLING_KEYS = (
 
 
 def recorded_sampling(call: ChatRequest, sampling: dict[str, Any]) -> dict[str, Any]:
-    """The sampling settings of a call, of which ``sampling`` is forced."""
+    """Collect the sampling settings of a call, of which ``sampling`` is forced."""
     settings = {**call.body, **sampling}
     return {key: settings[key] for key in SAMPLING_KEYS if settings.get(key) is not None}
 
@@ -102,11 +102,11 @@ class StreamAccumulator:
 
     @property
     def has_ended(self) -> bool:
-        """Whether every choice has said why it ended."""
+        """Whether every choice has its finish reason."""
         return bool(self._choices) and all(choice.finish_reason is not None for choice in self._choices.values())
 
     def usage_chunk(self) -> dict[str, Any]:
-        """The chunk with the counts of tokens, as the engine would end this try with."""
+        """Build the chunk with the counts of tokens with which the engine would end this try."""
         prompt, num_made = len(self._prompt_ids or ()), self.num_tokens - self._tokens_before_retry
         usage = {"prompt_tokens": prompt, "completion_tokens": num_made, "total_tokens": prompt + num_made}
         return {**self._head, "choices": [], "usage": usage}
@@ -147,7 +147,7 @@ class StreamAccumulator:
                 raise InvalidEngineOutputError(f"the engine ended the answer with {reason!r}")
 
     def to_agent_chunk(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
-        """The chunk as a streaming agent gets it: without what it did not ask for; None if nothing is left."""
+        """Strip a chunk to what the agent asked for; None if nothing is left."""
         if not chunk.get("choices") and not self._call.wants_usage:
             return None
         visible = {k: v for k, v in chunk.items() if k not in HIDDEN_FIELDS}
@@ -165,7 +165,7 @@ class StreamAccumulator:
         return visible
 
     def _shown_delta(self, part: dict[str, Any]) -> dict[str, Any]:
-        """What a streaming agent gets of a choice: text as it comes, and tool calls once all of them are whole."""
+        """Build the visible delta of a choice: text as it comes, and tool calls once all of them are complete."""
         delta = {k: v for k, v in (part.get("delta") or {}).items() if v is not None and k != "tool_calls"}
         choice = self._choices.get(part.get("index", 0))
         if part.get("finish_reason") and choice is not None and (calls := choice.message.calls(self._response_id)):
@@ -177,7 +177,7 @@ class StreamAccumulator:
         return str(self._head.get("id", ""))
 
     def to_response(self) -> dict[str, Any]:
-        """The whole answer for an agent that asked for no stream."""
+        """Build the whole answer for an agent that asked for no stream."""
         kind = "chat.completion" if self._call.chat else "text_completion"
         response: dict[str, Any] = {**self._head, "object": kind, "choices": [], "usage": self._usage}
         if self._call.wants_token_ids and self._call.chat:
@@ -208,7 +208,7 @@ class StreamAccumulator:
         return merged
 
     def needs_parsing(self, parsers: Collection[str]) -> bool:
-        """Whether the engine's parsers for whole texts, of which a node says what they parse, have a say."""
+        """Return whether the engine's parsers for whole texts apply; a node lists the kinds of content they parse."""
         has_tools = bool({**self._call.body, **self._sampling_overrides}.get("tools"))
         return self._call.chat and ("reasoning" in parsers or ("tool" in parsers and has_tools))
 
@@ -241,9 +241,9 @@ class StreamAccumulator:
             choice.finish_reason = choice.finish_reason or CLIENT_CLOSED
 
     def sampled_choices(self) -> Iterator[SampledChoice]:
-        """What was sampled, choice by choice; raises `InvalidEngineOutputError` rather than guess.
+        """Yield what was sampled, choice by choice; raise `InvalidEngineOutputError` rather than guess.
 
-        Also when the call is pinned to a weight version and a token is of another.
+        Raises also when the call is pinned to a weight version and a token is of another.
         """
         if not self._choices:
             raise InvalidEngineOutputError("the engine's stream ended without an answer")
@@ -283,7 +283,7 @@ class StreamAccumulator:
             yield sampled.without_tokens(missing) if missing else sampled
 
     def _missing_tokens(self) -> str:
-        """How many tokens the engine counts and did not give, in a sentence; empty if all came."""
+        """Explain how many tokens the engine counted but did not return; empty if all came."""
         usage = self._usage or {}
         of_one_prompt = self._call.chat or isinstance(self._call.body.get("prompt"), str)
         prompt_ids = self._prompt_ids or next((choice.prompt_ids for choice in self._choices.values()), None) or ()

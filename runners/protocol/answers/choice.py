@@ -22,14 +22,14 @@ class SampledPiece:
 
 @dataclass(frozen=True, slots=True)
 class ExternalAnswer:
-    """What an external endpoint says of its answer."""
+    """Metadata that an external endpoint reports with its answer."""
 
     host: str
     model: str
     """The name of the model there."""
     prompt_tokens: int | None = None
     response_tokens: int | None = None
-    """Of all choices; None where the endpoint does not say, or another choice has them already."""
+    """Tokens of all choices; None where the endpoint gives none, or another choice has them already."""
 
     def span_attributes(self) -> dict[str, object]:
         """OpenTelemetry's attributes of it."""
@@ -53,7 +53,7 @@ class SampledChoice:
     response_ids: bytes
     logprobs: bytes
     token_texts: tuple[str, ...]
-    """The text of each response token; empty where the engine did not say it."""
+    """Text of each response token; empty where the engine gave none."""
     weight_versions: tuple[VersionSpan, ...]
     finish_reason: str
     sampling: dict[str, Any]
@@ -61,10 +61,10 @@ class SampledChoice:
     external: ExternalAnswer | None = None
     """Set where no inference node answered: then there are no token ids, log-probabilities and versions."""
     missing_tokens: str = ""
-    """Why the tokens of an inference node's answer are left out of the record; empty if they are in it."""
+    """Reason why the tokens of an inference node's answer are left out of the record; empty if they are in it."""
 
     def without_tokens(self, reason: str) -> "SampledChoice":
-        """The choice as text alone, which is not trained."""
+        """Reduce the choice to its text, which is not trained."""
         return replace(
             self,
             missing_tokens=reason,

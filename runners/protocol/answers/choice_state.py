@@ -33,7 +33,7 @@ class ChoiceState:
         return self.message.is_plain_text and bool(self.message.has_content or self.text)
 
     def add(self, part: dict[str, Any], chunk: dict[str, Any]) -> None:
-        """Take its part of a chunk, whose tokens have a version."""
+        """Add the choice's part of a chunk, whose tokens have a version."""
         self.text += part.get("text") or ""
         self.message.add(part.get("delta") or {})
         self.finish_reason = part.get("finish_reason") or self.finish_reason
@@ -56,7 +56,7 @@ class ChoiceState:
             self.token_texts += map(replace_surrogates, logprobs.get("tokens") or ())
 
     def whole_message(self, response_id: str) -> dict[str, Any]:
-        """What the model said, as a chat's answer has it."""
+        """Return the model's message in the form of a chat's answer."""
         return self.parsed or self.message.whole(response_id)
 
     def to_record(self, response_id: str, chat: bool) -> str:

@@ -19,11 +19,11 @@ NON_RESUMABLE_FIELDS = (
     "guided_grammar", "add_generation_prompt", "continue_final_message", "echo", "suffix", "logprobs", "top_logprobs",
     "prompt_logprobs", "min_tokens", "use_beam_search",
 )  # fmt: skip
-"""Fields whose meaning hangs on the engine having made the answer from its beginning."""
+"""Fields whose meaning requires that the engine makes the answer from its beginning."""
 
 
 def can_resume(call: ChatRequest, sampling: dict[str, Any]) -> bool:
-    """Whether an answer to this call can be continued; if not, it is asked for again from the beginning."""
+    """Return whether an answer to this call can be continued; if not, it is requested again from the beginning."""
     body = {**call.body, **sampling}
     one_prompt = call.chat or isinstance(body.get("prompt"), str)
     return (
@@ -36,7 +36,7 @@ def can_resume(call: ChatRequest, sampling: dict[str, Any]) -> bool:
 def remaining_tokens(
     call: ChatRequest, sampling: dict[str, Any], tokens: int, num_made: int, max_model_len: int
 ) -> int:
-    """How many tokens the rest may have; ``tokens`` is the length of prompt and answer so far."""
+    """Count the tokens left for the rest; ``tokens`` is the length of prompt and answer so far."""
     body = {**call.body, **sampling}
     limit = body.get("max_completion_tokens") or body.get("max_tokens") or (None if call.chat else 16)
     wanted = limit if isinstance(limit, int) else None
@@ -57,7 +57,10 @@ def resume_request(
 def rebase_chunk(
     chunk: dict[str, Any], call: ChatRequest, head: dict[str, Any], prompt: int, num_made: int
 ) -> dict[str, Any]:
-    """A chunk of the rest as one of the answer it goes on with: ``head``, ``prompt`` and ``made`` tokens are its."""
+    """Rewrite a chunk of the rest as one of the original answer.
+
+    ``head`` is the answer's head, ``prompt`` its number of prompt tokens, ``num_made`` that of its earlier tokens.
+    """
     if "error" in chunk:
         return chunk
     rebased = {**chunk, **head, "prompt_token_ids": None}

@@ -1,4 +1,4 @@
-"""What is wrong with an engine's answer, and whose fault it is. Pure."""
+"""Errors in an engine's answer, by whose fault they are. Pure."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ class InvalidEngineOutputError(ValueError):
 
 
 class RequestRefusedError(ValueError):
-    """The engine found amid its stream that the request is wrong."""
+    """The engine rejected the request after the stream had begun."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -21,7 +21,7 @@ class RequestRefusedError(ValueError):
 
 
 class EngineFailedError(InvalidEngineOutputError):
-    """The engine said amid its stream that it failed."""
+    """The engine reported its failure after the stream had begun."""
 
 
 class UnrecordableAnswerError(InvalidEngineOutputError):
@@ -30,7 +30,7 @@ class UnrecordableAnswerError(InvalidEngineOutputError):
 
 @contextmanager
 def malformed_engine_output() -> Iterator[None]:
-    """Around reading what an engine says: in another form than it should be, it is an `InvalidEngineOutputError`."""
+    """Turn errors while parsing an engine's output into `InvalidEngineOutputError`."""
     try:
         yield
     except (TypeError, AttributeError, LookupError, OverflowError, RecursionError) as error:

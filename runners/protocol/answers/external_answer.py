@@ -40,7 +40,7 @@ def external_choices(call: ChatRequest, sampling: dict[str, Any], response: Any,
 
 
 def is_visible(chunk: dict[str, Any]) -> bool:
-    """Whether a chunk of a stream brings more than a role: from then on the answer cannot begin anew."""
+    """Return whether a chunk brings more than a role: from then on the answer cannot restart."""
     return any(
         choice.get("text") or any(value for key, value in (choice.get("delta") or {}).items() if key != "role")
         for choice in chunk.get("choices") or ()

@@ -1,6 +1,6 @@
 """The message that the deltas of one streamed choice add up to. Pure.
 
-Engines and endpoints differ in how they cut a message: a null says nothing, a call's id, name and arguments come in any
+Engines and endpoints split a message differently: a null has no meaning, a call's id, name and arguments come in any
 order, and pieces of several calls may share an index or have none.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 from lightningbus.schemas.text import replace_surrogates
 
 FIXED = frozenset({"role", "type", "id", "name", "index"})
-"""Fields that are said once, or repeated; the texts of all others are appended."""
+"""Fields sent once or repeated; the texts of all others are appended."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class JoinedMessage:
 
     @property
     def has_content(self) -> bool:
-        """Whether it says something."""
+        """Whether the message has content."""
         return bool(self._fields.get("content"))
 
     def add(self, delta: dict[str, Any]) -> None:
@@ -62,7 +62,7 @@ class JoinedMessage:
         _merge(self._fields, {key: value for key, value in delta.items() if key != "tool_calls"})
 
     def calls(self, response_id: str) -> list[dict[str, Any]]:
-        """The calls in order, each whole; one without an id gets one that is made of the response's."""
+        """Return the complete tool calls in order; a missing id is derived from the response's."""
         calls = self._calls
         if all(call.index is not None for call in calls):
             calls = sorted(calls, key=lambda call: call.index or 0)
@@ -78,7 +78,7 @@ class JoinedMessage:
         ]  # fmt: skip
 
     def whole(self, response_id: str) -> dict[str, Any]:
-        """The message as an answer without a stream has it."""
+        """Return the message in the form of an answer without a stream."""
         message = {"role": "assistant", "content": None, **_clean(self._fields)}
         if self._calls:
             message["content"] = message["content"] or None
@@ -107,7 +107,7 @@ class JoinedMessage:
         _merge(call.others, {key: value for key, value in piece.items() if key not in ("id", "index", "function")})
 
     def _find(self, index: int | None, id: str) -> _Call | None:
-        """The call that a piece goes on with: that of its id, else the last of its index unless that has another id."""
+        """Find the call that a piece continues: that of its id, else the last of its index unless that has another id."""
         if id and (known := self._by_id.get((index, id))) is not None:
             return known
         last = self._last.get(index)
@@ -115,7 +115,7 @@ class JoinedMessage:
 
 
 def _begins_another(call: _Call, name: str, arguments: str) -> bool:
-    """Whether a piece without an id, but with a name, is of a new call: the one before it has all it needs."""
+    """Return whether a piece without an id, but with a name, begins a new call: the one before it is complete."""
     return bool(name and call.name and call.arguments and (name != call.name or arguments)) and call.is_whole
 
 
@@ -142,7 +142,7 @@ def _parts(content: Any) -> list[Any]:
 
 
 def _clean(value: Any) -> Any:
-    """With the halves of characters that were cut between deltas joined, and single halves replaced."""
+    """Join the halves of characters that were cut between deltas, and replace single halves."""
     if isinstance(value, str):
         return replace_surrogates(value)
     if isinstance(value, dict):

@@ -25,14 +25,14 @@ class AnthropicDialect:
     """One request."""
 
     def __init__(self, body: Any) -> None:
-        """Raises ValueError with a sentence for the agent."""
+        """Parse a request; raise ValueError with a sentence for the agent."""
         if not isinstance(body, dict):
             raise ValueError("the request body is a JSON object")
         self._model = body.get("model")
         self.call = ChatRequest.parse(chat(body), chat=True)
 
     def answer(self, response: dict[str, Any]) -> dict[str, Any]:
-        """The message."""
+        """Convert a chat's answer to a message."""
         choice = response["choices"][0]
         message = choice["message"]
         message_body = {
@@ -42,7 +42,7 @@ class AnthropicDialect:
         return {**message_body, "usage": _usage(response.get("usage")), "content": list(_blocks(message))}
 
     def events(self) -> "AnthropicEncoder":
-        """A new stream."""
+        """Return the encoder of a new stream."""
         return AnthropicEncoder(str(self._model))
 
 
@@ -61,7 +61,7 @@ class AnthropicEncoder:
         self._usage: dict[str, Any] | None = None
 
     def on_chunk(self, chunk: dict[str, Any]) -> bytes:
-        """The events of one chunk."""
+        """Encode one chunk as events."""
         events = b""
         if not self._begun:
             self._begun = True
@@ -88,7 +88,7 @@ class AnthropicEncoder:
         return events
 
     def finish(self) -> bytes:
-        """The message is over; one that says nothing has an empty text."""
+        """End the message; one without content gets an empty text."""
         silent = not self._has_content and not self._called
         empty = self._grow(("text", None), {"type": "text", "text": ""}) if silent else b""
         return (
@@ -99,7 +99,7 @@ class AnthropicEncoder:
         )
 
     def fail(self, reason: str, status: int = 500) -> bytes:
-        """An error ends the stream."""
+        """End the stream with an error."""
         return sse_event(error(status, reason), "error")
 
     def _grow(self, what: tuple[str, int | None], block: dict[str, Any]) -> bytes:
@@ -124,18 +124,18 @@ class AnthropicEncoder:
 
 
 def error(status: int, message: str) -> dict[str, Any]:
-    """An error as Anthropic's API says it."""
+    """Format an error for Anthropic's API."""
     return {"type": "error", "error": {"type": BLOCK_TYPES.get(status, "api_error"), "message": message}}
 
 
 def message_head(head: dict[str, Any], model: str) -> dict[str, Any]:
-    """A message before it says anything; the model is called as the agent called it."""
+    """Build a message without content; the model has the agent's name for it."""
     tail = str(head.get("id", "")).rpartition("-")[2]
     return {"id": f"msg_{tail}", "type": "message", "role": "assistant", "model": model}
 
 
 def stop_fields(choice: dict[str, Any], called: bool) -> dict[str, Any]:
-    """Why it ended; a call that was asked for by name ends a chat with ``stop``, a message with ``tool_use``."""
+    """Build the stop fields; a call requested by name ends a chat with ``stop``, a message with ``tool_use``."""
     stop = choice.get("stop_reason")
     at = stop if isinstance(stop, str) else None  # else a token's number, or none
     finish = str(choice.get("finish_reason"))

@@ -26,7 +26,7 @@ class UnsupportedThreadError(ValueError):
 
 
 def chat(body: dict[str, Any]) -> dict[str, Any]:
-    """The chat that a request stands for; raises ValueError with a sentence for the agent."""
+    """Convert a request to a chat; raise ValueError with a sentence for the agent."""
     if not isinstance(body.get("messages"), list):
         raise ValueError("the request has no list of messages")
     if body.get("thread"):
@@ -53,7 +53,7 @@ def chat(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _effort(thinking: dict[str, Any], effort: Any) -> Any:
-    """How much to think, as a chat says it."""
+    """Translate the effort of thinking to a chat's field."""
     MESSAGES_THINKING.check_known(thinking)
     kind = thinking.get("type")
     if thinking and kind not in THINKING:
@@ -84,7 +84,7 @@ def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _assistant_messages(blocks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """What the model said before: thoughts, text and calls in one message."""
+    """Convert the model's earlier output: thoughts, text and calls in one message."""
     texts, thoughts, calls = list[str](), list[str](), list[dict[str, Any]]()
     for block in blocks:
         kind = block.get("type")
@@ -107,7 +107,7 @@ def _assistant_messages(blocks: list[dict[str, Any]]) -> Iterator[dict[str, Any]
 
 
 def _user_messages(role: str, blocks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Results of tools, a message each, then what else was said."""
+    """Convert results of tools, a message each, then the user's other content."""
     parts: list[dict[str, Any]] = []
     for block in blocks:
         kind = block.get("type")
@@ -133,7 +133,7 @@ def _system_text(block: dict[str, Any]) -> str:
 
 
 def _result(block: dict[str, Any]) -> str:
-    """What a tool gave back; that it failed is said in the text."""
+    """Convert a tool's result; a failure is marked in the text."""
     content = block.get("content")
     if isinstance(content, list) and any(part.get("type") != "text" for part in content):
         raise ValueError("a tool's result is text here; images and documents are not passed on")

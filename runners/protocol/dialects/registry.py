@@ -1,4 +1,4 @@
-"""Which route speaks which dialect."""
+"""Dialects by route."""
 
 import json
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from lightningbus.runners.protocol.token_history import TokenHistory
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """How its requests are read and its errors said."""
+    """Parser of an API's requests, and form of its errors."""
 
     parse: Callable[[Any, TokenHistory], Dialect]
     """A body, in a rollout with this history; raises ValueError with a sentence for the agent."""
     error: Callable[[int, str, str], dict[str, Any]]
-    """Of a status, an error's name and its message."""
+    """Error form: takes a status, an error's name and its message."""
 
 
 def _openai(status: int, kind: str, message: str) -> dict[str, Any]:
@@ -49,17 +49,17 @@ APIS = {
     "responses": Api(_responses_dialect, _openai),
     "messages": Api(_anthropic_dialect, _anthropic),
 }
-"""By the path behind ``/v1/``."""
+"""Dialects by the path behind ``/v1/``."""
 
 
 def find_api(path: str) -> Api:
-    """The dialect of whoever asks for a path; OpenAI's where it is none of theirs."""
+    """Find the API of a request's path; OpenAI's for any other."""
     behind = path.partition("/v1/")[2]
     return APIS.get(behind, APIS["messages" if behind.startswith("messages") else "chat/completions"])
 
 
 def translate_error(api: Api, status: int, body: bytes, message: str) -> bytes:
-    """An engine's error, which it says in OpenAI's way, and its ``message``, as this API says it."""
+    """Translate an engine's error from OpenAI's form, with its ``message``, to this API's."""
     if api.error is _openai:
         return body
     return json.dumps(api.error(status, "", message)).encode()

@@ -17,7 +17,7 @@ class ResponsesDialect:
     """One request."""
 
     def __init__(self, body: Any, earlier: Earlier) -> None:
-        """Raises ValueError with a sentence for the agent."""
+        """Parse a request; raise ValueError with a sentence for the agent."""
         if not isinstance(body, dict):
             raise ValueError("the request body is a JSON object")
         self.body = body
@@ -25,7 +25,7 @@ class ResponsesDialect:
         self.call = ChatRequest.parse(chat(body, earlier), chat=True)
 
     def answer(self, response: dict[str, Any]) -> dict[str, Any]:
-        """The response, which a later request may name as the one before it."""
+        """Convert the answer to a response, and remember it for a later request that continues from it."""
         choice = response["choices"][0]
         response_body = self.render(
             response, choice["finish_reason"], list(output_items(choice["message"], str(response.get("id"))))
@@ -34,16 +34,16 @@ class ResponsesDialect:
         return response_body
 
     def events(self) -> ResponsesEncoder:
-        """A new stream."""
+        """Return the encoder of a new stream."""
         return ResponsesEncoder(self.render, self.remember)
 
     def remember(self, id: str, message: dict[str, Any]) -> None:
-        """A later request may go on from here."""
+        """Remember the conversation, so that a later request may continue from it."""
         messages = self.call.body["messages"]  # without instructions, which are those of one request
         self._earlier[id] = [*(messages[1:] if self.body.get("instructions") else messages), message]
 
     def render(self, head: dict[str, Any], finish_reason: str | None, output: list[Any]) -> dict[str, Any]:
-        """The response with what it holds so far; ``finish_reason`` None: it is not over."""
+        """Render the response with its content so far; ``finish_reason`` None: it is incomplete."""
         truncated = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(finish_reason or "")
         status = "in_progress" if finish_reason is None else "incomplete" if truncated else "completed"
         echoed = {name: self.body.get(name) for name in ECHOED_FIELDS}

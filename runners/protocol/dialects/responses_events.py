@@ -9,7 +9,7 @@ from lightningbus.runners.protocol.dialects.responses_items import function_item
 Shown = Callable[[dict[str, Any], str | None, list[Any]], dict[str, Any]]
 """The response from its head, how it ended (None: it has not) and its items."""
 Remember = Callable[[str, dict[str, Any]], None]
-"""Of a whole response its id and the chat's message."""
+"""Stores the id of a complete response and the chat's message."""
 
 
 class ResponsesEncoder:
@@ -28,7 +28,7 @@ class ResponsesEncoder:
         self._call_index: int | None = None
 
     def on_chunk(self, chunk: dict[str, Any]) -> bytes:
-        """The events of one chunk."""
+        """Encode one chunk as events."""
         events = b""
         if not self._head:
             self._head = {key: chunk[key] for key in ("id", "created") if key in chunk}
@@ -48,7 +48,7 @@ class ResponsesEncoder:
         return events
 
     def finish(self) -> bytes:
-        """The last item is done, and with it the response."""
+        """End the last item, and with it the response."""
         events = b""
         if not self._open and not any(item["type"] in ("message", "function_call") for item in self._done):
             events += self._begin("message")
@@ -58,7 +58,7 @@ class ResponsesEncoder:
         return events + self._event(f"response.{response['status']}", response=response)
 
     def fail(self, reason: str, status: int = 500) -> bytes:
-        """An error ends the stream."""
+        """End the stream with an error."""
         return self._event("error", code=error_code(status), message=reason, param=None)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
@@ -128,7 +128,7 @@ class ResponsesEncoder:
         return {"item_id": self._item()["id"], "output_index": len(self._done)}
 
     def _message(self) -> dict[str, Any]:
-        """The answer as a chat has it."""
+        """Convert the answer to a chat's message."""
         message: dict[str, Any] = {"role": "assistant", "content": None}
         for item in self._done:
             if item["type"] == "message":

@@ -1,4 +1,4 @@
-"""What a response is made of: reasoning, text and function calls. Pure.
+"""Parts of a response: reasoning, text and function calls. Pure.
 
 Source: https://platform.openai.com/docs/api-reference/responses/object.
 """
@@ -8,13 +8,13 @@ from typing import Any
 
 
 def item_id(kind: str, head: dict[str, Any], index: int | None = None) -> str:
-    """An id in this API's form, from the chat's."""
+    """Derive an id in this API's form from the chat's."""
     tail = str(head.get("id", "")).rpartition("-")[2]
     return f"{kind}_{tail}" if index is None else f"{kind}_{tail}_{index}"
 
 
 def output_items(message: dict[str, Any], id: str) -> Iterator[dict[str, Any]]:
-    """A chat's answer as items: reasoning, then text, then function calls."""
+    """Convert a chat's answer to items: reasoning, then text, then function calls."""
     index = 0
     head = {"id": id}
     if reasoning := message.get("reasoning") or message.get("reasoning_content"):
@@ -30,19 +30,19 @@ def output_items(message: dict[str, Any], id: str) -> Iterator[dict[str, Any]]:
 
 
 def reasoning_item(id: str, text: str) -> dict[str, Any]:
-    """What the model thought."""
+    """Build the item of the model's reasoning."""
     content = [{"type": "reasoning_text", "text": text}]
     return {"id": id, "type": "reasoning", "summary": [], "content": content, "status": "completed"}
 
 
 def message_item(id: str, text: str, status: str = "completed") -> dict[str, Any]:
-    """What it said."""
+    """Build the item of the model's text."""
     content = [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]
     return {"id": id, "type": "message", "role": "assistant", "status": status, "content": content}
 
 
 def function_item(id: str, call: str, function: dict[str, Any]) -> dict[str, Any]:
-    """What it wants called."""
+    """Build the item of a function call."""
     name, arguments = function.get("name") or "", function.get("arguments") or ""
     return {
         "id": id, "type": "function_call", "call_id": call, "name": name, "arguments": arguments, "status": "completed"
@@ -50,7 +50,7 @@ def function_item(id: str, call: str, function: dict[str, Any]) -> dict[str, Any
 
 
 def usage_of(usage: dict[str, Any]) -> dict[str, Any]:
-    """What was read and made, in tokens."""
+    """Convert the token counts."""
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
     return {

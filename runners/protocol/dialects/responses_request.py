@@ -23,7 +23,7 @@ Earlier = MutableMapping[str, list[Any]]
 
 
 def chat(body: dict[str, Any], earlier: Earlier) -> dict[str, Any]:
-    """The chat that a request stands for; raises ValueError with a sentence for the agent."""
+    """Convert a request to a chat; raise ValueError with a sentence for the agent."""
     RESPONSES.check_refused(body)
     text, reasoning = body.get("text") or {}, body.get("reasoning") or {}
     RESPONSES_STREAM_OPTIONS.check_known(body.get("stream_options"))
@@ -75,7 +75,7 @@ class _Conversation:
         """Of the calls of the last message."""
 
     def add(self, item: dict[str, Any]) -> None:
-        """Raises ValueError with a sentence for the agent."""
+        """Add an item to the conversation; raise ValueError with a sentence for the agent."""
         kind = item.get("type") or "message"
         if kind == "message":
             self._add_message(item)
@@ -112,7 +112,7 @@ class _Conversation:
         answer.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
 
     def _answer(self, goes_on: bool = False) -> dict[str, Any]:
-        """The assistant's message that an item belongs to: text follows what was thought, calls follow text."""
+        """Find or begin the assistant's message for an item: text follows reasoning, calls follow text."""
         last = self._messages[-1] if self._messages else {}
         has_content = last.get("content") is not None or "tool_calls" in last
         return self._begin_answer() if last.get("role") != "assistant" or (has_content and not goes_on) else last
