@@ -213,7 +213,7 @@ class Connection:
             log.warning("bus: %s", message)
 
     def _record_auth_refusal(self, reason: str) -> None:
-        """Record that the server rejected us, and give up after `AUTH_RETRY_SECONDS`: the files may soon hold new keys."""
+        """Record that the server rejected us, and give up after `AUTH_RETRY_SECONDS`: the files may get new keys."""
         if self._auth_refusals.record(asyncio.get_running_loop().time()):
             self._fatal_error = reason
             self.closed.set()

@@ -28,7 +28,7 @@ class Lease:
             self.renewed = sent_at
 
     def is_held(self, now: float) -> bool:
-        """Return whether no other runner can have the task; false after a long pause of the process or the connection."""
+        """Return whether no other runner can have the task; false after a long pause of process or connection."""
         return now - self.renewed < self.ack_wait
 
 

@@ -139,7 +139,7 @@ class ObjectStore:
             return None
 
     async def _is_readable(self, bucket: str, name: str) -> bool:
-        """Return whether an object that the stream's leader lists can be read; a server that lags may not have it yet."""
+        """Return whether an object that the stream's leader lists can be read; a lagging server may not have it."""
         try:
             return await self._read_entry(bucket, name) is not None
         except (NotFoundError, ObjectNotFoundError):

@@ -80,7 +80,7 @@ def connectable_host(host: str) -> str:
 
 
 def include_directive(directory: Path, config: Path) -> str:
-    """Build the line of a server's configuration that includes the users; raise `CredentialsError` if there are none."""
+    """Build the line of a server's configuration that includes the users; raise `CredentialsError` without any."""
     users = directory / CONF
     if not users.exists():
         raise CredentialsError(

@@ -74,7 +74,7 @@ async def ensure_consumer(js: JetStreamContext, consumer: ConsumerSpec) -> None:
 
 
 def _matches(stored: ConsumerConfig, wanted: ConsumerConfig) -> bool:
-    """Return whether a durable already has the wanted configuration; ``max_waiting`` cannot be changed and is ignored."""
+    """Return whether a durable already has the wanted configuration; ``max_waiting`` cannot change and is ignored."""
     filters = (stored.filter_subject or ">", wanted.filter_subject or ">")
     fields = ("ack_policy", "ack_wait", "max_deliver", "max_ack_pending", "deliver_subject")
     return filters[0] == filters[1] and all(getattr(stored, field) == getattr(wanted, field) for field in fields)
