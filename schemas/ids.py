@@ -47,7 +47,7 @@ def traceparent(trace: str, span: str) -> str:
 
 
 def task_traceparent(rollout: str) -> str:
-    """Build the ``traceparent`` header of a task whose publisher also writes its record: the rollout's PRODUCER span."""
+    """Build the ``traceparent`` header of a task whose publisher also writes its record: the PRODUCER span."""
     return traceparent(trace_id(rollout), publish_span_id(rollout))
 
 
