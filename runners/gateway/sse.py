@@ -17,7 +17,7 @@ class AgentDisconnectedError(Exception):
 
 
 class SseResponse:
-    """An answer for a streaming agent: chunk by chunk, or all at the end where it could not be resumed after a failure."""
+    """An answer for a streaming agent: chunk by chunk, or all at the end where it could not be resumed."""
 
     def __init__(self, request: web.Request, dialect: Dialect, live: bool) -> None:
         self._request, self._dialect, self._live = request, dialect, live

@@ -98,7 +98,7 @@ class ChatRequest:
         return (n if isinstance(n, int) and n > 0 else 1) * (len(prompt) if has_several and prompt else 1)
 
     def to_record(self) -> str:
-        """Encode the body as JSON with the conversation last, so that a continuing call begins like the one before it."""
+        """Encode the body as JSON with the conversation last, so that a continuing call begins like the last one."""
         last = "messages" if self.chat else "prompt"
         body = {name: value for name, value in self.body.items() if name != last}
         return json.dumps({**body, last: self.body.get(last)}, ensure_ascii=False)

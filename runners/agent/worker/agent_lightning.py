@@ -37,7 +37,7 @@ def is_adaptable(agent: Any) -> bool:
 
 
 def adapt(agent: Any, check_parameters: CheckParameters) -> Agent:
-    """Turn the agent into a function of (task, rollout); raise TypeError with a sentence where it could not be called."""
+    """Turn the agent into a function of (task, rollout); raise TypeError with a sentence for an unusable one."""
     library: Any = sys.modules.get("agentlightning")
     base = getattr(library, "LitAgent", ())
     if isinstance(agent, type):

@@ -49,7 +49,7 @@ def missing_version(nodes: Iterable[Heartbeat], model: str, pinned: int | None) 
 
 
 def missing_model(nodes: Iterable[Heartbeat], model: str) -> str:
-    """Explain which model a call waits for, and which are served; empty where a node serves it, or there are no nodes."""
+    """Explain which model a call waits for, and which are served; empty if a node serves it, or there are no nodes."""
     served = {node.model for node in nodes if node.model}
     if not served or model in served:
         return ""

@@ -107,7 +107,7 @@ class JoinedMessage:
         _merge(call.others, {key: value for key, value in piece.items() if key not in ("id", "index", "function")})
 
     def _find(self, index: int | None, id: str) -> _Call | None:
-        """Find the call that a piece continues: that of its id, else the last of its index unless that has another id."""
+        """Find the call that a piece continues: that of its id, else the last of its index without another id."""
         if id and (known := self._by_id.get((index, id))) is not None:
             return known
         last = self._last.get(index)
