@@ -1,4 +1,4 @@
-"""What became of the rollouts that are not trained on, kept until a training step tells it."""
+"""Dispositions of rollouts that are not trained on, kept until a training step reports them."""
 
 from collections.abc import Iterable, Sequence
 
@@ -62,7 +62,7 @@ class ExcludedRollouts:
         return taken
 
     def _reject(self, group: RolloutGroup) -> None:
-        """Note a group with too few rewards: a rollout without one says so."""
+        """Record a group with too few rewards, with a reason for each rollout without one."""
         rollouts = group.rollouts
         failed = self._settings.failed_rollouts
         has_reward = {rollout.id for rollout in rollouts if training_reward(rollout, failed) is not None}

@@ -1,4 +1,4 @@
-"""What ends a learner with a sentence."""
+"""Errors that end a learner with a sentence."""
 
 import logging
 
@@ -6,11 +6,11 @@ log = logging.getLogger(__name__)
 
 
 class LearnerError(Exception):
-    """The learner cannot start or go on; the message says why and what to do."""
+    """The learner cannot start or continue; the message gives the reason and the remedy."""
 
 
 def as_learner_error(error: ValueError) -> LearnerError:
-    """The error that ends the learner; what a user's own function raised goes to the log, with its traceback."""
+    """Convert an error to the one that ends the learner; log the traceback of a user's own function."""
     if error.__cause__ is not None:
         log.error("%s", error, exc_info=error.__cause__)
     return LearnerError(str(error))

@@ -1,4 +1,4 @@
-"""The learner process: starts anew or from a checkpoint, then runs the training loop and what it needs."""
+"""The learner process: starts from nothing or a checkpoint, then runs the training loop and its helpers."""
 
 import asyncio
 import logging
@@ -110,7 +110,7 @@ class Learner:
                 await asyncio.to_thread(self._thread.shutdown)
 
     async def _start(self) -> TrainingLoop:
-        """Start anew or from the checkpoint, under an epoch of our own."""
+        """Start from nothing or from the checkpoint, under our own epoch."""
         settings = self._settings
         problems = load_tasks(settings.tasks) if settings.tasks is not None else []
         last, checkpoint, journal = (
@@ -209,7 +209,7 @@ class Learner:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     def _oldest_served_version(self) -> int | None:
-        """The oldest that nodes serve; without nodes the newest on the bus, which one that starts loads."""
+        """Return the oldest version that nodes serve; without nodes the newest on the bus, which a new node loads."""
         served = self._served_version.oldest(self._nodes.members(), time.monotonic())
         return self._publisher.last.version if served is None and self._publisher.last is not None else served
 
@@ -234,7 +234,7 @@ class Learner:
         return self._loop.phase if self._loop is not None else "starting"
 
     def _describe(self) -> dict[str, Any]:
-        """The fields of the heartbeat."""
+        """Collect the fields of the heartbeat."""
         loop, settings = self._loop, self._settings
         state = loop.state if loop is not None else self._initial_state
         status: dict[str, Any] = {"step": state.step, "steps": settings.max_steps}

@@ -28,11 +28,11 @@ _UNUSABLE = (OSError, InvalidSealError, msgspec.MsgspecError)
 
 
 class CheckpointError(Exception):
-    """No checkpoint can be read, or its directory is another learner's; the message says why."""
+    """No checkpoint can be read, or its directory is another learner's; the message gives the reason."""
 
 
 class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is not in the model or the optimiser."""
+    """State of the learner outside model and optimiser."""
 
     run_id: str
     model: str
@@ -40,7 +40,7 @@ class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
     epoch: int = 1
     stream_position: int = 1
-    """Where to replay from, as `StreamMark` counts: everything before it is used or of no use."""
+    """Position from which to replay, as `StreamMark` counts: everything before it is used or useless."""
     stream_mark: StreamMark = StreamMark()
     consumed_executions: dict[str, int] = {}
     """Executions that a replay from there meets again and must pass over, with the position of their last batch."""
@@ -49,13 +49,13 @@ class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
     groups_dispatched: int = 0
     """Groups of the run, replacements not counted."""
     groups_by_others: int = 0
-    """Of these, the ones that learners of other models dispatched."""
+    """Groups among them that learners of other models dispatched."""
     outstanding: list[DispatchedGroup] = []
     """The groups that are dispatched and neither trained nor dropped, in the order of dispatch."""
     last_step_event: bytes = b""
     """The step's TrainingStep, encoded: published again after a crash, in case it had not been."""
     nonce: str = ""
-    """Of the message id it is published under, both times."""
+    """Nonce of the message id under which it is published, both times."""
     journal_mark: str = ""
     """The id of the journal's mark for this checkpoint."""
 
@@ -71,7 +71,7 @@ class Checkpoints:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """The directory is ours while the block runs; raises `CheckpointError` if another process has it."""
+        """Lock the directory while the block runs; raise `CheckpointError` if another process has it."""
         self._directory.mkdir(parents=True, exist_ok=True)
         with (self._directory / LOCK).open("w") as file:
             try:
@@ -83,7 +83,7 @@ class Checkpoints:
             yield
 
     def create_temp(self, step: int) -> Path:
-        """A fresh temporary directory to write into; hand it to `commit`."""
+        """Make a fresh temporary directory to write into; hand it to `commit`."""
         path = self._directory / f".writing-{step:06d}"
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
@@ -113,10 +113,11 @@ class Checkpoints:
         return self._directory / next(name for name in names if name not in taken)
 
     def latest(self) -> tuple[Path, LearnerState] | None:
-        """The newest checkpoint that is whole, None if there is none at all.
+        """Find the newest complete checkpoint, None if there is none at all.
 
-        One that is not what was written gives way to the one before it, and is kept under another name. Raises
-        `CheckpointError` when none can be used.
+        A changed one gives way to the one before it, and is kept under another name. Raises `CheckpointError` when none
+        can
+        be used.
         """
         pointer, candidates = self._directory / LATEST, self._by_age()[::-1]
         if not candidates:
@@ -143,7 +144,7 @@ class Checkpoints:
         )
 
     def of_step(self, step: int) -> Path | None:
-        """The newest checkpoint of a step, None if there is none; raises `CheckpointError` if it cannot be used."""
+        """Find the newest checkpoint of a step, None if there is none; raise `CheckpointError` if it cannot be used."""
         paths = [path for path in self._by_age() if path.name.startswith(f"step-{step:06d}-")]
         if not paths:
             return None
@@ -171,7 +172,7 @@ def _read(path: Path, key: bytes) -> LearnerState:
 
 
 def _fsync_tree(directory: Path) -> None:
-    """A checkpoint must be whole on disk before anything points to it, or a power loss leaves one that is not."""
+    """Flush a checkpoint to disk before anything points to it: a power loss would leave an incomplete one."""
     for path in directory.rglob("*"):
         _sync(path)
     _sync(directory)

@@ -1,7 +1,7 @@
-"""What a learner did since its checkpoint, on disk: the groups it dispatched and the batch of each step, in order.
+"""Journal on disk of the learner's work since its checkpoint: dispatched groups and the batch of each step, in order.
 
-A step's batch is written before its version is published. So a learner that goes on from an older checkpoint makes the
-steps after it again, of the same rollouts, and comes to the weights that were published last.
+A step's batch is written before its version is published. So a learner that resumes from an older checkpoint repeats
+the steps after it with the same rollouts, and arrives at the weights that were published last.
 """
 
 import logging
@@ -27,7 +27,7 @@ class CheckpointMark(msgspec.Struct, frozen=True, tag="mark"):
 
 
 class EpochClaim(msgspec.Struct, frozen=True, tag="epoch"):
-    """From here on versions are published under this epoch."""
+    """Epoch of all versions published from here on."""
 
     epoch: int
 
@@ -46,7 +46,7 @@ class TrainedGroup(msgspec.Struct, frozen=True):
     task_id: str
     execution_ids: list[str]
     group: DispatchedGroup | None = None
-    """None: somebody else published the task."""
+    """The dispatched group; None: another process published the task."""
 
 
 class StepRecord(msgspec.Struct, frozen=True, tag="step"):
@@ -105,12 +105,12 @@ class Journal:
         return mark.id
 
     def since(self, mark_id: str) -> Sequence[JournalRecord]:
-        """The records since a checkpoint; none if its mark is not there, as of one that later ones have replaced."""
+        """Return the records since a checkpoint; none if its mark is missing, as after a later checkpoint."""
         places = [place for place, record in enumerate(self._records) if record == CheckpointMark(mark_id)]
         return self._records[places[0] + 1 :] if places else []
 
     def trim(self, mark_id: str) -> None:
-        """A checkpoint is written: forget what it covers."""
+        """Drop the records that a written checkpoint covers."""
         self._records = [CheckpointMark(mark_id), *self.since(mark_id)]
         self._rewrite()
 

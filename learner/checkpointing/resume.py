@@ -1,4 +1,4 @@
-"""Where a learner begins: anew, or where the newest checkpoint, its journal and the bus say. Pure."""
+"""Start of a learner: from nothing, or from the newest checkpoint, its journal and the bus. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ def resume(
     settings: LearnerSettings,
     records: Iterable[JournalRecord] = (),
 ) -> Resumption:
-    """Where to begin, under an epoch of its own; ``last`` is the newest version on the bus.
+    """Choose the start, under an epoch of its own; ``last`` is the newest version on the bus.
 
     ``records`` are those of the journal since the checkpoint. Raises `LearnerError` when the parts do not belong
     together.
@@ -64,23 +64,24 @@ def resume(
 
 
 def skip_versions(version: int, newest: int) -> int:
-    """The number from which a learner at ``version`` goes on whose steps up to ``newest`` cannot be made again.
+    """Choose the number from which a learner at ``version`` continues when its steps up to ``newest`` cannot be
+    repeated.
 
-    Those weights may have sampled tokens. They are ``newest - version`` updates away from the ones to go on with, so
-    the difference of two versions is never less than the updates between their weights.
+    Those weights may have sampled tokens. They are ``newest - version`` updates away from the resumed ones, so the
+    difference of two versions is never less than the updates between their weights.
     """
     return newest + (newest - version)
 
 
 def _steps_since(state: LearnerState, records: Iterable[JournalRecord]) -> list[StepRecord]:
-    """The recorded steps from the checkpoint on, one after the other."""
+    """List the recorded steps after the checkpoint, without a gap."""
     by_version = {record.version: record for record in records if isinstance(record, StepRecord)}
     versions = takewhile(by_version.__contains__, range(state.version + 1, state.version + 1 + len(by_version)))
     return [by_version[version] for version in versions]
 
 
 def _with_groups(state: LearnerState, records: Iterable[JournalRecord], steps: Iterable[StepRecord]) -> LearnerState:
-    """The state with the groups dispatched since the checkpoint; those of ``steps`` are waited for by nobody else."""
+    """Add the groups dispatched since the checkpoint to the state; those of ``steps`` are trained by the replay."""
     dispatched = [record for record in records if isinstance(record, GroupRecord)]
     groups = {_key(group): group for group in (*state.outstanding, *(record.group for record in dispatched))}
     for group in (trained.group for step in steps for trained in step.groups):

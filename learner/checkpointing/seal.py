@@ -1,6 +1,6 @@
-"""What a checkpoint was when it was written: a digest of every file, sealed by a key that lies beside the run.
+"""Seal of a checkpoint: a digest of every file, signed by a key that lies beside the run.
 
-torch unpickles a file of a checkpoint, which runs what is in it: so nothing is loaded that this run did not write.
+torch unpickles a checkpoint's file, which runs code in it: so only files written by this run are loaded.
 """
 
 import hmac
@@ -30,11 +30,11 @@ class Seal(msgspec.Struct, frozen=True):
 
 
 class InvalidSealError(ValueError):
-    """A checkpoint is not what was written; the message says what differs."""
+    """A checkpoint differs from its sealed state; the message names the difference."""
 
 
 def load_key(path: Path) -> bytes:
-    """The key in a file, made there if there is none; raises `InvalidSealError` if others may reach it."""
+    """Read the key in a file, made there if missing; raise `InvalidSealError` if other users can access it."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):  # another process was quicker
@@ -44,7 +44,7 @@ def load_key(path: Path) -> bytes:
 
 
 def write_seal(directory: Path, key: bytes) -> None:
-    """Seal all files of a directory as they are now, and let nobody else write to them."""
+    """Seal the present files of a directory, and remove other users' write permission."""
     for path in (directory, *directory.rglob("*")):
         path.chmod(path.stat().st_mode & ~OTHERS_WRITE)
     files = {str(path.relative_to(directory)): sha256_of(path) for path in _files(directory)}
@@ -53,7 +53,7 @@ def write_seal(directory: Path, key: bytes) -> None:
 
 
 def check_seal(directory: Path, key: bytes) -> None:
-    """Raises `InvalidSealError` or OSError unless a directory is what was sealed with this key, file by file."""
+    """Raise `InvalidSealError` or OSError unless every file of a directory matches its seal by this key."""
     for path in (directory, *directory.rglob("*")):
         _check_owner(path, OTHERS_WRITE)
     try:

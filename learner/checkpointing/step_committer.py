@@ -1,4 +1,4 @@
-"""What a step leaves: a weight version on the bus and a checkpoint on disk, in the order that keeps both true."""
+"""Results of a step: a weight version on the bus and a checkpoint on disk, in the order that keeps both valid."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -28,7 +28,7 @@ class StepCommitter:
         checkpoints: Checkpoints,
         in_thread: InThread,
     ) -> None:
-        """Raises ValueError for prompts of a canary that cannot be used."""
+        """Read the canary's prompts; raise ValueError for unusable ones."""
         self._settings, self._trainer = settings, trainer
         canary = settings.weights.canary
         self._canary_prompts = (
@@ -47,14 +47,14 @@ class StepCommitter:
         return self._publisher.last.version if self._publisher.last is not None else -1
 
     async def publish_base(self) -> None:
-        """With LoRA: what adapters are added to goes onto the bus once."""
+        """Publish the base of LoRA adapters once; without LoRA do nothing."""
         if self._settings.lora.lora_rank:
             base = self._settings.checkpoint_dir / BASE
             await self._in_thread(write_full, self._trainer, base)
             await self._publisher.publish_base(base)
 
     async def write_initial_checkpoint(self, state: LearnerState) -> Path:
-        """The checkpoint a run begins with."""
+        """Write the checkpoint that a run begins with."""
         return await self._commit(await self._in_thread(self._write, state), state)
 
     async def claim_epoch(
@@ -80,17 +80,18 @@ class StepCommitter:
                 return state
 
     def is_checkpoint_due(self, step: int, is_filling: bool) -> bool:
-        """Whether a step leaves a checkpoint: the last one does, and each while the bus fills."""
+        """Return whether a step needs a checkpoint: the last one does, and each while the bus fills."""
         settings = self._settings
         interval = settings.checkpoint_interval or settings.weight_sync_interval
         return is_filling or step == settings.max_steps or step % interval == 0
 
     async def commit(self, state: LearnerState, is_written: bool) -> None:
-        """The weights of a step as a version when it is due, and its checkpoint if it ``is_written``.
+        """Publish the weights of a step as a version when it is due, and write its checkpoint if ``is_written``.
 
-        The version first, because only the newest learner gets beyond publishing: an older one, still alive somewhere,
-        must not replace a checkpoint nor acknowledge what the newer one has yet to read. Raises `LearnerError` then.
-        Of a step that is made again the version is out already.
+        The version first, because only the newest learner gets beyond publishing: an older one that is still alive must
+        not
+        replace a checkpoint nor acknowledge rollouts that the newer one has yet to read. Raises `LearnerError` then. A
+        repeated step is not published again.
         """
         await self._in_thread(self.journal.sync)
         if is_written:
@@ -101,7 +102,7 @@ class StepCommitter:
             await self._publish_or_stop(path, state)
 
     async def write_checkpoint(self, state: LearnerState) -> None:
-        """A checkpoint of the weights as they are, whose version is published unless it is out already."""
+        """Write a checkpoint of the present weights, and publish their version unless it is out already."""
         path = await self._in_thread(self._write, state)
         if state.version > self.published_version:
             await self._publish_or_stop(path, state)

@@ -23,15 +23,15 @@ class StepReplay:
         return tuple(self._steps)
 
     def find_members(self) -> dict[str, Collection[str]]:
-        """By task: the executions its group had when it was trained."""
+        """Map each task to the executions its group had when it was trained."""
         return {group.task_id: frozenset(group.execution_ids) for step in self._steps for group in step.groups}
 
     def is_ready(self, groups: GroupBuffer) -> bool:
-        """Whether the groups of the next step are."""
+        """Return whether all groups of the next step are ready."""
         return {group.task_id for group in self._steps[0].groups} <= {group.task_id for group in groups.ready}
 
     def take(self, groups: GroupBuffer) -> list[RolloutGroup]:
-        """The groups of the next step, in their order; none while one of them is not ready."""
+        """Take the groups of the next step, in their order; none while one of them is not ready."""
         tasks = [group.task_id for group in self._steps[0].groups]
 
         def choose(ready: Sequence[RolloutGroup]) -> Sequence[RolloutGroup]:
@@ -41,14 +41,14 @@ class StepReplay:
         return groups.pop_ready(len(tasks), choose)
 
     def complete(self, version: int) -> bool:
-        """The step to a version is made; whether it was one of these."""
+        """Note that the step to a version is done; return whether it was one of these."""
         is_next = bool(self._steps) and self._steps[0].version == version
         if is_next:
             self._steps.popleft()
         return is_next
 
     def abandon(self) -> list[TrainedGroup]:
-        """The steps are not made again; returns their groups, which are trained as any other."""
+        """Give up the remaining steps; return their groups, which are trained as any other."""
         groups = [group for step in self._steps for group in step.groups]
         self._steps.clear()
         return groups
@@ -57,7 +57,7 @@ class StepReplay:
 def describe_step(
     version: int, groups: Iterable[RolloutGroup], find_group: Callable[[str], DispatchedGroup | None]
 ) -> StepRecord:
-    """What makes the step to a version again; ``find_group`` is what is known of a task's dispatch."""
+    """Record the inputs by which the step to a version can be repeated; ``find_group`` looks up a task's dispatch."""
     return StepRecord(
         version,
         [

@@ -1,4 +1,4 @@
-"""How far training and sampling are, and so how many groups may be dispatched and not trained yet."""
+"""Admission of groups: how many may be dispatched and untrained, given the progress of training and sampling."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from lightningbus.learner.settings.learner import LearnerSettings
 
 
 class Admission:
-    """The staleness bound, as the settings say."""
+    """The staleness bound of the settings."""
 
     def __init__(self, settings: LearnerSettings, served_version: Callable[[], int | None]) -> None:
         """``served_version`` is the oldest that nodes serve, None if no node is known."""
@@ -28,7 +28,7 @@ class Admission:
 
     @property
     def missing_version(self) -> int | None:
-        """The version that a node must serve before anything is dispatched; None: nobody waits for one."""
+        """Version that a node must serve before anything is dispatched; None: dispatching waits for no version."""
         oldest = self.version - self._settings.max_staleness
         return oldest if self.is_bounded and self.served < oldest else None
 
@@ -38,6 +38,6 @@ class Admission:
         return Pace(self.version, served, self._settings.max_staleness, self._settings.groups_per_step)
 
     def num_groups(self, served: int | None = None) -> int:
-        """Groups that may be dispatched and not trained yet; of a version that was ``served``, or an older one."""
+        """Count the groups that may be dispatched and untrained while nodes serve ``served`` or an older version."""
         num_left = (self._settings.max_steps - self.step) * self._settings.groups_per_step
         return min(num_left, num_admitted_groups(self.pace(served))) if self.is_bounded else num_left

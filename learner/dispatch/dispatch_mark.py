@@ -1,4 +1,4 @@
-"""How far the learners of a run have dispatched, together: one message on the bus, replaced by compare-and-set."""
+"""Progress of all learners of a run in dispatching: one message on the bus, replaced by compare-and-set."""
 
 import hashlib
 import json
@@ -32,8 +32,9 @@ SHARED_SETTINGS = {
 class RunDispatch:
     """The count of groups that the learners of a run have dispatched.
 
-    Learners of one run go through the same tasks in the same order. Whichever has room dispatches the next group, and
-    every learner trains its own calls of it.
+    Learners of one run process the same tasks in the same order. The first with room dispatches the next group, and
+    every
+    learner trains its own calls of it.
     """
 
     def __init__(self, bus: Bus, settings: LearnerSettings, problems: Sequence[TaskInput]) -> None:
@@ -76,13 +77,13 @@ class RunDispatch:
         return sum(count for model, count in self._groups_by_model.items() if model != self._model)
 
     def count_ended(self, num_dispatched: int, num_by_others: int) -> int:
-        """How many groups others dispatched since so many were, as of the last look, if all of them have ended."""
+        """Count the groups that others dispatched beyond the given numbers, if all of them have ended."""
         if time.time() - self.marked_at_ns / 1e9 <= self._max_group_seconds:
             return 0
         return min(max(0, self.num_by_others - num_by_others), max(0, self.num_groups - num_dispatched))
 
     async def advance(self, num_groups: int) -> None:
-        """This learner put a group on the bus, so there are so many now; a greater count stays.
+        """Raise the count after this learner published a group; a greater count stays.
 
         Raises as `Bus.publish`, and as `refresh`.
         """

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 MAX_REPLACEMENTS = 3
 """Groups of one task that may come to nothing before another task takes its place."""
 QUEUE_POLL_SECONDS = 0.1
-"""How often the broker is asked whether runners have taken what is queued."""
+"""Seconds between two checks whether runners have taken the queued tasks."""
 
 
 class Dispatcher:
@@ -94,18 +94,18 @@ class Dispatcher:
             await self._adopt(num_groups - self.num_dispatched, min(self._admission.served, oldest))
 
     def put_back(self, groups: Mapping[str, DispatchedGroup], ended: Mapping[str, Container[int]]) -> None:
-        """Groups by task are outstanding again; ``ended`` are samples by task, for what the bus has lost of them."""
+        """Restore outstanding groups by task; ``ended`` are samples by task, in case the bus has lost some."""
         self._groups.update(groups)
         if self._lost.nonce:
             self.dispatch_again(ended, self._lost.nonce)
         self._wake.set()
 
     def find_group(self, task: str) -> DispatchedGroup | None:
-        """A copy of an outstanding group, by its task."""
+        """Return a copy of an outstanding group, by its task."""
         return self._outstanding.copy(task)
 
     def outstanding(self, trained: Container[str] = ()) -> list[DispatchedGroup]:
-        """The groups that are dispatched and neither dropped nor ``trained``, in the order of dispatch."""
+        """List the groups that are dispatched and neither dropped nor ``trained``, in the order of dispatch."""
         return self._outstanding.copies(trained)
 
     @property
@@ -120,7 +120,7 @@ class Dispatcher:
 
     @property
     def missing_version(self) -> int | None:
-        """The version that a node must serve before anything is dispatched; None: nobody waits for one."""
+        """Version that a node must serve before anything is dispatched; None: dispatching waits for no version."""
         return self._admission.missing_version
 
     def wake(self) -> None:
@@ -128,9 +128,9 @@ class Dispatcher:
         self._wake.set()
 
     def advance(self, step: int, version: int, trained: Iterable[str] = ()) -> None:
-        """The learner has made ``step`` steps; ``version`` is the one it trains next.
+        """Note that the learner has made ``step`` steps; ``version`` is the one it trains next.
 
-        ``trained`` are the tasks of the last step: they go at once with it, or more would be admitted meanwhile.
+        ``trained`` are the tasks of the last step: they are removed at once, or more would be admitted meanwhile.
         """
         self._admission.step, self._admission.version = step, version
         self._outstanding.remove(trained)
@@ -138,11 +138,11 @@ class Dispatcher:
         self._wake.set()
 
     def start_batch(self, tasks: Iterable[str]) -> None:
-        """These are trained from now on, until `advance`."""
+        """Mark the tasks that are trained from now on, until `advance`."""
         self._outstanding.batch = frozenset(tasks)
 
     async def replace_dropped(self, tasks: Iterable[str]) -> None:
-        """These groups came to nothing: the same tasks are dispatched again, up to `MAX_REPLACEMENTS` times."""
+        """Dispatch the tasks of failed groups again, up to `MAX_REPLACEMENTS` times."""
         for task in tasks:
             group = self._groups.get(task)
             if group is None:
@@ -204,7 +204,7 @@ class Dispatcher:
         return num_groups
 
     def dispatch_again(self, ended: Mapping[str, Container[int]], nonce: str) -> int:
-        """The bus lost messages: whatever is outstanding and has not ended is published once more.
+        """Publish all outstanding samples again, except those that have ended: the bus lost messages.
 
         ``ended`` are samples by task. ``nonce`` is the same only for the same loss: the broker may still know the
         message ids of what it lost. Returns the number of tasks.
@@ -250,7 +250,7 @@ class Dispatcher:
                 await self._wait_for_wake(QUEUE_POLL_SECONDS)
 
     async def _has_room(self) -> bool:
-        """Whether runners have taken what is queued; without runners, one step's groups are queued."""
+        """Return whether runners have taken the queued tasks; without runners, one step's groups are queued."""
         if not self._admission.is_bounded:
             return True
         room = await self._queue.has_room(self._settings.group_size)
@@ -307,11 +307,13 @@ class Dispatcher:
         await self._adopt(min(num_new, self._run.num_groups - self.num_dispatched), served)
 
     async def _adopt(self, num_groups: int, served: int) -> None:
-        """Groups of others are this learner's too: it trains its own calls of them.
+        """Adopt the groups of other learners: this learner trains its own calls of them.
 
         If there are more than it can train within the bound, the oldest ones are left to the others. Another learner
-        says that a group is dispatched after it has published it, one group after the other. So what is new at a look
-        went out after the look before the last, and its tokens may be of the version that was ``served`` then.
+        reports a
+        group after it has published it, one group after the other. So a group first seen now went out after the check
+        before
+        the last, and its tokens may be of the version that was ``served`` then.
         """
         num_by_others = self._run.num_by_others - self.num_by_others
         self.num_by_others = self._run.num_by_others

@@ -19,25 +19,25 @@ class GroupTasks:
         self._replacement = re.compile(rf".*@{re.escape(settings.run)}-p\d+r\d+", re.DOTALL)
 
     async def make(self, group: DispatchedGroup) -> list[Task]:
-        """The tasks of a group, in the order of their samples."""
+        """Build the tasks of a group, in the order of their samples."""
         pass_number, index = await self._task_order.seek(group.number)
         return tasks_of_group(self._problems[index], pass_number, self._settings, group.replacement)
 
     def is_replacement(self, task: str) -> bool:
-        """Whether a task is the replacement of a group that came to nothing, by its id as `task_id` makes it."""
+        """Return whether a task replaces that of a failed group, by the form of its id; see `task_id`."""
         return bool(self._problems) and self._replacement.fullmatch(task) is not None
 
 
 def task_id(problem: TaskInput, pass_number: int, replacement: int, settings: LearnerSettings) -> str:
-    """What a problem's task is called in a pass."""
+    """Build the id of an input's task in a pass."""
     again = f"r{replacement}" if replacement else ""
     return f"{problem.id}@{settings.run}-p{pass_number}{again}"
 
 
 def tasks_of_group(problem: TaskInput, pass_number: int, settings: LearnerSettings, replacement: int = 0) -> list[Task]:
-    """The tasks of a problem's group in a pass.
+    """Build the tasks of an input's group in a pass.
 
-    Deterministic, so that a learner that starts again publishes the same tasks under the same message ids.
+    Deterministic, so that a restarted learner publishes the same tasks under the same message ids.
     """
     return [
         Task(

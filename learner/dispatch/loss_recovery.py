@@ -1,4 +1,4 @@
-"""What the bus lost: its tasks are dispatched again, and the gap is named in the log, an alert and the next step."""
+"""Recovery of tasks that the bus lost: they are dispatched again, and reported by log, alert and next step."""
 
 import logging
 import time
@@ -50,12 +50,12 @@ class LossRecovery:
         return self._consumer.stream_mark if is_done else self._consumer.previous_stream_mark
 
     def status(self) -> dict[str, float]:
-        """What was lost since the last training step, for its record; nothing if nothing was."""
+        """Report the losses since the last training step, for its record; empty without any."""
         gaps, tasks, self._gaps, self._tasks = self._gaps, self._tasks, 0, 0
         return {"bus/gaps": gaps, "bus/tasks_dispatched_again": tasks} if gaps else {}
 
     async def resolve(self) -> None:
-        """A training step is made: training goes on."""
+        """Resolve the alert after a training step."""
         alert, self._alert = self._alert, None
         if alert is not None:
             await self._publish(Alert(role=alert.role, reason=alert.reason, resolved=True, fired_at_ns=time.time_ns()))

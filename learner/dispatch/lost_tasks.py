@@ -26,5 +26,5 @@ class LostTasks:
         return self._tasks[0]
 
     def remove_first(self) -> None:
-        """That task is on the bus again."""
+        """Remove the first task, which is on the bus again."""
         self._tasks.popleft()

@@ -20,11 +20,11 @@ class OutstandingGroups:
         """Tasks that are being trained: these are left to nobody."""
 
     def copies(self, without: Container[str] = ()) -> list[DispatchedGroup]:
-        """Copies of the groups, but those of some tasks."""
+        """Copy the groups, except those of some tasks."""
         return [replace(group) for task, group in self.by_task.items() if task not in without]
 
     def copy(self, task: str) -> DispatchedGroup | None:
-        """A copy of the group of a task; None: there is none."""
+        """Copy the group of a task; None: there is none."""
         return replace(self.by_task[task]) if task in self.by_task else None
 
     @property
@@ -38,12 +38,12 @@ class OutstandingGroups:
         return any(group.served_version is not None and not group.is_published for group in self.by_task.values())
 
     def find_unpublished(self) -> DispatchedGroup | None:
-        """The oldest group whose tasks are not all on the bus, first one that was begun; None: there is none."""
+        """Find the oldest group whose tasks are not all on the bus, a partly published one first; None: none."""
         unpublished = (group for group in self.by_task.values() if not group.is_published)
         return min(unpublished, key=lambda group: group.served_version is None, default=None)
 
     def remove(self, tasks: Iterable[str]) -> None:
-        """These are trained or dropped."""
+        """Remove the groups of trained or dropped tasks."""
         for task in tasks:
             self.by_task.pop(task, None)
 
@@ -75,14 +75,14 @@ class OutstandingGroups:
         return len(open_tasks)
 
     def take_surplus(self) -> list[str]:
-        """The tasks of `surplus`; from now on it is empty."""
+        """Return the tasks of `surplus` and empty it."""
         taken, self.surplus = list(self.surplus), {}
         return taken
 
     def missing_samples(
         self, group_size: int, ended: Mapping[str, Container[int]], closed: Container[str]
     ) -> dict[str, Collection[int]]:
-        """By task: the samples on the bus or on their way there, less those that have ``ended``."""
+        """List by task the samples that are published or being published and have not ``ended``."""
         missing = {
             task: [sample for sample in range(group_size) if sample not in ended.get(task, ())]
             for task, group in self.by_task.items()

@@ -1,4 +1,4 @@
-"""How many groups may be dispatched so that each is within the staleness bound when it is trained. Pure."""
+"""Number of groups to dispatch so that each is within the staleness bound when it is trained. Pure."""
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class DispatchedGroup(msgspec.Struct, kw_only=True):
     number: int
     """Groups that were dispatched before it since the run's start; a replacement has the number of what it replaces."""
     replacement: int = 0
-    """How many groups of the same task came to nothing before it."""
+    """Number of failed groups of the same task before it."""
     served_version: int | None = None
     """The oldest that nodes served when it was dispatched: no token is of an older one. None: not dispatched yet."""
     is_published: bool = False
@@ -25,7 +25,7 @@ class DispatchedGroup(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How far training and sampling are, and how far apart they may be."""
+    """Progress of training and sampling, and the allowed distance between them."""
 
     version: int
     """The one being trained."""
@@ -36,7 +36,7 @@ class Pace:
 
 
 def num_admitted_groups(pace: Pace) -> int:
-    """How many groups may be dispatched and not trained yet, so that all can be trained within the bound.
+    """Count the groups that may be dispatched and untrained, so that all can be trained within the bound.
 
     The bound of AReaL (arXiv:2505.24298, section 5.1), counted from the version that nodes serve.
     """

@@ -20,7 +20,7 @@ class SlowGroups:
         """Tasks of the groups that the next step waits for."""
 
     def must_be_waited_for(self, batch: Collection[str]) -> bool:
-        """Whether a step on a batch of tasks would leave some beyond the bound, and they may still be waited for."""
+        """Return whether a step on this batch would leave groups beyond the bound that may still be waited for."""
         is_whole = len(batch) == self._settings.groups_per_step
         self.awaited = self._dispatcher.find_awaited(batch) if is_whole else []
         if not self.awaited:

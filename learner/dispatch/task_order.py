@@ -1,4 +1,4 @@
-"""The order in which a run's problems are dispatched: every problem once a pass, each pass shuffled anew."""
+"""Dispatch order of a run's tasks: every task once a pass, each pass with a new shuffle."""
 
 import asyncio
 import random
@@ -9,7 +9,7 @@ MAX_KEPT_ORDERS = 2
 
 
 class TaskOrder:
-    """Where each group of a run stands, for the same seed always the same; a pass is shuffled once."""
+    """Position of each group of a run, deterministic by seed; a pass is shuffled once."""
 
     def __init__(self, problems: int, seed: int) -> None:
         self._problems, self._seed = problems, seed
@@ -23,7 +23,7 @@ class TaskOrder:
         return self.at(group_number)
 
     def at(self, group_number: int) -> tuple[int, int]:
-        """Number of the pass and index of the problem of group ``group_number``."""
+        """Return the pass number and the task's index of group ``group_number``."""
         number, index = divmod(group_number, self._problems)
         if number not in self._orders:
             self._keep(number, shuffle(self._problems, self._seed, number))
@@ -36,7 +36,7 @@ class TaskOrder:
 
 
 def shuffle(problems: int, seed: int, number: int) -> "array[int]":
-    """The problems' indices in the order of a pass."""
+    """Shuffle the tasks' indices for a pass."""
     order = array("Q", range(problems))
     random.Random(f"{seed}:{number}").shuffle(order)
     return order

@@ -1,4 +1,4 @@
-"""How many training tasks wait for a runner."""
+"""Number of training tasks that wait for a runner."""
 
 import time
 
@@ -24,7 +24,7 @@ class TaskQueue:
         self._tasks_per_second = 0.0
 
     async def has_room(self, size: int) -> bool | None:
-        """Whether ``size`` tasks more would be taken soon; None without runners: nobody has made their durable.
+        """Return whether ``size`` more tasks would be taken soon; None without runners, whose durable is then missing.
 
         False while the bus does not answer.
         """

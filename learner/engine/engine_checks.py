@@ -1,4 +1,4 @@
-"""Which engine settings cannot work on this machine, said in one sentence before a model is loaded."""
+"""Checks of engine settings that cannot work on this machine, before a model is loaded."""
 
 import importlib
 import importlib.util
@@ -23,7 +23,7 @@ def check_engine(settings: LearnerSettings, device: str, num_ranks: int) -> None
 
 
 def check_ranks(settings: LearnerSettings, device: str, num_ranks: int, *, knows_packages: bool = True) -> None:
-    """What the model and the number of ranks rule out; raises ValueError.
+    """Check the settings against the model and the number of ranks; raise ValueError.
 
     ``knows_packages``: the learner's are those of this environment.
     """
@@ -38,13 +38,13 @@ def check_ranks(settings: LearnerSettings, device: str, num_ranks: int, *, knows
 
 
 def check_optimizers(settings: LearnerSettings) -> None:
-    """Whether the optimisers can be imported; raises ValueError."""
+    """Check that the optimisers can be imported; raise ValueError."""
     for section, optim in (("actor", settings.actor.optim), ("critic", settings.critic.optim)):
         _check_optimizer(section, optim)
 
 
 def check_device(engine: EngineSettings, device: str) -> None:
-    """What the device and the packages here rule out; raises ValueError."""
+    """Check the settings against the device and installed packages; raise ValueError."""
     if device == "cuda":
         if engine.attn_implementation.startswith("flash") and not has_flash_attention():
             raise ValueError(f"engine.attn_implementation: {engine.attn_implementation} needs the package flash-attn")
@@ -58,12 +58,12 @@ def check_device(engine: EngineSettings, device: str) -> None:
 
 
 def has_flash_attention() -> bool:
-    """Whether the package is installed."""
+    """Return whether the package is installed."""
     return importlib.util.find_spec("flash_attn") is not None
 
 
 def uses_flash_attention(engine: EngineSettings, device: str) -> bool:
-    """Whether ``attn_implementation`` is flash-attention, or ``auto`` means it on this device."""
+    """Return whether ``attn_implementation`` is flash-attention, or ``auto`` means it on this device."""
     name = engine.attn_implementation
     return name.startswith("flash") or (name == "auto" and device == "cuda" and has_flash_attention())
 
@@ -96,7 +96,7 @@ def _check_windows(engine: EngineSettings, config: dict[str, Any], device: str) 
 
 
 def _has_windows(config: dict[str, Any]) -> bool:
-    """Whether some layers do not attend to all tokens before."""
+    """Return whether some layers do not attend to all earlier tokens."""
     layers = config.get("layer_types")
     if layers:
         return set(layers) != {"full_attention"}

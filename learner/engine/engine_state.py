@@ -20,7 +20,7 @@ def save(engine: Any, path: Path) -> None:
 
 
 def load(engine: Any, path: Path) -> None:
-    """What `save` wrote, by as many ranks or by others; every rank must ask."""
+    """Load a state that `save` wrote with any number of ranks; every rank must call this."""
     from torch.distributed.checkpoint import state_dict_loader
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
@@ -53,7 +53,7 @@ def _optimizer(engine: Any) -> dict[str, Any]:
 
 
 def _random() -> str:
-    """A rank has its own; one that was not there when it was written keeps that of its seed."""
+    """Name the random state of this rank; a rank that has none saved keeps that of its seed."""
     import torch.distributed as dist
 
     return f"{RANDOM}{dist.get_rank()}"

@@ -34,7 +34,7 @@ def make_engine(
     kind: EngineKind = "language_model",
     frozen: bool = False,
 ) -> Any:
-    """An initialised engine that starts from the model at ``model_path``; ``frozen`` ones are never trained.
+    """Make an initialised engine that starts from the model at ``model_path``; ``frozen`` ones are never trained.
 
     The platform must have been selected before, see `platform`.
     """
@@ -122,7 +122,7 @@ def _measure_entropy(logits: Any) -> Any:
 
 
 def _warm_up_from_first_step(engine: Any) -> None:
-    """Of n warm-up steps the first has an nth of the rate; verl's has a rate of 0, and changes nothing."""
+    """Start the warm-up at an nth of the rate for n steps; verl's first step has a rate of 0 and changes nothing."""
 
     def later(factor: Callable[[int], float]) -> Callable[[int], float]:
         return lambda step: factor(step + 1)
@@ -137,7 +137,7 @@ def _warm_up_from_first_step(engine: Any) -> None:
 
 
 def _choose_attention(settings: EngineSettings, device: str) -> str:
-    """The name that transformers knows it by."""
+    """Choose the attention by transformers' name for it."""
     if uses_flash_attention(settings, device):
         return settings.attn_implementation if settings.attn_implementation != "auto" else "flash_attention_2"
     if settings.ulysses_sequence_parallel_size > 1:
@@ -146,7 +146,7 @@ def _choose_attention(settings: EngineSettings, device: str) -> str:
 
 
 def _load_value_models_with(attention: str) -> None:
-    """verl asks for flash-attention by name here, whatever the settings say."""
+    """Load value models with the given attention: verl always asks for flash-attention here."""
     import verl.utils.model
     from transformers import AutoModelForTokenClassification
 

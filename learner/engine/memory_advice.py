@@ -1,4 +1,4 @@
-"""Which setting to turn when a rank does not fit in its GPU, and how long a step takes. Pure."""
+"""Advice for a rank that does not fit in its GPU: settings to change, and the effect on a step's time. Pure."""
 
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
@@ -21,9 +21,9 @@ class Change:
 def advise(
     model: ModelShape, how: TrainingShape, capacity: int, engine_share: int, known: Set[str]
 ) -> tuple[list[Change], list[Change]]:
-    """Changes each of which is enough alone; and, where none is, changes that are enough one after another.
+    """Find changes of which each is enough alone; and, where none is, changes that are enough one after another.
 
-    Bytes. ``known`` are the settings of ``engine`` that there are. Both are empty where nothing is enough.
+    Bytes. ``known`` are the available settings of ``engine``. Both are empty where nothing is enough.
     """
 
     def peak_of(changed: TrainingShape) -> int:
@@ -53,7 +53,7 @@ TOKENS, RANKS, LORA = "actor.ppo_max_token_len_per_gpu", "ranks", "lora.lora_ran
 CHECKPOINTING, SYNC = "engine.enable_gradient_checkpointing", "engine.use_no_sync_for_gradient_accumulation"
 OFFLOAD = "engine.offload_policy"
 NAMES = (SYNC, CHECKPOINTING, TOKENS, RANKS, OFFLOAD, LORA)
-"""What is turned first: what costs least."""
+"""Settings in the order of advice: the cheapest first."""
 
 
 def _changes(

@@ -1,4 +1,4 @@
-"""What a rank of the learner needs in memory, from the shape of a model and how it is trained. Pure.
+"""Memory need of a learner's rank, from the shape of a model and its training settings. Pure.
 
 Formulas count the tensors that autograd saves, as Korthikanti et al. (arXiv:2205.05198) do, for the layers of
 transformers as they are: no fused kernels, attention by torch's scaled_dot_product_attention. Tests compare them with
@@ -19,24 +19,24 @@ class ModelShape:
     num_params: int
     """Tied weights once, all experts."""
     num_expert_params: int
-    """Of routed experts, in all layers."""
+    """Parameters of routed experts, in all layers."""
     block_params: int
-    """Of the largest decoder layer."""
+    """Parameters of the largest decoder layer."""
     group_params: int
-    """Of the largest part that FSDP2 gathers at once: a layer, or an embedding that is not tied."""
+    """Parameters of the largest part that FSDP2 gathers at once: a layer, or an embedding that is not tied."""
     root_params: int
-    """Of what is in no such part, and stays gathered for the whole step: the last norm, and tied embeddings."""
+    """Parameters outside such parts, gathered for the whole step: the last norm, and tied embeddings."""
     adapter_width: int
     """Input plus output features of all modules that get LoRA adapters: parameters for each unit of rank."""
     num_embedding_params: int
-    """Of the input embedding, which is a lookup; 0 if it is also the output."""
+    """Parameters of the input embedding, which is a lookup; 0 if it is also the output."""
     hidden: int
     layers: int
     heads: int
     kv_heads: int
     head_dim: int
     intermediate: int
-    """Of the MLP that every token takes; 0 where there are only routed experts."""
+    """Width of the MLP that every token passes; 0 where there are only routed experts."""
     vocabulary: int
     experts: int = 0
     experts_per_token: int = 0
@@ -45,7 +45,7 @@ class ModelShape:
 
     @property
     def num_active_params(self) -> int:
-        """What multiplies a token: without embeddings that are looked up, and without experts it is not routed to."""
+        """Parameters that multiply a token: without looked-up embeddings, and without experts it is not routed to."""
         active = self.num_params - self.num_embedding_params
         if self.experts:
             active -= self.num_expert_params * (self.experts - self.experts_per_token) // self.experts
@@ -54,7 +54,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class TrainingShape:
-    """How a model is trained. Names of verl's settings where it has one."""
+    """Training settings of a model. Names of verl's settings where it has one."""
 
     num_ranks: int
     tokens: int
@@ -102,7 +102,7 @@ class MemoryPlan:
     working_copies: int
     """FSDP2's gathered parts and their gradients, in the dtype they are computed in."""
     saved_activations: int
-    """What the layers keep from the forward pass to the backward pass, at the token budget."""
+    """Bytes that the layers keep from the forward pass to the backward pass, at the token budget."""
     layer_activations: int
     """One layer's, backwards: what checkpointing computes again, and gradients of activations."""
     logits: int
@@ -113,11 +113,11 @@ class MemoryPlan:
     """While weights are updated; activations are gone by then."""
     overhead: int
     engine_share: int = 0
-    """What an inference engine takes of the same GPU."""
+    """Bytes that an inference engine takes of the same GPU."""
 
     @property
     def states(self) -> int:
-        """What stays from step to step, and the gradients."""
+        """Bytes that stay from step to step, and the gradients."""
         return self.parameters + self.gradients + self.optimizer_state
 
     @property
@@ -202,7 +202,7 @@ def _working_copies(model: ModelShape, how: TrainingShape) -> int:
 
 
 def _saved_activations(model: ModelShape, how: TrainingShape) -> int:
-    """Of all layers and the last norm; checkpointed layers keep their input alone."""
+    """Count the activations of all layers and the last norm; checkpointed layers keep their input alone."""
     width = how.compute_bytes
     per_layer = model.hidden * width * how.tokens if how.checkpointing else _layer_bytes(model, how)
     last_norm = (_norm_bytes(model.hidden, width) + 2 * model.head_dim * width) * how.tokens
@@ -211,14 +211,14 @@ def _saved_activations(model: ModelShape, how: TrainingShape) -> int:
 
 
 def _layer_activations(model: ModelShape, how: TrainingShape) -> int:
-    """The widest product's gradients, and the layer again if it was not kept."""
+    """Count the widest product's gradients, and the layer again if it was not kept."""
     widest = max(model.intermediate, model.experts_per_token * model.expert_intermediate)
     gradients = how.tokens * how.compute_bytes * (2 * widest + 2 * model.hidden)
     return gradients + (_layer_bytes(model, how) if how.checkpointing else 0)
 
 
 def _layer_bytes(model: ModelShape, how: TrainingShape) -> int:
-    """What autograd saves of a layer.
+    """Count the bytes that autograd saves of a layer.
 
     Each norm: its input in float32, the normed input, the output, a scale. Attention: query, key, value, output, and a
     float32 per head. MLP: gate, its activation, up, their product. A routed token also has a copy of its own for
@@ -244,7 +244,7 @@ def _layer_bytes(model: ModelShape, how: TrainingShape) -> int:
 
 
 def _norm_bytes(features: int, width: int) -> int:
-    """Of an RMS norm, per token: input (in float32), normed, output, and the scale."""
+    """Count the bytes per token of an RMS norm: input (in float32), normed, output, and the scale."""
     return features * (FLOAT32 + 2 * width) + FLOAT32
 
 

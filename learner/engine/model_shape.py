@@ -7,7 +7,7 @@ from lightningbus.learner.engine.memory_plan import ModelShape
 
 
 def read_shape(config: Any, target_modules: str | list[str] = "all-linear") -> ModelShape:
-    """Of a configuration of transformers; the modules get LoRA adapters, as PEFT names them.
+    """Read the shape of a transformers configuration; the modules get LoRA adapters, as PEFT names them.
 
     Raises ValueError if transformers has no causal language model for it.
     """
@@ -20,7 +20,7 @@ def read_shape(config: Any, target_modules: str | list[str] = "all-linear") -> M
 
 
 def shape_of(model: Any, target_modules: str | list[str] = "all-linear") -> ModelShape:
-    """Of a model of transformers, on any device, the meta device too."""
+    """Measure the shape of a transformers model, on any device, the meta device too."""
     text = model.config.get_text_config()
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     blocks = [module for module in model.modules() if type(module).__name__ in (model._no_split_modules or ())]
@@ -89,7 +89,9 @@ def _adapter_width(model: Any, target_modules: str | list[str]) -> int:
 
 
 def _expert_adapter_width(model: Any) -> int:
-    """Of fused experts, ``[experts, out, in]``, and of routers that are no linear modules, ``[experts, in]``."""
+    """Sum the adapter widths of fused experts, ``[experts, out, in]``, and of routers that are no linear modules,
+    ``[experts, in]``.
+    """
     width = 0
     for name, parameter in model.named_parameters():
         if name.endswith(".experts.gate_up_proj"):

@@ -29,9 +29,9 @@ def find_rows(
     use_vmap: bool = False,
     **named: Any,
 ) -> Any:
-    """In place of a mask the lengths of packed rows, ``int64[rows]`` on the CPU; else the mask of ``sdpa``.
+    """Return the lengths of packed rows, ``int64[rows]`` on the CPU, in place of a mask; else the mask of ``sdpa``.
 
-    transformers gives rows as a function that says whether one token may see another.
+    transformers describes rows by a function that decides whether one token may see another.
     """
     import torch
     from transformers.masking_utils import sdpa_mask
@@ -58,7 +58,7 @@ def find_rows(
 
 
 def attend_by_row(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **named: Any) -> Any:
-    """As transformers' ``sdpa``: ``[1, heads, tokens, size]`` each, for every row of `find_rows` by itself."""
+    """Attend as transformers' ``sdpa``, ``[1, heads, tokens, size]`` each, separately for every row of `find_rows`."""
     import torch
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

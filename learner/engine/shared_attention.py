@@ -19,7 +19,7 @@ def register_shared_attention() -> str:
 
 
 def make_no_mask(*_: Any, **__: Any) -> None:
-    """Rows are told apart by their positions: transformers would see a rank's tokens alone."""
+    """Return no mask: rows are separated by their positions, and transformers would see only a rank's tokens."""
 
 
 def attend_across_ranks(
@@ -47,6 +47,6 @@ def attend_across_ranks(
 
 
 def measure_rows(positions: Any) -> list[int]:
-    """The lengths of packed rows, from ``int64[tokens]``."""
+    """Measure the lengths of packed rows, from ``int64[tokens]``."""
     starts = positions.eq(0).nonzero().flatten().tolist()
     return [end - start for start, end in zip(starts, [*starts[1:], len(positions)], strict=True)]

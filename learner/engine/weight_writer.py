@@ -12,7 +12,7 @@ from typing import Any
 from lightningbus.schemas.weights.safetensors_header import InvalidSafetensorsError, parse_tensors, read_header
 
 Layout = dict[str, tuple[Any, tuple[int, ...]]]
-"""By name a tensor's dtype and shape."""
+"""Dtype and shape of each tensor by name."""
 ChooseDtype = Callable[[str, Any], Any]
 """The dtype that a tensor of a name is published in."""
 CODES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32"}
@@ -27,7 +27,7 @@ class WeightWriter:
         self._layout: Layout = {}
 
     def write(self, path: Path) -> None:
-        """Replaces an older file instead of writing into it; raises OSError once all ranks are through."""
+        """Replace an older file instead of writing into it; raise OSError once all ranks have finished."""
         if not self._layout:  # as the engine gives them; it takes one more pass, once
             for name, tensor in full_tensors(self._engine):
                 self._layout[name] = (self._choose_dtype(name, tensor.dtype), tuple(tensor.shape))
@@ -48,7 +48,7 @@ class WeightWriter:
 
 
 class _SafetensorsFile:
-    """A safetensors file whose tensors may be put in any order; the widest stand first, so each is aligned."""
+    """A safetensors file whose tensors may be written in any order; the widest come first, so each is aligned."""
 
     def __init__(self, path: Path, layout: Mapping[str, tuple[Any, tuple[int, ...]]]) -> None:
         self._path, self._layout = path, layout
@@ -102,7 +102,7 @@ def full_tensors(engine: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _without_adapters(engine: Any) -> Iterator[tuple[str, Any]]:
-    """As verl's engine gives tensors of a model without adapters; of one with them it first gathers all."""
+    """Iterate over a model's tensors without adapters; verl's engine would first gather the whole model."""
     from verl.utils.device import get_device_id
     from verl.utils.fsdp_utils import normalize_peft_param_name
     from verl.utils.model import convert_weight_keys
@@ -117,7 +117,8 @@ def _without_adapters(engine: Any) -> Iterator[tuple[str, Any]]:
 
 
 def served_dtype(model_path: Path, dtype: str) -> ChooseDtype:
-    """Which dtype a tensor is published in: a ``dtype`` by torch's name, or ``auto``, the one of the model's files.
+    """Choose the dtype in which a tensor is published: ``dtype`` by torch's name, or with ``auto`` that of the model's
+    files.
 
     With ``auto`` tensors that the files keep in float32 beside others in the model's dtype stay as they are. Numbers
     that are not floating-point are published as they are.

@@ -29,7 +29,7 @@ class SendRequest(msgspec.Struct, frozen=True):
 
 
 class SendReply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What came of an order; the first answer is to none, and says where the store is."""
+    """Result of an order; the first reply answers none, and has the store's port."""
 
     port: int = 0
     error: str = ""
@@ -38,7 +38,7 @@ class SendReply(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def bytes_of(path: Path) -> tuple[bytes, Iterator[tuple[str, Any]]]:
-    """The header of a safetensors file, and each tensor's bytes as ``uint8``, in the order they stand in the file."""
+    """Return the header of a safetensors file, and each tensor's bytes as ``uint8``, in file order."""
     import torch
 
     header, size = read_header(path), path.stat().st_size
@@ -52,7 +52,9 @@ class Sender:
     """The store, and the group as it was last time."""
 
     def __init__(self, backend: Backend, host: str, port: int) -> None:
-        """Raises OSError if nothing can listen there, RuntimeError or ImportError without what NCCL needs."""
+        """Prepare to send; raise OSError if the port cannot be opened, RuntimeError or ImportError without NCCL's
+        needs.
+        """
         import torch
 
         from lightningbus.bus.weights import collective

@@ -37,7 +37,7 @@ MAX_SEND_SECONDS = 110.0
 """Longest broadcast after the rendezvous: longer than its own timeouts, shorter than nodes wait for engines."""
 START_TIMEOUT_SECONDS = 120.0
 COOLDOWN_VERSIONS = 10
-"""For how many versions an engine that missed a rendezvous is not invited."""
+"""Versions for which an engine that missed a rendezvous is not invited."""
 
 
 def assign_ranks(

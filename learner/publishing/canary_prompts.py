@@ -12,20 +12,20 @@ from lightningbus.schemas.weights.events import CanaryPrompt, CanarySpec
 
 MAX_PROMPTS = 32
 MAX_PROMPT_TOKENS = 256
-"""Of a prompt: together at most 64 KiB in each manifest."""
+"""Tokens used of a prompt: together at most 64 KiB in each manifest."""
 
 
 class CanaryPrompts:
     """The prompts of a file, as tokens of a model."""
 
     def __init__(self, settings: CanarySettings, model_path: Path, max_tokens: int) -> None:
-        """Uses ``max_tokens`` of each prompt; raises ValueError with a sentence that names the line that is wrong."""
+        """Read the prompts, ``max_tokens`` of each; raise ValueError naming an invalid line."""
         self._settings = settings
         prompts = read_prompts(settings.prompts, model_path)
         self._prompts = [_read_prompt(number, ids[:max_tokens]) for number, ids in enumerate(prompts)]
 
     def build_spec(self, trainer: Any) -> CanarySpec:
-        """What a node has to show of the trainer's current weights; blocks for a forward pass."""
+        """Compute the canary test of the trainer's current weights; blocks for a forward pass."""
         log_probs = trainer.log_probs(self._prompts)
         settings = self._settings
         return CanarySpec(

@@ -1,4 +1,4 @@
-"""Which versions go out whole and which as what changed, and which nobody needs any more."""
+"""Choice of versions that are published whole or as deltas, and of versions to delete."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ class DeltaChain:
         self.links: tuple[DeltaLink, ...] = ()
 
     async def delta_to(self, path: Path) -> Path | None:
-        """A file of what changed since the last version; None if this one is better sent whole."""
+        """Write a file of the changes since the last version; None if this one is better sent whole."""
         if not 0 < len(self.links) < self._longest:
             return None
         at_most = int(MAX_DELTA_RATIO * path.stat().st_size)
@@ -41,7 +41,7 @@ class DeltaChain:
         return self._delta if worth else None
 
     async def record_published(self, link: DeltaLink, path: Path, whole: bool) -> None:
-        """A version is out: the next one may be told from it."""
+        """Note that a version is published: the next one may be a delta to it."""
         self._delta.unlink(missing_ok=True)
         links, self.links = (link,) if whole else (*self.links, link), ()
         if self._longest > 1:
@@ -77,14 +77,14 @@ def filter_model(model: str, names: Sequence[str]) -> list[str]:
 
 
 def parse_version(model: str, name: str) -> int:
-    """The inverse of `blob_name`, for one of the names of `filter_model`."""
+    """Parse the version from one of the names of `filter_model`; the inverse of `blob_name`."""
     return int(name.removeprefix(f"{model}-").split("-")[0])
 
 
 def versions_to_delete(names: Sequence[str], kept: int, needed: Collection[str] = ()) -> list[str]:
-    """Of versions, oldest first, those neither ``needed`` nor among the last ``kept``, nor built upon by these.
+    """List the versions, oldest first, that are neither ``needed``, nor among the last ``kept``, nor the base of these.
 
-    What a delta is built upon stands right before it, back to a whole one: nothing between them expires before it.
+    The bases of a delta come right before it, back to a whole one: they expire together with it.
     """
     stays: set[str] = set()
     for at in (index for index, name in enumerate(names) if name in needed or index >= len(names) - kept):

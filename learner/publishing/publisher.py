@@ -1,4 +1,4 @@
-"""Weight versions to whoever serves them: the bytes by a transport, then the manifest, by compare-and-set."""
+"""Publishing of weight versions: the bytes by a transport, then the manifest, by compare-and-set."""
 
 import asyncio
 import logging
@@ -42,9 +42,9 @@ log = logging.getLogger(__name__)
 
 BUCKET = subjects.WEIGHT_BUCKET
 NONCE_BYTES = 16
-"""Of a message id that nobody can know before the message is out."""
+"""Random bytes in a message id, so that no other process can guess it."""
 REPLICA_POLL_SECONDS = 1.0
-"""How long a stream that did not answer is left alone."""
+"""Seconds before a stream that did not answer is asked again."""
 PUBLISHED = ".published.safetensors"
 """The newest version's file, beside the checkpoints: what is published again if the bus loses it."""
 
@@ -85,7 +85,7 @@ class WeightPublisher:
         self.last: WeightManifest | None = None
 
     async def refresh(self) -> WeightManifest | None:
-        """The newest version on the bus; what is published from now on replaces exactly that one."""
+        """Read the newest version on the bus; the next publish replaces exactly that one."""
         last = await self._versions.get_last()
         newest = await anext(self._versions.newest_first(last), None)
         self.last = newest.event if newest is not None else None
@@ -119,23 +119,24 @@ class WeightPublisher:
                 await watching.unsubscribe()
 
     async def publish_base(self, path: Path) -> None:
-        """What the adapters of every version from now on are added to; it stays where versions are."""
+        """Publish the base of all later versions' adapters; it stays where versions are."""
         self._base_path = path
         self._base = (await self._transport.put(BUCKET, f"{self._settings.model}-base", path),)
 
     async def publish(
         self, path: Path, *, version: int, epoch: int, step: int, canary: CanarySpec | None = None
     ) -> None:
-        """A safetensors file as a version, whole or as what changed since the last one that this learner published.
+        """Publish a safetensors file as a version, whole or as a delta to the last one that this learner published.
 
         The file is only ever replaced, not written to again. With a ``canary`` nodes wait until one of them has tried
-        it. Raises `FencedError` when another learner has published since the last look.
+        it.
+        Raises `FencedError` when another learner has published since the last refresh.
         """
         async with self._lock:
             await self._publish(path, version, epoch, step, canary)
 
     async def claim(self, epoch: int) -> None:
-        """The newest version once more, under an epoch of this learner's own; raises as `publish`."""
+        """Publish the newest version again, under this learner's own epoch; raise as `publish`."""
         async with self._lock:
             assert self.last is not None
             manifest = replace(self.last, epoch=epoch, broadcast=None, created_at_ns=time.time_ns())
@@ -165,7 +166,7 @@ class WeightPublisher:
                 was_reset.set()
 
     async def _is_on_bus(self, version: WeightManifest) -> bool:
-        """Whether nodes can fetch a version, or a newer learner's."""
+        """Return whether nodes can fetch a version, or a newer learner's."""
         last = await self._versions.get_last()
         if last is None or (last.sequence, last.data) != (self._last_sequence, encode(version)):
             newest = await anext(self._versions.newest_first(last), None)
@@ -239,7 +240,7 @@ class WeightPublisher:
             log.warning("old versions are not removed: %s", str(error) or type(error).__name__)
 
     async def _estimate_change(self, path: Path) -> float | None:
-        """How far a file is from the newest version; None where that is not known, as after a restart."""
+        """Estimate the change from the newest version to a file; None where it is unknown, as after a restart."""
         if not self._has_last_file:
             return None
         try:
@@ -304,10 +305,10 @@ def _is_file_of(manifest: WeightManifest, path: Path) -> bool:
 
 
 def fenced_error(model: str, epoch: int) -> LearnerError:
-    """Why a learner of an older epoch stops."""
+    """Word the error with which a learner of an older epoch stops."""
     return LearnerError(f"another learner has published model {model!r} since: this one, of epoch {epoch}, stops")
 
 
 def needs_full_weights(beat: Heartbeat, model: str) -> bool:
-    """Whether a node can make nothing of the deltas of a model it was offered."""
+    """Return whether a node cannot use the offered deltas of a model."""
     return beat.role == "inference" and beat.model == model and bool(beat.status.get("wants_whole"))

@@ -1,4 +1,4 @@
-"""How far a weight version is from the one before, estimated from a part of both files."""
+"""Relative change between two weight versions, estimated from a part of both files."""
 
 import math
 from pathlib import Path
@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from lightningbus.schemas.weights.safetensors_header import Tensor, parse_tensors, read_header
 
 CHUNKS, CHUNK_ELEMENTS = 8, 2048
-"""What is read of each tensor, evenly spread over it: 0.5 % of a tensor of 3M elements, all of a small one."""
+"""Parts read of each tensor, evenly spread over it: 0.5 % of a tensor of 3M elements, all of a small one."""
 NUMBER_TYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(code) for name, code in (("F64", "<f8"), ("F32", "<f4"), ("F16", "<f2"), ("BF16", "<u2"))
 }
 
 
 def estimate_change(base: Path, new: Path) -> float | None:
-    """``‖new - base‖ / ‖base‖``, Frobenius norms over all floating-point tensors of two safetensors files.
+    """Estimate ``‖new - base‖ / ‖base‖``, Frobenius norms over all floating-point tensors of two safetensors files.
 
     None where the tensors differ in name, shape or type, or where a number is not finite.
     Raises `lightningbus.schemas.weights.safetensors_header.InvalidSafetensorsError` or `OSError`.

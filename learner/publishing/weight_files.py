@@ -8,7 +8,7 @@ BASE = "base.safetensors"
 
 
 def write_weights(trainer: Any, path: Path) -> None:
-    """What the trainer trains, as nodes load it: see `lightningbus.inference.engine.weight_transfer`."""
+    """Write the trained weights in the form that nodes load: see `lightningbus.inference.engine.weight_transfer`."""
     if (adapters := trainer.adapters()) is not None:
         tensors, scale = adapters
         _save(tensors, path, {"scale": str(scale)})
@@ -22,7 +22,7 @@ def write_full(trainer: Any, path: Path) -> None:
 
 
 def _save(tensors: dict[str, Any], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Replaces an older file instead of writing into it: that one may be served, or linked, under another name."""
+    """Replace an older file instead of writing into it: it may be served, or linked, under another name."""
     from safetensors.torch import save_file
 
     temporary = path.with_name(f".{path.name}")

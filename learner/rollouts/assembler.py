@@ -28,18 +28,18 @@ class Rollout:
     reward: float | None
     calls: tuple[ModelCall, ...]
     rewards: tuple[float, ...]
-    """What the spans gave each call, the outcome not among them."""
+    """Rewards that the spans gave each call, without the outcome."""
     first_sequence: int
     """Stream position of its first batch: replay must not begin later while it is unused."""
     last_sequence: int
     error: str = ""
-    """What went wrong, in the runner's words."""
+    """The runner's error message."""
     problem: str = ""
-    """Why it cannot be read; empty: it can."""
+    """Reason why it cannot be read; empty: it can."""
 
     @property
     def models(self) -> dict[str, list[int]]:
-        """By model: the positions of its calls in ``calls``."""
+        """Positions of each model's calls in ``calls``."""
         positions: dict[str, list[int]] = {}
         for position, call in enumerate(self.calls):
             positions.setdefault(call.model, []).append(position)
@@ -47,7 +47,7 @@ class Rollout:
 
     @property
     def root_span_id(self) -> str:
-        """Parent of whatever training says about it."""
+        """Parent of the spans that training adds."""
         return ids.root_span_id(self.id, self.execution_id)
 
 
@@ -85,7 +85,7 @@ class Assembler:
         return build_rollout(ordered, whole.first_sequence, whole.last_sequence, self._rules, self._reward)
 
     def discard(self, tasks: Container[str]) -> None:
-        """These tasks are settled: what their attempts have not finished yet is waited for no longer."""
+        """Drop the unfinished attempts of settled tasks."""
         self._partial = {execution: parts for execution, parts in self._partial.items() if parts.task not in tasks}
 
     def oldest_pending_sequence(self) -> int | None:
@@ -100,7 +100,9 @@ def build_rollout(
     rules: Sequence[AirRule] = (),
     reward: str = "",
 ) -> Rollout:
-    """The attempt these batches are, the last of which says how it ended; see `Assembler` for the other arguments."""
+    """Build a rollout from an attempt's batches, of which the last has its result; see `Assembler` for the other
+    arguments.
+    """
     batch, end = batches[-1], batches[-1].end
     assert end is not None
     spans = [span for part in batches for span in part.spans]
@@ -125,7 +127,7 @@ def build_rollout(
 
 
 def build_unreadable(batch: SpanBatch, sequence: int, problem: str) -> Rollout | None:
-    """The attempt that ends with a batch and cannot be read: its group does not wait. None: the attempt goes on."""
+    """Build an unreadable attempt from its last batch, so that its group does not wait. None: the attempt goes on."""
     if batch.end is None:
         return None
     return Rollout(
@@ -147,7 +149,7 @@ def build_unreadable(batch: SpanBatch, sequence: int, problem: str) -> Rollout |
 
 
 def choose_reward(main: float | None, by_name: Mapping[str, float], name: str) -> float | None:
-    """The reward of a rollout that a policy is trained on; None if it has none, or one that training cannot use."""
+    """Choose the reward on which a policy is trained; None if there is none, or training cannot use it."""
     value = by_name.get(name) if name else main
     return value if value is not None and is_usable(value) else None
 

@@ -1,4 +1,4 @@
-"""What a learner's rollouts need of the bus, where they stay until a checkpoint covers them. Pure."""
+"""Capacity of the bus for a learner's rollouts, which stay there until a checkpoint covers them. Pure."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ from lightningbus.learner.settings.learner import LearnerSettings
 BYTES_OF_TOKEN, BYTES_OF_ROLLOUT = 18, 4096
 """On the bus, as docs/sizing.md measures them: ids, log-probabilities and text; spans of a few turns."""
 FULL = 0.5
-"""From this share on a checkpoint is written after each step, so half of the room is left for what is under way."""
+"""Share from which a checkpoint is written after each step, so that half of the room stays for rollouts under way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the bus holds for the learner."""
+    """Room on the bus for the learner."""
 
     bytes: int
     """-1: without a bound."""
@@ -23,16 +23,16 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What does not fit, as a sentence each; empty: it fits."""
+    """Sentences about what does not fit; empty: it fits."""
 
     step: str = ""
     """A step can never be made."""
     interval: str = ""
-    """Checkpoints are written earlier than the settings say."""
+    """Sentence: checkpoints are written earlier than the settings ask for."""
 
 
 def find_shortage(settings: LearnerSettings, capacity: Capacity) -> Shortage:
-    """Whether the steps under way, and all steps of a checkpoint interval, fit the share that is there for them."""
+    """Check whether the steps under way, and all steps of a checkpoint interval, fit their share of the room."""
     under_way = 1 + (settings.max_staleness if settings.staleness.admission == "bounded" else 0)
     interval = settings.checkpoint_interval or settings.weight_sync_interval
     return Shortage(
@@ -42,7 +42,7 @@ def find_shortage(settings: LearnerSettings, capacity: Capacity) -> Shortage:
 
 
 def bytes_of_rollout(settings: LearnerSettings) -> int:
-    """What a rollout takes on the bus: as the settings say, else for as many tokens as are trained on at most."""
+    """Estimate the size of a rollout on the bus: the setting's, else that of the longest trainable sequence."""
     return settings.rollout_bytes or BYTES_OF_ROLLOUT + BYTES_OF_TOKEN * settings.seq_len
 
 
@@ -71,9 +71,9 @@ def _too_much(settings: LearnerSettings, capacity: Capacity, steps: int, what: s
 
 
 def filled_share(unacknowledged: int, undelivered: int, messages: int, size: int, capacity: Capacity) -> float:
-    """Share of the room that is taken by what the learner has not acknowledged, by whichever bound is nearest.
+    """Compute the share of the room taken by rollouts that the learner has not acknowledged, by the nearest bound.
 
-    ``messages`` and ``size`` (bytes) are the stream's; what only others have not read yet is not the learner's.
+    ``messages`` and ``size`` (bytes) are the stream's; messages that only others have not read do not count.
     """
     waiting = unacknowledged + undelivered
     shares = [

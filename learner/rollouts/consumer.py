@@ -31,13 +31,15 @@ log = logging.getLogger(__name__)
 
 RESET_PAUSE_SECONDS = 1.0
 POLL_SECONDS = 1.0
-"""How often the broker is asked what it has delivered to anybody."""
+"""Seconds between two checks of the number of deliveries to all readers."""
 GAP_WINDOW_SECONDS = 10.0
 """Misses that are further apart have nothing to do with each other."""
 CONFLICT_TIMEOUT_SECONDS = 60.0
-"""Who still takes deliveries after so long lives: what somebody who is gone has asked for ends after 30 s."""
+"""Another reader that still receives messages after this long is alive; a dead reader's pull requests expire after 30
+s.
+"""
 MAX_GROUP_SIZE = 65_536
-"""Of a group; what says that it is of a larger one is left out."""
+"""Largest group_size accepted; rollouts that claim a larger one are skipped."""
 PREFETCH = 512
 """Span batches on their way to this process at once."""
 
@@ -126,7 +128,7 @@ class RolloutConsumer:
                 await asyncio.sleep(RESET_PAUSE_SECONDS)
 
     async def find_position(self) -> int:
-        """The stream sequence to read from: the stream may have lost messages since it was last looked at."""
+        """Find the stream sequence to read from: the stream may have lost messages since the last check."""
         stream, tasks = (
             await self._bus.stream_state(self._durable.stream),
             await self._bus.stream_state(subjects.TASKS),
@@ -157,13 +159,13 @@ class RolloutConsumer:
             self.gap = None
 
     async def _consume_until_gap(self, puller: PullConsumer) -> bool:
-        """Read until a delivery is missing, or the connection was made anew: False."""
+        """Read until a message is missing or the reader stops; return False after a reconnection."""
         reconnected = 0
         ended = await first_completed(self._bus.reconnected.wait(), self._consume(puller), self._poll_delivered_count())
         return reconnected not in ended
 
     async def _consume(self, puller: PullConsumer) -> None:
-        """Read until a later delivery comes than the next one."""
+        """Read until a message arrives out of order."""
         async for delivery in puller:
             delivery.free_slot()
             if delivery.consumer_sequence == self._next_delivery:
@@ -204,16 +206,16 @@ class RolloutConsumer:
             self._unacked.append(delivery)
 
     def replay_position(self) -> int:
-        """Where a replay must begin to see again everything that is not used yet."""
+        """Return the position from which a replay sees everything unused again."""
         waiting = [rollout.first_sequence for rollout in self.groups.pending_rollouts()]
         return min([self.next_sequence, *filter(None, [self._assembler.oldest_pending_sequence()]), *waiting])
 
     def mark_consumed(self, rollouts: Iterable[Rollout]) -> None:
-        """These are trained on, or known not to be: a replay must pass them over."""
+        """Mark rollouts as trained or useless, so that a replay skips them."""
         self._consumed |= {rollout.execution_id: rollout.last_sequence for rollout in rollouts}
 
     def consumed_since(self, position: int) -> dict[str, int]:
-        """What has been handed out and would come again in a replay from a position; the rest is forgotten."""
+        """Return the used executions that a replay from a position would bring again; forget the others."""
         self._consumed = {what: last for what, last in self._consumed.items() if last >= position}
         return dict(self._consumed)
 
@@ -224,7 +226,7 @@ class RolloutConsumer:
         return left
 
     async def acknowledge(self, position: int) -> None:
-        """A checkpoint covers everything before ``position``."""
+        """Acknowledge everything before ``position``, which a checkpoint covers."""
         self.acked_up_to = max(position, self.acked_up_to)
         last: Message | None = None
         while self._unacked and self.stream_mark.offset + self._unacked[0].sequence < position:

@@ -7,7 +7,7 @@ from lightningbus.learner.rollouts.assembler import Rollout
 from lightningbus.schemas.trajectory.attempt_selection import Resolution, supersedes
 
 MAX_CLOSED_GROUPS = 20_000
-"""Closed groups that are told from new ones: a straggler of an older group opens one of its own, which then expires."""
+"""Number of closed groups that are remembered. A late rollout of a forgotten one opens a new group, which expires."""
 
 
 @dataclass(slots=True, eq=False)
@@ -17,7 +17,7 @@ class RolloutGroup:
     task_id: str
     group_size: int
     last_ended_at: float
-    """When a rollout of it ended last, in the caller's clock."""
+    """Time at which a rollout of it ended last, in the caller's clock."""
     members: dict[str, Rollout] = field(default_factory=dict)
 
     @property
@@ -32,10 +32,11 @@ class RolloutGroup:
 
 
 class GroupBuffer:
-    """Groups in the making, and those ready to be trained on, oldest first.
+    """Incomplete groups, and those ready to be trained on, oldest first.
 
-    ``is_valid`` says whether a rollout has a reward to train on. A group of which no rollout has ended for ``seconds``
-    is trained as it is; one with fewer than ``min_valid`` valid rollouts is put aside in `rejected`.
+    ``is_valid`` decides whether a rollout has a reward to train on. A group of which no rollout has ended for
+    ``seconds``
+    is trained as it is; one with fewer than ``min_valid`` valid rollouts goes to `rejected`.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class GroupBuffer:
         self._dropped: set[str] = set()
 
     def add(self, rollout: Rollout, now: float) -> None:
-        """An attempt has ended."""
+        """Add an attempt that has ended."""
         if rollout.resolution == Resolution.RETRIED or any(
             rollout.execution_id == late.execution_id for late in self.late_attempts
         ):
@@ -110,7 +111,7 @@ class GroupBuffer:
     def pop_ready(
         self, count: int, choose: Callable[[Sequence[RolloutGroup]], Sequence[RolloutGroup]] = list
     ) -> list[RolloutGroup]:
-        """The first ``count`` of those ready groups that ``choose`` lets through; none if there are fewer.
+        """Take the first ``count`` ready groups that ``choose`` lets through; none if there are fewer.
 
         Without it they are taken in the order in which they became ready.
         """
@@ -121,7 +122,7 @@ class GroupBuffer:
         return taken
 
     def put_back(self, groups: Iterable[RolloutGroup]) -> None:
-        """These groups were taken and not trained on: they are the first that are ready."""
+        """Put groups that were taken and not trained back to the front."""
         self.ready = [*groups, *self.ready]
 
     def pending_rollouts(self) -> Iterator[Rollout]:
@@ -132,7 +133,7 @@ class GroupBuffer:
         yield from self.surplus_attempts
 
     def ended_rollouts(self) -> dict[str, set[int]]:
-        """Samples that have ended, by the tasks of the groups that wait for more."""
+        """List the ended samples by task, for the groups that wait for more."""
         return {
             group.task_id: {rollout.sample_index for rollout in group.members.values()} for group in self._open.values()
         }
@@ -166,9 +167,9 @@ class GroupBuffer:
 def in_dispatch_order(
     ready: Sequence[RolloutGroup], dispatched: Iterable[str], closed: Collection[str]
 ) -> list[RolloutGroup]:
-    """Of the groups that are ready, those no earlier one has to be waited for, as they were dispatched.
+    """Select the ready groups that have no earlier group to wait for, in dispatch order.
 
-    ``dispatched`` are tasks in their order, ``closed`` those whose group has ended one way or the other.
+    ``dispatched`` are tasks in their order, ``closed`` those whose group is finished.
     """
     at = {group.task_id: group for group in ready}
     order: list[RolloutGroup] = []

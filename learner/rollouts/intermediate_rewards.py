@@ -14,11 +14,11 @@ from lightningbus.schemas.spans import ModelCall, Span
 
 
 def intermediate_rewards(spans: Sequence[Span], outcome_span: str, rules: Sequence[AirRule]) -> tuple[float, ...]:
-    """For each call of an attempt, in order, the sum of the rewards its spans give it.
+    """Sum the rewards that each call of an attempt gets from its spans, in order.
 
     A span belongs to the call it names, by a link or by the tool call it answers, else to the call that last ended
-    before it began; what comes before the first call belongs to none. ``outcome_span`` is the span the outcome was
-    read from.
+    before it began; a span before the first call belongs to none. ``outcome_span`` is the span the outcome was read
+    from.
     """
     order = sorted((span for span in spans if span.call is not None), key=lambda span: _call(span).index)
     call_index = CallIndex(
@@ -52,7 +52,7 @@ def _fits(rule: AirRule, span: Span) -> bool:
 
 
 def _read(value: Any) -> float:
-    """A reward span that says something else than a reward says nothing; text is what the store makes of a number."""
+    """Read a reward span's value, 0 if it is no reward; the store keeps a number as text."""
     try:
         number = float(json.loads(attributes.to_text(value)))
     except (TypeError, ValueError, OverflowError, RecursionError):

@@ -10,14 +10,14 @@ SWAP_SECONDS = 60.0
 
 
 class ServedVersion:
-    """What the ready nodes of a model serve."""
+    """Versions that the ready nodes of a model serve."""
 
     def __init__(self, model: str) -> None:
         self._model = model
         self._behind_since: dict[str, float] = {}
 
     def oldest(self, nodes: Iterable[Heartbeat], now: float) -> int | None:
-        """The oldest version that ready nodes serve; None if there is none. ``now`` is in seconds."""
+        """Find the oldest version that ready nodes serve; None if there is none. ``now`` is in seconds."""
         versions = {
             node.id: node.version
             for node in nodes

@@ -1,4 +1,4 @@
-"""How much of the bus is taken by rollouts that no checkpoint covers."""
+"""Share of the bus taken by rollouts that no checkpoint covers."""
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.streams.specs import Backlog, StreamState, learner_consumer
@@ -19,7 +19,7 @@ class StreamFill:
         return self.share >= FULL
 
     async def capacity(self) -> Capacity:
-        """What the bus holds for the learner; raises `BusError` without streams, and nats' errors."""
+        """Read the room on the bus for the learner; raise `BusError` without streams, and nats' errors."""
         return _capacity(*await self._fetch())
 
     async def refresh(self) -> tuple[StreamState, Backlog]:

@@ -1,4 +1,4 @@
-"""Where a learner reads on when the stream is not what it was: made anew, rolled back, or cut at its begin. Pure."""
+"""Position of a learner in a stream that was made again, rolled back, or cut at its begin. Pure."""
 
 from dataclasses import dataclass
 
@@ -8,19 +8,19 @@ from lightningbus.bus.streams.specs import StreamState
 
 
 class StreamMark(msgspec.Struct, frozen=True, kw_only=True):
-    """What a learner knows of the stream it reads; part of its checkpoint.
+    """A learner's knowledge of the stream it reads; part of its checkpoint.
 
     A stream that lost messages gives their sequences to other messages. The learner's own positions only ever grow: a
-    position is ``offset`` plus the sequence in the stream as it is now.
+    position is ``offset`` plus the present sequence in the stream.
     """
 
     created: str = ""
-    """When the stream was created; empty: this is not known yet."""
+    """Creation time of the stream; empty: unknown."""
     offset: int = 0
     last: int = 0
     """The greatest sequence that was read of it."""
     tasks: str = ""
-    """When the stream of tasks was created; empty: this is not known yet."""
+    """Creation time of the stream of tasks; empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Continuation:
     mark: StreamMark
     sequence: int
     gap: str = ""
-    """What is missing, as a sentence; empty: nothing."""
+    """Sentence about missing messages; empty: none."""
     is_cut: bool = False
     """The stream is the same, and begins later than where this learner was."""
 
@@ -49,7 +49,7 @@ class StreamGap:
 
 
 def find_gap(continuation: Continuation, mark: StreamMark, tasks: StreamState, last: int) -> StreamGap | None:
-    """What is missing of rollouts or tasks; None: nothing. ``mark`` is what was known, ``last`` as in `StreamGap`."""
+    """Describe missing rollouts or tasks; None: none. ``mark`` is the earlier state, ``last`` as in `StreamGap`."""
     renewed = mark.tasks and mark.tasks != tasks.created_at
     queue = f"stream {tasks.name} was made anew at {tasks.created_at}" if renewed else ""
     reason = "; ".join(filter(None, [continuation.gap, queue]))
@@ -58,7 +58,7 @@ def find_gap(continuation: Continuation, mark: StreamMark, tasks: StreamState, l
 
 
 def resume_at(mark: StreamMark, position: int, stream: StreamState) -> Continuation:
-    """Where to read on, from the checkpoint's ``mark`` and ``position`` and the stream as it is found."""
+    """Find the position to continue from, by the checkpoint's ``mark`` and ``position`` and the present stream."""
     name = stream.name
     wanted = position - mark.offset
     if mark.created and stream.created_at != mark.created:

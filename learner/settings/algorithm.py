@@ -12,7 +12,7 @@ GROUPLESS = {"gae", "reinforce_plus_plus"}
 
 
 class AirRule(BaseModel):
-    """A reward for what a span of the agent says; a span that several rules fit gets the sum."""
+    """A reward for spans of the agent that match a pattern; a span that several rules match gets the sum."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -26,7 +26,7 @@ class AirRule(BaseModel):
 
 
 class CreditSettings(BaseModel):
-    """How a rollout's outcome is shared among its calls."""
+    """Division of a rollout's outcome among its calls."""
 
     model_config = ConfigDict(extra="forbid")
 

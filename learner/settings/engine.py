@@ -18,7 +18,7 @@ class MixedPrecisionSettings(BaseModel):
 
 
 class EngineSettings(BaseModel):
-    """verl's ``fsdp_config``, and what its ``model`` says about the engine."""
+    """verl's ``fsdp_config``, and the engine's part of its ``model``."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -10,12 +10,12 @@ from lightningbus.learner.settings.user_code import describe_error
 
 
 def is_import_path(name: str) -> bool:
-    """Whether a name is an import path rather than the name of something built in."""
+    """Return whether a name is an import path rather than that of a built-in."""
     return ":" in name
 
 
 def resolve_function(path: str, setting: str) -> Callable[..., Any]:
-    """The function at ``module:function``; raises ValueError with a sentence that names the setting.
+    """Import the function at ``module:function``; raise ValueError with a sentence that names the setting.
 
     The module may lie in the working directory.
     """

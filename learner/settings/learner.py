@@ -19,7 +19,7 @@ from lightningbus.tasks.task_source import TaskSourceSetting
 
 NAME = r"^[A-Za-z0-9_-]{1,64}$"
 RETRY_SECONDS = 60.0
-"""Between two attempts of a rollout: a runner that died is noticed, and another one has room."""
+"""Seconds between two attempts of a rollout: enough to notice a dead runner and find another one."""
 
 
 GROUPS_ONE_BY_ONE = 10
@@ -27,7 +27,7 @@ GROUPS_ONE_BY_ONE = 10
 
 
 class StalenessSettings(BaseModel):
-    """What is done about `max_staleness`: before a task goes out, when a group is taken, and in the batch."""
+    """Measures that enforce `max_staleness`: before a task goes out, when a group is taken, and in the batch."""
 
     model_config = ConfigDict(extra="forbid")
 

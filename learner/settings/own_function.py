@@ -10,11 +10,11 @@ from lightningbus.learner.settings.import_path import resolve_function
 from lightningbus.learner.settings.user_code import describe_error
 
 MAX_VALUES = 3
-"""How many wrong values are repeated."""
+"""Number of wrong values that an error quotes."""
 
 
 class OwnFunctionError(ValueError):
-    """What a user's own function raised or returned cannot be used; the text is a sentence for the user."""
+    """A user's own function raised or returned something unusable; the text is a sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class OwnFunction:
         return cls(setting, path, resolve_function(path, setting))
 
     def __call__(self, *arguments: Any) -> Any:
-        """What it returns; raises `OwnFunctionError`."""
+        """Call the function; raise `OwnFunctionError`."""
         with self.explain_errors():
             return self.function(*arguments)
 
@@ -46,11 +46,11 @@ class OwnFunction:
             raise self.refuse_result(f"raised {describe_error(error, self.function)}") from error
 
     def refuse_result(self, problem: str) -> OwnFunctionError:
-        """The error that says what is wrong with a result."""
+        """Build the error for an invalid result."""
         return OwnFunctionError(f"{self.setting}: {self.path} {problem}")
 
     def read_list(self, values: Any, length: int, things: str) -> Sequence[Any]:
-        """A result that must be a list of one item for each of ``things``."""
+        """Read a result that must be a list of one item for each of ``things``."""
         if not _is_list(values):
             raise self.refuse_result(f"returned {describe(values)} for {length} {things}: it must be a list")
         if len(values) != length:
@@ -58,7 +58,7 @@ class OwnFunction:
         return list(values)
 
     def read_numbers(self, values: Any, length: int, things: str) -> list[float]:
-        """A result that must be a list of one finite number for each of ``things``."""
+        """Read a result that must be a list of one finite number for each of ``things``."""
         items = self.read_list(values, length, things)
         numbers = [_read_number(item) for item in items]
         wrong = [describe(item) for item, number in zip(items, numbers, strict=True) if number is None]
@@ -74,7 +74,7 @@ class OwnFunction:
 
 
 def describe(value: Any) -> str:
-    """A wrong value in a few words."""
+    """Describe a wrong value in a few words."""
     return "None" if value is None else f"{_shorten(repr(value))} ({type(value).__name__})"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_CHARACTERS = 300
-"""How much of an error's own text is repeated."""
+"""Characters that are quoted of an error's own text."""
 OUR_PACKAGE = Path(__file__).resolve().parents[1]
 STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib")).resolve()
 INSTALLED = {"site-packages", "dist-packages"}
@@ -22,7 +22,7 @@ def describe_error(error: Exception, function: Callable[..., Any] | None = None)
 
 
 def is_users_file(file: str) -> bool:
-    """Whether a file is the user's: not of Python, of an installed package or of the learner."""
+    """Return whether a file is the user's: not of Python, of an installed package or of the learner."""
     path = Path(file).resolve()
     is_librarys = path.is_relative_to(STANDARD_LIBRARY) or bool(INSTALLED & set(path.parts))
     return path.is_file() and not is_librarys and not path.is_relative_to(OUR_PACKAGE)

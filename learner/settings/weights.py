@@ -12,7 +12,7 @@ S3_PLACE = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._-]+)*
 
 
 class CanarySettings(BaseModel):
-    """What a version has to show on one node before it is approved for all; else it is revoked."""
+    """Test on one node that approves a version for all nodes, or revokes it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -66,7 +66,7 @@ class BroadcastSettings(BaseModel):
 
 
 class WeightSettings(BaseModel):
-    """How weight versions reach the nodes."""
+    """Transfer of weight versions to the nodes."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -19,7 +19,7 @@ BreakReason = Literal["re-tokenised", "template", "edited history"]
 
 
 def find_parents(calls: Sequence[Transition]) -> list[int | None]:
-    """The index of the call that each call extends; None if it extends none. Only an earlier call is extended.
+    """Find the index of the earlier call that each call extends; None if it extends none.
 
     A call of an external endpoint has no tokens, and is extended by none.
     """
@@ -35,10 +35,10 @@ def find_parents(calls: Sequence[Transition]) -> list[int | None]:
 def find_prefix_breaks(
     calls: Sequence[ModelCall], parents: Sequence[int | None], detokenize: Detokenize
 ) -> dict[int, BreakReason]:
-    """Why a call that goes on with a conversation does not extend its tokens, by index; others have no entry.
+    """Explain by index why a call that continues a conversation does not extend its tokens; others have no entry.
 
     ``re-tokenised``: history and text are unchanged, but the text became other tokens. ``template``: the messages are
-    unchanged, but the chat template writes them otherwise once they are history. ``edited history``: the messages
+    unchanged, but the chat template renders them differently once they are history. ``edited history``: the messages
     begin as an earlier call's did and then differ.
     """
     messages = [_messages(call) for call in calls]
@@ -65,7 +65,7 @@ def find_prefix_breaks(
 
 
 def _shares_a_message(messages: list[Any], before: list[Any]) -> bool:
-    """Whether both conversations share more than a system prompt."""
+    """Return whether both conversations share more than a system prompt."""
     shared = 0
     for message, other in zip(messages, before, strict=False):
         if not same_message(message, other):

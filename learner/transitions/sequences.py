@@ -40,13 +40,13 @@ class TrainSequence:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens are trained."""
+        """Number of trained tokens."""
         return int(self.trained.sum())
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceConfig:
-    """How calls become sequences: the settings of the same names."""
+    """Settings of the conversion of calls to sequences, by the same names."""
 
     roles: Collection[str] = ()
     mode: SequenceMode = "trajectory"
@@ -105,7 +105,7 @@ def _exclusion_reason(call: Transition, config: SequenceConfig) -> str:
 
 
 def _build_sequence(rollout_id: str, last: Transition, trained: Sequence[Transition]) -> TrainSequence:
-    """The whole context of the last call of a path, with the responses of the calls that are trained in it."""
+    """Build the whole context of the last call of a path, with the responses of the calls that are trained in it."""
     token_ids = np.concatenate([last.prompt_ids, last.response_ids])
     call_index = np.full(len(token_ids), CONTEXT, dtype=np.int64)
     logprobs = np.zeros(len(token_ids), dtype=np.float32)

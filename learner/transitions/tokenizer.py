@@ -1,4 +1,4 @@
-"""The model's tokenizer, to tell whether two token sequences say the same, and the tokens there are."""
+"""The model's tokenizer, for comparing token sequences by their text, and the size of its vocabulary."""
 
 import json
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def load_detokenizer(model_path: Path) -> Detokenize | None:
 
 
 def find_vocabulary_size(model_path: Path) -> int | None:
-    """How many tokens the model has; None if its ``config.json`` does not say."""
+    """Read the number of the model's tokens; None if its ``config.json`` has none."""
     config = json.loads((model_path / "config.json").read_text())
     count = config.get("text_config", config).get("vocab_size")
     return int(count) if count is not None else None

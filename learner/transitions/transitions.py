@@ -41,9 +41,9 @@ class Transition:
 
 
 def build_transitions(calls: Sequence[ModelCall], model: str | None = None) -> list[Transition]:
-    """The calls of a model, in order; None: all calls.
+    """Build the transitions of a model's calls, in order; None: of all calls.
 
-    Raises ValueError for one that is malformed: a rollout is not trained on in part.
+    Raises ValueError for a malformed one: a rollout is not trained on in part.
     """
     return [_transition(call) for call in expand_calls(calls) if model in (None, call.model)]
 

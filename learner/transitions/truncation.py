@@ -21,7 +21,7 @@ CONSTRAINTS = (
 
 
 def find_truncations(sampling: Mapping[str, Any]) -> list[str]:
-    """The settings of a call by which the engine sampled from another distribution than the learner computes.
+    """List the settings by which the engine sampled from another distribution than the learner computes.
 
     The engine records the probability after them; the learner has the softmax of the logits at the temperature.
     """
