@@ -18,7 +18,7 @@ from lightningbus.schemas.audits.quarantine import standing_verdicts
 log = logging.getLogger(__name__)
 
 RECHECK_SECONDS = 5.0
-"""How often verdicts are looked up without a notification."""
+"""Seconds between two checks of the verdicts without a notification."""
 
 
 async def watch_audits(bus: Bus, model: str, engine_id: str, stop_engine: Callable[[], Awaitable[None]]) -> None:

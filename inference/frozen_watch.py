@@ -1,4 +1,4 @@
-"""Says that a frozen node ignores the weight versions that somebody publishes of its model."""
+"""Warning that a frozen node ignores weight versions published for its model."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from lightningbus.schemas import subjects
 log = logging.getLogger(__name__)
 
 RECHECK_SECONDS = 5.0
-"""How often versions are looked up without a notification."""
+"""Seconds between two checks of the versions without a notification."""
 
 
 class IgnoredVersions:

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 RESTART_POLICY = RetryPolicy(1.0, 30.0)
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt")
-"""What vLLM reads weights from."""
+"""Files from which vLLM reads weights."""
 
 
 async def run(bus: Bus, settings: InferenceSettings, stop: asyncio.Event) -> None:
@@ -146,12 +146,12 @@ class Node:
         raise EngineError(f"vLLM ended with {exited.result()}")
 
     async def _stop_suspect(self) -> None:
-        """Serve nobody any more, and stop the engine: what it sampled so far is quarantined."""
+        """Serve no more calls, and stop the engine: its earlier tokens are quarantined."""
         await self._transition("audit_failed")
         await self._engine.stop()
 
     async def _transition(self, happening: NodeEvent) -> None:
-        """What happens to the engine happens to all of its models."""
+        """Apply an event of the engine to all of its models."""
         for model in self._models:
             await model.transition(happening)
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 def select_version(routable: Sequence[int], pinned: str | None, preferred: str | None) -> int | None:
-    """The version that serves a call, of the routable ones, newest last; None: the call is rejected.
+    """Choose the version that serves a call, of the routable ones, newest last; None: the call is rejected.
 
     Pinned: this version or none. Preferred: this version or the newest. Both are values of the call's headers.
     """
@@ -18,7 +18,7 @@ def select_version(routable: Sequence[int], pinned: str | None, preferred: str |
 
 
 def capacity(max_routable: int) -> int:
-    """How many versions are loaded at most: the routable ones, and one that drains."""
+    """Count the versions loaded at most: the routable ones, and one that drains."""
     return max_routable + 1
 
 
@@ -40,7 +40,7 @@ class LoadedVersions:
         """Set for a moment when a version is loaded, unloaded or blocked, or a call ends."""
 
     def name(self, version: int) -> str:
-        """The model name of a version inside vLLM."""
+        """Name the model of a version inside vLLM."""
         return f"{self.model}@{version}"
 
     @property
@@ -72,7 +72,7 @@ class LoadedVersions:
         return version in self._num_calls
 
     def add(self, version: int) -> None:
-        """The engine has loaded it: it is the newest now."""
+        """Add a version that the engine has loaded as the newest."""
         if version not in self and not self.has_capacity:
             raise ValueError(f"version {version} does not fit beside {', '.join(map(str, self._num_calls))}")
         self._num_calls[version] = self._num_calls.pop(version, 0)
@@ -99,7 +99,7 @@ class LoadedVersions:
         self._draining.add(version)
 
     def remove(self, version: int) -> None:
-        """The engine has unloaded it; raises `ValueError` while it serves a call."""
+        """Remove a version that the engine has unloaded; raise `ValueError` while it serves a call."""
         if self._num_calls[version]:
             raise ValueError(f"version {version} serves {self._num_calls[version]} calls")
         del self._num_calls[version]
@@ -107,7 +107,7 @@ class LoadedVersions:
         self._notify()
 
     def clear(self) -> None:
-        """The engine is a new one, and has loaded nothing."""
+        """Forget all versions, because a new engine has loaded none."""
         self._num_calls, self._draining = {}, set()
         self._notify()
 

@@ -27,7 +27,7 @@ class ServedModel:
 
     @property
     def num_in_flight(self) -> int:
-        """How many requests the engine is handling."""
+        """Number of requests that the engine is handling."""
         return len(self._in_flight)
 
     @property
@@ -46,7 +46,7 @@ class ServedModel:
         return is_ready(self.state) and not self._is_draining and bool(self.versions)
 
     def engine_model_name(self, version: int) -> str:
-        """The model name of a version inside vLLM; empty: the one that agents use."""
+        """Return the model name of a version inside vLLM; empty: the public one."""
         return self._loaded.name(version) if version in self._loaded else ""
 
     @contextmanager
@@ -70,7 +70,7 @@ class ServedModel:
 
     @asynccontextmanager
     async def drained(self) -> AsyncIterator[None]:
-        """The block runs without calls: those in flight have ended, and new ones get 503 with Retry-After."""
+        """Keep calls out while the block runs: those in flight have ended, and new ones get 503 with Retry-After."""
         self._is_draining = True
         try:
             await self._wait_idle()

@@ -40,7 +40,7 @@ PREFERRED_HEADER = "X-Lightningbus-Preferred-Version"
 
 
 class _ModelField(msgspec.Struct):
-    """What a request says of its model."""
+    """The model field of a request."""
 
     model: str | None = None
 
@@ -94,7 +94,7 @@ class Gateway:
 
     @property
     def num_in_flight(self) -> int:
-        """How many requests the engine is handling, of all models."""
+        """Number of requests that the engine is handling, of all models."""
         return sum(model.num_in_flight for model in self.models.values())
 
     @web.middleware
@@ -127,7 +127,7 @@ class Gateway:
         return [model for model in self.models.values() if is_ready(model.state)]
 
     def _model_of(self, body: bytes) -> ServedModel | web.Response:
-        """The model that a request names, or the error that says that there is none."""
+        """Find the model that a request names, or build the error for an unknown one."""
         try:
             name = msgspec.json.decode(body, type=_ModelField).model
         except msgspec.DecodeError:  # vLLM says what is wrong, unless it is not known whom to ask

@@ -20,7 +20,7 @@ SSE_KEEPALIVE = b": still here\n\n"
 def stamp_event(
     event: bytes, version: int, engine_id: str = "", engine_model: str = "", public_model: str = ""
 ) -> bytes:
-    """A server-sent event with ``weight_version`` and ``engine_id`` as the first fields of its JSON object.
+    """Insert ``weight_version`` and ``engine_id`` as the first fields of a server-sent event's JSON object.
 
     ``engine_model``: the model's name inside vLLM, which is replaced by ``public_model``, the one that was requested.
     """
@@ -39,9 +39,9 @@ async def flush_pending_chunks() -> None:
 
 
 def add_cache_salt(body: bytes, version: int, engine_model: str = "") -> bytes:
-    """The request with a cache salt, so that a prefix computed by other weights is never reused.
+    """Add a cache salt to the request, so that a prefix computed by other weights is never reused.
 
-    With ``engine_model`` it is sent to the model of that name: of two JSON fields with one name the last one counts.
+    ``engine_model``: the name of the model to send it to; the last of two JSON fields with one name counts.
     """
     stripped = body.rstrip()
     if not stripped.endswith(b"}") or len(stripped) < 3:

@@ -1,1 +1,1 @@
-"""Which weight version a node serves, and how it gets there."""
+"""Choice of the weight version that a node serves, and the way to it."""

@@ -1,4 +1,4 @@
-"""Whether requests in flight keep their KV cache across a swap. Pure."""
+"""Decision whether requests in flight keep their KV cache across a swap. Pure."""
 
 import math
 
@@ -18,7 +18,7 @@ class KvCacheChoice:
         self._kept_change = 0.0
 
     def record_swap(self, change: float | None) -> KvCacheOutcome:
-        """What to do in a swap that changes the weights by ``change``, relatively; None: unknown."""
+        """Decide about the cache in a swap that changes the weights by ``change``, relatively; None: unknown."""
         if self._policy != "auto":
             return "kept" if self._policy == "keep" else "recomputed"
         self._kept_change += math.inf if change is None else change

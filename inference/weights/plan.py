@@ -1,4 +1,4 @@
-"""Which weight version a node goes to next, and what loading it takes. Pure."""
+"""Choice of the weight version that a node loads next, and of the steps to load it. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ def plan_update(
     backoff: CanaryBackoff | None,
     now: float,
 ) -> PendingUpdate | None:
-    """The version to serve if it is not active yet, else the canary to try, else None.
+    """Choose the version to serve if it is not active yet, else the canary to try, else None.
 
     ``canary`` is None on a node that tries no versions.
     """
@@ -52,18 +52,18 @@ def plan_update(
 
 
 def follows_active(update: PendingUpdate, active: PendingUpdate | None) -> bool:
-    """Whether the update's broadcast, which sends what changed since the version before it, can be joined."""
+    """Return whether the node can join the update's broadcast, which sends only changes to the version before it."""
     manifest, version = update.manifest, None if active is None else active.version
     return not update.is_canary and manifest.broadcast is not None and manifest.parent == version
 
 
 def find_change(update: PendingUpdate, active: PendingUpdate | None) -> float | None:
-    """How far the update's weights are from the active ones; None: unknown."""
+    """Return the relative change from the active weights to the update's; None: unknown."""
     return update.manifest.change if active is not None and update.manifest.parent == active.version else None
 
 
 def interrupts_calls(update: PendingUpdate, active: PendingUpdate | None) -> bool:
-    """Whether calls pause while it is loaded: always, except for adapters on the base that is loaded already."""
+    """Return whether calls pause while it is loaded: always, except for adapters on the loaded base."""
     base = () if active is None else active.manifest.blobs[:-1]
     return update.manifest.kind != "lora" or update.manifest.blobs[:-1] != base
 
@@ -71,7 +71,7 @@ def interrupts_calls(update: PendingUpdate, active: PendingUpdate | None) -> boo
 def is_still_progress(
     update: PendingUpdate, desired: PendingUpdate, active: PendingUpdate | None, release: ReleaseState
 ) -> bool:
-    """Whether to load a fetched version although a newer one is desired by now.
+    """Return whether to load a fetched version although a newer one is desired by now.
 
     Versions may arrive faster than a node acquires the lock: a node that started over for each would never swap.
     """

@@ -34,10 +34,10 @@ RESTARTED_STATES = ("starting", "draining")
 
 
 def is_free(lock: SwapLockState | None, node_id: str, holder: Heartbeat | None, seen_seconds: float) -> bool:
-    """Whether the lock may be acquired. Pure.
+    """Return whether the lock may be acquired. Pure.
 
     ``lock`` is its last state and ``holder`` the last heartbeat of the node in it; None: that node is dead or unknown.
-    ``seen_seconds``: since when this node has seen that state, by its own clock.
+    ``seen_seconds``: how long this node has seen that state, by its own clock.
     """
     if lock is None or lock.released or lock.node == node_id:
         return True

@@ -1,4 +1,4 @@
-"""What the weight updater drives: an engine that loads versions."""
+"""The target of the weight updater: an engine that loads versions."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ class WeightTarget(Protocol):
 
     @property
     def kv_cache(self) -> KvCacheOutcome:
-        """What the last swap did to the KV cache of calls in flight; empty: nothing."""
+        """Effect of the last swap on the KV cache of calls in flight; empty: none."""
         ...
 
     async def load_files(self, files: Sequence[Path], version: int, change: float | None = None) -> float:
@@ -48,5 +48,5 @@ class WeightTarget(Protocol):
         ...
 
     async def on_activated(self) -> None:
-        """Called when a version is served."""
+        """React to a version that is now served."""
         ...

@@ -46,10 +46,11 @@ from lightningbus.schemas.weights.release_policy import is_revoked, is_servable,
 log = logging.getLogger(__name__)
 
 RECHECK_SECONDS = 5.0
-"""How often the newest version is looked up without a notification: those are hints, the stream is the truth."""
+"""Seconds between two checks of the newest version without a notification: notifications are hints, the stream decides.
+"""
 
 CANARY_BACKOFF_SECONDS = 60.0
-"""How long a node that could not finish a canary trial leaves that version to other nodes."""
+"""Seconds for which a node that could not finish a canary trial leaves that version to other nodes."""
 
 NOTIFICATION_LAG_SECONDS = (0.02, 0.1, 0.5, 1.5)
 """A notification may arrive before the stream can be read up to it: the stream is read again after these pauses."""
@@ -75,7 +76,7 @@ class WeightUpdater:
 
     @property
     def last_error(self) -> str:
-        """What keeps this node from the newest version, as a sentence; empty: nothing."""
+        """Sentence about the obstacle between this node and the newest version; empty: none."""
         return self.problem or self._releases.problem
 
     @property
