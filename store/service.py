@@ -93,7 +93,9 @@ async def serve_embedded(
 
 
 def writer_url(path: Path, url: str) -> str:
-    """The URL of an embedded engine for its writer, with the key from its directory; raises `bus.CredentialsError`."""
+    """Build the URL of an embedded engine for its writer, with the key from its directory; raise
+    `bus.CredentialsError`.
+    """
     return url.replace("://", f"://{WRITER}:{read_key(path / KEY_FILE, WRITER_KEY_NAME)}@", 1)
 
 
@@ -116,7 +118,7 @@ def _open_database(url: str, settings: StoreSettings) -> Database:
 
 
 async def _open_with_retry(url: str, settings: StoreSettings, stop: asyncio.Event) -> Database | None:
-    """The database as soon as ClickHouse answers; None if ``stop`` is set first."""
+    """Open the database as soon as ClickHouse answers; None if ``stop`` is set first."""
     while not stop.is_set():
         try:
             return await run_unless(stop.wait(), run_in_daemon_thread(_open_database, url, settings))

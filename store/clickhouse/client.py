@@ -23,7 +23,7 @@ class StoreUnavailableError(StoreUnreachableError):
 
 
 def connect(url: str, database: str | None = DATABASE, timeout_seconds: int = TIMEOUT_SECONDS) -> Client:
-    """A client on one database (None: the server's default); raises `StoreUnreachableError`.
+    """Connect to one database (None: the server's default); raise `StoreUnreachableError`.
 
     A query raises OperationalError where no byte of an answer arrives for ``timeout_seconds``. Without a session, so
     several threads may share it; without compression on the same machine.
@@ -57,7 +57,7 @@ def connect_readonly(url: str, database: str | None = DATABASE, limits: QueryLim
 
 
 def _root_cause(error: BaseException) -> str:
-    """The operating system's reason for a failed connection, else the first line of the client's error."""
+    """Find the operating system's reason for a failed connection, else the first line of the client's error."""
     below: BaseException | None = error
     while below is not None:
         if isinstance(below, OSError) and below.strerror:
@@ -71,7 +71,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def query_row(client: Client, sql: str, parameters: dict[str, Any] | None = None) -> tuple[Any, ...]:
-    """The first row of a result; raises LookupError if there is none."""
+    """Return the first row of a result; raise LookupError if there is none."""
     row = client.query(sql, parameters=parameters).first_row
     if row is None:
         raise LookupError(f"no row: {sql}")

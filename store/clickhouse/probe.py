@@ -19,10 +19,10 @@ TIMEOUT_SECONDS = 5
 
 
 class ClickHouseProbe:
-    """What the last check found."""
+    """Checks whether ClickHouse answers, and keeps the last result."""
 
     def __init__(self, client: Client, settings: StoreSettings) -> None:
-        """The client's timeout bounds a check: a server may answer pings and no query."""
+        """Prepare the probe. The client's timeout bounds a check: a server may answer pings and no query."""
         self._client, self._settings = client, settings
         self.is_answering = True
         self.disk_problem = ""
@@ -41,9 +41,9 @@ class ClickHouseProbe:
             await asyncio.sleep(INTERVAL_SECONDS)
 
     def _read_free_bytes(self) -> int:
-        """Of ClickHouse's disk, or of the embedded engine's directory; blocks.
+        """Measure the free space of ClickHouse's disk, or of the embedded engine's directory; blocks.
 
-        The embedded engine is asked nothing: it is in this process, and a query would wait for those of readers.
+        The embedded engine is not queried: it is in this process, and a query would wait for those of readers.
         """
         if self._settings.url is None:
             return disk_space.free_bytes(self._settings.data_dir)

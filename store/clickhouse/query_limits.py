@@ -15,13 +15,13 @@ INTERACTIVE: QueryLimits = {
     "max_result_bytes": 1_000_000_000,
     "max_memory_usage": 4_000_000_000,
 }
-"""Of an interactive query: seconds, rows and bytes. A result is complete or an error."""
+"""Limits of an interactive query: seconds, rows and bytes. A result is complete or an error."""
 UI: QueryLimits = {
     "max_execution_time": 10,
     "max_result_rows": 10_000,
     "max_memory_usage": 2_000_000_000,
 }
-"""Of a query by the web page."""
+"""Limits of a query by the web page."""
 EXCEPTION_MARK = "DB::Exception: "
 ERROR_SUFFIX = re.compile(r"(?:\.? \((?:[A-Z_]+|version [^)]*|for url [^)]*)\))+\.?\s*$")
 HINTS = {
@@ -37,12 +37,12 @@ HINTS = {
     "UNKNOWN_TABLE": "has a store of this version written here?",
     "UNKNOWN_DATABASE": "has a store of this version written here?",
 }
-"""What the user can do, by ClickHouse's error name."""
+"""Advice to the user, by ClickHouse's error name."""
 ERROR_NAME = re.compile(r"\(([A-Z_]+)\)")
 
 
 def settings_for(readonly: str, limits: QueryLimits) -> dict[str, int]:
-    """Settings to send with each query, by the user's own ``readonly``.
+    """Choose the settings to send with each query, by the user's own ``readonly``.
 
     readonly 1 forbids all but reading, so it is sent last: no setting is allowed after it. A user who has readonly 1
     may set nothing and has its own limits; a user with 2 may set limits, but not readonly.
@@ -57,7 +57,7 @@ def settings_for(readonly: str, limits: QueryLimits) -> dict[str, int]:
 
 
 def is_unreachable(error: Exception) -> bool:
-    """Whether ClickHouse did not answer at all."""
+    """Return whether ClickHouse did not answer at all."""
     return isinstance(error, OperationalError) and EXCEPTION_MARK not in str(error)
 
 

@@ -10,7 +10,7 @@ from lightningbus.store.clickhouse.query_limits import INTERACTIVE
 
 READER, WRITER = "lightningbus_reader", "lightningbus_writer"
 READER_QUOTA = {"queries": 200_000, "execution_time": 7_200, "read_bytes": 50_000_000_000_000}
-"""Of the reader in an hour: queries, seconds and bytes. An open page sends up to ten thousand queries."""
+"""Hourly quota of the reader: queries, seconds and bytes. An open page sends up to ten thousand queries."""
 
 
 def create_statements(database: str, cluster: str | None = None, *, reader: str = "", writer: str = "") -> list[str]:

@@ -200,7 +200,7 @@ def _run(connection: Any, statement: Statement) -> QueryResult:
 
 @contextmanager
 def _memory_file() -> Iterator[BinaryIO]:
-    """A file without a disk."""
+    """Open a file in memory."""
     with os.fdopen(os.memfd_create("insert"), "wb") as file:
         yield file
 

@@ -45,7 +45,7 @@ STATEMENTS_WITHOUT_RESULT = re.compile(
 )
 
 HTTP_STATUS = {60: 404, 81: 404, 62: 400, 47: 400, 46: 400, 51: 400, 456: 400, 164: 403, 516: 403}
-"""By ClickHouse's error code; other errors are 500."""
+"""HTTP status by ClickHouse's error code; other errors are 500."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -131,7 +131,7 @@ class HttpInterface:
         return web.Response(body=result.body, headers=_response_headers(statement, result))
 
     def _is_writer(self, request: web.Request) -> bool:
-        """Raises `EngineError` for a writer with another key."""
+        """Return whether the user is the writer; raise `EngineError` for a writer with another key."""
         user, key = _credentials(request)
         if user == WRITER and not constant_time_equal(self._key, key):
             raise EngineError(f"Code: 516. DB::Exception: {WRITER}: this is not its key. (AUTHENTICATION_FAILED)")
@@ -156,7 +156,7 @@ def _credentials(request: web.Request) -> tuple[str, str]:
 
 
 async def parse_statement(request: web.Request, max_bytes: int) -> Statement:
-    """The statement of a request, with a body of at most ``max_bytes``.
+    """Parse the statement of a request, with a body of at most ``max_bytes``.
 
     Raises ValueError, OSError, RuntimeError or `web.RequestPayloadError` if the body cannot be read,
     `request_body.BodyTooLargeError` or `web.HTTPRequestEntityTooLarge` if it is too long.

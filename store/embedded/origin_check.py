@@ -16,9 +16,9 @@ SAME_SITE = frozenset({"", "none", "same-origin"})
 
 
 def is_allowed_host(host: str, listen_host: str, allowed_hosts: Collection[str] = ()) -> bool:
-    """Whether a Host header names this server or one of ``allowed_hosts``; raises ValueError for an invalid host.
+    """Return whether a Host header names this server or one of ``allowed_hosts``; raise ValueError for an invalid host.
 
-    IP addresses and names without a dot are safe: nobody outside can make one point here.
+    IP addresses and names without a dot are safe: an outsider cannot point one here.
     """
     name = urlsplit(f"//{host}").hostname or ""
     if name in LOOPBACK_HOSTS or name == listen_host.lower() or name in {allowed.lower() for allowed in allowed_hosts}:
@@ -29,7 +29,7 @@ def is_allowed_host(host: str, listen_host: str, allowed_hosts: Collection[str] 
 
 
 def is_cross_site(headers: Mapping[str, str]) -> bool:
-    """Whether a page of another site sent a request."""
+    """Return whether a page of another site sent a request."""
     origin = headers.get("Origin")
     if origin is not None and urlsplit(origin).netloc.lower() != headers.get("Host", "").lower():
         return True

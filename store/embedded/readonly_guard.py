@@ -1,8 +1,8 @@
-"""What readers of the embedded engine may say: questions about what is in it, not about the machine it is on. Pure.
+"""Statements allowed to readers of the embedded engine: questions about its data, not about its machine. Pure.
 
-ClickHouse's ``readonly`` is most of it. An engine in one's own process trusts whoever asks, so it is not all there:
-the function ``file`` reads any file, INTO OUTFILE writes one, DESCRIBE of a table function opens what it names, KILL
-QUERY ends the questions of others. So a statement is looked at as ClickHouse's own parser understood it.
+ClickHouse's ``readonly`` is most of it. An embedded engine trusts its own process, so some protection is missing: the
+function ``file`` reads any file, INTO OUTFILE writes one, DESCRIBE of a table function opens the file it names, KILL
+QUERY ends other clients' queries. So a statement is checked in the form that ClickHouse's own parser gives it.
 """
 
 import os
@@ -21,7 +21,7 @@ STRING_LITERAL = re.compile(r"'(?:[^'\\]|\\.)*'", re.DOTALL)
 FORBIDDEN = re.compile(
     r"\b(file|[Pp]ython|eval|OUTFILE|INFILE|PARALLEL WITH|ai[A-Z]\w*|AI[A-Z]\w*)\b|\bDESCRIBE TABLE [\w`.]+\("
 )
-"""What readonly lets through though it reaches further than the tables."""
+"""Constructs that readonly allows although they reach beyond the tables."""
 FUNCTION_CALL = re.compile(r"`?(\w+)`?\(")
 ALLOWED_TABLE_FUNCTIONS = frozenset(
     {
@@ -95,9 +95,11 @@ def _find_settings(bare: str) -> Iterator[tuple[str, str]]:
 
 
 def restrict_settings(requested: Mapping[str, str]) -> dict[str, str]:
-    """Settings of a reader's session, in order: its own, its limits, readonly; raises `ReadOnlyViolationError`.
+    """Choose the settings of a reader's session, in order: its own, its limits, readonly.
 
-    readonly is 2, so that a reader can set what `check_statement` allows: a client that sees 1 sets nothing at all.
+    Raises `ReadOnlyViolationError`. readonly is 2, so that a reader can set what `check_statement` allows: a client
+    that
+    sees 1 sets nothing at all.
     """
     allowed: dict[str, str] = {}
     for name, value in requested.items():

@@ -16,7 +16,7 @@ class BodyTooLargeError(ValueError):
 
 
 async def read_body(request: web.Request, max_bytes: int) -> bytes:
-    """The body of a request, decompressed as its Content-Encoding says.
+    """Read the body of a request, decompressed by its Content-Encoding.
 
     Raises `BodyTooLargeError` as soon as the body is known to be longer than ``max_bytes``, and ValueError, OSError or
     RuntimeError for a body that its encoding cannot decode.

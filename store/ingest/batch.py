@@ -32,13 +32,13 @@ class DecodedMessage:
         return tuple(range(len(self.rows))) if self.selected is None else self.selected
 
     def select(self, positions: Collection[int]) -> "DecodedMessage":
-        """The message with some of these rows."""
+        """Reduce the message to some of its rows."""
         chosen = set(positions)
         kept = [(place, row) for place, row in zip(self.positions, self.rows, strict=True) if place in chosen]
         return DecodedMessage(self.delivery, tuple(row for _, row in kept), tuple(place for place, _ in kept))
 
     def without(self, tables: Collection[str]) -> "DecodedMessage":
-        """The message without its rows of some tables."""
+        """Drop the message's rows of some tables."""
         if not tables:
             return self
         rows = zip(self.positions, self.rows, strict=True)
@@ -68,7 +68,7 @@ def build_insert_batch(batch: Sequence[DecodedMessage], types: ColumnTypes) -> I
 
 
 def load_column_types(client: Client, database: str) -> ColumnTypes:
-    """The column types of the database now."""
+    """Load the present column types of the database."""
     sql = (
         "SELECT table, name, type FROM system.columns WHERE database = {database:String} AND startsWith(table, 'raw_')"
         " AND default_kind != 'MATERIALIZED'"
@@ -81,6 +81,6 @@ def load_column_types(client: Client, database: str) -> ColumnTypes:
 
 
 def deduplication_token(deliveries: Iterable[Message]) -> str:
-    """The same for the same messages in any order: ClickHouse drops an insert repeated after a lost reply."""
+    """Hash a set of messages in any order: ClickHouse drops an insert repeated after a lost reply."""
     message_ids = sorted(f"{delivery.stream}:{delivery.sequence}" for delivery in deliveries)
     return hashlib.sha256("\n".join(message_ids).encode()).hexdigest()

@@ -37,7 +37,7 @@ PIPELINE_DEPTH = 3
 SIZE_DECAY = 0.02
 """Weight of a smaller message in the moving estimate of the message size."""
 LAST_WRITE_SECONDS = 10.0
-"""How long a store that was asked to stop waits for ClickHouse."""
+"""Seconds that a stopping store waits for ClickHouse."""
 GC_THRESHOLD = (200_000, 20, 50)
 
 
@@ -131,7 +131,7 @@ class Ingester:
             self._track_queue_size(len(rows), len(delivery.data))
 
     def _decode(self, delivery: Message) -> Event:
-        """Raises `DecodeError`, or ValueError for a version or decision without a valid signature."""
+        """Decode an event; raise `DecodeError`, or ValueError for a version or decision without a valid signature."""
         event = delivery.event()
         if isinstance(event, SIGNED_EVENTS):
             self._bus.signing.check(delivery.subject, event, delivery.data, delivery.headers, previous=0)
@@ -176,7 +176,7 @@ class Ingester:
 
 
 async def _wait_until_written(write_task: "asyncio.Task[None]", finished: "asyncio.Future[Any]") -> bool:
-    """Whether a write has ended; after ``finished`` it has `LAST_WRITE_SECONDS` more. Raises the write's error."""
+    """Wait for a write, at most `LAST_WRITE_SECONDS` after ``finished``; return whether it ended; raise its error."""
     await asyncio.wait({write_task, finished}, return_when=asyncio.FIRST_COMPLETED)
     await asyncio.wait({write_task}, timeout=LAST_WRITE_SECONDS)
     if not write_task.done():

@@ -1,4 +1,4 @@
-"""Whose fault a failed insert is: ClickHouse's, or that of the rows in it. Pure."""
+"""Cause of a failed insert: ClickHouse, or the rows in it. Pure."""
 
 from enum import Enum
 
@@ -18,7 +18,7 @@ STATE_CODES = frozenset({
 
 
 class Cause(Enum):
-    """Why an insert failed, as far as the error tells."""
+    """Cause of a failed insert, by its error."""
 
     ROWS = "rows"
     """ClickHouse rejects a value."""
@@ -31,7 +31,7 @@ class Cause(Enum):
 
 
 def cause_of(error: Exception) -> Cause:
-    """Why an insert failed."""
+    """Classify the error of an insert."""
     if isinstance(error, DataError):
         return Cause.ROWS
     code = getattr(error, "code", None) or 0

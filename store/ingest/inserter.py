@@ -40,14 +40,14 @@ class RowsMissingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why rows are not inserted; ``is_certain`` is false where ClickHouse itself may be at fault."""
+    """Reason why rows are not inserted; ``is_certain`` is false where ClickHouse itself may be at fault."""
 
     reason: str
     is_certain: bool = True
 
     @classmethod
     def of(cls, error: Exception, is_certain: bool = True) -> "Rejection":
-        """An error of the insert, or of building its columns."""
+        """Convert an error of the insert, or of building its columns."""
         return cls(_one_line(error)[:MAX_REASON_CHARS], is_certain)
 
 
@@ -113,7 +113,7 @@ class Inserter:
         return Rejection.of(error) if await self._can_insert(table, row) else None
 
     async def _can_insert(self, table: str, row: pa.Table) -> bool:
-        """Whether a table takes a row that it took before. It stays one row: tables fold rows of one identity."""
+        """Return whether a table takes a row that it took before. It stays one row: tables fold equal identities."""
         try:
             await run_in_daemon_thread(self._insert, table, row, f"{table}:again:{time.time_ns()}")
         except Exception as error:
@@ -123,7 +123,7 @@ class Inserter:
 
 
 def next_table(batch: InsertBatch, written: set[str]) -> str:
-    """The table that a batch is inserted into next. Pure."""
+    """Choose the table that a batch is inserted into next. Pure."""
     return next((table for table in batch.tables if table not in written), "")
 
 

@@ -19,7 +19,7 @@ from lightningbus.store.ingest.settling import acknowledge, dead_letter, give_ba
 RATE_WINDOW_SECONDS = 10.0
 MAX_FAILURE_CHARS = 200
 MAX_REJECTED_ROWS = 100
-"""Of one message; with more of them, what is left of it is not tried."""
+"""Most rows of one message that are tried singly after a rejection; beyond it the rest is not tried."""
 MAX_REASONS = 3
 """Rejected rows that the reason of a dead letter describes."""
 
@@ -45,7 +45,7 @@ class Writer:
 
     @property
     def problem(self) -> str:
-        """Why nothing is inserted now; empty while ClickHouse takes rows."""
+        """Reason why nothing is inserted now; empty while ClickHouse takes rows."""
         return self._inserter.problem
 
     def start_building(self, batch: Sequence[DecodedMessage]) -> "asyncio.Task[InsertBatch]":
@@ -89,7 +89,7 @@ class Writer:
         return rejections
 
     async def _settle_parts(self, delivery: Message, rejections: Sequence[Rejection]) -> None:
-        """Of a message whose rows were inserted one part after the other."""
+        """Settle a message whose rows were inserted one part after the other."""
         if not rejections:
             await acknowledge([delivery])
         elif all(rejection.is_certain for rejection in rejections):
@@ -100,7 +100,7 @@ class Writer:
             await give_back(delivery)
 
     async def _insert(self, columns: Awaitable[InsertBatch], written: set[str]) -> Rejection | None:
-        """As `Inserter.insert`; whatever is written counts."""
+        """Insert as `Inserter.insert`, and count the written rows."""
         try:
             built = await columns
         except Exception as error:  # any error here is caused by these rows
@@ -140,7 +140,7 @@ class Writer:
 
 
 def insert_over_http(client: Client) -> Insert:
-    """An `Insert` over HTTP."""
+    """Make an `Insert` over HTTP."""
 
     def insert(database: str, table: str, columns: Any, settings: dict[str, str]) -> int:
         return client.insert_arrow(table, columns, database=database, settings=settings).written_rows

@@ -60,7 +60,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """How a report is drawn: ``kind`` is line or bar; a line or group of bars for each of ``y`` and of ``series``.
+    """Drawing of a report: ``kind`` is line or bar; a line or group of bars for each of ``y`` and of ``series``.
 
     ``spread`` is drawn around a line, ``error`` around the marks of an evaluation, both within the columns ``bounds``.
     """
@@ -106,7 +106,7 @@ class Report:
         return BY_MODEL.search(self.body) is not None
 
     def query(self, database: str, limit: int = 0, of_model: bool = False, until: datetime | None = None) -> str:
-        """The question of one run: parameters ``run_id`` and its own.
+        """Build the query of one run: parameters ``run_id`` and its own.
 
         ``limit`` is the number of rows at most; 0: all. With ``of_model`` the parameter ``model`` chooses the rows.
         With ``until`` the answer is as it was at that moment, in UTC.

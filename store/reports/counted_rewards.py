@@ -1,4 +1,4 @@
-"""Which reward a rollout counts with, for every figure of reward: the report, the page, the Python API, trackers. Pure.
+"""The reward that counts for a rollout in every figure: the report, the page, the Python API, trackers. Pure.
 
 A rollout counts once for each model that answered it. Its reward is the one that the model's learner trains on:
 ``rewards[name]`` where the setting ``reward`` names one, else the main reward.

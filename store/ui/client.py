@@ -20,9 +20,9 @@ NO_STORE = "The store does not answer. This page goes on by itself as soon as a 
 MAX_CONCURRENT = 4
 """Concurrent queries, so that the store keeps up with its inserts."""
 PATIENCE_SECONDS = 8.0
-"""How long queries wait for a store that does not answer: the run may have ended, and its files are opened next."""
+"""Seconds that queries wait for a store that does not answer: the run may have ended, and its files are opened next."""
 HANDOVER_SECONDS = 60.0
-"""How long they wait while another process has the files: a command such as `query` may take so long."""
+"""Seconds that queries wait while another process has the files: a command such as `query` may take so long."""
 RETRY_SECONDS = 0.5
 """Between two tries of a query while no store answers."""
 
@@ -32,11 +32,11 @@ class QueryFailedError(Exception):
 
 
 class StoreGoneError(QueryFailedError):
-    """No store answers; the message says what to do."""
+    """No store answers; the message names the remedy."""
 
 
 class StoreState(StrEnum):
-    """What a page reads: a running store, the files of a run that has ended, or nothing."""
+    """Source of a page: a running store, the files of a run that has ended, or nothing."""
 
     LIVE = "live"
     FINISHED = "finished"
@@ -47,7 +47,7 @@ class Reader:
     """Sends queries to a `lightningbus.store.clickhouse.client.connect_readonly` client from the event loop.
 
     The client may change while pages are open: `use` another one, or `lose` it. For ``patience`` seconds after it is
-    lost, queries wait for the next one. So a store that is back at once is never said to be gone.
+    lost, queries wait for the next one. So a store that returns at once is never reported as gone.
     """
 
     def __init__(self, client: Client | None = None, patience: float = PATIENCE_SECONDS) -> None:
@@ -61,7 +61,7 @@ class Reader:
 
     @property
     def state(self) -> StoreState:
-        """What is read; gone once no store has answered for longer than the patience."""
+        """The present source; gone once no store has answered for longer than the patience."""
         return self._state if self._client is not None or self._remaining_patience() > 0 else StoreState.GONE
 
     def use(self, client: Client, state: StoreState) -> None:
@@ -72,7 +72,7 @@ class Reader:
         self._changed = asyncio.Event()
 
     def lose(self, problem: str, patience: float | None = None) -> None:
-        """Wait for another client, then let each query fail with ``problem``, a sentence that says what to do.
+        """Wait for another client, then fail each query with ``problem``, a sentence that names the remedy.
 
         ``patience`` in seconds replaces the reader's own until the next client.
         """
@@ -118,7 +118,7 @@ def _query(client: Client, sql: str, parameters: dict[str, Any]) -> list[QueryRo
 
 
 def to_json_value(value: Any) -> Any:
-    """A value for JSON: NaN and infinity become null, times are ISO 8601."""
+    """Convert a value for JSON: NaN and infinity become null, times are ISO 8601."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, datetime):

@@ -13,7 +13,7 @@ MAX_METRICS = 24
 """Metrics of one query, so that its rows stay below the limit of a query."""
 MAX_BUCKETS = 60
 MIN_BUCKET_SECONDS = 10
-"""Of a curve over time."""
+"""Shortest interval of a curve over time."""
 
 METRIC_NAMES = """
 SELECT arrayJoin(mapKeys(metrics)) AS name, count() AS steps, uniqExact(model) AS models FROM raw_training_steps
@@ -51,7 +51,7 @@ SELECT toUnixTimestamp64Milli(bounds.1) + 1000 * width * bucket AS start_ms, any
 FROM attempts WHERE run_id = {{run_id:String}}
 GROUP BY bounds, width, intDiv(date_diff('second', bounds.1, ended_at), width) AS bucket ORDER BY start_ms
 """
-"""What ended in each interval of ``bucket_seconds``; ``seconds`` is less in the last one if the run ended within it."""
+"""Results by interval of ``bucket_seconds``; ``seconds`` is less in the last one if the run ended within it."""
 
 IDLE_NODES = f"""
 WITH
@@ -76,7 +76,7 @@ GROUP BY bounds, width, node, bucket ORDER BY node, start_ms
 
 
 def build_metrics_query(params: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    """The query for the metrics of the parameter ``names``, separated by commas, with its parameters.
+    """Build the query for the metrics of the parameter ``names``, separated by commas, with its parameters.
 
     Raises ValueError with a sentence when there are none or too many.
     """

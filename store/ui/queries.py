@@ -51,7 +51,7 @@ WHERE is_trained = has_trained ORDER BY is_main DESC, model
 """The models that a run trains, the one that agents call by name first; where it trains none, those of its tasks."""
 
 OF_MODEL = "{model:String} IN ('', model)"
-"""Of one model; empty: of all."""
+"""Condition on the model; empty: all models."""
 
 MODEL_VERSION = """if({model:String} = '', max_weight_version,
     if(mapContains(newest_versions, {model:String}), newest_versions[{model:String}], NULL))"""
@@ -125,7 +125,7 @@ FROM
 )
 GROUP BY tenth ORDER BY tenth
 """
-"""How many of the rollouts that ended were trained, by tenth of their duration."""
+"""Counts of ended and trained rollouts, by tenth of their duration."""
 
 ACTIVATIONS = """
 SELECT node, model, version, fetch_seconds, pause_seconds, toUnixTimestamp64Milli(at) AS activated_ms,
@@ -142,7 +142,7 @@ FROM
 WINDOW of_node AS (PARTITION BY node, model)
 ORDER BY activated_ms DESC LIMIT 1000
 """
-"""Which node served which version of a model from when on, the newest first; clocks may differ by seconds."""
+"""Versions that nodes served of a model, with their start, the newest first; clocks may differ by seconds."""
 
 ROLLOUT_FILTER = "run_id = {run_id:String} AND rollout_id = {rollout_id:String}"
 ATTEMPT_FILTER = f"{ROLLOUT_FILTER} AND execution_id = {{execution_id:String}}"

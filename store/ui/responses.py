@@ -7,7 +7,7 @@ from aiohttp import web
 
 
 def require_param(request: web.Request, name: str) -> str:
-    """A parameter of the request; raises ValueError with a sentence when it is missing."""
+    """Return a parameter of the request; raise ValueError with a sentence when it is missing."""
     value = request.query.get(name, "")
     if not value:
         raise ValueError(f"{name} is missing")
@@ -15,5 +15,5 @@ def require_param(request: web.Request, name: str) -> str:
 
 
 def json_response(value: Any, status: int = 200) -> web.Response:
-    """A value as JSON."""
+    """Answer with a value as JSON."""
     return web.json_response(value, status=status, dumps=lambda item: json.dumps(item, default=str, ensure_ascii=False))

@@ -118,7 +118,7 @@ def build_runs(
 
 
 def merge_runs(runs: Sequence[QueryRow], others: Sequence[OtherRun]) -> list[QueryRow]:
-    """The entries of `build_runs` and one for each run with a store of its own, the run with the newest event first."""
+    """Merge the entries of `build_runs` with runs that have their own store, the run with the newest event first."""
     entries = [_describe_other(run) for run in others]
     names = {entry["run_id"] for entry in entries}
     return sorted(
@@ -157,30 +157,30 @@ def _describe_other(run: OtherRun) -> QueryRow:
 
 
 def select_learners(members: Iterable[Heartbeat] | None, run_id: str) -> list[Heartbeat] | None:
-    """The heartbeats of a run's learners; None: no bus answers."""
+    """Select the heartbeats of a run's learners; None: no bus answers."""
     return None if members is None else [beat for beat in members if beat.role == "learner" and beat.run_id == run_id]
 
 
 def order_steps(last_steps: Sequence[QueryRow]) -> list[QueryRow]:
-    """The last steps of a run's models, that of the model which agents call by name first."""
+    """Order the last steps of a run's models, that of the model which agents call by name first."""
     return sorted(
         last_steps, key=lambda step: (step["settings"].get("task_model") not in (None, step["model"]), step["model"])
     )
 
 
 def parse_steps(last_steps: Sequence[QueryRow]) -> list[QueryRow]:
-    """The last training steps, with the learner's settings out of their JSON."""
+    """Decode the learner's settings in the last training steps."""
     return [{**step, "settings": parse_settings(step["settings"])} for step in last_steps]
 
 
 def parse_settings(text: str) -> dict[str, Any]:
-    """A learner's settings from their JSON; empty where a step has none."""
+    """Decode a learner's settings from JSON; empty where a step has none."""
     settings = json.loads(text) if text else {}
     return settings if isinstance(settings, dict) else {}
 
 
 def summarize_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the list by their short names; what is not set is left out."""
+    """Pick the settings of the list by their short names; unset ones are left out."""
     short = {}
     for path, name in SHORT_SETTINGS.items():
         value: Any = settings

@@ -33,11 +33,11 @@ EVENT_TIMES_OF_ALL, LAST_STEPS_OF_ALL = (sql.replace("{of_run}", "true") for sql
 EVENT_TIMES_OF_RUN, LAST_STEPS_OF_RUN = (
     sql.replace("{of_run}", "run_id = {run_id:String}") for sql in (EVENT_TIMES, LAST_STEPS)
 )
-"""When something happened in a run; and the last training step of each of its models, with the learner's settings."""
+"""Queries of one run: its event times; and the last training step of each model, with the learner's settings."""
 
 
 class RunState(StrEnum):
-    """What the pages say of a run."""
+    """State of a run on the pages."""
 
     RUNNING = "running"
     IDLE = "idle"
@@ -54,7 +54,7 @@ def choose_state(
     learners: Iterable[Heartbeat] | None,
     store: StoreState,
 ) -> RunState:
-    """The state of a run with ``num_events`` stored events, the last of them ``seconds_since_last`` ago.
+    """Choose the state of a run with ``num_events`` stored events, the last of them ``seconds_since_last`` ago.
 
     ``last_steps`` has the last training step of each model: ``model``, ``step``, and ``settings`` with ``max_steps``.
     ``learners`` are the heartbeats of the run's learners; None: no bus answers.

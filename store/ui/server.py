@@ -67,7 +67,7 @@ class UiServer:
         self._host, self._list_members = host, members
 
     def application(self) -> web.Application:
-        """The application with all routes."""
+        """Build the application with all routes."""
         app = web.Application(middlewares=[self._check_host])
         app.router.add_get("/", self._index)
         app.router.add_static("/static", STATIC)
@@ -117,7 +117,7 @@ class UiServer:
         return json_response(run_list.merge_runs(runs, others))
 
     def _members(self, run_id: str) -> Sequence[Heartbeat] | None:
-        """The living processes; None: no bus answers, or none that the run is on."""
+        """List the living processes; None: no bus answers, or none that the run is on."""
         members = self._list_members()
         return None if isinstance(members, str) or self._reader.others.has(run_id) else members
 

@@ -16,7 +16,7 @@ from lightningbus.store.reports.counted_rewards import COUNTED_REWARDS
 
 
 class MigrationError(Exception):
-    """The database does not fit these migrations; the message says which one."""
+    """The database does not fit these migrations; the message names the first that differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Migration:
 
 
 def render_sql(sql: str, database: str, cluster: str | None) -> str:
-    """SQL with its placeholders filled in; on a cluster the tables are replicated."""
+    """Fill in the placeholders of SQL; on a cluster the tables are replicated."""
     placeholders = {"{database}": database, "{on_cluster}": "", "{replicated}": ""}
     if cluster is not None:
         placeholders |= {"{on_cluster}": f" ON CLUSTER `{cluster}`", "{replicated}": "Replicated"}

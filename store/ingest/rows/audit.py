@@ -22,7 +22,7 @@ MAX_ERROR_CHARS = 500
 
 
 class ApiClient(msgspec.Struct):
-    """Who asked."""
+    """The client of a request to JetStream."""
 
     account: str = msgspec.field(name="acc", default="")
     user: str = ""
@@ -31,13 +31,13 @@ class ApiClient(msgspec.Struct):
 
 
 class ApiError(msgspec.Struct):
-    """Why JetStream would not."""
+    """JetStream's error."""
 
     description: str = ""
 
 
 class ApiResponse(msgspec.Struct):
-    """What is needed of an answer."""
+    """The needed part of JetStream's answer."""
 
     error: ApiError | None = None
 
@@ -82,7 +82,7 @@ def build_audit_rows(data: bytes) -> Iterator[tuple[str, Row]]:
 
 
 def split_subject(subject: str) -> tuple[str, str]:
-    """The name of a request and what it is about: ``STREAM.DELETE`` and ``TASKS``."""
+    """Split a subject into the name of a request and its object: ``STREAM.DELETE`` and ``TASKS``."""
     words = subject.removeprefix(API).split(".")
     count = 3 if len(words) > 1 and words[1] in THREE_WORD_REQUESTS else 2
     return ".".join(words[:count]), ".".join(words[count:])

@@ -24,7 +24,7 @@ PREVIEW = re.compile(rf'(?:[^"\\]|{_PAIR}|\\u[0-9a-fA-F]{{4}}|\\[^u]){{0,{PREVIE
 
 
 def model_call_row(call: ModelCall, span: Span) -> Row:
-    """The narrow row of a model call, without the key of its attempt."""
+    """Build the narrow row of a model call, without the key of its attempt."""
     versions = [span.version for span in call.weight_versions]
     logprobs = np.frombuffer(call.logprobs[: len(call.logprobs) // 4 * 4], "<f4")
     new_tokens = len(call.prompt_ids) // 4
@@ -78,7 +78,7 @@ def _pack_token_versions(call: ModelCall) -> bytes:
 
 
 def _last_message_preview(text: str) -> str:
-    """The beginning of the last message in a JSON text; of any other text, its beginning."""
+    """Return the beginning of the last message in a JSON text; of any other text, its beginning."""
     at = max(text.rfind('"content"'), 0)
     if start := CONTENT_START.search(text, at, at + CONTENT_WINDOW):
         begin = start.end()

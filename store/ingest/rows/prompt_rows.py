@@ -8,7 +8,7 @@ from lightningbus.store.ingest.rows.weight_rows import decision_fields
 
 
 def prompt_version_row(version: PromptVersion) -> Row:
-    """The row of a published version."""
+    """Build the row of a published version."""
     return {
         "name": version.name,
         "version": version.version,
@@ -24,6 +24,6 @@ def prompt_version_row(version: PromptVersion) -> Row:
 
 
 def prompt_decision_rows(release: PromptReleaseState) -> Iterator[tuple[str, Row]]:
-    """The row of the new decision; the earlier ones came with earlier events."""
+    """Yield the row of the new decision; the earlier ones came with earlier events."""
     for decision in release.decisions[-1:]:
         yield "raw_prompt_decisions", {"name": release.name, **decision_fields(decision)}

@@ -9,14 +9,14 @@ from lightningbus.store.ingest.rows.row import Row
 
 
 def rollout_audit_row(audit: RolloutAudit) -> Row:
-    """The row of one audited call."""
+    """Build the row of one audited call."""
     row = msgspec.structs.asdict(audit)
     row["audited_at"] = row.pop("audited_at_ns")
     return row
 
 
 def verdict_rows(state: AuditState) -> Iterator[tuple[str, Row]]:
-    """The row of the new verdict; the earlier ones came with earlier events."""
+    """Yield the row of the new verdict; the earlier ones came with earlier events."""
     for verdict in state.verdicts[-1:]:
         row = msgspec.structs.asdict(verdict)
         row["decided_at"] = row.pop("decided_at_ns")

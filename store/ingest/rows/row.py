@@ -19,11 +19,11 @@ class EventMetadata:
     sequence: int
     """Sequence number in the stream."""
     stored_ns: int
-    """When the bus received it."""
+    """Time at which the bus received it."""
     retention_days: Callable[[str], int]
     """Days the rows of a run are kept, 0: forever."""
 
 
 def to_json(value: Any) -> str:
-    """A value as JSON; what JSON cannot represent is written as its ``repr``."""
+    """Encode a value as JSON; one that JSON cannot represent is written as its ``repr``."""
     return _ENCODER.encode(value).decode()

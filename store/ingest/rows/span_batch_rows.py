@@ -77,7 +77,7 @@ def span_batch_rows(batch: SpanBatch, metadata: EventMetadata) -> Iterator[tuple
 
 
 def task_rows(record: TaskRecord, metadata: EventMetadata) -> Iterator[tuple[str, Row]]:
-    """The row of a published task and of its producer span."""
+    """Yield the row of a published task and that of its producer span."""
     task, span = record.task, record.span
     identity = {"run_id": task.run_id, "task_id": task.id, "rollout_id": record.rollout_id}
     retention_days = metadata.retention_days(task.run_id)
@@ -119,7 +119,7 @@ def span_row(
     stored_ns: int,
     retention_days: int,
 ) -> Row:
-    """The row of a span. One dict literal: most rows are spans, and merging dicts takes twice as long."""
+    """Build the row of a span. One dict literal: most rows are spans, and merging dicts takes twice as long."""
     return {
         "run_id": run_id,
         "task_id": task_id,

@@ -7,7 +7,7 @@ from lightningbus.store.ingest.rows.row import Row
 
 
 def weight_version_row(version: WeightManifest) -> Row:
-    """The row of a published version."""
+    """Build the row of a published version."""
     return {
         "run_id": version.run_id,
         "model": version.model,
@@ -24,7 +24,7 @@ def weight_version_row(version: WeightManifest) -> Row:
 
 
 def weight_activation_row(event: WeightsActivated) -> Row:
-    """When a node began to serve a version, and how long that took."""
+    """Build the row of an activation: its time, and the duration of each part."""
     return {
         "node": event.node,
         "model": event.model,
@@ -38,13 +38,13 @@ def weight_activation_row(event: WeightsActivated) -> Row:
 
 
 def release_rows(release: ReleaseState) -> Iterator[tuple[str, Row]]:
-    """The row of the new decision; the earlier ones came with earlier events."""
+    """Yield the row of the new decision; the earlier ones came with earlier events."""
     for decision in release.decisions[-1:]:
         yield "raw_release_decisions", {"model": release.model, **decision_fields(decision)}
 
 
 def decision_fields(decision: ReleaseDecision) -> Row:
-    """The columns of a decision, on whatever it is."""
+    """Build the columns of any decision."""
     return {
         "version": decision.version,
         "action": decision.action,

@@ -35,7 +35,7 @@ def transcript_of(calls: Sequence[QueryRow]) -> list[Message]:
 
 
 def message_text(message: Any) -> str:
-    """A message as text: its content and its tool calls, else all of it as JSON."""
+    """Render a message as text: its content and its tool calls, else all of it as JSON."""
     if not isinstance(message, Mapping):
         return message if isinstance(message, str) else _to_json(message)
     content = message.get("content")

@@ -31,7 +31,8 @@ FILTERS = {
     "step": "rollout_id IN (SELECT rollout_id FROM raw_training_rollouts "
     "WHERE run_id = {run_id:String} AND step = {step:UInt32} AND trained AND {model:String} IN ('', model))",
 }
-"""By the name of the parameter; steps and versions are of the parameter ``model``, empty: of any, of the task's.
+"""Conditions by the name of the parameter; steps and versions belong to the parameter ``model``, or if empty to any
+model or the task's.
 
 A rollout's id begins with its task's.
 """
@@ -56,11 +57,11 @@ AND rollout_id IN {rollouts:Array(String)} LIMIT 1 BY rollout_id, execution_id
 """The columns of the table, for the matching rollouts only."""
 
 WORD_SEPARATOR = re.compile(r"[\x00-/:-@\[-`{-\x7f]+")
-"""Where the text index splits: at all ASCII characters but letters and digits."""
+"""Separators of the text index: all ASCII characters but letters and digits."""
 
 
 def build_query(params: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    """The query for one page of a run's rollouts and their total count, with its parameters.
+    """Build the query for one page of a run's rollouts and their total count, with its parameters.
 
     Raises ValueError with a sentence for an invalid filter.
     """

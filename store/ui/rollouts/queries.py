@@ -64,4 +64,4 @@ SELECT
         )
     ) AS tools
 """
-"""What the list can be filtered by."""
+"""Values by which the list can be filtered."""

@@ -27,7 +27,7 @@ def build_attempts(ended: Sequence[QueryRow], executions: Sequence[QueryRow]) ->
 
 
 def select_attempt(attempts: Sequence[QueryRow], execution: str) -> QueryRow | None:
-    """The attempt of an execution; without one, the attempt that counts, else the last."""
+    """Select the attempt of an execution; without one, the attempt that counts, else the last."""
     for row in attempts:
         if row["execution_id"] == execution or (not execution and row["counts"]):
             return row
@@ -35,7 +35,7 @@ def select_attempt(attempts: Sequence[QueryRow], execution: str) -> QueryRow | N
 
 
 def expand_requests(contents: Sequence[QueryRow]) -> dict[int, str]:
-    """The full request of each call: prefixes of earlier calls' suffixes, in bytes, then its own suffix.
+    """Restore the full request of each call: prefixes of earlier calls' suffixes, in bytes, then its own suffix.
 
     A missing call is tolerated, unlike in `lightningbus.schemas.trajectory.prefix_encoding.expand_calls`: the page
     shows what there is.
@@ -86,7 +86,7 @@ def build_calls(calls: Sequence[QueryRow], contents: Sequence[QueryRow], uses: S
 
 
 def parse_messages(request: str) -> list[Any]:
-    """The messages of a request; a request that is not a chat is one message with a role of its own."""
+    """Parse the messages of a request; a request that is not a chat is one message with a role of its own."""
     try:
         body = json.loads(request)
     except ValueError:
@@ -115,7 +115,7 @@ def _find_continued(messages: list[Any], histories: Mapping[int, list[Any]]) -> 
 
 
 def _common_prefix_len(messages: list[Any], history: list[Any]) -> int:
-    """How many messages at the beginning are the same."""
+    """Count the equal messages at the beginning."""
     for index, (message, other) in enumerate(zip(messages, history, strict=False)):
         if message != other and _comparable_fields(message) != _comparable_fields(other):
             return index
@@ -123,9 +123,9 @@ def _common_prefix_len(messages: list[Any], history: list[Any]) -> int:
 
 
 def _comparable_fields(message: Any) -> Any:
-    """The fields of a message that clients send back; they leave out others, such as reasoning.
+    """Return the fields of a message that clients send back; they leave out others, such as reasoning.
 
-    `lightningbus.schemas.trajectory.chat_messages.same_message` would tell those two messages apart.
+    `lightningbus.schemas.trajectory.chat_messages.same_message` would find those two messages different.
     """
     if not isinstance(message, Mapping):
         return message

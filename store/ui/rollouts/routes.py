@@ -1,4 +1,4 @@
-"""What the page asks about rollouts: the list, one of them, its group, and two of them compared."""
+"""Routes of the page about rollouts: the list, one of them, its group, and two of them compared."""
 
 import asyncio
 
@@ -94,7 +94,7 @@ class RolloutRoutes:
         return json_response({"a": sides[0][0], "b": sides[1][0], "rows": rows})
 
     async def _side(self, key: dict[str, str]) -> tuple[QueryRow, list[QueryRow]]:
-        """The attempt that counts of a rollout, and its model calls."""
+        """Load the attempt that counts of a rollout, and its model calls."""
         attempt = await self._counted_attempt(key)
         values = {**key, "execution_id": attempt["execution_id"]}
         calls, contents = await self._reader.query_all(values, queries.CALLS, queries.CALL_PAYLOADS)
@@ -113,5 +113,5 @@ class RolloutRoutes:
 
 
 def _rollout_key(request: web.Request, name: str) -> dict[str, str]:
-    """The run, and the rollout that a parameter names."""
+    """Read the run, and the rollout that a parameter names."""
     return {"run_id": require_param(request, "run_id"), "rollout_id": require_param(request, name)}

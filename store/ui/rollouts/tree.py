@@ -38,10 +38,11 @@ RESPONSE_ID = re.compile(r"[0-9A-Za-z]{8,}")
 def build_tree(
     spans: Sequence[QueryRow], calls: Iterable[QueryRow], contents: Iterable[QueryRow], root: str
 ) -> list[QueryRow]:
-    """Spans with their place and what they are; ``calls`` and ``contents`` are the model calls, ``root`` the attempt.
+    """Arrange spans as a tree and describe them; ``calls`` and ``contents`` are the model calls, ``root`` the attempt.
 
-    To a span are added: ``parent``, which is empty or a span of these; ``placed``, why it hangs there where it does not
-    say so itself; ``what`` it is; ``title``, a tool's or agent's own name; ``gist`` of it in one line; ``shown``, the
+    To a span are added: ``parent``, which is empty or a span of these; ``placed``, the reason for a parent that it does
+    not declare; ``what``, its kind; ``title``, a tool's or agent's own name; ``gist``, a summary in one line;
+    ``shown``, the
     attributes to read first; and ``call``, the model call that it is, answers or judges.
     """
     known = {row["span_id"]: row for row in spans}
@@ -79,7 +80,7 @@ def build_tree(
 def _place_spans(
     spans: Sequence[QueryRow], kinds: Mapping[str, str], call_index: CallIndex, root: str
 ) -> dict[str, tuple[str, str]]:
-    """For each span its parent, and the reason if the span did not declare that parent."""
+    """Choose each span's parent, with the reason if the span did not declare that parent."""
     known = {row["span_id"]: row for row in spans}
     top = root if root in known else ""
     calls = {call.span_id for call in call_index.calls}
@@ -107,7 +108,7 @@ def _place_spans(
 def _declared_parent(
     row: QueryRow, known: Container[str], calls: Container[str], top: str, root: str
 ) -> tuple[str, str]:
-    """The declared parent of a span, else the attempt."""
+    """Return the declared parent of a span, else the attempt."""
     parent, name = row["parent_span_id"], row["span_id"]
     if parent in known and parent != name:
         return parent, ""
@@ -119,7 +120,7 @@ def _declared_parent(
 def _match_instrumented_spans(
     spans: Sequence[QueryRow], kinds: Mapping[str, str], calls: Sequence[RecordedCall]
 ) -> dict[str, str]:
-    """For each call the shortest instrumented span of it, by the response id."""
+    """Find the shortest instrumented span of each call, by the response id."""
     answers: dict[str, list[str]] = defaultdict(list)
     for recorded in calls:
         answers[recorded.response_key].append(recorded.span_id)
@@ -160,7 +161,7 @@ def _break_cycles(placements: dict[str, tuple[str, str]], top: str) -> dict[str,
 
 
 def _find_subject_call(row: QueryRow, kind: str, call_index: CallIndex) -> int | None:
-    """The call that requested a tool, or that a reward or an annotation refers to."""
+    """Find the call that requested a tool, or that a reward or an annotation refers to."""
     if not _is_agent_span(row):
         return None
     named = call_index.find_referenced(row["attributes"])
