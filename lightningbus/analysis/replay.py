@@ -27,7 +27,7 @@ from lightningbus.schemas.trajectory.prefix_encoding import expand_calls
 def replay_step(
     client: Client, run: str | None, model: str | None, number: int, checkpoints: Path | None
 ) -> dict[str, Any]:
-    """A step made again, and whether it is the same: its batch and, from the checkpoint before it, its loss."""
+    """Repeat a step and compare: its batch and, from the checkpoint before it, its loss."""
     history = RunHistory.open(client, run, model)
     (step,) = history.steps(number, number)
     batch = _batch(history, step, step.settings)
@@ -83,14 +83,14 @@ def train_offline(
 
 
 def write_chat(out: Path, rollouts: Sequence[Rollout]) -> int:
-    """A line per conversation: all that was said in it; returns how many."""
+    """Write a line per conversation with all its messages; return the number of lines."""
     lines = [line for rollout in rollouts for line in _iter_conversations(rollout)]
     out.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     return len(lines)
 
 
 def write_parquet(out: Path, rollouts: Sequence[Rollout]) -> int:
-    """A line per model call, its tokens as they were sampled; returns how many."""
+    """Write a line per model call, with its tokens as they were sampled; return the number of lines."""
     import pyarrow as pa
     from pyarrow import parquet
 

@@ -88,14 +88,14 @@ class RecordedStep:
 
 
 class RunHistory:
-    """What the training of one model in one run left in ClickHouse; calls block."""
+    """Records of one model's training in one run, read from ClickHouse; calls block."""
 
     def __init__(self, sql: Client, run: str, model: str) -> None:
         self._sql, self._run, self._model = sql, run, model
 
     @classmethod
     def open(cls, sql: Client, run: str | None, model: str | None = None) -> "RunHistory":
-        """The history of a model in a run; None: the only one there is. Raises `UserError` when that is not clear."""
+        """Open the history of a model in a run; None: the only one there is. Raise `UserError` if it is ambiguous."""
         rows = sql.query(TRAINED).result_rows
         name = _choose("run", run, list(dict.fromkeys(row[0] for row in rows)), "runs with training steps")
         models = [row[1] for row in rows if row[0] == name]
@@ -121,7 +121,7 @@ class RunHistory:
         ]
 
     def groups(self, step: RecordedStep) -> list[RolloutGroup]:
-        """The groups a step was made of, in their order; raises `UserError` when rollouts are gone."""
+        """Load the groups a step was made of, in their order; raise `UserError` when rollouts are gone."""
         uses = self._rows(USES, step=step.number)
         rollouts = {
             rollout.execution_id: rollout
@@ -141,9 +141,9 @@ class RunHistory:
         return {row["rollout_id"]: row["exclusion_reason"] for row in self._rows(QUARANTINED, step=step.number)}
 
     def best_rollouts(self, per_task: int, min_reward: float) -> list[Rollout]:
-        """The best rollouts of each training task with at least a reward, best first; none that is quarantined.
+        """Load the best rollouts of each training task with at least a reward, best first; none that is quarantined.
 
-        Only with the calls of the model.
+        Only calls of the model are kept.
         """
         executions = [row["execution_id"] for row in self._rows(BEST_ROLLOUTS, most=per_task, least=min_reward)]
         rollouts = {rollout.execution_id: rollout for rollout in self.rollouts(executions, None)}

@@ -1,4 +1,4 @@
-"""Attempts as they end, read off the bus beside everybody else: nothing is stored for it, nobody waits for it."""
+"""Attempts as they end, read off the bus beside all other readers: nothing is stored, and no reader is delayed."""
 
 import asyncio
 import sys
@@ -59,7 +59,7 @@ async def tail_rollouts(
 
 
 def summarize(batch: SpanBatch) -> dict[str, Any]:
-    """What is worth knowing of an attempt that ended."""
+    """Summarise an attempt that ended."""
     assert batch.end is not None
     end, usage = batch.end, batch.end.usage
     return {

@@ -56,13 +56,13 @@ class Transcript:
     rollout: Mapping[str, Any]
     calls: list[Mapping[str, Any]]
     tokens: Mapping[int, list[Mapping[str, Any]]]
-    """By call."""
+    """Tokens of each call."""
     spans: list[Mapping[str, Any]]
-    """What the agent's own instrumentation said, and the events that it reported."""
+    """Spans of the agent's own instrumentation, and the events that it reported."""
 
     @classmethod
     def load(cls, client: Client, rollout: str, run: str) -> "Transcript":
-        """Of the newest such rollout of a run (empty: of any); raises `UserError` when there is none. Blocks."""
+        """Load the newest such rollout of a run (empty: of any); raise `UserError` when there is none. Blocks."""
         rows = _rows(client, ROLLOUT, run_id=run, rollout_id=rollout)
         if not rows:
             if run:
@@ -82,11 +82,11 @@ class Transcript:
         print(printable_json({**self.rollout, "model_calls": calls, "spans": self.spans}))
 
     def show(self, color: str) -> None:
-        """As text; ``color`` is what the colour of a token shows."""
+        """Print the transcript; ``color`` chooses what the colour of a token shows."""
         Terminal(highlight=False).print(self.render(color))
 
     def render(self, color: str = "none") -> Group:
-        """What `show` prints; rich turns it into HTML too."""
+        """Render the output of `show`; rich turns it into HTML too."""
         rollout = self.rollout
         reward = _format_rewards(rollout["reward"], rollout.get("rewards") or {})
         heading = (
@@ -171,7 +171,7 @@ def _style(token: Mapping[str, Any], color: str) -> str:
 
 
 def _format_rewards(reward: float | None, by_name: Mapping[str, float]) -> str:
-    """The main reward, and all by name where there are others."""
+    """Format the main reward, and all by name where there are others."""
     main = "none" if reward is None else f"{reward:.4g}"
     named = ", ".join(f"{name} {value:.4g}" for name, value in sorted(by_name.items()))
     return f"{main} ({named})" if named else main

@@ -1,7 +1,7 @@
 """The agent of an environment: plays a rollout in it, or writes its tasks. Runs in the environment's own interpreter.
 
 A runner calls `rollout`. ``python -m environment.entrypoint FILE train|heldout [LIMIT]`` writes tasks, a JSON object a
-line. ``environment.json`` in the working directory says which adapter, the environment's name and its arguments.
+line. ``environment.json`` in the working directory holds the adapter, the environment's name and its arguments.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def load_adapter() -> Any:
-    """The adapter of this directory's environment; programs beside the interpreter are found by what it starts."""
+    """Load the adapter of this directory's environment; programs beside the interpreter are on its path."""
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     config = json.loads(Path("environment.json").read_text(encoding="utf-8"))
     module = importlib.import_module(f".{config['adapter']}", __package__)
@@ -22,9 +22,9 @@ def load_adapter() -> Any:
 
 
 async def rollout(task: dict[str, Any], endpoint: Any = None) -> dict[str, Any]:
-    """Play one rollout: ``{"reward": 1.0, "metrics": {...}}``, with whatever else the adapter says of it.
+    """Play one rollout and return ``{"reward": 1.0, "metrics": {...}}``, with further fields of the adapter.
 
-    ``endpoint`` says where the model is if many rollouts share this process; else the environment variables do.
+    ``endpoint`` is the model's address if many rollouts share this process; else the environment variables have it.
     """
     base_url = endpoint.base_url if endpoint is not None else os.environ["OPENAI_BASE_URL"]
     api_key = endpoint.api_key if endpoint is not None else os.environ["OPENAI_API_KEY"]

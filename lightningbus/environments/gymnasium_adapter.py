@@ -91,7 +91,7 @@ class Adapter:
         return rendered if isinstance(rendered, str) else str(observation)
 
     def _read_action(self, space: Any, text: str) -> str | int | None:
-        """The action in an answer, None if there is none; names are read in any case."""
+        """Read the action in an answer, None if there is none; names are read in any case."""
         if isinstance(space, spaces.Text):
             return text
         if self._actions:

@@ -66,7 +66,7 @@ class Adapter:
             yield {"id": directory.name, "input": {"task": str(directory)}}
 
     async def rollout(self, task: dict[str, Any], base_url: str, api_key: str, model: str) -> dict[str, Any]:
-        """The model's commands until it writes none, then the task's tests; their reward."""
+        """Run the model's commands until it writes none, then the task's tests; return their reward."""
         from openai import AsyncOpenAI
 
         harbor = read_task(Path(task["task"]))
@@ -104,7 +104,7 @@ class Adapter:
 
 
 def make_root(task: HarborTask, folder: Path) -> Path:
-    """The directories that a sandbox can write, with the task's files and an ``/etc`` that knows one user."""
+    """Make the directories that a sandbox can write, with the task's files and an ``/etc`` with one user."""
     root = folder / "root"
     task.copy_files(root)
     (root / "etc").mkdir(exist_ok=True)
@@ -116,7 +116,7 @@ def make_root(task: HarborTask, folder: Path) -> Path:
 
 
 def make_logs(root: Path) -> Path:
-    """An empty ``/logs`` with what Harbor has there; returns where the verifier writes."""
+    """Make an empty ``/logs`` with Harbor's directories; return the verifier's."""
     shutil.rmtree(root / "logs", ignore_errors=True)
     for name in ("agent", "artifacts", "verifier"):
         (root / "logs" / name).mkdir(parents=True)
@@ -139,7 +139,7 @@ async def verify(task: HarborTask, root: Path) -> tuple[float, dict[str, float]]
 
 
 def read_reward(logs: Path) -> tuple[float, dict[str, float]]:
-    """The reward that the tests wrote, as Harbor reads it; raises `ValueError`."""
+    """Read the reward that the tests wrote, as Harbor does; raise `ValueError`."""
     files = [file for file in (logs / REWARD_JSON, logs / REWARD_TEXT) if file.is_file() and not file.is_symlink()]
     if not files:
         raise ValueError(f"it wrote neither {REWARD_JSON} nor {REWARD_TEXT} to /logs/verifier")

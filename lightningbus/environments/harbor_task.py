@@ -17,7 +17,7 @@ CANARY = re.compile(r"\A(?:(?:<!--.*canary.*-->|#.*canary.*)\n)+\s*", re.IGNOREC
 
 
 class ContainerRequiredError(ValueError):
-    """A task that asks for what only a container has; the message says for what."""
+    """A task needs a feature that only a container has; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class HarborTask:
 
 
 def read_task(directory: Path) -> HarborTask:
-    """The task in a directory; raises `ContainerRequiredError` where it asks for what only a container has."""
+    """Read the task in a directory; raise `ContainerRequiredError` where it needs a container."""
     config = tomllib.loads((directory / "task.toml").read_text(encoding="utf-8"))
     environment = config.get("environment", {})
     if reason := next(find_reasons(directory, config), None):
@@ -79,7 +79,7 @@ def read_task(directory: Path) -> HarborTask:
 
 
 def find_reasons(directory: Path, config: dict[str, Any]) -> Iterator[str]:
-    """Why a task cannot run on the machine itself, as far as its files and settings say."""
+    """Yield the reasons why a task cannot run without a container, as far as its files and settings show."""
     environment, verifier = config.get("environment", {}), config.get("verifier", {})
     for name in CONTAINER_FILES:
         if (directory / "environment" / name).exists() or (directory / name).exists():

@@ -37,7 +37,7 @@ class Adapter:
                 self._files[split] = Path(arguments[argument])
 
     def tasks(self, split: str) -> Iterator[dict[str, Any]] | None:
-        """The rows of a file."""
+        """Yield the rows of a file as tasks."""
         file = self._files[split]
         if file is None:
             if split == "train":
@@ -79,7 +79,7 @@ class Adapter:
 
 
 async def call_tool(server: Any, call: dict[str, Any]) -> dict[str, Any]:
-    """The item that answers a function call: what the server's route of that name says, errors too."""
+    """Call the server's route of a function's name; return the item with its answer, errors too."""
     try:
         arguments = json.loads(call["arguments"] or "{}")
     except json.JSONDecodeError as error:
@@ -90,7 +90,7 @@ async def call_tool(server: Any, call: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_app(module: Any, name: str, config: dict[str, Any]) -> Any:
-    """The app of the resources server that a module defines."""
+    """Build the app of the resources server that a module defines."""
     from nemo_gym.base_resources_server import SimpleResourcesServer
     from nemo_gym.config_types import BaseServerConfig
     from nemo_gym.server_utils import ServerClient
@@ -110,5 +110,5 @@ def make_app(module: Any, name: str, config: dict[str, Any]) -> Any:
 
 
 def find_file(directory: Path, *names: str) -> Path | None:
-    """The first of these files that there is."""
+    """Find the first existing one of these files."""
     return next((directory / name for name in names if (directory / name).exists()), None)

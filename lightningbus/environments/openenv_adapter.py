@@ -94,7 +94,7 @@ class Adapter:
 
 
 async def list_tools(environment: Any) -> list[dict[str, Any]]:
-    """The environment's tools as OpenAI's clients want them."""
+    """List the environment's tools in the format of OpenAI's clients."""
     listed = await environment.step({"type": "list_tools"})
     return [
         {
@@ -112,7 +112,7 @@ async def list_tools(environment: Any) -> list[dict[str, Any]]:
 def read_actions(
     message: Any, schema: dict[str, Any], has_tools: bool
 ) -> tuple[list[dict[str, Any] | None], list[dict[str, Any]]]:
-    """The actions in an answer, None for one that cannot be read, and the message that answers each. Pure."""
+    """Read the actions in an answer, None for an unreadable one, and the message that answers each. Pure."""
     if not has_tools:
         return [parse_action(message.content or "", schema)], [{"role": "user"}]
     calls = message.tool_calls or []
@@ -125,7 +125,9 @@ def read_actions(
 
 
 def parse_action(text: str, schema: dict[str, Any]) -> dict[str, Any] | None:
-    """A JSON object, perhaps within other text; else the text itself where an action has one required field. Pure."""
+    """Parse a JSON object, perhaps within other text; else use the text itself where an action has one required field.
+    Pure.
+    """
     start, end = text.find("{"), text.rfind("}")
     action = parse_object(text[start : end + 1]) if start >= 0 else None
     required = schema.get("required", [])
@@ -135,7 +137,7 @@ def parse_action(text: str, schema: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def parse_object(text: str) -> dict[str, Any] | None:
-    """A JSON object, None if it is none. Pure."""
+    """Parse a JSON object, None if it is none. Pure."""
     try:
         value = json.loads(text or "{}")
     except json.JSONDecodeError:
@@ -144,7 +146,7 @@ def parse_object(text: str) -> dict[str, Any] | None:
 
 
 def show(observation: Any, schema: dict[str, Any] | None = None) -> str:
-    """What the model reads of an observation, and at first of the actions it can take. Pure."""
+    """Render an observation for the model, and at first the schema of the possible actions. Pure."""
     text = observation if isinstance(observation, str) else json.dumps(observation, ensure_ascii=False)
     return (
         text

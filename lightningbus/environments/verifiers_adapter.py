@@ -11,7 +11,7 @@ import verifiers
 
 
 def make_adapter(name: str, arguments: dict[str, Any]) -> "EnvironmentAdapter | TasksetAdapter":
-    """The adapter for the interface that the installed verifiers has."""
+    """Make the adapter for the interface of the installed verifiers."""
     kind = EnvironmentAdapter if hasattr(verifiers, "load_environment") else TasksetAdapter
     return kind(name, arguments)
 
@@ -77,7 +77,7 @@ class TasksetAdapter:
         return not self._environment.taskset.bounded
 
     def tasks(self, split: str) -> Iterator[dict[str, Any]] | None:
-        """The tasks of the taskset; it has no held-out ones."""
+        """Yield the tasks of the taskset; it has no held-out ones."""
         if split != "train":
             return None
         return (
@@ -126,7 +126,7 @@ class TasksetAdapter:
 
 
 def make_config(name: str, arguments: dict[str, Any]) -> Any:
-    """The environment's settings; agents run as processes of this machine unless the arguments say otherwise.
+    """Build the environment's settings; agents run as processes of this machine unless the arguments choose otherwise.
 
     An agent without a harness of its own chats and uses the task's tools (``null``), and runs no commands.
     """

@@ -18,7 +18,7 @@ _FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)\n---\s*(\n|\Z)", re.S)
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """How a base model is called, never by a path of this machine."""
+    """Public name of a base model, never a path of this machine."""
 
     name: str
     license: Mapping[str, str] = field(default_factory=dict)
@@ -31,12 +31,12 @@ class BaseModel:
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a name has the form of a repository of the Hub: ``owner/name``."""
+    """Return whether a name has the form of a repository of the Hub: ``owner/name``."""
     return _HUB_NAME.fullmatch(name) is not None
 
 
 def read_base_model(directory: Path, name: str | None = None) -> BaseModel:
-    """What a model directory says of itself; ``name`` is what the user calls it.
+    """Read a model directory's own metadata; ``name`` is the user's name for it.
 
     Without one, the name is that of the Hub where the directory is of the Hub's cache or its configuration has it, else
     the last part of the path.
@@ -48,7 +48,7 @@ def read_base_model(directory: Path, name: str | None = None) -> BaseModel:
 
 
 def _name_in_cache(directory: Path) -> str | None:
-    """From ``models--OWNER--NAME/snapshots/COMMIT``."""
+    """Parse the name in ``models--OWNER--NAME/snapshots/COMMIT``."""
     for part in reversed(directory.absolute().parts):
         if match := _CACHED.fullmatch(part):
             return match[1].replace("--", "/", 1)
@@ -64,7 +64,7 @@ def _name_in_configuration(directory: Path) -> str | None:
 
 
 def _read_metadata(directory: Path) -> dict[str, Any]:
-    """The Hub's metadata at the top of a model's card; empty where there is none."""
+    """Read the Hub's metadata at the top of a model's card; empty where there is none."""
     try:
         match = _FRONT_MATTER.match((directory / CARD).read_text("utf-8"))
         metadata = yaml.safe_load(match[1]) if match else None

@@ -44,12 +44,14 @@ tokens = model.generate(input_ids=inputs["input_ids"], attention_mask=inputs["at
 print(tokenizer.decode(tokens[0][inputs["input_ids"].shape[1] :]))
 """
 UNLISTED_SETTINGS = {"run", "model", "model_path", "tasks", "id", "checkpoint_dir", "health_address", "cpu_threads"}
-"""Settings of the learner that say where it ran, not how it trained; or that the card states by themselves."""
+"""Learner settings left out of the card: they describe the machine, not the training, or the card states them
+elsewhere.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CardFacts:
-    """What a card is made of."""
+    """Facts that the card is made of."""
 
     manifest: WeightManifest
     base: BaseModel
@@ -59,14 +61,14 @@ class CardFacts:
     """The learner's settings; empty if unknown."""
     results: Results | None
     dtype: str
-    """What the weights are in."""
+    """Number format of the weights."""
     has_chat_template: bool
     packages: Mapping[str, str]
     """Versions of the libraries of the run, else of those that exported it."""
 
 
 def render_card(facts: CardFacts) -> str:
-    """The card in Markdown, with the Hub's metadata at its top."""
+    """Render the card in Markdown, with the Hub's metadata at its top."""
     manifest = facts.manifest
     published = datetime.fromtimestamp(manifest.created_at_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     digest = manifest.fingerprint or manifest.blobs[-1].sha256
@@ -96,7 +98,7 @@ def render_card(facts: CardFacts) -> str:
 
 
 def _metadata(facts: CardFacts) -> dict[str, object]:
-    """What the Hub reads of the card."""
+    """Build the metadata that the Hub reads."""
     of_hub = {"base_model": facts.base.name, "base_model_relation": "adapter" if facts.is_adapter else "finetune"}
     return {
         "library_name": "peft" if facts.is_adapter else "transformers",
@@ -125,7 +127,7 @@ def _row(evaluation: Evaluation) -> str:
 
 
 def _usage(facts: CardFacts) -> list[str]:
-    """Programs that run as they stand here, in the directory of the model."""
+    """Build programs that run without changes in the directory of the model."""
     load = LOAD_ADAPTER.format(base=json.dumps(facts.base.name)) if facts.is_adapter else LOAD
     question = CHAT if facts.has_chat_template else TEXT
     parts = ["## Use it", "In this directory:", f"```python\n{load}{question}{GENERATE}```"]
@@ -135,7 +137,7 @@ def _usage(facts: CardFacts) -> list[str]:
 
 
 def _settings(learner: Mapping[str, Any]) -> list[str]:
-    """The settings of the learner that are not the defaults."""
+    """Render the learner's settings that differ from the defaults."""
     if not learner:
         return []
     changed = LearnerSettings.model_validate(learner).model_dump(

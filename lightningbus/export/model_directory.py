@@ -35,14 +35,14 @@ MODEL_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Names of data types in a safetensors file, as users know them."""
 PUBLIC_MODE = 0o644
-"""Of the weights, as of the files beside them."""
+"""File mode of the weights, the same as of the files beside them."""
 INDEX = ".index.json"
 """End of the name of a file that lists shards of other weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """Which version goes where, and how."""
+    """Version, destination and form of an export."""
 
     directory: Path
     version: int | None = None
@@ -52,7 +52,7 @@ class ExportRequest:
     base_model: Path | None = None
     """Directory with configuration and tokenizer; None: where the run's training started."""
     base_name: str | None = None
-    """How the base model is called, as ``owner/name`` of the Hub; None: as its directory says."""
+    """Name of the base model, as ``owner/name`` of the Hub; None: derived from its directory."""
     is_adapter: bool = False
     """LoRA's adapters alone, in PEFT's format."""
     is_best: bool = False
@@ -131,7 +131,7 @@ async def _select_version(
 
 
 async def _find_best(registry: WeightRegistry, model: str, results: Results | None) -> int:
-    """The version with the best held-out reward: of the run's results, else the one that is kept for it."""
+    """Find the version with the best held-out reward: of the run's results, else the one that is kept for it."""
     best = find_best(results.evaluations) if results is not None else None
     version = version_of(best, model) if best is not None else (await registry.refresh()).kept
     if version is None:
@@ -140,7 +140,7 @@ async def _find_best(registry: WeightRegistry, model: str, results: Results | No
 
 
 def _find_base_model(source: RunSource, request: ExportRequest, learner: dict[str, object]) -> Path:
-    """The directory with configuration and tokenizer."""
+    """Find the directory with configuration and tokenizer."""
     recorded = learner.get("model_path") or source.read_settings("inference-0").get("model_path")
     if request.base_model is None and recorded is None:
         raise UserError("the model's configuration and tokenizer are not known here: give --base-model DIRECTORY")
@@ -151,7 +151,7 @@ def _find_base_model(source: RunSource, request: ExportRequest, learner: dict[st
 
 
 def _read_dtype(weights: Path) -> str:
-    """What most of the numbers of a file are in."""
+    """Find the number format of most weights in a file."""
     tensors = parse_tensors(read_header(weights), weights.stat().st_size)
     sizes = Counter[str]()
     for tensor in tensors.values():
@@ -171,9 +171,9 @@ def _has_chat_template(directory: Path) -> bool:
 
 
 def _write_model(files: list[Path], base_model: Path, directory: Path, adapted: BaseModel | None) -> None:
-    """The model's files beside the weights, and the weights, with LoRA merged.
+    """Write the model's files beside the weights, and the weights, with LoRA merged.
 
-    ``adapted``: the model that the adapters are of, which are written alone then.
+    ``adapted``: the model of the adapters, which are then written alone.
     """
     for path in sorted(base_model.iterdir()):
         is_model_file = path.suffix in MODEL_SUFFIXES and not path.name.endswith(INDEX)

@@ -40,7 +40,7 @@ class RunSource:
 
 @asynccontextmanager
 async def open_run(run: str | None, url: str | None, name: str = NAME, role: str = ROLE) -> AsyncIterator[RunSource]:
-    """The bus at ``url``, or that of a run: its name, its directory, or None for the latest one.
+    """Open the bus at ``url``, or that of a run: its name, its directory, or None for the latest one.
 
     If the run has stopped, a server serves the run's files while the block runs, and no other process can use them
     then. ``name`` and ``role`` are those of the connection.

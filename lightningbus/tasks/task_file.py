@@ -17,13 +17,13 @@ from lightningbus.tasks.task_tables import TASK_KEYS as KEYS
 from lightningbus.tasks.task_tables import is_table, map_row, read_rows
 
 MAX_INPUT_BYTES = MAX_BYTES - 64 * 1024
-"""Of a task's input: the rest of the message, and the record of it, need room too."""
+"""Largest input of a task: the rest of the message, and its record, need room too."""
 MAX_ID_CHARACTERS = 128
 NO_TASK = 'it is not a task, which needs the form {"id": "...", "input": ...}'
 
 
 class TaskFileError(ValueError):
-    """A task file cannot be used; the message names the line and says why."""
+    """A task file cannot be used; the message names the line and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def load_tasks(source: Path | str | TaskSource) -> list[TaskInput]:
 
 
 def _read_tasks(source: TaskSource) -> Iterator[tuple[str, TaskInput]]:
-    """Each task and where it stands; raises `TaskFileError`."""
+    """Yield each task with its place in the file; raise `TaskFileError`."""
     is_rows = is_table(source)
     rows = read_rows(source) if is_rows else _read_lines(Path(source.path))
     number = 0
@@ -87,7 +87,7 @@ def _read_lines(path: Path) -> Iterator[str]:
 
 
 def parse_json_object(line: str) -> dict[str, Any]:
-    """The fields on a line; raises ValueError saying why there are none."""
+    """Parse the fields on a line; raise ValueError with the reason if there are none."""
     try:
         fields = json.loads(
             line, parse_constant=_reject_number, parse_float=_parse_float, object_pairs_hook=_reject_repeated
@@ -102,7 +102,7 @@ def parse_json_object(line: str) -> dict[str, Any]:
 
 
 def parse_task(fields: dict[str, Any], number: int) -> TaskInput:
-    """The task that fields make; raises ValueError saying why it is none, or why it could not be published."""
+    """Build the task of some fields; raise ValueError with the reason if it is invalid or could not be published."""
     if "input" not in fields:
         raise ValueError(NO_TASK)
     for key in fields:

@@ -16,7 +16,7 @@ from lightningbus.schemas.spans import Span
 from lightningbus.schemas.tasks import Task, TaskBatchRecord, TaskRecord
 
 MAX_RECORD_BYTES = 500_000
-"""Of one record of tasks that were published together."""
+"""Largest record of tasks that were published together."""
 
 
 class TaskPublisher:
@@ -60,7 +60,7 @@ class TaskPublisher:
 
 
 def build_record(task: Task, started_ns: int, ended_ns: int) -> TaskRecord:
-    """The record of a task that was published between two times."""
+    """Build the record of a task that was published between two times."""
     span = build_producer_span(task, subjects.task(task.mode, task.agent), started_ns, ended_ns)
     return TaskRecord(task=task, rollout_id=ids.rollout_id(task.id, task.sample_index), span=span)
 
@@ -90,7 +90,7 @@ def chunk_by_size(records: Iterable[TaskRecord]) -> Iterator[list[TaskRecord]]:
 
 
 def build_foreign_record(task: Task, subject: str, traceparent: str, published_ns: int) -> TaskRecord | None:
-    """The record of a task whose publisher wrote none; None if it did, as its ``traceparent`` shows.
+    """Build the record of a task whose publisher wrote none; None if it did, as its ``traceparent`` shows.
 
     Another publisher's own trace becomes a link of the rollout's first span.
     """
@@ -105,7 +105,7 @@ def build_foreign_record(task: Task, subject: str, traceparent: str, published_n
 
 
 def build_producer_span(task: Task, subject: str, start_ns: int, end_ns: int) -> Span:
-    """The PRODUCER span of one published sample, by OpenTelemetry's messaging conventions."""
+    """Build the PRODUCER span of one published sample, by OpenTelemetry's messaging conventions."""
     rollout = ids.rollout_id(task.id, task.sample_index)
     return Span(
         trace_id=ids.trace_id(rollout),

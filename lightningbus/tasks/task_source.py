@@ -1,4 +1,4 @@
-"""Where tasks are read from: a file or a data set, and which columns of it make a task. Pure."""
+"""Source of tasks: a file or a data set, and the columns that make a task. Pure."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,7 +39,7 @@ class TaskSource(BaseModel):
 
 
 def as_task_source(value: Path | str | TaskSource) -> TaskSource:
-    """A path as the source that reads it by its suffix."""
+    """Convert a path to the source that reads it by its suffix."""
     return value if isinstance(value, TaskSource) else TaskSource(path=str(value))
 
 
@@ -55,7 +55,7 @@ def parse_columns(words: Sequence[str]) -> dict[str, str]:
 
 
 def parse_task_source(value: Any) -> Any:
-    """A mapping as the source it names, and anything else as it is; raises ValueError naming the wrong field."""
+    """Convert a mapping to the source it names, and return anything else; raise ValueError naming the wrong field."""
     if not isinstance(value, Mapping):
         return value
     try:

@@ -23,21 +23,21 @@ class MapValue(dict[str, Any]):
 
 
 def is_table(source: TaskSource) -> bool:
-    """Whether the source holds rows of columns rather than a JSON object a line."""
+    """Return whether the source holds rows of columns rather than a JSON object a line."""
     return source.path.startswith(HUB_PREFIX) or _suffix(source) in (".parquet", ".csv") or Path(source.path).is_dir()
 
 
 def read_rows(source: TaskSource) -> Iterator[Row]:
-    """The rows of a table or a data set, one after another; raises ValueError or OSError saying what to do."""
+    """Yield the rows of a table or a data set; raise ValueError or OSError naming the remedy."""
     if source.path.startswith(HUB_PREFIX) or Path(source.path).is_dir():
         return _read_dataset(source)
     return _read_csv(Path(source.path)) if _suffix(source) == ".csv" else _read_parquet(source)
 
 
 def map_row(row: Row, source: TaskSource, is_typed: bool = False) -> dict[str, Any]:
-    """The fields ``id``, ``input`` and ``labels`` of a row; raises ValueError naming the column that is wrong. Pure.
+    """Map a row to the fields ``id``, ``input`` and ``labels``; raise ValueError naming the wrong column. Pure.
 
-    Without a map of columns, a row of only these three is a task as it stands, and any other row is the input whole.
+    Without a map of columns, a row of only these three is a task as it is, and any other row is the input whole.
     ``is_typed``: the row is of a table whose records all have the same keys, so that those of other rows are null here;
     they are left out of records within columns.
     """
@@ -59,7 +59,7 @@ def map_row(row: Row, source: TaskSource, is_typed: bool = False) -> dict[str, A
 
 
 def _cell(row: Row, column: str) -> Any:
-    """A column, or with dots a field of a column that holds records."""
+    """Return a column, or with dots a field of a column that holds records."""
     if column in row:
         return row[column]
     first, dot, rest = column.partition(".")
@@ -69,7 +69,7 @@ def _cell(row: Row, column: str) -> Any:
 
 
 def _to_json(value: Any, column: str, is_typed: bool) -> Any:
-    """The value as JSON has it; raises ValueError for what JSON has not, such as times, bytes and NaN."""
+    """Convert a value to JSON's types; raise ValueError for others, such as times, bytes and NaN."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -121,7 +121,7 @@ def _read_parquet(source: TaskSource) -> Iterator[Row]:
 
 
 def _read_batch(batch: Any) -> Iterator[Row]:
-    """The rows of an Arrow batch; a map is an object."""
+    """Yield the rows of an Arrow batch; a map is an object."""
     types = _require("pyarrow.types")
     with_maps = [field for field in batch.schema if "map<" in str(field.type)]
     for row in batch.to_pylist():
@@ -129,7 +129,7 @@ def _read_batch(batch: Any) -> Iterator[Row]:
 
 
 def _maps_to_objects(value: Any, kind: Any, types: ModuleType) -> Any:
-    """A value of Arrow's type ``kind`` whose maps, which Arrow gives as pairs, are objects."""
+    """Convert a value of Arrow's type ``kind``: maps, which Arrow gives as pairs, become objects."""
     if value is None:
         return None
     if types.is_map(kind):
@@ -168,7 +168,7 @@ def _load_dataset(datasets: ModuleType, name: str, source: TaskSource) -> Any:
 
 
 def _needed_columns(source: TaskSource, names: list[str]) -> list[str]:
-    """The columns that a task is made of, so that no other is read; all of them without a map."""
+    """List the columns that a task is made of, so that no other is read; all of them without a map."""
     if not source.columns:
         return names
     wanted = {*source.columns.values(), *source.labels.values(), source.id or "id"}

@@ -1,4 +1,4 @@
-"""What a tracker does: it takes points and a run's settings."""
+"""The interface of a tracker: it takes points and a run's settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 Axis = Literal["step", "version"]
-"""What a metric is drawn over: training steps, or weight versions."""
+"""Horizontal axis of a metric: training steps, or weight versions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from lightningbus.trackers.store_points import STEP_KEY, Point, model_of_step
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 5.0
-"""How often the store is asked: it tells nobody that it has something new."""
+"""Seconds between two queries to the store, which sends no notifications."""
 LAST_POLL_SECONDS = 1.0
 LAST_LOOKS = 3
-"""How often it is asked once the run is over: rows of the last rollouts may still be on their way."""
+"""Number of queries after the run's end: rows of the last rollouts may still be on their way."""
 
 
 class Journal:
@@ -35,7 +35,7 @@ class Journal:
         return (point for point in points if point.key not in self._keys)
 
     def add(self, points: Iterable[Point]) -> None:
-        """The tracker has these now."""
+        """Record points that the tracker has received."""
         new = {point.key for point in points}
         self._keys |= new
         self._note_steps(new)
@@ -65,7 +65,7 @@ class Follower(threading.Thread):
         self._is_failing = False
 
     def finish(self) -> None:
-        """The run is over: log what is left, then end."""
+        """Log the remaining points of an ended run, then end."""
         self._over.set()
 
     def run(self) -> None:

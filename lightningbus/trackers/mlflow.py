@@ -8,7 +8,7 @@ from lightningbus.trackers.base import Axis, TrackedRun
 
 ID_TAG = "lightningbus.id"
 MAX_PARAM_CHARS = 500
-"""What every MLflow server takes."""
+"""Longest parameter that every MLflow server accepts."""
 BATCH = 100
 """Parameters of one request."""
 

@@ -75,7 +75,7 @@ async def follow_run(
 
 
 def _read_id(state: Path) -> str:
-    """The id that trackers know the run by; made at its first start."""
+    """Read the id by which trackers know the run; make it at its first start."""
     path = state / "id.json"
     if not path.exists():
         path.write_text(json.dumps(secrets.token_hex(8)))

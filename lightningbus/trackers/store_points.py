@@ -36,7 +36,7 @@ class Point:
 
 
 def model_of_step(key: str) -> tuple[str, int]:
-    """The model, empty where a run trains one only, and the step of the key of a step's point. Pure."""
+    """Split a step's key into its model, empty where a run trains one only, and step number. Pure."""
     model, _, step = key.removeprefix(STEP_KEY).rpartition("/")
     return model, int(step)
 
@@ -88,7 +88,7 @@ class PointReader:
                 yield Point(key, "version", version, metrics)
 
     def _name_of(self, model: str) -> str:
-        """The model in names of series; empty where the run trains one only."""
+        """Return the model for names of series; empty where the run trains one only."""
         return model if len(self._models) > 1 else ""
 
     def _query(self, client: Client, statement: str, **parameters: Any) -> Any:
