@@ -247,7 +247,7 @@ def samplers_of(node: Heartbeat) -> list[Sampler]:
 
 
 def _tolerance(settings: AuditorSettings) -> float:
-    """In nats."""
+    """Choose the tolerance, in nats."""
     if settings.tolerance is not None:
         return settings.tolerance
     dtype = settings.engine_dtype

@@ -13,7 +13,7 @@ class CpuBudget:
         self._left -= seconds
 
     def seconds_to_wait(self, now: float) -> float:
-        """Until the debt is paid back; 0: there is none."""
+        """Return the seconds until the debt is paid back; 0: there is none."""
         self._fill(now)
         return max(0.0, -self._left / self._rate)
 

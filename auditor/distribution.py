@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def log_probs(logits: "Tensor", sampling: Sampling) -> "Tensor":
-    """``float32[T, V]``: natural log of the distribution after temperature, min_p, top_k and top_p, in this order.
+    """Compute ``float32[T, V]``: log of the distribution after temperature, min_p, top_k and top_p, in this order.
 
     The order is vLLM's (`vllm/v1/sample/sampler.py`, version 0.31). ``logits``: ``[T, V]``.
     """
@@ -34,7 +34,7 @@ def log_probs(logits: "Tensor", sampling: Sampling) -> "Tensor":
 
 
 def sampled_ranks(log_probs: "Tensor", token_ids: "Tensor", uniforms: "Tensor") -> "Tensor":
-    """``float32[T]``: probability of all likelier tokens, plus a ``uniforms`` share of the token's own.
+    """Compute ``float32[T]``: probability of all likelier tokens, plus a ``uniforms`` share of the token's own.
 
     Uniform on (0, 1) for tokens that were drawn from the distribution: the randomised probability integral transform
     (Rosenblatt 1952, Brockwell 2007).

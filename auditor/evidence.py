@@ -28,7 +28,7 @@ class Cusum:
         self._num_tokens = np.zeros(num_bets, np.int64)
 
     def add(self, log_bets: Floats, version: int) -> None:
-        """``log_bets``: ``float64[T, K]``, tokens of one version in order.
+        """Add ``log_bets``, ``float64[T, K]``, of tokens of one version in order.
 
         After each token ``s = max(s, 0) + bet``. So at the end ``s`` is the sum of all bets less its lowest value on
         the way, where a sum that was positive before counts as that much below 0 at the start.

@@ -22,7 +22,7 @@ class Judge:
     """Keeps the evidence against each engine."""
 
     def __init__(self, settings: AuditorSettings, tolerance: float) -> None:
-        """``tolerance`` is in nats."""
+        """Prepare a judge without evidence; ``tolerance`` is in nats."""
         self._share, self.tolerance = settings.differing_share, tolerance
         self._threshold = -math.log(settings.false_alarm_rate)
         self._evidence: OrderedDict[str, Evidence] = OrderedDict()
@@ -41,7 +41,7 @@ class Judge:
         return finding.log_evidence >= self._threshold
 
     def suspects(self) -> frozenset[str]:
-        """Engines against which there is some evidence."""
+        """List the engines against which there is some evidence."""
         findings = ((engine_id, evidence.find().log_evidence) for engine_id, evidence in self._evidence.items())
         return frozenset(engine_id for engine_id, evidence in findings if evidence >= SUSPECT_EVIDENCE)
 
@@ -53,9 +53,9 @@ class Judge:
 def verdicts_on(
     engine_id: str, version: int, finding: Finding, before: Sequence[AuditVerdict], now_ns: int
 ) -> list[AuditVerdict]:
-    """Verdicts that follow from a finding made on tokens of a version; ``before`` are those there are.
+    """Derive the verdicts from a finding made on tokens of a version; ``before`` are the earlier ones.
 
-    The engine first. The version too if it failed on another engine before: then starting engines again is no help.
+    The engine first. The version too if it failed on another engine before: then restarting engines is no help.
     """
     if is_convicted(engine_id, version, before):
         return []

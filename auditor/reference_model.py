@@ -25,7 +25,7 @@ class ReferenceModel:
         seed: int | None = None,
         has_weights: bool = False,
     ) -> None:
-        """``seed`` is of the random shares in `sampled_ranks`.
+        """Load the model's architecture; ``seed`` is of the random shares in `sampled_ranks`.
 
         ``has_weights``: begin with the weights in ``model_path``; OSError if it has none. Else they come by `load`.
         """

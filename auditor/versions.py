@@ -16,16 +16,16 @@ class VersionLoader:
     def __init__(
         self, bus: Bus, model: str, directory: Path, reference: ReferenceModel, is_frozen: bool = False
     ) -> None:
-        """``is_frozen``: ``reference`` has the only version, and loads no other."""
+        """Prepare to load versions into ``reference``; with ``is_frozen`` it keeps its only version."""
         self._registry, self._cache = WeightRegistry(bus, model), WeightCache(bus, model, directory)
         self._reference, self._is_frozen = reference, is_frozen
         self._loaded: WeightManifest | None = None
         self._cache.clear()
 
     async def candidates(self, version: int) -> list[WeightManifest]:
-        """Manifests of this number with different weights, newest first; raises `BusError` if there is none.
+        """List the manifests of this number with different weights, newest first; raise `BusError` if there is none.
 
-        None are needed of a frozen model: ValueError for a version that it does not have.
+        A frozen model needs none: ValueError for a version that it does not have.
         """
         if self._is_frozen:
             if version != FROZEN_VERSION:

@@ -122,7 +122,7 @@ class Bus:
         more: Sequence[ConsumerSpec] = (),
         policies: Sequence[str] = streams.DEFAULT_POLICIES,
     ) -> None:
-        """`provision` at every reconnect, for ever: a server may come back with an empty disk."""
+        """Run `provision` at every reconnect, for ever: a server may come back with an empty disk."""
         while True:
             await self.reconnected.wait()
             self.reconnected.clear()
@@ -214,7 +214,7 @@ class Bus:
     async def publish_batch(
         self, messages: Sequence[OutgoingMessage], timeout: float = PUBLISH_SECONDS, unique: bool = False
     ) -> list[int | BusError]:
-        """`publish_bytes` of many messages, sent in order: of each its stream sequence, or the error of it.
+        """Publish many messages in order; return for each its stream sequence, or its error.
 
         It costs less than a call of `publish_bytes` each, and no error of one message hides another's result.
         """
@@ -223,11 +223,11 @@ class Bus:
     async def publish_bytes(
         self, subject: str, payload: bytes, headers: dict[str, str], timeout: float, unique: bool = False
     ) -> int:
-        """`publish` of bytes with all their headers."""
+        """Publish bytes with all their headers; see `publish`."""
         return await self._publisher.publish(subject, payload, headers, timeout, unique)
 
     async def get_last(self, stream: str, subject: str, kind: type[E]) -> tuple[E, int] | None:
-        """Last event on a subject with its stream sequence; None if there is none."""
+        """Return the last event on a subject with its stream sequence; None if there is none."""
         try:
             message = await self.js.get_last_msg(stream, subject, direct=True)
         except NotFoundError:
@@ -253,7 +253,7 @@ class Bus:
     async def pull_from(
         self, stream: str, consumer: str, slots: int, expires: float = EXPIRES_SECONDS
     ) -> AsyncIterator[PullConsumer]:
-        """`pull` from a consumer that is none of ours."""
+        """Pull from a consumer that this process does not keep up; see `pull`."""
         async with self._open_pull(stream, consumer, slots, expires, lambda: None) as puller:
             yield puller
 
@@ -270,7 +270,7 @@ class Bus:
     async def heartbeat(
         self, role: str, id: str, describe: Callable[[], dict[str, Any]]
     ) -> AsyncIterator[HeartbeatPublisher]:
-        """Heartbeat each second while the block runs; ``describe`` gives `Heartbeat`'s other fields."""
+        """Send a heartbeat each second while the block runs; ``describe`` gives `Heartbeat`'s other fields."""
         publisher = HeartbeatPublisher(self.nc, role, id, lambda: self._describe(describe()))
         self.heartbeats.append(publisher)
         async with publish_heartbeats(publisher):
@@ -280,7 +280,7 @@ class Bus:
         return {**fields, "status": {**fields.get("status", {}), "bus": self.problem}} if self.problem else fields
 
     def fleet(self, role: str) -> Fleet:
-        """Live view of who is alive in a role (``*``: in any); an async context manager."""
+        """Open a live view of the processes of a role (``*``: of any); an async context manager."""
         return Fleet(self.nc, role)
 
     async def _run_upkeep(self) -> None:

@@ -73,7 +73,7 @@ class DeadLetterQueue:
         await message.term(sync=True)
 
     async def list_letters(self) -> AsyncIterator[tuple[int, DeadLetter]]:
-        """Every letter that can be read, oldest first, one at a time: who may only look needs no consumer."""
+        """Yield every readable letter, oldest first, one at a time: read-only roles may have no consumer."""
         sequence = 1
         while True:
             try:
@@ -89,7 +89,7 @@ class DeadLetterQueue:
             yield sequence - 1, letter
 
     async def get(self, sequence: int) -> DeadLetter:
-        """One letter; raises `BusError` if there is none of that number that can be read."""
+        """Return one letter; raise `BusError` if no readable one has that number."""
         try:
             return read_letter(await self._message(sequence))
         except DecodeError as error:
@@ -133,10 +133,11 @@ def read_letter(message: RawStreamMsg | Msg) -> DeadLetter:
 
 
 def build_replay(letter: DeadLetter) -> tuple[str, bytes, dict[str, str]]:
-    """Subject, payload and headers of a letter's message, sent again.
+    """Build subject, payload and headers of a letter's message for another publish.
 
-    Nothing of it goes by the letter's own subject or headers, which are its writer's words, but its trace. Raises
-    `DecodeError` when the message is of no type that its stream takes.
+    Only its trace is taken from the letter's own headers, which its writer controls. Raises `DecodeError` when the
+    message
+    is of no type that its stream takes.
     """
     types = TYPES.get(letter.stream)
     if types is None:

@@ -19,7 +19,7 @@ class Lease:
     """Time at which the last renewal was sent: the broker noted it later, so our lease ends before the broker's."""
 
     def seconds_until_renewal(self, now: float) -> float:
-        """Seconds until the next renewal, three to an ``ack_wait``; 0: now."""
+        """Return the seconds until the next renewal, three to an ``ack_wait``; 0: now."""
         return max(0.0, self.renewed + self.ack_wait / 3 - now)
 
     def renew(self, sent_at: float, confirmed_at: float) -> None:

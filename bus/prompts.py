@@ -47,7 +47,7 @@ class PromptRegistry(VersionRegistry[PromptVersion, PromptReleaseState]):
         return numbered
 
     async def read_all(self) -> list[PromptVersion]:
-        """Every version, oldest first; only what is new is looked up."""
+        """List every version, oldest first; only new ones are fetched."""
         last = await self._manifests.get_last()
         if last is None or last.sequence < self._versions_read_up_to:  # the stream was made anew
             self._versions, self._versions_read_up_to = {}, 0
@@ -59,7 +59,7 @@ class PromptRegistry(VersionRegistry[PromptVersion, PromptReleaseState]):
 
 
 async def find_prompt_names(bus: Bus) -> list[str]:
-    """Names of all prompts on the bus, sorted; raises `BusError` where it cannot be looked into."""
+    """List the names of all prompts on the bus, sorted; raise `BusError` where it does not answer."""
     request = {"multi_last": [subjects.ALL_PROMPTS]}
     names = set()
     async with batch_get(bus.nc, subjects.PROMPTS, request, RESPONSE_TIMEOUT_SECONDS) as messages:

@@ -14,7 +14,7 @@ class RetryPolicy:
     maximum_interval: float
 
     def delay_after(self, num_failures: int) -> float:
-        """Seconds to wait after so many failures in a row, at least 1."""
+        """Return the seconds to wait after this many failures in a row, at least 1."""
         return min(self.initial_interval * 2.0 ** min(max(num_failures, 1) - 1, MAX_DOUBLINGS), self.maximum_interval)
 
 

@@ -9,7 +9,7 @@ SECRET_WORDS = ("password", "key", "secret", "token_file", "credentials")
 
 
 def flatten_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Names with dots and their values, without secrets; a URL loses user and password."""
+    """Yield dotted names and their values, without secrets; a URL loses user and password."""
     for name, value in values.items():
         if any(word in name for word in SECRET_WORDS):
             continue

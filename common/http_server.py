@@ -63,7 +63,7 @@ class HttpServer:
         return await handler(request)
 
     async def open(self, app: web.Application, *listeners: socket.socket, shutdown_seconds: float) -> None:
-        """Answer what comes; a client that goes away cancels its handler, and with it the engine's work."""
+        """Answer requests; a client that disconnects cancels its handler, and with it the engine's work."""
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -80,7 +80,7 @@ class HttpServer:
             self._servers.append(await serve(self._accepted, sock=listener, backlog=BACKLOG))
 
     async def close(self) -> None:
-        """Answer nothing new, and what is being answered to its end, within the shutdown's time."""
+        """Answer no new requests; finish open ones within the shutdown's time."""
         for server in self._servers:
             server.close()
         await self._runner.cleanup()

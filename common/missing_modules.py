@@ -15,9 +15,9 @@ _REQUIREMENT = re.compile(r"([\w.-]+)[^;]*;.*extra == ['\"]([\w-]+)['\"]")
 
 
 def describe_missing_module(name: str | None, extra: str | None = None) -> str:
-    """A sentence about the module ``name`` of a ModuleNotFoundError.
+    """Explain a missing module by the ``name`` of a ModuleNotFoundError.
 
-    ``extra`` is what installs the packages of others that were imported; None: the one whose requirements have it.
+    ``extra`` installs the third-party packages that were imported; None: the extra whose requirements have the module.
     """
     name = name or "a module"
     if is_own_module(name):

@@ -16,7 +16,7 @@ def to_printable(text: str) -> str:
 
 
 def printable_json(value: Any, indent: int | None = None, default: Callable[[Any], Any] = str) -> str:
-    """JSON that any terminal may be shown and any parser reads as it was; ``indent`` and ``default`` are json's."""
+    """Encode JSON without control characters, so that terminals can show it; ``indent`` and ``default`` are json's."""
     return CONTROL.sub(_escape, json.dumps(value, indent=indent, default=default, ensure_ascii=False))
 
 

@@ -36,6 +36,6 @@ class ModelRoleSettings(RoleSettings):
 
 
 def parse_address(health: str) -> tuple[str, int]:
-    """Host and port of `RoleSettings.health_address`."""
+    """Split `RoleSettings.health_address` into host and port."""
     host, _, port = health.rpartition(":")
     return host.strip("[]") or "127.0.0.1", int(port)

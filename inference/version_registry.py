@@ -62,7 +62,7 @@ class LoadedVersions:
         return len(self._num_calls) < capacity(self._max_routable)
 
     def evictable(self) -> tuple[int, ...]:
-        """Versions to unload: not routable, without calls; the last one only if another waits for capacity."""
+        """List the versions to unload: not routable, without calls; the last one only if another waits for capacity."""
         needed = (
             self.routable if self._is_load_pending and not self.has_capacity else (*self.routable, *self.loaded[-1:])
         )
@@ -86,7 +86,7 @@ class LoadedVersions:
 
     @contextmanager
     def pending_load(self) -> Iterator[None]:
-        """While the block runs, another version waits for capacity."""
+        """Register that another version waits for capacity, while the block runs."""
         self._is_load_pending = True
         self._notify()
         try:

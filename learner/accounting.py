@@ -41,7 +41,7 @@ class ExcludedRollouts:
         return dropped
 
     def collect_remaining(self) -> None:
-        """Training is over: note whatever is still there."""
+        """Record all remaining rollouts after training."""
         self.collect()
         self._exclude(list(self._consumer.groups.pending_rollouts()), "training was over")
 
@@ -57,7 +57,7 @@ class ExcludedRollouts:
         self.streak.add(num_groups, reasons, is_batch=True, is_outage=all(map(is_passing, reasons)))
 
     def drain(self) -> list[RolloutDisposition]:
-        """All that has been noted; from now on it is the taker's to tell."""
+        """Return all recorded dispositions and forget them; the caller publishes them."""
         taken, self._dispositions = self._dispositions, []
         return taken
 

@@ -36,7 +36,7 @@ class AgentPrompts:
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator["AgentPrompts"]:
-        """Hear of changes while the block runs."""
+        """Watch for changes while the block runs."""
 
         async def on_change(message: Msg) -> None:
             self._is_stale = True

@@ -39,7 +39,7 @@ def find_problem(task: Task) -> str:
 
 
 def decide_next_action(task: Task, delivery: int, outcome: Outcome) -> RetryDecision:
-    """Deliveries count from 1. A preempted attempt is retried at once, one at which engines die is not."""
+    """Decide about the task; deliveries count from 1. A preempted attempt is retried, one that kills engines is not."""
     if outcome == "preempted":
         return RetryDecision(retry_after=0.0)
     if outcome == "poison":

@@ -31,7 +31,7 @@ class Slots:
     """
 
     def __init__(self, changed: Callable[[], None]) -> None:
-        """There is no slot before `open`; ``changed`` is called whenever `num_free` may have changed."""
+        """Prepare without slots until `open`; ``changed`` is called whenever `num_free` may have changed."""
         self._free: deque[Slot] = deque()
         self._count = 0
         self._publishing: Counter[Mode] = Counter()

@@ -58,7 +58,7 @@ class TaskHandler:
         stop: Callable[[], None],
         choose_prompts: ChoosePrompts,
     ) -> None:
-        """``executors`` by number of their slot; ``stop`` is called when most tasks are unreadable."""
+        """Prepare; ``executors`` are by number of their slot, ``stop`` is called when most tasks are unreadable."""
         self._bus, self._runner, self._ack_wait = bus, runner, ack_wait
         self._slots, self._executors, self._stop = slots, executors, stop
         self._choose_prompts = choose_prompts

@@ -57,7 +57,7 @@ class EncodeTooLargeError(EncodeError):
 
 
 def schema_of(event: Event | type[Event]) -> str:
-    """Value of the ``Lightningbus-Schema`` header: name and version, e.g. ``Task/2``."""
+    """Build the value of the ``Lightningbus-Schema`` header: name and version, e.g. ``Task/2``."""
     kind = event if isinstance(event, type) else type(event)
     return f"{kind.__name__}/{VERSION}"
 

@@ -42,7 +42,7 @@ def root_span_id(rollout: str, execution: str) -> str:
 
 
 def traceparent(trace: str, span: str) -> str:
-    """W3C Trace Context header of a sampled span (https://www.w3.org/TR/trace-context/)."""
+    """Build the W3C Trace Context header of a sampled span (https://www.w3.org/TR/trace-context/)."""
     return f"00-{trace}-{span}-01"
 
 
@@ -64,17 +64,17 @@ def parse_trace_id(traceparent: str) -> str:
 
 
 def task_msg_id(rollout: str) -> str:
-    """``Nats-Msg-Id`` of a task."""
+    """Build the ``Nats-Msg-Id`` of a task."""
     return f"task:{rollout}"
 
 
 def tasks_msg_id(rollouts: Iterable[str]) -> str:
-    """``Nats-Msg-Id`` of the record of tasks that were published together."""
+    """Build the ``Nats-Msg-Id`` of the record of tasks that were published together."""
     return f"tasks:{sha256(json.dumps([*rollouts]).encode()).hexdigest()[:32]}"
 
 
 def batch_msg_id(execution: str, sequence: int) -> str:
-    """``Nats-Msg-Id`` of a span batch."""
+    """Build the ``Nats-Msg-Id`` of a span batch."""
     return f"span:{execution}:{sequence}"
 
 
@@ -84,10 +84,10 @@ def weight_msg_id(model: str, epoch: int, version: int, nonce: str) -> str:
 
 
 def audit_msg_id(execution: str, call: int, engine_id: str, version: int) -> str:
-    """``Nats-Msg-Id`` of the audit of a call's tokens of one engine and version."""
+    """Build the ``Nats-Msg-Id`` of the audit of a call's tokens of one engine and version."""
     return f"audited:{execution}:{call}:{engine_id}:{version}"
 
 
 def step_msg_id(run: str, epoch: int, step: int, nonce: str) -> str:
-    """``Nats-Msg-Id`` of a training step; ``nonce`` as in `weight_msg_id`."""
+    """Build the ``Nats-Msg-Id`` of a training step; ``nonce`` as in `weight_msg_id`."""
     return f"step:{run}:{epoch}:{step}:{nonce}"

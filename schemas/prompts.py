@@ -49,5 +49,5 @@ class PromptReleaseState(ReleaseHistory, frozen=True, kw_only=True):
 
 
 def digest_of(text: str) -> str:
-    """SHA-256 of a prompt's text in UTF-8, 64 hexadecimal digits."""
+    """Hash a prompt's text in UTF-8 with SHA-256, 64 hexadecimal digits."""
     return sha256(text.encode(errors="surrogatepass")).hexdigest()

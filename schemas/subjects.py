@@ -48,22 +48,22 @@ MSG_ID_HEADER = "Nats-Msg-Id"
 
 
 def task(mode: str, agent: str) -> str:
-    """Tasks for an agent."""
+    """Return the subject of tasks for an agent."""
     return f"lb.task.{mode}.{agent}"
 
 
 def rollout(mode: str) -> str:
-    """Spans of rollouts; the learner reads ``train`` only."""
+    """Return the subject of rollouts' spans; the learner reads ``train`` only."""
     return f"lb.rollout.{mode}"
 
 
 def weights(model: str) -> str:
-    """Manifests of the versions of a model."""
+    """Return the subject of manifests of a model's versions."""
     return f"lb.weights.version.{model}"
 
 
 def activated(node: str) -> str:
-    """Announcements of a node that it serves a version."""
+    """Return the subject on which a node announces the version that it serves."""
     return f"lb.weights.activated.{node}"
 
 
@@ -93,12 +93,12 @@ def prompt_release(name: str) -> str:
 
 
 def dlq(stream: str) -> str:
-    """Dead letters of a stream."""
+    """Return the subject of a stream's dead letters."""
     return f"lb.dlq.{stream}"
 
 
 def heartbeat(role: str, id: str) -> str:
-    """Heartbeats of one process; core NATS, not stored."""
+    """Return the subject of heartbeats of one process; core NATS, not stored."""
     return f"lb.heartbeat.{role}.{id}"
 
 
@@ -118,7 +118,7 @@ def dispatched(run: str) -> str:
 
 
 def learner_durable(model: str) -> str:
-    """Durable consumer of TRAIN_ROLLOUTS of the learner that trains a model."""
+    """Name the durable consumer of TRAIN_ROLLOUTS of the learner that trains a model."""
     return f"{LEARNER_PREFIX}{model}"
 
 
@@ -133,5 +133,5 @@ def model_of_durable(durable: str) -> str:
 
 
 def runner_durable(agent: str, mode: str) -> str:
-    """Durable consumer of TASKS that the runners of one agent share, for tasks of one mode."""
+    """Name the durable consumer of TASKS that the runners of one agent share, for tasks of one mode."""
     return f"runner-{agent}-{mode}"

@@ -13,7 +13,7 @@ def replace_surrogates(text: str) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """At most ``limit`` characters of a text: its beginning, its full length, and its end; UTF-8 can encode them."""
+    """Shorten a text to ``limit`` characters: its beginning, full length, and end, all encodable as UTF-8."""
     if len(text) > limit:
         mark = f"… ({len(text)} characters) …"
         half = (limit - len(mark)) // 2

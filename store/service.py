@@ -79,7 +79,7 @@ async def serve_embedded(
     allowed_hosts: Collection[str] = (),
     lock: DirectoryLock = lock_directory,
 ) -> AsyncIterator[tuple[EmbeddedClickHouse, str]]:
-    """Like `serve_readonly`, but yields the engine and the URL for the writer, whose key is a file in the directory."""
+    """Serve as `serve_readonly`, but yield the engine and the writer's URL, whose key is a file in the directory."""
     engine = await asyncio.to_thread(EmbeddedClickHouse, path, lock)
     try:
         if not (path / KEY_FILE).exists():

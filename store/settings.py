@@ -51,5 +51,5 @@ class StoreSettings(RoleSettings):
     id: str | None = Field(None, description="name of this store; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$")
 
     def retention_days_of(self, run: str) -> int:
-        """Days the rows of a run are kept; 0: forever."""
+        """Return the days for which rows of a run are kept; 0: forever."""
         return self.retention_days_by_run.get(run, self.retention_days)

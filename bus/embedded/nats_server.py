@@ -41,7 +41,7 @@ SYNC_INTERVAL = "2m"
 
 
 def find_server() -> str:
-    """Path of the nats-server program; the ``bus`` extra installs one beside the interpreter."""
+    """Find the nats-server program; the ``bus`` extra installs one beside the interpreter."""
     beside = Path(sys.executable).parent
     program = shutil.which("nats-server", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
     if program is None:
@@ -221,7 +221,7 @@ class NatsServer:
             await terminate(self.process, STOP_SECONDS)
 
     async def kill(self) -> None:
-        """``kill -9``, for tests of what survives it."""
+        """Kill the server as by ``kill -9``, for tests of recovery."""
         assert self.process is not None
         self.process.kill()
         await self.process.wait()

@@ -86,7 +86,7 @@ class Fleet:
             await self._subscription.unsubscribe()
 
     def members(self) -> list[Heartbeat]:
-        """Last heartbeat of every process that is not dead, by role and id. A silent one is ``suspect``.
+        """List the last heartbeat of every process that is not dead, by role and id. A silent one is ``suspect``.
 
         One that is ``done`` stays until another process of its role, run and model comes.
         """

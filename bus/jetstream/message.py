@@ -51,7 +51,7 @@ class Message:
         return decode(kind, self.data)
 
     async def ack(self, sync: bool = False) -> None:
-        """Done with it; ``sync`` waits until the server has noted it (5 s at most, then nats' TimeoutError)."""
+        """Acknowledge the message; ``sync`` waits for the server's confirmation (after 5 s nats' TimeoutError)."""
         await self._ack_with(b"+ACK", sync)
 
     async def nak(self, delay: float = 0.0) -> None:

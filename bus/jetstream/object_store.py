@@ -100,7 +100,7 @@ class ObjectStore:
             await self._read(blob, entry, write)
 
     async def list_names(self, bucket: str) -> list[str]:
-        """Names of all blobs of a bucket."""
+        """List the names of all blobs of a bucket."""
         info = await self._js.stream_info(f"OBJ_{bucket}", subjects_filter=_META.format(bucket=bucket, name=">"))
         names = [name for subject in info.state.subjects or () if (name := _parse_name(subject)) is not None]
         listed = await asyncio.gather(*(self._is_readable(bucket, name) for name in names))

@@ -104,7 +104,7 @@ class Publisher:
         unique: bool,
         replies: Sequence[Reply] = (),
     ) -> int:
-        """`publish` of a message that has a place in the pipeline; ``replies`` are of earlier attempts at it."""
+        """Publish a message that has a place in the pipeline; ``replies`` are of earlier attempts at it."""
         earlier = iter(replies)
         loop = asyncio.get_running_loop()
         backoff = Backoff(RETRY_POLICY)

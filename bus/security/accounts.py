@@ -82,7 +82,7 @@ def build_accounts(identities: Identities, permissions: Mapping[str, Permissions
 
 
 def build_leaf_accounts(identities: Identities) -> str:
-    """`accounts` for the server of a far site: its JetStream is the hub's, and what it lacks its leaves bring."""
+    """Build the accounts of a far site's server: its JetStream is the hub's, reached through its leaf connections."""
     block = {account_name(role): Account(extra={"limits": _limits(PERMISSIONS[role])}) for role in identities}
     for role, keys in identities.items():
         permissions = replace(PERMISSIONS[role], publish=via_hub_domain(PERMISSIONS[role].publish))
@@ -122,7 +122,7 @@ def _share(block: Mapping[str, Account], roles: Iterable[str], permissions: Mapp
 
 
 def _by_subject(permissions: Iterable[tuple[str, tuple[str, ...]]]) -> Iterator[tuple[str, list[str]]]:
-    """Subjects with the accounts that have a right to each."""
+    """Group subjects with the accounts that have a right to each."""
     accounts: dict[str, list[str]] = {}
     for role, subjects in permissions:
         for subject in subjects:

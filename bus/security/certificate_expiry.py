@@ -15,9 +15,9 @@ VERSION, UTC_TIME = 0xA0, 0x17
 
 
 def read_expiries(credentials: Credentials, peer: Any) -> dict[str, float]:
-    """Unix seconds at which a certificate ends: the role's ``own``, its ``authority``'s, and the ``server``'s.
+    """Read the end of each certificate in Unix seconds: the role's ``own``, its ``authority``'s, and the ``server``'s.
 
-    ``peer`` is what ``SSLObject.getpeercert`` returns, or None. What there is none of, or cannot be read, is left out.
+    ``peer`` is what ``SSLObject.getpeercert`` returns, or None. Missing and unreadable ones are left out.
     """
     ends = {
         name: _read_expiry(path)
@@ -49,9 +49,9 @@ def _read_expiry(path: Path) -> float | None:
 
 
 def parse_not_after(der: bytes) -> float:
-    """Unix seconds at which a certificate (X.509, DER) ends; raises ValueError or IndexError if it is none.
+    """Parse the end of a certificate (X.509, DER) in Unix seconds; raise ValueError or IndexError if it is none.
 
-    Read here because the base package has nothing that reads certificates, and `ssl` shows only the peer's.
+    Parsed here because the base package has nothing that reads certificates, and `ssl` shows only the peer's.
     """
     _, start, _ = _read_element(der, 0)
     _, at, _ = _read_element(der, start)  # what is signed

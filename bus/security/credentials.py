@@ -86,7 +86,7 @@ class Credentials:
         return cls.read(directory, LEARNER)
 
     def build_options(self) -> dict[str, Any]:
-        """Arguments for nats-py's ``connect``; every file is checked, so that an error names the bad one."""
+        """Build the arguments for nats-py's ``connect``; every file is checked, so that an error names the bad one."""
         options: dict[str, Any] = {"inbox_prefix": self.inbox}
         self.build_signing().check_files()
         if self.nkey is not None:

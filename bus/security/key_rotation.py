@@ -109,6 +109,6 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _hosts(certificate: Path) -> list[str]:
-    """Names and addresses a certificate is for."""
+    """List the names and addresses a certificate is for."""
     names = x509.load_pem_x509_certificate(certificate.read_bytes()).extensions
     return [str(name.value) for name in names.get_extension_for_class(x509.SubjectAlternativeName).value]

@@ -30,7 +30,7 @@ class Permissions:
 
 
 def inbox_prefix(role: str) -> str:
-    """Prefix of the subjects a role is answered on."""
+    """Return the prefix of the subjects on which a role gets answers."""
     return f"_INBOX_{LEAF_ROLES.get(role, role)}"
 
 
@@ -178,9 +178,9 @@ def via_hub_domain(what: Iterable[str]) -> tuple[str, ...]:
 
 
 def make_permissions(policies: Iterable[str] = DEFAULT_POLICIES) -> Mapping[str, Permissions]:
-    """Permissions by role where learners train these models; a learner has a right to its own model and to no other.
+    """Build the permissions by role where learners train these models; each learner has a right to its own model only.
 
-    One learner is ``learner``, of several each is ``learner-MODEL``. ``client`` puts tasks in and looks on; ``admin``
+    One learner is ``learner``, of several each is ``learner-MODEL``. ``client`` publishes tasks and reads; ``admin``
     makes streams and consumers and may do anything with them; a leaf is a far site's server, which publishes and
     receives for its runners, or its nodes.
     """

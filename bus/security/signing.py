@@ -95,12 +95,12 @@ class SigningKeys:
 
     @classmethod
     def create(cls, roles: Iterable[str] = SIGNER_ROLES) -> "SigningKeys":
-        """Fresh ones for all roles that sign."""
+        """Create fresh keys for all roles that sign."""
         return cls({}, {}).with_fresh(roles)
 
     @classmethod
     def read(cls, directory: Path) -> "SigningKeys":
-        """Those in a role's folder; raises `CredentialsError` if there are none."""
+        """Read the keys in a role's folder; raise `CredentialsError` if there are none."""
         public, seed = public_keys(directory / PUBLIC), directory / SEED
         if not seed.exists():
             return cls(public, {})
@@ -128,9 +128,9 @@ class SigningKeys:
 
 
 def make_keys(out: Path, roles: Iterable[str], file: str) -> None:
-    """Folders of all roles with signing keys and nothing else, for a bus that lets in everybody on this host.
+    """Make folders of all roles with signing keys and nothing else, for a bus that is open to everybody on this host.
 
-    All learners there are ``learner``: no server tells them apart.
+    All learners there are ``learner``: no server distinguishes them.
     """
     keys, unfinished = SigningKeys.create(), out.with_name(f".{out.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -143,7 +143,7 @@ def make_keys(out: Path, roles: Iterable[str], file: str) -> None:
 
 
 def public_keys(path: Path) -> dict[str, list[str]]:
-    """Public keys by role; raises `CredentialsError` in one sentence."""
+    """Read public keys by role; raise `CredentialsError` in one sentence."""
     try:
         return msgspec.json.decode(read_secret(path, "public keys"), type=dict[str, list[str]])
     except msgspec.DecodeError as error:

@@ -92,10 +92,10 @@ async def provision(
     more: Iterable[ConsumerSpec] = (),
     policies: Iterable[str] = DEFAULT_POLICIES,
 ) -> None:
-    """All streams, then all durables that must exist before anything is published, and ``more``; safe to repeat.
+    """Create all streams, then all durables that must exist before the first publish, and ``more``; safe to repeat.
 
-    ``policies`` are the models that learners train. ``replicas`` None, and what ``sizes`` leaves out, leave existing
-    ones as they are.
+    ``policies`` are the models that learners train. ``replicas`` None, and sizes missing from ``sizes``, leave existing
+    streams unchanged.
     """
     sizes = sizes or StreamSizes()
     for stream in STREAMS:

@@ -60,9 +60,9 @@ class SignedLog(Generic[E]):
         from_leader: bool = False,
         stream: str = subjects.WEIGHTS,
     ) -> None:
-        """``owner``: name of the model or prompt.
+        """Prepare to read a subject; ``owner`` is the name of the model or prompt.
 
-        ``from_leader``: the last message is the one that the stream's leader has; others of a cluster may lag.
+        ``from_leader``: read the last message from the stream's leader; others of a cluster may lag.
         """
         self._bus, self.subject, self._owner, self._stream = bus, subject, owner, stream
         self._from_leader = from_leader

@@ -51,7 +51,7 @@ class WeightCache:
     """A directory of verified files of one model."""
 
     def __init__(self, bus: Bus, model: str, directory: Path, bases: BaseFiles | None = None) -> None:
-        """``bases`` may be shared with the caches of other models; default: in the same directory."""
+        """Prepare an empty cache; ``bases`` may be shared with other models' caches; default: in the same directory."""
         self._model, self._directory = model, directory
         self._bases = bases or BaseFiles(directory)
         self._delta_base: tuple[str, Path] | None = None

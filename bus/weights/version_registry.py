@@ -203,7 +203,7 @@ class VersionRegistry(Generic[M, R]):
         return self._target
 
     async def list_versions(self) -> AsyncIterator[tuple[M, int]]:
-        """Versions with their stream sequences, newest first."""
+        """Yield versions with their stream sequences, newest first."""
         async for entry in self._manifests.newest_first(await self._manifests.get_last()):
             yield entry.event, entry.sequence
 

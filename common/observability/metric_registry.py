@@ -64,7 +64,7 @@ def render_exposition(role: str) -> bytes:
 
 
 def request_metrics(requests: Counter, inflight: Gauge | None = None) -> Middleware:
-    """Middleware that counts a gateway's responses by status, and requests in flight."""
+    """Make middleware that counts a gateway's responses by status, and requests in flight."""
 
     @web.middleware
     async def count(

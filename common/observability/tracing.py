@@ -98,7 +98,7 @@ def _start_span(name: str, attributes: Attributes | None, parent: str, kind: Kin
 def start_as_current_span(
     name: str, attributes: Attributes | None = None, parent: str = "", kind: Kind = "internal", started_ns: int = 0
 ) -> AbstractContextManager[Span]:
-    """`start_span`, as the current span of the block: inner spans are its children. Not for generators."""
+    """Start a span as the current one of the block: inner spans are its children. Not for generators."""
     return NO_SPAN if _provider is None else _start_as_current_span(name, attributes, parent, kind, started_ns)
 
 
@@ -124,7 +124,7 @@ def set_error(span: Span, kind: str) -> None:
 
 
 def format_headers(span: Span) -> dict[str, str]:
-    """W3C Trace Context of a span for a service that does a part of the work; empty where traces are not exported."""
+    """Build the W3C Trace Context of a span for another service; empty where traces are not exported."""
     if _provider is None or not (context := span.get_span_context()).is_valid:
         return {}
     return {"traceparent": f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"}

@@ -9,7 +9,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def children_of(pid: int) -> set[int]:
-    """Living children of a process, including orphans that it has adopted."""
+    """List the living children of a process, including orphans that it has adopted."""
     children: set[int] = set()
     try:
         threads = list((PROC / str(pid) / "task").iterdir())
@@ -24,7 +24,7 @@ def children_of(pid: int) -> set[int]:
 
 
 def descendants(pid: int) -> set[int]:
-    """All descendants of a process, including zombies."""
+    """List all descendants of a process, including zombies."""
     pids: set[int] = set()
     new = children_of(pid)
     while new:
@@ -43,7 +43,7 @@ def is_alive(pid: int) -> bool:
 
 
 def rss_bytes(pid: int) -> int:
-    """Bytes of memory a process holds, as ``ps`` shows them (RSS); 0 of one that is gone."""
+    """Measure a process's memory in bytes, as ``ps`` shows it (RSS); 0 for one that is gone."""
     try:
         return int((PROC / str(pid) / "statm").read_bytes().split()[1]) * PAGE
     except (OSError, IndexError):
@@ -51,7 +51,7 @@ def rss_bytes(pid: int) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time a process has used, of all its threads; 0 of one that is gone."""
+    """Measure the CPU time of a process, of all its threads; 0 for one that is gone."""
     try:
         fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:

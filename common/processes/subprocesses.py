@@ -130,7 +130,7 @@ async def spawn(
 
 
 async def terminate(process: asyncio.subprocess.Process, seconds: float) -> bool:
-    """SIGTERM, after ``seconds`` SIGKILL; the rest of its group goes with it. Whether it went by itself."""
+    """Send SIGTERM, after ``seconds`` SIGKILL, also to the rest of its group; return whether it ended by itself."""
     graceful = True
     if process.returncode is None:
         process.send_signal(signal.SIGTERM)
@@ -144,10 +144,11 @@ async def terminate(process: asyncio.subprocess.Process, seconds: float) -> bool
 
 
 async def kill_group(process: asyncio.subprocess.Process) -> None:
-    """SIGKILL for a process and whatever it started, also when it has ended itself.
+    """Send SIGKILL to a process and its group, also when it has ended itself.
 
-    What has left its group is found while the process lives, and by `ProcessGuard.orphans` afterwards. Done once, for
-    afterwards its id may be another's.
+    Descendants that left the group are found while the process lives, and by `ProcessGuard.orphans` afterwards. Done
+    once:
+    later its id may be another's.
     """
     if ProcessGuard.tracked.get(process.pid) is not process:
         await process.wait()

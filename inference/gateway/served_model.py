@@ -15,7 +15,7 @@ class ServedModel:
     """One model of a node. An engine that holds adapters may have several of them, each with its own state."""
 
     def __init__(self, name: str, versions: LoadedVersions | None = None) -> None:
-        """``name``: what agents ask for; ``versions``: LoRA versions that the engine has loaded."""
+        """Prepare a model under its public ``name``; ``versions`` are LoRA versions that the engine has loaded."""
         self.name = name
         self._loaded = versions or LoadedVersions(name, 1)
         self.version: int | None = None

@@ -58,9 +58,9 @@ class Gateway:
         inference_api_key: str = "",
         max_requests: int = MAX_REQUESTS,
     ) -> None:
-        """``session`` reaches the engine at ``engine_url``. ``inference_api_key``: requests need it unless empty.
+        """Prepare the gateway; ``session`` reaches the engine at ``engine_url``.
 
-        ``max_requests``: handled at once.
+        Requests need ``inference_api_key`` unless it is empty. ``max_requests`` are handled at once.
         """
         self._engine_url = engine_url
         self.models = {model.name: model for model in models}
@@ -139,7 +139,7 @@ class Gateway:
         return model or _error(404, f"this node serves {served}, not {name or 'a request that names no model'}")
 
     async def _pass_on(self, request: web.Request) -> web.Response:
-        """Proxy a route that samples no tokens, so its response has no version."""
+        """Pass on a route that samples no tokens, so its response has no version."""
         if not self._ready_models():
             return _not_ready(next(iter(self.models.values())))
         body, headers = await read_body(request) or None, {"Content-Type": "application/json"}

@@ -78,17 +78,17 @@ class _StampedEvents:
         self._waiter: asyncio.Future[None] | None = None
 
     def add_events(self, data: bytes) -> None:
-        """Whole events, stamped."""
+        """Add whole events, stamped."""
         self._events.append(data)
         self._wake()
 
     def end(self) -> None:
-        """No more will come."""
+        """Mark the end of the events."""
         self._has_ended = True
         self._wake()
 
     async def take(self) -> bytes:
-        """All events that have come since, or a comment after `KEEPALIVE_SECONDS` without any; empty at the end."""
+        """Take all events since the last call, or a comment after `KEEPALIVE_SECONDS` without any; empty at the end."""
         if not self._events and not self._has_ended:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()

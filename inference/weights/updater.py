@@ -62,7 +62,7 @@ class WeightUpdater:
     def __init__(
         self, bus: Bus, node_id: str, model: str, directory: Path, target: WeightTarget, bases: BaseFiles | None = None
     ) -> None:
-        """``node_id``: the id of this node's heartbeat for the model; ``bases``: those of all models of the node."""
+        """Prepare the updater; ``node_id`` is the id of this node's heartbeat, ``bases`` are shared by its models."""
         self._bus, self._node_id, self._model, self._target = bus, node_id, model, target
         self._cache = WeightCache(bus, model, directory, bases)
         self._releases = WeightRegistry(bus, model)

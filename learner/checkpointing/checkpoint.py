@@ -161,7 +161,7 @@ class Checkpoints:
             raise CheckpointError(f"checkpoints: their key {self._key} cannot be used: {error}") from error
 
     def _by_age(self) -> list[Path]:
-        """All checkpoints, oldest first."""
+        """List all checkpoints, oldest first."""
         paths = self._directory.resolve().glob("step-*")
         return sorted(paths, key=lambda path: [int(part) for part in path.name.split("-")[1:] if part.isdecimal()])
 

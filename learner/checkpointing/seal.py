@@ -73,7 +73,7 @@ def check_seal(directory: Path, key: bytes) -> None:
 
 
 def _files(directory: Path) -> Iterator[Path]:
-    """All that is in a directory but the seal; a link is read as what it leads to."""
+    """Yield all files of a directory but the seal; links are followed."""
     return (path for path in directory.rglob("*") if not path.is_dir() and path != directory / SEAL)
 
 

@@ -10,7 +10,7 @@ class Admission:
     """The staleness bound of the settings."""
 
     def __init__(self, settings: LearnerSettings, served_version: Callable[[], int | None]) -> None:
-        """``served_version`` is the oldest that nodes serve, None if no node is known."""
+        """Prepare the bound; ``served_version`` returns the oldest version that nodes serve, None without nodes."""
         self._settings, self._served_version = settings, served_version
         self.step = self.version = 0
         """Steps made, and the version being trained."""
@@ -33,7 +33,7 @@ class Admission:
         return oldest if self.is_bounded and self.served < oldest else None
 
     def pace(self, served: int | None = None) -> Pace:
-        """Training against what is, or was, ``served``."""
+        """Return training's progress relative to what is, or was, ``served``."""
         served = self.served if served is None else served
         return Pace(self.version, served, self._settings.max_staleness, self._settings.groups_per_step)
 

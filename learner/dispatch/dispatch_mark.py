@@ -107,7 +107,7 @@ class RunDispatch:
 
 
 def hash_shared_settings(settings: LearnerSettings, problems: Sequence[TaskInput]) -> str:
-    """SHA-256 of what learners of one run have to have in common."""
+    """Hash the settings that learners of one run must share."""
     fields = settings.model_dump(mode="json", include=SHARED_SETTINGS) | {"task_model": settings.main_model}
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
     for problem in problems:

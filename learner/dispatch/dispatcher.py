@@ -49,11 +49,12 @@ class Dispatcher:
         on_surplus: Callable[[], None] = lambda: None,
         record: Callable[[DispatchedGroup, int], None] = lambda group, num_by_others: None,
     ) -> None:
-        """``served_version`` is the oldest that nodes serve, None if no node is known.
+        """Prepare to dispatch; ``served_version`` returns the oldest version that nodes serve, None if no node is
+        known.
 
-        ``closed`` are the tasks that wait for no rollout any more. ``on_surplus`` is called when `surplus` has grown.
+        ``closed`` are the tasks that wait for no further rollout. ``on_surplus`` is called when `surplus` has grown.
         ``record`` keeps a group and `num_by_others` for `restore`: whenever it is new, and before and after its tasks
-        go out.
+        are published.
         """
         self._on_surplus, self._record = on_surplus, record
         self._problems, self._settings, self._closed = problems, settings, closed
@@ -166,11 +167,11 @@ class Dispatcher:
             self._wake.set()
 
     def take_surplus(self) -> list[str]:
-        """Tasks that are left to other learners since the last call, oldest first."""
+        """Take the tasks that are left to other learners since the last call, oldest first."""
         return self._outstanding.take_surplus()
 
     def find_replacements_of_others(self, ready: Iterable[RolloutGroup]) -> list[str]:
-        """Tasks of ready groups that replace a group of another learner; this one's own group did not come to nothing.
+        """Find tasks of ready groups that replace a group of another learner; this one's own group did not fail.
 
         They are not admitted here: by the time that they are ready, their tokens may be beyond the bound.
         """
@@ -178,13 +179,13 @@ class Dispatcher:
         return [task for task in tasks if task not in self._groups and self._group_tasks.is_replacement(task)]
 
     def order_by_deadline(self, ready: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-        """Ready groups in the order in which they are to be trained."""
+        """Order the ready groups for training."""
         if not self._admission.is_bounded:
             return oldest_first(ready, self._groups)
         return order_by_deadline(ready, self._groups, self._admission.pace())
 
     def find_awaited(self, batch: Collection[str]) -> list[str]:
-        """Tasks whose open group would be beyond the bound later if a batch of tasks were trained now, without it."""
+        """Find open groups that would exceed the bound later if a batch of tasks were trained now, without them."""
         return (
             find_awaited(batch, self._groups, self._closed, self._admission.pace())
             if self._admission.is_bounded
@@ -192,7 +193,7 @@ class Dispatcher:
         )
 
     def give_up(self, tasks: Iterable[str]) -> None:
-        """Training waits no longer for these open groups: they will be trained late."""
+        """Stop waiting for these open groups: they will be trained late."""
         for task in tasks:
             self._groups[task].is_late = True
 

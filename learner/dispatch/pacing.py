@@ -46,7 +46,7 @@ def num_admitted_groups(pace: Pace) -> int:
 def find_awaited(
     batch: Container[str], groups: Mapping[str, DispatchedGroup], closed: Container[str], pace: Pace
 ) -> list[str]:
-    """Tasks whose open group would end up beyond the bound if ``batch`` were trained now, without it.
+    """Find tasks whose open group would end up beyond the bound if ``batch`` were trained now, without it.
 
     Groups of version ``a`` must be trained by the step from version ``a + max_staleness``. So after the step from
     ``v`` there may be ``(a + max_staleness - v) * groups_per_step`` groups of ``a`` or an older version (the test for
@@ -75,10 +75,11 @@ def find_awaited(
 def order_by_deadline(
     ready: Iterable[RolloutGroup], groups: Mapping[str, DispatchedGroup], pace: Pace
 ) -> list[RolloutGroup]:
-    """Ready groups oldest first; but groups that this step must train to be within the bound come before late ones.
+    """Order ready groups oldest first, but those that this step must train to be within the bound before late ones.
 
-    A group that was given up on is late whenever it is trained, so it takes no place that another one needs. ``groups``
-    are all that are dispatched and not trained yet, by task.
+    An abandoned group is late whenever it is trained, so it takes no place that another one needs. ``groups`` are all
+    that
+    are dispatched and not trained yet, by task.
     """
     bound = pace.version - pace.max_staleness
     on_time = {
@@ -97,6 +98,6 @@ def order_by_deadline(
 
 
 def oldest_first(ready: Iterable[RolloutGroup], dispatched: Iterable[str]) -> list[RolloutGroup]:
-    """Ready groups in the order of dispatch; those that others dispatched come first, as they became ready."""
+    """Order ready groups by dispatch; those that others dispatched come first, as they became ready."""
     order = {task: place for place, task in enumerate(dispatched)}
     return sorted(ready, key=lambda group: order.get(group.task_id, -1))

@@ -16,7 +16,7 @@ class TaskOrder:
         self._orders: dict[int, array[int]] = {}
 
     async def seek(self, group_number: int) -> tuple[int, int]:
-        """`at`, with a pass that is not known yet shuffled in a thread: 400,000 problems take up to seconds."""
+        """Return the same as `at`, shuffling a new pass in a thread: 400,000 tasks take up to seconds."""
         number = group_number // self._problems
         if number not in self._orders:
             self._keep(number, await asyncio.to_thread(shuffle, self._problems, self._seed, number))

@@ -97,7 +97,7 @@ def _make_platform(cpu: ModuleType, base: type) -> type:
 
 
 def _extend_torch_cpu(cpu: ModuleType) -> ModuleType:
-    """``torch.cpu`` plus what verl asks of a device: a random state, and memory figures, of which there are none."""
+    """Extend ``torch.cpu`` by what verl asks of a device: a random state, and empty memory figures."""
     import torch
 
     module = ModuleType("lightningbus_cpu")

@@ -16,7 +16,7 @@ RECURRENT_FIELDS = ("mamba_", "ssm_", "linear_conv", "state_size", "layers_block
 
 
 def check_engine(settings: LearnerSettings, device: str, num_ranks: int) -> None:
-    """All that follows, of a learner that starts here; raises ValueError."""
+    """Run all checks of a learner that starts here; raise ValueError."""
     check_device(settings.engine, device)
     check_ranks(settings, device, num_ranks)
     check_optimizers(settings)

@@ -10,7 +10,7 @@ MODEL, OPTIMIZER, SCHEDULE, RANDOM = "model", "optimizer", "schedule", "random"
 
 
 def save(engine: Any, path: Path) -> None:
-    """Weights, optimiser, schedule and random state into a directory that every rank can reach; called on each."""
+    """Save weights, optimiser, schedule and random state to a directory that every rank reaches; called on each."""
     from torch.distributed.checkpoint import state_dict_saver
 
     state = {MODEL: _model(engine), SCHEDULE: engine.lr_scheduler.state_dict(), _random(): _rng_states()}

@@ -90,14 +90,14 @@ def make_engine(
 
 
 def lora_state_dict(engine: Any) -> tuple[dict[str, Any], float]:
-    """Every LoRA tensor under its PEFT name, on the CPU, and the factor of their product (alpha / rank)."""
+    """Return every LoRA tensor under its PEFT name, on the CPU, and the factor of their product (alpha / rank)."""
     params, config = engine.get_per_tensor_param(base_sync_done=True)
     tensors = {name: tensor.detach().to("cpu").clone().contiguous() for name, tensor in params}
     return tensors, float(config["lora_alpha"]) / float(config["r"])
 
 
 def _compute_in_chunks(*, has_entropy_gradient: bool) -> None:
-    """Log-probabilities and entropy from some tokens' logits at a time, without a float32 copy of all.
+    """Compute log-probabilities and entropy from some tokens' logits at a time, without a float32 copy of all.
 
     verl calls the first where there is no flash-attention. Without an entropy bonus nothing is kept for its gradient.
     """
@@ -110,14 +110,14 @@ def _compute_in_chunks(*, has_entropy_gradient: bool) -> None:
 
 
 def _entropy_from_logits(logits: Any) -> Any:
-    """``float32[...]`` of ``[..., vocabulary]``, in nats, by verl's chunked function."""
+    """Compute ``float32[...]`` from ``[..., vocabulary]``, in nats, by verl's chunked function."""
     from verl.utils.torch_functional import entropy_from_logits_with_chunking
 
     return entropy_from_logits_with_chunking(logits.flatten(0, -2)).view(logits.shape[:-1])
 
 
 def _measure_entropy(logits: Any) -> Any:
-    """`_entropy_from_logits` without a gradient."""
+    """Compute `_entropy_from_logits` without a gradient."""
     return _entropy_from_logits(logits.detach())
 
 

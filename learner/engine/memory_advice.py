@@ -59,7 +59,7 @@ NAMES = (SYNC, CHECKPOINTING, TOKENS, RANKS, OFFLOAD, LORA)
 def _changes(
     model: ModelShape, how: TrainingShape, capacity: int, engine_share: int, known: Set[str]
 ) -> Iterator[tuple[str, TrainingShape]]:
-    """Every setting that is not yet as small as it can be, as far as it must be turned."""
+    """Yield every setting that can still shrink, changed only as far as necessary."""
 
     def fits(changed: TrainingShape) -> bool:
         return plan_memory(model, changed, engine_share).peak <= capacity
@@ -90,7 +90,7 @@ def _is_known(setting: str, known: Set[str]) -> bool:
 def step_flops(
     model: ModelShape, how: TrainingShape, tokens: int, epochs: int = 1, log_prob_share: float = 1.0
 ) -> float:
-    """Operations of a step over ``tokens`` tokens, all ranks together.
+    """Count the operations of a step over ``tokens`` tokens, all ranks together.
 
     Kaplan et al. (arXiv:2001.08361), section 2.1: 2 for each parameter and token forwards and 4 backwards; 2 more for
     the forward pass that checkpointing repeats. Before training comes a forward pass for log-probabilities, in a

@@ -127,7 +127,7 @@ class MemoryPlan:
 
 
 def plan_memory(model: ModelShape, how: TrainingShape, engine_share: int = 0) -> MemoryPlan:
-    """Bytes of the rank that needs most; ``engine_share`` is in bytes."""
+    """Plan the bytes of the rank that needs most; ``engine_share`` is in bytes."""
     model = _pad_experts(model, how)
     trained = model.adapter_width * how.lora_rank if how.lora_rank else model.num_params
     frozen = model.num_params if how.lora_rank else 0
@@ -157,7 +157,7 @@ def plan_memory(model: ModelShape, how: TrainingShape, engine_share: int = 0) ->
 
 
 def host_bytes(model: ModelShape, how: TrainingShape) -> int:
-    """Memory of the host for each rank: what is offloaded, and the reference model, which verl keeps there on a GPU."""
+    """Count host memory for each rank: offloaded parts, and the reference model, which verl keeps there on a GPU."""
     adapters = model.adapter_width * how.lora_rank
     trained = adapters or model.num_params
     shard = _shard(model.num_params, how) * how.param_bytes if how.has_reference else 0
@@ -168,7 +168,7 @@ def host_bytes(model: ModelShape, how: TrainingShape) -> int:
 
 
 def _pad_experts(model: ModelShape, how: TrainingShape) -> ModelShape:
-    """FSDP2 cuts the first dimension, which is that of experts: 4 experts on 8 ranks take the memory of 8."""
+    """Pad the experts to the shards: FSDP2 cuts their dimension, so 4 experts on 8 ranks take the memory of 8."""
     if not model.experts:
         return model
     padded = -(-model.experts // how.shards) * how.shards
@@ -187,10 +187,11 @@ def _shard(params: int, how: TrainingShape) -> int:
 
 
 def _working_copies(model: ModelShape, how: TrainingShape) -> int:
-    """FSDP2 (torch.distributed.fsdp.fully_shard): a part computes while the next is gathered and gradients are reduced.
+    """Count FSDP2's working copies: a part computes while the next is gathered and gradients are reduced.
 
-    Of a part: its weights, those of the next one, its gradient, and that gradient in float32 to be reduced. The root's
-    weights stay gathered, and its gradient comes in parts until the end, where it is reduced after the last layer's.
+    Source: torch.distributed.fsdp.fully_shard. For a part: its weights, those of the next one, its gradient, and that
+    gradient in float32 to be reduced. The root's weights stay gathered, and its gradient comes in parts until the end,
+    where it is reduced after the last layer's.
     """
     width, adapters = how.compute_bytes, how.lora_rank > 0
     trained = model.adapter_width * how.lora_rank // model.layers if adapters else model.group_params
@@ -249,7 +250,7 @@ def _norm_bytes(features: int, width: int) -> int:
 
 
 def _logits(model: ModelShape, how: TrainingShape) -> int:
-    """Logits and logits by temperature, later logits and their gradient; float32 in chunks (`token_log_probs`)."""
+    """Count logits and their scaled copy, later logits and their gradient; float32 in chunks (`token_log_probs`)."""
     whole = how.tokens * model.vocabulary
     chunk = 2 * min(how.tokens, how.logits_chunk) * model.vocabulary * FLOAT32
     entropy = 2 * whole * FLOAT32 if how.entropy_bonus else 0  # the chunks of verl's entropy stay for its gradient

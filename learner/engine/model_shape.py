@@ -61,7 +61,7 @@ def _count(module: Any) -> int:
 
 
 def _dense_width(model: Any, text: Any, experts: int) -> int:
-    """Features of the MLP that every token takes: the only one, or a shared expert."""
+    """Count features of the MLP that every token passes: the only one, or a shared expert."""
     if not experts:
         return int(text.intermediate_size)
     shared = [module for name, module in model.named_modules() if name.endswith(("shared_expert", "shared_experts"))]
@@ -69,7 +69,7 @@ def _dense_width(model: Any, text: Any, experts: int) -> int:
 
 
 def _adapter_width(model: Any, target_modules: str | list[str]) -> int:
-    """Input plus output features of the modules that PEFT gives adapters: by end of name, or by a pattern of all of it.
+    """Sum input and output features of the modules with adapters: chosen by end of name, or by a pattern of all of it.
 
     ``all-linear`` is every linear module but the output embedding, routers, and experts: an adapter for each, in
     gates and up-projections, which are one matrix, of twice the rank. Other patterns find linear modules alone.

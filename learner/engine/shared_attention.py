@@ -25,10 +25,10 @@ def make_no_mask(*_: Any, **__: Any) -> None:
 def attend_across_ranks(
     module: Any, query: Any, key: Any, value: Any, attention_mask: Any, *, position_ids: Any, **named: Any
 ) -> Any:
-    """Full causal attention of this rank's tokens, ``[1, tokens, heads, size]``.
+    """Compute full causal attention of this rank's tokens, ``[1, tokens, heads, size]``.
 
     From ``[1, heads, tokens, size]`` each. ``position_ids``, ``int64[1, tokens]``, begin at 0 in each row. Every rank
-    that shares the sequences must ask, with as many tokens. Of heads there are a multiple of those ranks.
+    that shares the sequences must call this, with as many tokens. The heads are a multiple of those ranks.
     """
     import torch
     from torch.nn.functional import scaled_dot_product_attention

@@ -12,7 +12,7 @@ CHUNK_TOKENS = 1024
 
 
 def log_probs_from_logits(logits: Any, labels: Any) -> Any:
-    """``float32[...]`` of ``[..., vocabulary]`` and ``int64[...]``: the log-softmax at the labels."""
+    """Compute ``float32[...]`` from ``[..., vocabulary]`` and ``int64[...]``: the log-softmax at the labels."""
     flat = _LogProbs.apply(logits.flatten(0, -2), labels.flatten())  # type: ignore[no-untyped-call]
     return flat.view(labels.shape)
 

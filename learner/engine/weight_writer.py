@@ -87,9 +87,9 @@ class _SafetensorsFile:
 
 
 def full_tensors(engine: Any) -> Iterator[tuple[str, Any]]:
-    """Every tensor by its Hugging Face name, one at a time, without adapters; tied weights once. Every rank must ask.
+    """Yield every tensor by its Hugging Face name, without adapters; tied weights once. Every rank must call this.
 
-    A tensor must not be kept when the next one is asked for.
+    A tensor must not be kept beyond the next one.
     """
     tied = bool(getattr(engine.model_config.hf_config, "tie_word_embeddings", False))
     if engine.model_config.lora_rank > 0:

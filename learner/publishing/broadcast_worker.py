@@ -85,12 +85,12 @@ class Sender:
         self._group.send(tensors)
 
     def missing_nodes(self, order: SendRequest) -> tuple[int, ...]:
-        """Ranks that did not come to a meeting."""
+        """List the ranks that did not come to a meeting."""
         return tuple(self._collective.missing_ranks(self.store, order.rendezvous_key, order.world_size))
 
 
 def main(backend: Backend, host: str, port: int) -> None:
-    """Answer orders until there are no more."""
+    """Answer orders until the input ends."""
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what libraries print is no answer
 

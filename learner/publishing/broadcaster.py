@@ -127,7 +127,7 @@ class Broadcaster:
     """Plans broadcasts and makes them in the background."""
 
     def __init__(self, settings: LearnerSettings, members: Callable[[], Sequence[Heartbeat]]) -> None:
-        """``members``: the inference nodes that are alive."""
+        """Prepare broadcasts; ``members`` returns the living inference nodes."""
         self._settings, self._model, self._members = settings.weights.broadcast, settings.model, members
         self._file = settings.checkpoint_dir / FILE
         self._process: SenderProcess | None = None

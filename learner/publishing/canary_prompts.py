@@ -44,7 +44,7 @@ class CanaryPrompts:
 
 
 def read_prompts(file: Path, model_path: Path) -> list[list[int]]:
-    """Tokens of each line: a string, or a chat as a list of messages, which the model's template renders.
+    """Tokenize each line: a string, or a chat as a list of messages, which the model's template renders.
 
     Raises ValueError.
     """

@@ -50,7 +50,7 @@ class DeltaChain:
 
 
 def link_or_copy(source: Path, path: Path) -> None:
-    """``source`` under another name, replacing what is there: without a copy where the file system allows it."""
+    """Link ``source`` under another name, replacing a file there; copy only where the file system cannot link."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     temporary.unlink(missing_ok=True)
     try:
@@ -71,7 +71,7 @@ def blob_name(model: str, version: int, epoch: int) -> str:
 
 
 def filter_model(model: str, names: Sequence[str]) -> list[str]:
-    """Those that are versions of a model, oldest first."""
+    """Select the names that are versions of a model, oldest first."""
     matches = [(match, name) for name in names if (match := re.fullmatch(rf"{model}-(\d+)-(\d+)({SUFFIX})?", name))]
     return [name for match, name in sorted(matches, key=lambda entry: (int(entry[0][1]), int(entry[0][2]), entry[1]))]
 

@@ -59,7 +59,9 @@ class WeightPublisher:
         full_weights_requested: Callable[[], bool] = lambda: False,
         broadcaster: Broadcaster | None = None,
     ) -> None:
-        """``full_weights_requested``: whether some node waits for a version that it can fetch by itself."""
+        """Prepare to publish; ``full_weights_requested`` returns whether a node needs a version that it can fetch
+        alone.
+        """
         self._bus, self._settings, self._full_weights_requested, self._broadcaster = (
             bus,
             settings,

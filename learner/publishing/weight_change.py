@@ -42,7 +42,7 @@ def estimate_change(base: Path, new: Path) -> float | None:
 
 
 def _sample(data: NDArray[np.uint8], tensor: Tensor) -> NDArray[np.float64]:
-    """``f64[S]``: elements of a tensor, the same of every file."""
+    """Sample elements of a tensor, ``f64[S]``, at the same places of every file."""
     begin, end = tensor.data_offsets
     elements: NDArray[Any] = data[begin:end].view(NUMBER_TYPES[tensor.dtype])
     if len(elements) > CHUNKS * CHUNK_ELEMENTS:

@@ -17,7 +17,7 @@ def write_weights(trainer: Any, path: Path) -> None:
 
 
 def write_full(trainer: Any, path: Path) -> None:
-    """All weights: without adapters the version itself, with them what they are added to."""
+    """Write all weights: without adapters the version itself, with them their base."""
     trainer.write_weights(path)
 
 

@@ -64,7 +64,9 @@ class Assembler:
     """Collects batches until an attempt is whole."""
 
     def __init__(self, rules: Sequence[AirRule] = (), reward: str = "") -> None:
-        """``rules`` reward spans; ``reward`` names the reward of a rollout, empty: its only or main one."""
+        """Prepare an assembler; ``rules`` reward spans; ``reward`` names the reward to use, empty: the only or main
+        one.
+        """
         self._rules, self._reward = rules, reward
         self._partial: dict[str, _PartialAttempt] = {}
 
@@ -89,7 +91,7 @@ class Assembler:
         self._partial = {execution: parts for execution, parts in self._partial.items() if parts.task not in tasks}
 
     def oldest_pending_sequence(self) -> int | None:
-        """First stream sequence of anything not yet whole; None if nothing is waiting."""
+        """Return the first stream sequence of any incomplete attempt; None if there is none."""
         return min((parts.first_sequence for parts in self._partial.values()), default=None)
 
 
@@ -155,7 +157,7 @@ def choose_reward(main: float | None, by_name: Mapping[str, float], name: str) -
 
 
 def training_reward(rollout: Rollout, failed: str) -> float | None:
-    """Reward for training, or None: masked. ``failed`` is the setting for rollouts the agent failed."""
+    """Return the reward for training, or None: masked. ``failed`` is the setting for rollouts the agent failed."""
     if rollout.problem:
         return None
     if rollout.outcome == "ok":

@@ -89,9 +89,9 @@ class RolloutConsumer:
         """What the bus lost, each put here when what it has kept is read."""
 
     async def run(self) -> None:
-        """Every batch of the run into its rollout, every rollout into its group, for ever.
+        """Put every batch of the run into its rollout, and every rollout into its group, for ever.
 
-        Raises `LearnerError` if another reader of the durable does not go.
+        Raises `LearnerError` if another reader of the durable stays.
         """
         last_gap_free_at, conflict_timeout = time.monotonic(), CONFLICT_TIMEOUT_SECONDS
         # One puller for all: what the broker is still asked for from before then comes here too, and to nobody else.

@@ -126,7 +126,7 @@ class GroupBuffer:
         self.ready = [*groups, *self.ready]
 
     def pending_rollouts(self) -> Iterator[Rollout]:
-        """Every attempt not yet handed out."""
+        """Yield every attempt not yet handed out."""
         for group in (*self._open.values(), *self.ready, *self.rejected):
             yield from group.members.values()
         yield from self.late_attempts
@@ -139,7 +139,7 @@ class GroupBuffer:
         }
 
     def released_tasks(self) -> list[str]:
-        """Tasks whose group is closed and has been handed out, oldest first."""
+        """List tasks whose group is closed and has been handed out, oldest first."""
         pending = {group.task_id for group in (*self.ready, *self.rejected)}
         return [task for task in self.closed if task not in pending]
 

@@ -66,7 +66,7 @@ class EngineSettings(BaseModel):
     use_torch_compile: bool | None = Field(None, description="compile the entropy; none: on a GPU")
 
     def choose_precision(self, on_gpu: bool) -> MixedPrecisionSettings:
-        """``mixed_precision``, or what unset means."""
+        """Return ``mixed_precision``, or its default on this device."""
         if self.mixed_precision is not None:
             return self.mixed_precision
         if on_gpu:
@@ -74,11 +74,11 @@ class EngineSettings(BaseModel):
         return MixedPrecisionSettings(param_dtype="fp32", reduce_dtype="fp32", buffer_dtype="fp32")
 
     def is_checkpointing(self, on_gpu: bool) -> bool:
-        """``enable_gradient_checkpointing``, or what unset means."""
+        """Return ``enable_gradient_checkpointing``, or its default on this device."""
         return on_gpu if self.enable_gradient_checkpointing is None else self.enable_gradient_checkpointing
 
     def is_compiling(self, on_gpu: bool) -> bool:
-        """``use_torch_compile``, or what unset means."""
+        """Return ``use_torch_compile``, or its default on this device."""
         return on_gpu if self.use_torch_compile is None else self.use_torch_compile
 
     @field_validator("strategy")

@@ -37,7 +37,7 @@ class OwnFunction:
 
     @contextmanager
     def explain_errors(self) -> Iterator[None]:
-        """Around what the function does: every error becomes an `OwnFunctionError`, with the error as its cause."""
+        """Turn every error of the function into an `OwnFunctionError`, with the error as its cause."""
         try:
             yield
         except OwnFunctionError:  # of another function, which this one called

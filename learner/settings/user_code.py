@@ -15,7 +15,7 @@ INSTALLED = {"site-packages", "dist-packages"}
 
 
 def describe_error(error: Exception, function: Callable[..., Any] | None = None) -> str:
-    """``TypeError: its text (file, line n)``; where the function begins, if no line of the user's raised it."""
+    """Describe an error as ``TypeError: its text (file, line n)``, at the user's line or the function's first."""
     text = " ".join(str(error).split())
     text = text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}…"
     return ": ".join(filter(None, (type(error).__name__, text))) + _describe_place(error, function)

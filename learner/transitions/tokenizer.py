@@ -8,7 +8,7 @@ from lightningbus.learner.transitions.prefix_tree import Detokenize
 
 
 def load_detokenizer(model_path: Path) -> Detokenize | None:
-    """Token ids to text, special tokens included; None for a model without a ``tokenizer.json``."""
+    """Load the conversion of token ids to text, special tokens included; None without a ``tokenizer.json``."""
     file = model_path / "tokenizer.json"
     if not file.exists():
         return None

@@ -49,7 +49,7 @@ def build_transitions(calls: Sequence[ModelCall], model: str | None = None) -> l
 
 
 def token_versions(call: ModelCall) -> Ids:
-    """``int64[T]`` from the runs; raises ValueError unless they cover every token once."""
+    """Expand the runs to ``int64[T]``; raise ValueError unless they cover every token once."""
     tokens = len(call.response_ids) // 4
     versions = np.full(tokens, -1, dtype=np.int64)
     for run in call.weight_versions:

@@ -102,7 +102,7 @@ class RunHistory:
         return cls(sql, name, _choose("model", model, models, f"models that run {name!r} trained"))
 
     def steps(self, first: int, last: int) -> list[RecordedStep]:
-        """Training steps in order; raises `UserError` if one of them is not on record."""
+        """Load training steps in order; raise `UserError` if one of them is not on record."""
         rows = self._rows(STEPS, first=first, last=last)
         missing = sorted(set(range(first, last + 1)) - {row["step"] for row in rows})
         if missing:
@@ -137,7 +137,7 @@ class RunHistory:
         return groups
 
     def quarantined(self, step: RecordedStep) -> dict[str, str]:
-        """Rollouts that a step excluded because of the auditor's verdicts, with its reasons."""
+        """Map rollouts that a step excluded because of the auditor's verdicts to its reasons."""
         return {row["rollout_id"]: row["exclusion_reason"] for row in self._rows(QUARANTINED, step=step.number)}
 
     def best_rollouts(self, per_task: int, min_reward: float) -> list[Rollout]:
@@ -154,7 +154,7 @@ class RunHistory:
         ]
 
     def rollouts(self, executions: Sequence[str], settings: LearnerSettings | None) -> Iterator[Rollout]:
-        """Whole attempts; what their spans earn them is by the rules of ``settings``."""
+        """Load whole attempts; their spans earn rewards by the rules of ``settings``."""
         rules, reward = (settings.credit.rules_in_force, settings.reward) if settings is not None else ([], "")
         spans: dict[str, list[Span]] = {}
         for row in self._rows(CALLS, executions=list(executions)):

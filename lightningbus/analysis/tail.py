@@ -81,7 +81,7 @@ def summarize(batch: SpanBatch) -> dict[str, Any]:
 
 
 def format_line(summary: dict[str, Any]) -> Text:
-    """One attempt in a line."""
+    """Format one attempt as a line."""
     reward = "" if summary["reward"] is None else f"{summary['reward']:.3g}"
     low, high = summary["versions"]
     versions = "" if high is None else f"v{high}" if low == high else f"v{low}–{high}"

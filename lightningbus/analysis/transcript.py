@@ -77,7 +77,7 @@ class Transcript:
         return cls(rows[-1], _rows(client, CALLS, **which), tokens, _rows(client, SPANS, **which))
 
     def show_json(self) -> None:
-        """One JSON object."""
+        """Print the transcript as one JSON object."""
         calls = [{**call, "tokens": self.tokens.get(call["call"], [])} for call in self.calls]
         print(printable_json({**self.rollout, "model_calls": calls, "spans": self.spans}))
 

@@ -41,11 +41,11 @@ class Adapter:
         environment.close()
 
     def tasks(self, split: str) -> Iterator[dict[str, Any]]:
-        """Seeds of `reset`."""
+        """Yield seeds of `reset` as tasks."""
         return seed_tasks(split)
 
     async def rollout(self, task: dict[str, Any], base_url: str, api_key: str, model: str) -> dict[str, Any]:
-        """One episode; its reward is the sum of its steps' rewards."""
+        """Play one episode; its reward is the sum of its steps' rewards."""
         from openai import AsyncOpenAI
 
         environment = await asyncio.to_thread(self._make)

@@ -42,7 +42,7 @@ class Adapter:
         self._skips = bool(arguments.get("skip", False))
 
     def tasks(self, split: str) -> Iterator[dict[str, Any]] | None:
-        """Directories whose tests and solution were tried here; it has no held-out ones."""
+        """Yield the directories whose tests and solution passed a trial here; there are no held-out ones."""
         if split != "train":
             return None
         if (self._directory / "task.toml").exists():

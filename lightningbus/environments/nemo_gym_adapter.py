@@ -47,7 +47,7 @@ class Adapter:
         return ({"id": str(number), "input": json.loads(line)} for number, line in enumerate(lines) if line.strip())
 
     async def rollout(self, task: dict[str, Any], base_url: str, api_key: str, model: str) -> dict[str, Any]:
-        """One session of the server; its ``verify`` gives the reward, and the numbers beside it are metrics."""
+        """Play one session of the server; its ``verify`` gives the reward, and the numbers beside it are metrics."""
         import httpx
         from openai import AsyncOpenAI
 

@@ -36,7 +36,7 @@ class Adapter:
             self._url = serve_app(getattr(importlib.import_module(module), attribute or "app"))
 
     def tasks(self, split: str) -> Iterator[dict[str, Any]] | None:
-        """Arguments of `reset`."""
+        """Yield arguments of `reset` as tasks."""
         if self._resets is None:
             return seed_tasks(split)
         if split != "train":
@@ -44,7 +44,7 @@ class Adapter:
         return ({"id": str(number), "input": reset} for number, reset in enumerate(self._resets))
 
     async def rollout(self, task: dict[str, Any], base_url: str, api_key: str, model: str) -> dict[str, Any]:
-        """One episode; its reward is the sum of its steps' rewards."""
+        """Play one episode; its reward is the sum of its steps' rewards."""
         from openai import AsyncOpenAI
 
         schema = await self._read_action_schema()

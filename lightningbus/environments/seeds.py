@@ -8,6 +8,6 @@ FIRST_HELDOUT_SEED = 1_000_000_000
 
 
 def seed_tasks(split: str) -> Iterator[dict[str, Any]]:
-    """Seeds without end; those of held-out tasks are never trained on."""
+    """Yield seeds without end; those of held-out tasks are never trained on."""
     first = 0 if split == "train" else FIRST_HELDOUT_SEED
     return ({"id": f"seed-{seed}", "input": {"seed": seed}} for seed in itertools.count(first))

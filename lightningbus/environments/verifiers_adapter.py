@@ -28,7 +28,7 @@ class EnvironmentAdapter:
         self._environment = verifiers.load_environment(name, **arguments)
 
     def tasks(self, split: str) -> Iterator[dict[str, Any]] | None:
-        """Rows of the data set to train on, or of the one to evaluate on; None where there is no such one."""
+        """Yield rows of the data set for training, or of the one for evaluation; None where it does not exist."""
         environment = self._environment
         if split == "train":
             with contextlib.suppress(ValueError):  # an environment only to evaluate on
@@ -42,7 +42,7 @@ class EnvironmentAdapter:
             yield {"id": str(row.get("example_id", number)), "input": row}
 
     async def rollout(self, task: dict[str, Any], base_url: str, api_key: str, model: str) -> dict[str, Any]:
-        """One rollout by the environment's own method, scored by its rubric; a failure in it is raised."""
+        """Play one rollout by the environment's own method, scored by its rubric; a failure in it is raised."""
         from openai import AsyncOpenAI
         from verifiers.clients import OpenAIChatCompletionsClient
 
@@ -89,7 +89,7 @@ class TasksetAdapter:
         )
 
     async def rollout(self, task: dict[str, Any], base_url: str, api_key: str, model: str) -> dict[str, Any]:
-        """One episode; its reward is the sum over the agents, its metrics are theirs, a failure in it is raised."""
+        """Play one episode; its reward is the sum over the agents, its metrics are theirs; raise its failure."""
         import verifiers.v1 as vf
 
         await self._serve()

@@ -110,7 +110,7 @@ def _metadata(facts: CardFacts) -> dict[str, object]:
 
 
 def _results(facts: CardFacts) -> list[str]:
-    """Held-out rewards of this version and of the first one; nothing where none were measured."""
+    """Render held-out rewards of this version and of the first one; nothing where none were measured."""
     evaluations = facts.results.evaluations if facts.results is not None else []
     first = min((each.version for each in evaluations), default=0)
     rows = [_row(each) for each in evaluations if each.version in (first, facts.manifest.version)]

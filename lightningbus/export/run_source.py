@@ -80,7 +80,7 @@ def _read_credentials(directory: Path | None, role: str) -> Credentials | None:
 
 
 def _read_more_mib(config: Path) -> int:
-    """Room for enlarged streams that the run's server had: with less it would not open them."""
+    """Read the room for enlarged streams of the run's server: with less it would not open them."""
     try:
         limit = re.search(r"max_file_store: (\d+)GB", config.read_text())
     except OSError:

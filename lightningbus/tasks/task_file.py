@@ -36,10 +36,10 @@ class TaskInput:
 
 
 def load_tasks(source: Path | str | TaskSource) -> list[TaskInput]:
-    """All tasks of a file or a data set; raises `TaskFileError` at the first row that is not one, before any is used.
+    """Load all tasks of a file or a data set; raise `TaskFileError` at the first invalid row, before any is used.
 
-    ``id`` may be left out: it is then the number of the line or the row, from 1. So may ``labels``. Whatever is
-    returned can be published.
+    ``id`` may be left out: it is then the number of the line or the row, from 1. So may ``labels``. Every returned task
+    can be published.
     """
     source = as_task_source(source)
     inputs: dict[str, TaskInput] = {}

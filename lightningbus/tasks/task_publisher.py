@@ -26,7 +26,7 @@ class TaskPublisher:
         self._bus = bus
 
     async def publish_task(self, task: Task, timeout: float = PUBLISH_SECONDS) -> None:
-        """`publish_tasks` of one."""
+        """Publish one task; see `publish_tasks`."""
         await self.publish_tasks([task], timeout)
 
     async def publish_tasks(self, tasks: Sequence[Task], timeout: float = PUBLISH_SECONDS, nonce: str = "") -> int:
@@ -75,7 +75,7 @@ def _encode_task(task: Task, nonce: str) -> OutgoingMessage | EncodeError:
 
 
 def chunk_by_size(records: Iterable[TaskRecord]) -> Iterator[list[TaskRecord]]:
-    """Chunks that fit a message; a task is within its own limit, so a chunk of one always fits."""
+    """Split records into chunks that fit a message; a task is within its own limit, so a chunk of one always fits."""
     chunk: list[TaskRecord] = []
     chunk_bytes = 0
     for record in records:

@@ -44,7 +44,7 @@ def as_task_source(value: Path | str | TaskSource) -> TaskSource:
 
 
 def parse_columns(words: Sequence[str]) -> dict[str, str]:
-    """``question=prompt`` or ``question=prompt,answer=target`` as a map; raises ValueError naming the word."""
+    """Parse ``question=prompt`` or ``question=prompt,answer=target`` to a map; raise ValueError naming the word."""
     columns: dict[str, str] = {}
     for word in (part for words_of_option in words for part in words_of_option.split(",")):
         field, separator, column = word.partition("=")

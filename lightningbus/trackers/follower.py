@@ -31,7 +31,7 @@ class Journal:
         self._note_steps(self._keys)
 
     def select_new(self, points: Iterable[Point]) -> Iterator[Point]:
-        """Those that the tracker does not have."""
+        """Select the points that the tracker does not have."""
         return (point for point in points if point.key not in self._keys)
 
     def add(self, points: Iterable[Point]) -> None:
@@ -56,7 +56,7 @@ class Follower(threading.Thread):
         read_points: Callable[[bool, Mapping[str, int]], Iterable[Point]],
         journal: Journal, poll_seconds: float = POLL_SECONDS,
     ) -> None:  # fmt: skip
-        """``read_points``: final points, given whether the run is over and the last steps known; it may raise."""
+        """Prepare a thread; ``read_points`` gets whether the run is over and the last known steps, and may raise."""
         super().__init__(name=f"tracker-{name}", daemon=True)
         self._tracker_name, self._open_tracker, self._read_points = name, open_tracker, read_points
         self._journal, self._poll_seconds = journal, poll_seconds

@@ -45,7 +45,7 @@ class PointReader:
     """Reads the points of a run that change no more."""
 
     def __init__(self, run: str, max_staleness: int, models: Sequence[str] = (DEFAULT_POLICY,)) -> None:
-        """``models``: those that the run trains; where there are several, series are named with the model."""
+        """Prepare to read the points of ``models``; with several of them, series are named with the model."""
         self._parameters: dict[str, Any] = {"run_id": run}
         self._max_staleness, self._models = max_staleness, models
         self._counts: dict[str, int] = {}
@@ -54,12 +54,12 @@ class PointReader:
     def read(
         self, client: Client, *, is_over: bool, last_steps: Mapping[str, int] = MappingProxyType({})
     ) -> Iterator[Point]:
-        """Points that are final by now; ``is_over``: no rollout of training is still to come.
+        """Yield the points that are final by now; ``is_over``: no training rollout is still to come.
 
-        Of steps, those after the smallest of ``last_steps``, by model as of `model_of_step`; once the run is over, all.
+        Steps are those after the smallest of ``last_steps``, by model as of `model_of_step`; once the run is over, all.
 
         Rewards of a version are final when no rollout of it can be under way, and their number was the same at the last
-        look.
+        read.
         """
         last = min(last_steps.get(self._name_of(model), -1) for model in self._models)
         for model, step, metrics in self._query(client, STEPS, after=-1 if is_over else last):

@@ -61,7 +61,7 @@ class AgentExecutor(Protocol):
         """Make ready, if it is not; raises `AgentStartError`."""
 
     async def run(self, task: Any, rollout: RolloutInfo | None = None) -> dict[str, Any]:
-        """``{"value": ...}`` of one task; raises `AgentError`. Cancelled: the process is killed."""
+        """Run one task; return ``{"value": ...}`` or raise `AgentError`. A cancellation kills the process."""
 
     async def grade(self, task: Any, answer: dict[str, Any]) -> dict[str, Any]:
         """Return the answer, with a ``"reward"`` where a reward function gives one."""
@@ -79,7 +79,7 @@ class PythonExecutor(AgentExecutor):
     """Kind of the function in errors, beside its name."""
 
     def __init__(self, python: Path, function: str, launcher: AgentLauncher, rollouts: int | None = None) -> None:
-        """``rollouts``: after so many the process gives way to a fresh one."""
+        """Prepare the executor; after ``rollouts`` rollouts its process is replaced by a fresh one."""
         self._command = [str(python), str(WORKER_SCRIPT), self._mode, function]
         self._target = f"{self._kind}{function}"
         self._launcher, self._rollouts = launcher, rollouts
@@ -113,7 +113,7 @@ class PythonExecutor(AgentExecutor):
         self.is_concurrent = reply.get("concurrent") is True
 
     async def run(self, task: Any, rollout: RolloutInfo | None = None) -> dict[str, Any]:
-        """One rollout."""
+        """Run one rollout."""
         job = next(self._requests)
         try:
             self._send({"job": job, "arguments": [task], "rollout": rollout})
@@ -165,11 +165,11 @@ class CommandExecutor(AgentExecutor):
         self._process: AgentProcess | None = None
 
     async def start(self) -> None:
-        """Nothing to keep warm; raises `AgentStartError` when there is no such program."""
+        """Check that the program exists; raise `AgentStartError`. There is no process to keep warm."""
         self._launcher.check(self._command[0])
 
     async def run(self, task: Any, rollout: RolloutInfo | None = None) -> dict[str, Any]:
-        """One process from start to end."""
+        """Run one process from start to end."""
         process = self._process = await self._launcher.start(*self._command)
         try:
             process.write(json.dumps(task).encode(), last=True)

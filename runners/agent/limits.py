@@ -40,7 +40,7 @@ class ResourceLimits:
         return self.memory_limit_gib is not None or self.max_processes is not None
 
     def apply(self) -> None:
-        """In the child, before the agent's program: what each process of its own is held to by the kernel."""
+        """Set the kernel's limits for each process, in the child before the agent's program starts."""
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for which, bound in (
             (resource.RLIMIT_FSIZE, self.max_file_gib and self.max_file_gib * GIB),

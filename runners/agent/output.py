@@ -46,7 +46,7 @@ class OutputForwarder:
     """
 
     def __init__(self, end: int, budget: OutputBudget) -> None:
-        """``end``: a file descriptor, which this object closes."""
+        """Prepare to forward from the file descriptor ``end``, which this object closes."""
         os.set_blocking(end, False)
         self._end, self._budget = end, budget
         self._partial_line = b""

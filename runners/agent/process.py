@@ -44,7 +44,7 @@ class AgentProcess:
         self._writers: list[asyncio.StreamWriter] = []
 
     async def connect(self, requests: socket.socket, replies: socket.socket) -> None:
-        """Our ends of its standard input and output."""
+        """Open our ends of its standard input and output."""
         _, writer = await asyncio.open_connection(sock=requests)
         self._reader, other = await asyncio.open_connection(sock=replies, limit=MAX_LINE)
         self._writers = [writer, other]
@@ -61,7 +61,7 @@ class AgentProcess:
         return len(children) > MAX_ZOMBIES and sum(not procfs.is_alive(pid) for pid in children) > MAX_ZOMBIES
 
     def write(self, data: bytes, last: bool = False) -> None:
-        """To its standard input, which ``last`` ends."""
+        """Write to its standard input; close it after ``last``."""
         writer = self._writers[0]
         if not writer.is_closing():
             writer.write(data)
@@ -73,7 +73,7 @@ class AgentProcess:
         return await self._read_or_exit(self._reader.readline())
 
     async def read_all(self) -> bytes:
-        """Its standard output to the end; raises ValueError beyond `MAX_LINE` bytes."""
+        """Read its standard output to the end; raise ValueError beyond `MAX_LINE` bytes."""
         output = bytearray()
         while data := await self._read_or_exit(self._reader.read(READ_BYTES)):
             output += data

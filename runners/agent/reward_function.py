@@ -71,12 +71,12 @@ class RewardingExecutor(AgentExecutor):
         self._executor, self._function = executor, function
 
     async def start(self) -> None:
-        """Both processes, unless they run."""
+        """Start both processes, unless they run."""
         await self._executor.start()
         await self._function.start()
 
     async def run(self, task: Any, rollout: RolloutInfo | None = None) -> dict[str, Any]:
-        """One rollout, without its reward."""
+        """Run one rollout, without its reward."""
         return await self._executor.run(task, rollout)
 
     async def grade(self, task: Any, answer: dict[str, Any]) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class SharedExecutor(PythonExecutor):
                 self._listening = asyncio.create_task(self._listen(self._process))
 
     async def run_one(self, *arguments: Any, **more: Any) -> dict[str, Any]:
-        """One call, see `AgentExecutor.run`; cancelled, it is asked to end, and the process is ended if it does not.
+        """Make one call, see `AgentExecutor.run`; a cancelled one is asked to end, else the process is killed.
 
         ``more`` goes into the job beside the arguments. Raises `WorkerProcessDiedError` when the process has ended.
         """
@@ -108,7 +108,7 @@ class SharedSlotExecutor(AgentExecutor):
         await self._shared.start()
 
     async def run(self, task: Any, rollout: RolloutInfo | None = None) -> dict[str, Any]:
-        """One rollout, with a key of its own."""
+        """Run one rollout with its own key."""
         slot = self._slot()
         endpoint = {name: slot[variable] for name, variable in ENDPOINT.items()}
         try:

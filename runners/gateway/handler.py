@@ -68,7 +68,7 @@ class ModelCallHandler:
     """Asks the inference nodes for agents."""
 
     def __init__(self, upstream: Upstream, send: PublishSpans, token_in_token_out: bool) -> None:
-        """``send`` publishes what an attempt has cut so far, within seconds or raising `BusError`."""
+        """Prepare calls; ``send`` publishes an attempt's finished batches, within seconds or raising `BusError`."""
         self._upstream, self._send, self._token_in_token_out = upstream, send, token_in_token_out
 
     async def handle(
@@ -268,7 +268,7 @@ def _cut_choices(completion: StreamAccumulator, is_seen: bool) -> list[SampledCh
 
 
 async def _send_answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    """Answer to its last byte; one that the agent no longer reads is no error."""
+    """Send an answer to its last byte; an agent that stopped reading is no error."""
     answer = web.Response(body=encode_json(body), content_type="application/json", charset="utf-8")
     with suppress(ConnectionError):
         await answer.prepare(request)

@@ -58,7 +58,7 @@ def max_bytes(request: web.Request) -> int:
 
 
 async def read_limited_body(request: web.Request) -> bytes:
-    """Unpacked; raises aiohttp's errors for one that cannot be read."""
+    """Read and decompress a body; raise aiohttp's errors for an unreadable one."""
     try:
         body = await read_body(request.clone(client_max_size=limit(request)))
     except web.HTTPBadRequest:  # what follows on this connection may be the rest of it
@@ -69,7 +69,7 @@ async def read_limited_body(request: web.Request) -> bytes:
 
 
 async def close_unless_kept(request: web.Request, response: web.StreamResponse) -> None:
-    """After an answer to whom nothing is kept open for: one who has no key here, or too many connections."""
+    """Close the connection after the answer unless it may stay open: without a key, or with too many, it may not."""
     if not request.get(KEEPALIVE_KEY, False):
         response.force_close()
         response.headers["Connection"] = "close"
@@ -77,7 +77,7 @@ async def close_unless_kept(request: web.Request, response: web.StreamResponse) 
 
 @contextmanager
 def raise_on_malformed() -> Iterator[None]:
-    """Around reading a request: whatever it is that cannot be read is the client's to put right."""
+    """Turn errors while reading a request into answers that blame the client."""
     try:
         yield
     except UnsupportedThreadError as error:

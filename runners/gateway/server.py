@@ -95,7 +95,7 @@ class Gateway:
         endpoints: ExternalEndpoints | None = None,
         ignored_fields: Collection[str] = (),
     ) -> None:
-        """``send`` publishes what an attempt has cut so far, within seconds or raising `BusError`.
+        """Prepare the gateway; ``send`` publishes an attempt's finished batches, within seconds or raising `BusError`.
 
         ``inference_api_key`` is for the inference nodes: agents have keys of their own. ``allowance`` is each slot's.
         ``at_socket``: listen on a Unix socket too, for agents that have no network. ``endpoints`` answer their models
@@ -167,7 +167,7 @@ class Gateway:
 
     @web.middleware
     async def _authenticate_and_admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Before anything of a request but its head is read."""
+        """Authenticate a request and admit it by its head, before its body is read."""
         if request.match_info.http_exception is not None:  # no route of ours
             return await handler(request)
         try:
@@ -199,7 +199,7 @@ class Gateway:
             return web.Response(status=refused.status, body=body, content_type="application/json")
 
     async def _count(self, request: web.Request) -> web.Response:
-        """Tokens of a prompt that is not asked, as Anthropic's clients want to know them."""
+        """Count the tokens of a prompt without sending it, for Anthropic's clients."""
         slot, running = self._running(request)
         task, body = running.task, await read_limited_body(request)
         with raise_on_malformed():
@@ -230,7 +230,7 @@ class Gateway:
         return web.json_response(_model_card(name))
 
     def _models_for(self, slot: Slot) -> set[str]:
-        """Those that answer now, and those that the rollout's task may call."""
+        """List the models that answer now, and those that the rollout's task may call."""
         expected = models_of(slot.rollout.task) if slot.rollout is not None else frozenset()
         return self.upstream.known_models() | self.endpoints.names | expected
 

@@ -25,7 +25,7 @@ class ActiveRollout:
 
     @contextmanager
     def open_call(self) -> Iterator[None]:
-        """Around answering a model call, until it is recorded."""
+        """Register a model call while it is answered, until it is recorded."""
         task = asyncio.current_task()
         assert task is not None
         self._open_calls.add(task)

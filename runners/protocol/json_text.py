@@ -20,7 +20,7 @@ def decode_json(text: bytes) -> Any:
 
 
 def encode_json(value: Any) -> bytes:
-    """JSON in ASCII; a NaN, which JSON does not have, is null where msgspec writes it."""
+    """Encode JSON in ASCII; a NaN, which JSON does not have, is null where msgspec writes it."""
     try:
         text = _ENCODER.encode(value)
     except (TypeError, UnicodeEncodeError):  # a key that is no text, half of a surrogate pair
@@ -29,6 +29,6 @@ def encode_json(value: Any) -> bytes:
 
 
 def encode_exactly(value: Any) -> bytes:
-    """`encode_json`, but a NaN stays a NaN: the receiver decides what it means."""
+    """Encode as `encode_json`, but keep a NaN: the receiver decides about it."""
     text = encode_json(value)
     return text if b"null" not in text else json.dumps(value).encode()

@@ -102,7 +102,7 @@ def _in_text(text: str, prompts: Sequence[PromptChoice], versions: dict[str, int
 
 
 def _places(text: str, prompts: Sequence[PromptChoice]) -> Iterator[_Place]:
-    """All places in order, none of which overlap: the first counts, and of two that begin together the longer one."""
+    """Find all places in order without overlaps: the first counts, and of two at one start the longer one."""
     # A version's own text is a place too: the agent asked for it by name, or repeats what an earlier call was given.
     sent = [(prompt.original, prompt) for prompt in prompts] + [(prompt.text, prompt) for prompt in prompts]
     for words, prompt in sent:

@@ -90,7 +90,7 @@ class ChatRequest:
         return self.body.get("include_reasoning") is False
 
     def num_choices(self, sampling: dict[str, Any]) -> int:
-        """Answers to sample, where ``sampling`` is forced: ``n`` for each prompt."""
+        """Count the answers to sample, where ``sampling`` is forced: ``n`` for each prompt."""
         n, prompt = {**self.body, **sampling}.get("n"), self.body.get("prompt")
         has_several = (
             not self.chat and isinstance(prompt, list) and any(isinstance(each, str | list) for each in prompt)
@@ -104,7 +104,7 @@ class ChatRequest:
         return json.dumps({**body, last: self.body.get(last)}, ensure_ascii=False)
 
     def to_tokenize_request(self, messages: list[Any], is_answered: bool) -> dict[str, Any]:
-        """Asks how the chat template renders messages: to be is_answered next, or with their answer at the end."""
+        """Build the request that renders messages by the chat template, with or without the start of an answer."""
         same = {name: self.body[name] for name in TEMPLATE_FIELDS if self.body.get(name) is not None}
         return {**same, "model": self.model, "messages": messages, "add_generation_prompt": not is_answered}
 

@@ -76,7 +76,7 @@ def _digests(model: str, messages: Sequence[Any]) -> Iterator[bytes]:
 
 
 def _canonical(message: Any) -> bytes:
-    """JSON in which the order of fields does not matter."""
+    """Encode JSON in which the order of fields does not matter."""
     try:
         return _ENCODER.encode(message)
     except UnicodeEncodeError:  # half of a surrogate pair

@@ -135,9 +135,9 @@ def _reward_attributes(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _convert_agl_event(body: dict[str, Any], context: EventContext) -> Span:
-    """``{"event_type": str, "data": {...}}``; that of a ``reward`` has the reward in ``data["value"]``.
+    """Convert ``{"event_type": str, "data": {...}}``; a ``reward`` event has the reward in ``data["value"]``.
 
-    Raises ValueError with a sentence, also for a number that can be no reward.
+    Raises ValueError with a sentence, also for a number that cannot be a reward.
     """
     kind, data = body["event_type"], body.get("data", {})
     if not isinstance(kind, str) or not kind or not isinstance(data, dict):

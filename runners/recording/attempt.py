@@ -94,7 +94,7 @@ class AttemptRecorder:
         return self._meter.num_calls
 
     def add_engine_failure(self, reason: str, is_deadly: bool) -> None:
-        """Engines failed at a call; ``is_deadly``: no other attempt is to try it."""
+        """Record that engines failed at a call; ``is_deadly``: no other attempt should try it."""
         self.infra_error = self.infra_error or reason
         if is_deadly:
             self.poison_reason = self.poison_reason or reason
@@ -148,7 +148,7 @@ class AttemptRecorder:
         parent: str = "",
         prompt_versions: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """One sampled choice of one model call, as the engine made it; ``parent`` is the agent's span that asked."""
+        """Record one sampled choice of a model call, as the engine made it; ``parent`` is the agent's span."""
         index = self.calls
         prompt = self._prompts.encode(part.prompt_ids, part.response_ids)
         encoded_request = self._requests.encode(request.encode(errors="replace"))
@@ -313,7 +313,7 @@ class AttemptRecorder:
 
 
 def _measure(span: Span) -> int:
-    """Bytes of a span on the wire; raises `InvalidSpanError` for one that cannot be recorded."""
+    """Measure a span's bytes on the wire; raise `InvalidSpanError` for one that cannot be recorded."""
     if span.end_ns > MAX_TIME_NS:
         raise InvalidSpanError("time", f"its time {span.end_ns} ns is after the year 2262")
     try:

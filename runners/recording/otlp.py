@@ -53,7 +53,7 @@ def parse_request(
 
 
 def success_response(signal: str, content_type: str, refusals: Refusals) -> web.Response:
-    """200; where something was not kept, how much and why."""
+    """Build the answer of status 200; it lists dropped items and reasons."""
     if signal == "metrics":
         metrics = ExportMetricsServiceResponse()
         metrics.partial_success.error_message = "metrics are not kept here: traces and logs are"

@@ -102,7 +102,7 @@ def _fields_of(record: Any, signal: str, budget: Budget) -> dict[str, Any]:
 
 
 def _normalize(value: Any) -> Any:
-    """JSON as protobuf reads it: ids in base64, and no half characters. Raises `InvalidSpanError` for a wrong id."""
+    """Convert JSON for protobuf: ids in base64, and no half characters. Raise `InvalidSpanError` for a wrong id."""
     if isinstance(value, str):
         return value if value.isascii() else replace_surrogates(value)
     if isinstance(value, list):

@@ -48,7 +48,7 @@ class _ScopeContext:
 def convert_spans(
     request: ExportTraceServiceRequest, trace_id: str, root_span_id: str, refusals: Refusals
 ) -> list[Span]:
-    """Spans of a rollout; one that cannot be kept is refused. Raises `InvalidOtlpError` for too much in one request."""
+    """Convert spans to a rollout's; an invalid one is refused. Raise `InvalidOtlpError` for too much in one request."""
     groups: list[ResourceGroup] = [
         (group.resource, [(scope.scope, scope.spans) for scope in group.scope_spans if scope.spans])
         for group in request.resource_spans
@@ -103,7 +103,7 @@ def _check(groups: Iterable[ResourceGroup]) -> None:
 def _each(
     groups: Iterable[ResourceGroup], trace_id: str, root_span_id: str, moved: Collection[bytes], budget: Budget
 ) -> Iterator[tuple[Any, _ScopeContext]]:
-    """Every span or log record, with what it shares; each resource and scope is converted once."""
+    """Yield every span or log record with its shared context; each resource and scope is converted once."""
     for resource, scopes in groups:
         if not scopes:
             continue
@@ -157,7 +157,7 @@ def _span(span: trace_pb2.Span, shared: _ScopeContext, budget: Budget) -> Span:
 
 
 def _link(link: trace_pb2.Span.Link, shared: _ScopeContext, budget: Budget) -> dict[str, Any]:
-    """To a span of the agent's: in the rollout's trace, where that span is too. To any other: as it is."""
+    """Convert a link: one to an agent's span moves to the rollout's trace with that span, any other stays."""
     link_attributes = _attributes(link.attributes, budget)
     is_remote = bool(link.flags & trace_pb2.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK)
     if is_remote and link.trace_id not in shared.moved:
@@ -208,5 +208,5 @@ def _value(value: AnyValue, budget: Budget) -> Any:
 
 
 def _to_json_value(value: Any) -> Any:
-    """Bytes as base64, as OTLP's JSON has them."""
+    """Encode bytes as base64, as OTLP's JSON does."""
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value

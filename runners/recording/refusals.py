@@ -48,7 +48,7 @@ class Refusals:
         return self.kinds.total()
 
     def describe(self) -> str:
-        """Every reason with its count, the most frequent first."""
+        """Describe every reason with its count, the most frequent first."""
         return "; ".join(_join(self._sentences.most_common(MAX_SENTENCES), len(self._sentences) - MAX_SENTENCES))
 
 

@@ -59,7 +59,7 @@ def parse_reward(value: Any, name: str = "") -> float:
 
 
 def parse_named_rewards(value: Any) -> dict[str, float]:
-    """Finite rewards by name, at least one; raises `InvalidRewardError`."""
+    """Parse finite rewards by name, at least one; raise `InvalidRewardError`."""
     if not isinstance(value, Mapping):
         raise InvalidRewardError(f"rewards are an object of names and numbers, not {str(value)[:80]!r}")
     if not value:

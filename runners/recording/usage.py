@@ -39,7 +39,7 @@ class UsageMeter:
         self._model.append((span.start_ns, span.end_ns))
 
     def add(self, span: Span) -> None:
-        """Any other span."""
+        """Add any other span."""
         if kind_of(span.name, span.attributes) == "tool":
             self._tool.append((span.start_ns, span.end_ns))
 

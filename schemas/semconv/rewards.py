@@ -29,7 +29,7 @@ def extract_rewards(span: Span) -> Iterator[Any]:
 
 
 def named_rewards(span: Span) -> dict[str, Any]:
-    """All rewards of a span by name, unchecked, in order; the first of a name counts."""
+    """Collect all rewards of a span by name, unchecked, in order; the first of a name counts."""
     rewards: dict[str, Any] = {}
     for name, value in (*reward_dimensions(span.attributes), *_evaluations(span)):
         rewards.setdefault(name, value)
@@ -56,7 +56,7 @@ def reward_dimensions(span_attributes: Mapping[str, Any]) -> Iterator[tuple[str,
 
 
 def _evaluations(span: Span) -> Iterator[tuple[str, Any]]:
-    """Scores by name: of events on the span, and of a log record that became this span."""
+    """Yield scores by name: of events on the span, and of a log record that became this span."""
     candidates = [(event.get("name"), event.get("attributes")) for event in span.events]
     for name, fields in (*candidates, (span.name, span.attributes)):
         if name == attributes.EVALUATION_EVENT and isinstance(fields, dict):

@@ -143,7 +143,7 @@ def payload_keys(span_attributes: Attributes) -> dict[str, str]:
 
 
 def summarize(name: str, span_attributes: Attributes) -> str:
-    """One line: the input and output of a tool, or what an agent emitted: rewards, annotations, payloads."""
+    """Summarise in one line: input and output of a tool, or an agent's event: rewards, annotations, payloads."""
     kind, keys = kind_of(name, span_attributes), payload_keys(span_attributes)
     if kind == "tool":
         labels = [label for label in ("input", "output") if label in keys]
@@ -159,12 +159,12 @@ def summarize(name: str, span_attributes: Attributes) -> str:
 
 
 def output_text(span_attributes: Attributes) -> str:
-    """All outputs of a span as text; ids of responses and tool calls are in it, each instrumentation in its own way."""
+    """Join all outputs of a span as text; each instrumentation puts ids of responses and tool calls into it."""
     return "\n".join(attributes.to_text(span_attributes[name]) for name in _OUTPUTS if name in span_attributes)
 
 
 def agl_links(span_attributes: Attributes) -> Iterator[tuple[str, str]]:
-    """Agent Lightning's links: an attribute of the linked span, or ``span_id``, and its value."""
+    """Yield Agent Lightning's links: an attribute of the linked span, or ``span_id``, and its value."""
     for index in range(len(span_attributes)):
         key = span_attributes.get(f"agentlightning.link.{index}.key_match")
         value = span_attributes.get(f"agentlightning.link.{index}.value_match")

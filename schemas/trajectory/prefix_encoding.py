@@ -105,7 +105,7 @@ class PrefixEncoder:
         return edge, offset, position
 
     def _num_equal(self, text: bytes, position: int, edge: _Edge, offset: int) -> int:
-        """Bytes of whole units, or characters, that a text and the rest of an edge share."""
+        """Count bytes of whole units, or characters, that a text and the rest of an edge share."""
         length = min(len(text) - position, edge.end - offset)
         rest = text[position : position + length]
         known_text = self._known[edge.call].own_text[offset : offset + length]

@@ -171,7 +171,7 @@ def _data(path: Path) -> Bytes:
 
 
 def _blocks(tensors: dict[str, Tensor]) -> Iterator[Block]:
-    """In the file's order."""
+    """Yield the blocks in the file's order."""
     for tensor in tensors.values():
         first, last = tensor.data_offsets
         for begin in range(first, last, BLOCK_BYTES):
@@ -242,7 +242,7 @@ def _shuffle_compress(*parts: NDArray[Any]) -> bytes:
 
 
 def _decompress(payload: bytes, size: int) -> Bytes:
-    """Exactly ``size`` bytes; the payload cannot make it allocate more."""
+    """Decompress exactly ``size`` bytes; the payload cannot make it allocate more."""
     try:
         if zstandard.get_frame_parameters(payload).content_size != size:
             raise DeltaError("the delta is damaged: a block has the wrong size")
@@ -287,7 +287,7 @@ def _read_block_delta(file: IO[bytes], block_bytes: int) -> BlockDelta:
 
 
 def _ordered_map(function: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]:
-    """Results in order, from threads; only a few items are in progress or waiting to be consumed."""
+    """Yield results in order, from threads; only a few items are in progress or waiting to be consumed."""
     with ThreadPoolExecutor(WORKERS, "delta") as pool:
         pending: deque[Future[T]] = deque()
         for item in items:

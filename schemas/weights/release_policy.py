@@ -79,7 +79,7 @@ def versions_to_retain(release: ReleaseHistory, versions: Iterable[int]) -> set[
 
 
 def last_approved_length(release: ReleaseHistory) -> float | None:
-    """Mean length of the answers of the version that a canary approved last; None before the first."""
+    """Return the mean length of answers of the version that a canary approved last; None before the first."""
     lengths = (
         decision.metrics["length"] for decision in reversed(release.decisions) if _passed_canary(release, decision)
     )

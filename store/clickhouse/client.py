@@ -48,7 +48,7 @@ def connect(url: str, database: str | None = DATABASE, timeout_seconds: int = TI
 
 
 def connect_readonly(url: str, database: str | None = DATABASE, limits: QueryLimits = INTERACTIVE) -> Client:
-    """Like `connect`, but every query is read-only and limited; raises `StoreUnreachableError`."""
+    """Connect as `connect`, but with every query read-only and limited; raise `StoreUnreachableError`."""
     client = connect(url, database)
     readonly = client.server_settings["readonly"].value
     for name, value in settings_for(readonly, limits).items():

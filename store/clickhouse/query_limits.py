@@ -62,7 +62,7 @@ def is_unreachable(error: Exception) -> bool:
 
 
 def explain_error(error: Exception) -> str:
-    """ClickHouse's error and a hint, on one line and without its source location."""
+    """Format ClickHouse's error and a hint on one line, without its source location."""
     text = " ".join(str(error).split())
     if is_unreachable(error):
         return "the store does not answer any more"

@@ -14,7 +14,7 @@ READER_QUOTA = {"queries": 200_000, "execution_time": 7_200, "read_bytes": 50_00
 
 
 def create_statements(database: str, cluster: str | None = None, *, reader: str = "", writer: str = "") -> list[str]:
-    """Statements that create the users of a database; a user without a password is left out.
+    """List the statements that create the users of a database; a user without a password is left out.
 
     Idempotent: each user is replaced, with these rights and no others. The text holds digests of the passwords.
     """

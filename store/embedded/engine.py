@@ -102,7 +102,7 @@ class EmbeddedClickHouse:
                 raise EngineError(_error_message(error)) from error
 
     def query_readonly(self, statement: Statement) -> QueryResult:
-        """Like `execute`, but only for read-only queries within limits; raises `EngineError`."""
+        """Execute a read-only query within limits; raise `EngineError`."""
         try:
             settings = readonly_guard.restrict_settings(statement.settings or {})
             with self._session(replace(statement, settings=settings)) as connection:
@@ -171,7 +171,7 @@ def _full_text(statement: Statement) -> bytes:
 
 
 def _canonicalize(connection: Any, sql: bytes) -> str:
-    """One statement as ClickHouse's parser writes it: no comments, strings in one form, names as they are."""
+    """Format one statement by ClickHouse's parser: no comments, strings in one form, names as they are."""
     try:
         result = connection.query(f"SELECT formatQuerySingleLine({_quote(_decode_sql(sql))})", "RawBLOB")
     except RuntimeError as error:
@@ -206,7 +206,7 @@ def _memory_file() -> Iterator[BinaryIO]:
 
 
 def _insert(connection: Any, sql: str, file: BinaryIO, format: str, settings: str = "") -> Any:
-    """INSERT what a memory file holds, and report what goes wrong.
+    """Insert the content of a memory file, and report errors.
 
     chdb's own ``send_insert`` reports nothing that fails while parts are written (docs/upstream.md).
     """

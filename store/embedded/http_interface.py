@@ -144,7 +144,7 @@ def _error_response(error: EngineError) -> web.Response:
 
 
 def _credentials(request: web.Request) -> tuple[str, str]:
-    """User and password, in the ways ClickHouse knows."""
+    """Read user and password, in all the forms that ClickHouse accepts."""
     if "Authorization" in request.headers:
         try:
             login = BasicAuth.decode(request.headers["Authorization"])

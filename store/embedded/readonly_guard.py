@@ -85,7 +85,7 @@ def check_statement(canonical: str, table_functions: Collection[str] = ()) -> No
 
 
 def _find_settings(bare: str) -> Iterator[tuple[str, str]]:
-    """Names and values of every SETTINGS in a statement whose strings are empty."""
+    """Yield names and values of every SETTINGS in a statement whose strings are empty."""
     for clause in SETTINGS_CLAUSE.finditer(bare):
         if clause[1] is None:
             raise ReadOnlyViolationError("a reader sets plain values only")

@@ -32,7 +32,7 @@ PAIR_ARRAY = "Array(Tuple(UInt32, UInt32))"
 
 
 def rows_to_arrow(rows: Sequence[Row], types: Mapping[str, str]) -> pa.Table:
-    """Rows of one table as Arrow; ``types`` are ClickHouse's, by column.
+    """Convert rows of one table to Arrow; ``types`` are ClickHouse's, by column.
 
     Raises ValueError, TypeError or OverflowError for a value that its column does not hold.
     """
@@ -41,7 +41,7 @@ def rows_to_arrow(rows: Sequence[Row], types: Mapping[str, str]) -> pa.Table:
 
 
 def column_to_arrow(kind: str, values: Sequence[Any]) -> pa.Array:
-    """One column."""
+    """Convert one column."""
     if match := WRAPPER.fullmatch(kind):
         return column_to_arrow(match[1], values)
     if kind in SCALAR_TYPES:

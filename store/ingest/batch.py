@@ -55,7 +55,7 @@ class InsertBatch:
 
 
 def build_insert_batch(batch: Sequence[DecodedMessage], types: ColumnTypes) -> InsertBatch:
-    """Blocks; raises ValueError, TypeError or OverflowError for a value that its column cannot hold."""
+    """Build the columns; blocks. Raise ValueError, TypeError or OverflowError for an impossible value."""
     rows: dict[str, list[Row]] = defaultdict(list)
     for message in batch:
         for table, row in message.rows:

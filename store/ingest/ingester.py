@@ -146,7 +146,7 @@ class Ingester:
             self._has_capacity.clear()
 
     async def _fill_batch(self) -> list[DecodedMessage]:
-        """Messages until a batch is full, its first row has waited long enough, or the store is asked to stop."""
+        """Collect messages until a batch is full, its first row has waited long enough, or the store has to stop."""
         batch: list[DecodedMessage] = []
         rows, size = 0, 0
         message = await self._queue.get()
@@ -187,9 +187,9 @@ async def _wait_until_written(write_task: "asyncio.Task[None]", finished: "async
 
 
 def in_flight_for(message_bytes: float, batch_bytes: int) -> int:
-    """Messages of a size that fill the whole pipeline, within bounds. Pure.
+    """Count messages of a size that fill the whole pipeline, within bounds. Pure.
 
-    It bounds memory, and how much is redelivered after a crash.
+    It bounds memory, and redelivery after a crash.
     """
     minimum, maximum = IN_FLIGHT_BOUNDS
     return int(min(max(PIPELINE_DEPTH * batch_bytes / max(message_bytes, 1.0), minimum), maximum))

@@ -46,7 +46,7 @@ async def keep_extended(deliveries: Collection[Message]) -> AsyncIterator[None]:
 
 
 async def give_back(delivery: Message) -> None:
-    """Have a message delivered again, a little later."""
+    """Return a message to the bus, to be delivered again a little later."""
     with contextlib.suppress(Exception):
         await delivery.nak(GIVE_BACK_SECONDS)
 

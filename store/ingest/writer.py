@@ -132,7 +132,7 @@ class Writer:
                 self.last_failure = " ".join(failure.split())[:MAX_FAILURE_CHARS]
 
     def rows_per_second(self) -> float:
-        """Rows per second over the last ten seconds."""
+        """Measure rows per second over the last ten seconds."""
         since = time.monotonic() - RATE_WINDOW_SECONDS
         while self._written and self._written[0][0] < since:
             self._written.popleft()
@@ -149,6 +149,6 @@ def insert_over_http(client: Client) -> Insert:
 
 
 def halve(items: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
-    """Both halves of at least two items. Pure."""
+    """Halve a list of at least two items. Pure."""
     middle = len(items) // 2
     return items[:middle], items[middle:]

@@ -123,7 +123,7 @@ class Report:
         return f"WITH {ctes}\n{self.body}{last}"
 
     def values(self, arguments: Mapping[str, str], run: str) -> dict[str, Any]:
-        """All parameters of `query`; raises ValueError with a sentence for one that is missing, unknown or wrong."""
+        """Collect all parameters of `query`; raise ValueError with a sentence for a missing, unknown or wrong one."""
         known = {parameter.name: parameter for parameter in self.parameters}
         if unknown := sorted(arguments.keys() - known.keys()):
             raise ValueError(f"report {self.name} takes {', '.join(known) or 'no parameters'}, not {unknown[0]}")

@@ -82,7 +82,7 @@ class Reader:
         self._note_silence()
 
     async def query(self, sql: str, **parameters: Any) -> list[QueryRow]:
-        """All rows of a query, as JSON values; raises `QueryFailedError` or `StoreGoneError`."""
+        """Return all rows of a query, as JSON values; raise `QueryFailedError` or `StoreGoneError`."""
         while True:
             client = self._client
             try:
@@ -108,7 +108,7 @@ class Reader:
         return math.inf if self._silent_since is None else self._silent_since + self._patience - time.monotonic()
 
     async def query_all(self, values: Mapping[str, Any], *statements: str) -> list[list[QueryRow]]:
-        """All rows of each query, which all take the same parameters; raises as `query`."""
+        """Return all rows of each query, which all take the same parameters; raise as `query`."""
         return await asyncio.gather(*(self.query(sql, **values) for sql in statements))
 
 

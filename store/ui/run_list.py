@@ -82,7 +82,7 @@ def build_runs(
     store: StoreState,
     now_ms: float,
 ) -> list[QueryRow]:
-    """One entry for each run that has an event, the run with the newest event first.
+    """Build one entry for each run that has an event, the run with the newest event first.
 
     ``members`` are the living processes; None: no bus answers.
     """

@@ -25,7 +25,7 @@ class Transport(Protocol):
         ...
 
     async def list_names(self, bucket: str) -> list[str]:
-        """Names of all objects of a bucket."""
+        """List the names of all objects of a bucket."""
         ...
 
     async def delete(self, bucket: str, name: str) -> None:
@@ -34,7 +34,7 @@ class Transport(Protocol):
 
 
 def object_key(bucket: str, name: str) -> str:
-    """``bucket/name``; raises `BusError` for names that could lead elsewhere."""
+    """Build ``bucket/name``; raise `BusError` for names that could lead elsewhere."""
     if not _NAME.fullmatch(bucket) or not _NAME.fullmatch(name):
         raise BusError(f"{bucket}/{name} is no name of a blob outside the bus")
     return f"{bucket}/{name}"

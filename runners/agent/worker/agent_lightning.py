@@ -74,7 +74,7 @@ def adapt_runnable(agent: type, check_parameters: CheckParameters) -> Agent:
 
 @contextlib.contextmanager
 def variables(fields: dict[str, Any]) -> Iterator[None]:
-    """Each field in the environment: text as it is, else as JSON; a variable that is there already stays as it is."""
+    """Set each field in the environment, as text or JSON, unless the variable exists already."""
     added = {name.upper(): value for name, value in fields.items() if name.upper() not in os.environ}
     for name, value in added.items():
         os.environ[name] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -153,7 +153,7 @@ def make_rollout(library: Any, task: Any, rollout: dict[str, Any]) -> Any:
 
 
 def start_tracer(library: Any) -> Any:
-    """Its tracer, with our OTLP endpoint, which the standard variables name."""
+    """Start Agent Lightning's tracer with our OTLP endpoint from the standard variables."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 

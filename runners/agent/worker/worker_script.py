@@ -173,9 +173,9 @@ def run(loop: asyncio.AbstractEventLoop, function: Any, arguments: list[Any]) ->
 
 
 def flush_spans() -> None:
-    """Spans are exported in the background: what belongs to this rollout must leave before it ends.
+    """Flush spans, which are exported in the background, before this rollout ends.
 
-    LangSmith's client gives its spans to OpenTelemetry from a thread of its own, so it goes first.
+    LangSmith's client hands its spans to OpenTelemetry from its own thread, so it goes first.
     """
     langsmith, trace = sys.modules.get("langsmith.run_trees"), sys.modules.get("opentelemetry.trace")
     client = getattr(langsmith, "_CLIENT", None) if os.environ.get("LANGSMITH_OTEL_ENABLED") else None

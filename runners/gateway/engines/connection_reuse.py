@@ -19,9 +19,9 @@ class ConnectionReuse:
 
     @contextmanager
     def releasing(self, response: aiohttp.ClientResponse) -> Iterator[Callable[[], None]]:
-        """Around reading an answer; yields what the reader calls once the last event has come.
+        """Release the connection after an answer; yield the function to call after its last event.
 
-        An answer that is left before that is broken off: its connection is closed, which ends the engine's work.
+        An answer that is abandoned before that is broken off: its connection is closed, which ends the engine's work.
         """
         is_complete = asyncio.Event()
         try:

@@ -16,7 +16,7 @@ class RejectingNodes:
         self._processes: set[tuple[str, int]] = set()
 
     def add(self, node: Heartbeat) -> str:
-        """One has refused; returns why, as a sentence, which is logged the first time."""
+        """Add a node that rejected the key; return the reason as a sentence, logged the first time."""
         reason = self._problem_of(node)
         if (node.id, node.pid) not in self._processes:
             self._processes.add((node.id, node.pid))
@@ -28,7 +28,7 @@ class RejectingNodes:
         self._processes.discard((node.id, node.pid))
 
     def except_rejecting(self, nodes: Iterable[Heartbeat]) -> list[Heartbeat]:
-        """Those that have not refused."""
+        """Select the nodes that have not rejected the key."""
         return [node for node in nodes if (node.id, node.pid) not in self._processes]
 
     def problem(self, nodes: Iterable[Heartbeat]) -> str:

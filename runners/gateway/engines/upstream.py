@@ -109,7 +109,9 @@ class Upstream:
         inference_api_key: str = "",
         sticky_weight_version: bool = False,
     ) -> None:
-        """``sticky_weight_version``: a rollout's calls keep the version of the call before while a node has it."""
+        """Prepare calls; with ``sticky_weight_version`` a rollout keeps the version of its last call while a node has
+        it.
+        """
         self._fleet, self._sticky_weight_version = fleet, sticky_weight_version
         self._session = session
         self._auth_headers = bearer_header(inference_api_key)
@@ -119,7 +121,7 @@ class Upstream:
         self._known_models: set[str] = set()
 
     def known_models(self) -> set[str]:
-        """Names of all models some node serves, or served before it went away."""
+        """Name all models that some node serves, or has served."""
         self._known_models |= {node.model for node in self._fleet.members() if node.model}
         return self._known_models
 
@@ -245,7 +247,7 @@ def _message_of(body: bytes) -> str:
 
 @contextmanager
 def waiting(context: CallContext, problem: str) -> Iterator[None]:
-    """Around waiting until a call can be asked again; its TimeoutError becomes `NoNodeAvailableError`."""
+    """Count a call as waiting while the block runs; turn its TimeoutError into `NoNodeAvailableError`."""
     context.recorder.num_calls_waiting += 1
     context.recorder.waiting_reason = problem
     try:
@@ -257,9 +259,9 @@ def waiting(context: CallContext, problem: str) -> Iterator[None]:
 
 
 async def events_of(content: Content, on_done: Callable[[], None] = lambda: None) -> AsyncIterator[Any]:
-    """JSON of each server-sent event until ``[DONE]``, at which ``on_done`` is called.
+    """Yield the JSON of each server-sent event until ``[DONE]``, at which ``on_done`` is called.
 
-    Raises `aiohttp.ClientPayloadError` if that never comes, and ValueError for what is no JSON. An event's data is one
+    Raises `aiohttp.ClientPayloadError` if that never comes, and ValueError for invalid JSON. An event's data is one
     line, as all of OpenAI's are.
     """
     rest = b""

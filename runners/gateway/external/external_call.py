@@ -44,13 +44,13 @@ class ExternalCallHandler:
     """Asks external endpoints for agents."""
 
     def __init__(self, endpoints: ExternalEndpoints, send: PublishSpans) -> None:
-        """``send`` as for `ModelCallHandler`."""
+        """Prepare calls; ``send`` as for `ModelCallHandler`."""
         self._endpoints, self._send = endpoints, send
 
     async def handle(
         self, request: web.Request, running: ActiveRollout, dialect: Dialect, prompt_versions: Mapping[str, int]
     ) -> web.StreamResponse:
-        """Answer one model call, in which ``prompt_versions`` were put.
+        """Answer one model call, into which ``prompt_versions`` were inserted.
 
         Raises as `ExternalEndpoints.attempt_call`, unless a stream has begun.
         """

@@ -112,9 +112,10 @@ class ExternalEndpoints:
     async def _post(
         self, context: CallContext, path: str, body: dict[str, Any], problem: str
     ) -> aiohttp.ClientResponse:
-        """Until the head of the response is there; the deadline is the endpoint's to keep, not the agent's.
+        """Post a call and wait for the head of the response; missing the deadline counts against the endpoint, not the
+        agent.
 
-        ``problem``: why the try before failed; empty: this is the first one.
+        ``problem``: the error of the try before; empty: this is the first one.
         """
         name = context.model
         url, headers = self._endpoints[name].url.rstrip("/") + path, bearer_header(self._keys[name])

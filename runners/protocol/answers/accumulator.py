@@ -47,7 +47,7 @@ class StreamAccumulator:
     def __init__(
         self, call: ChatRequest, sampling: dict[str, Any], pinned: int | None = None, prompt: list[int] | None = None
     ) -> None:
-        """``prompt``: the tokens to ask with, instead of having the engine render the call; see `history`."""
+        """Prepare a call; ``prompt`` are tokens to send instead of the rendered call, see `TokenHistory`."""
         self._call = call
         self._prompt = prompt
         self._pinned = pinned
@@ -67,7 +67,7 @@ class StreamAccumulator:
         self._tokens_before_retry = 0  # tokens of the tries before this one
 
     def request(self, max_model_len: int) -> tuple[str, dict[str, Any]]:
-        """Path and body of the next try: the whole answer, or the rest of one that broke off."""
+        """Build path and body of the next try: the whole answer, or the rest of one that broke off."""
         choice = self._choices.get(0)
         prompt = (choice.prompt_ids if choice else None) or self._prompt_ids
         self.is_resuming = bool(self.is_resumable and choice and choice.is_plain_text and prompt and choice.token_ids)
@@ -213,7 +213,7 @@ class StreamAccumulator:
         return self._call.chat and ("reasoning" in parsers or ("tool" in parsers and has_tools))
 
     def parse_request(self) -> dict[str, Any]:
-        """Asks the engine what an agent would get that asked for no stream."""
+        """Build the request for the engine's parsers: the answer in the form of one without a stream."""
         return {
             "request": self._call.to_engine_request(self._sampling_overrides),
             "prompt_token_ids": self._prompt_ids,

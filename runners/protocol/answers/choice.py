@@ -32,7 +32,7 @@ class ExternalAnswer:
     """Tokens of all choices; None where the endpoint gives none, or another choice has them already."""
 
     def span_attributes(self) -> dict[str, object]:
-        """OpenTelemetry's attributes of it."""
+        """Return OpenTelemetry's attributes of the answer."""
         known = {
             attributes.PROVIDER: "openai",
             attributes.SERVER_ADDRESS: self.host,
@@ -86,7 +86,7 @@ class SampledChoice:
 
 
 def pack_array(code: str, values: list[Any]) -> bytes:
-    """``u32`` (I) or ``f32`` (f) bytes, little-endian whatever the machine."""
+    """Pack values as ``u32`` (I) or ``f32`` (f) bytes, little-endian on every machine."""
     packed = array(code, values)
     if array("H", [1]).tobytes() == b"\x00\x01":
         packed.byteswap()
@@ -94,7 +94,7 @@ def pack_array(code: str, values: list[Any]) -> bytes:
 
 
 def version_spans(pieces: list[SampledPiece]) -> Iterator[VersionSpan]:
-    """Pieces of a response in order, as runs of one version and engine each."""
+    """Join pieces of a response, in order, to runs of one version and engine each."""
     start = 0
     for (version, engine_id), run in groupby(pieces, key=lambda piece: (piece.version, piece.engine_id)):
         end = start + sum(piece.num_tokens for piece in run)

@@ -60,6 +60,6 @@ class ChoiceState:
         return self.parsed or self.message.whole(response_id)
 
     def to_record(self, response_id: str, chat: bool) -> str:
-        """Its message or text as JSON, in characters that UTF-8 can encode."""
+        """Encode its message or text as JSON, in characters that UTF-8 can encode."""
         answer = self.whole_message(response_id) if chat else self.text
         return replace_surrogates(json.dumps(answer, ensure_ascii=False))

@@ -47,7 +47,7 @@ def remaining_tokens(
 def resume_request(
     call: ChatRequest, sampling: dict[str, Any], tokens: list[int], num_tokens_left: int
 ) -> dict[str, Any]:
-    """Body for ``/v1/completions``; ``tokens`` are prompt and answer so far."""
+    """Build the body for ``/v1/completions``; ``tokens`` are prompt and answer so far."""
     body = {**call.body, **sampling}
     carried = {field: body[field] for field in RESUMABLE_FIELDS if body.get(field) is not None}
     carried |= {"model": call.model, "prompt": tokens, "max_tokens": num_tokens_left, "logprobs": 0}

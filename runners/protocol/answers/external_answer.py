@@ -11,7 +11,7 @@ from lightningbus.schemas.text import replace_surrogates
 
 
 def external_choices(call: ChatRequest, sampling: dict[str, Any], response: Any, host: str) -> list[SampledChoice]:
-    """Each choice of a whole answer; the first has the usage of all. Raises `InvalidEngineOutputError`."""
+    """Yield each choice of a whole answer; the first has the usage of all. Raise `InvalidEngineOutputError`."""
     with malformed_engine_output():
         choices = response["choices"]
         if not isinstance(choices, list) or not choices:

@@ -135,7 +135,7 @@ def _merge(whole: dict[str, Any], added: dict[str, Any]) -> None:
 
 
 def _parts(content: Any) -> list[Any]:
-    """Content as a list: some endpoints cut it into parts, and give its end as text."""
+    """Return content as a list: some endpoints cut it into parts, and give its end as text."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     return content if isinstance(content, list) else [content]

@@ -44,7 +44,7 @@ class OpenAIDialect:
         return response
 
     def events(self) -> "OpenAIEncoder":
-        """Chunks as they are."""
+        """Return an encoder that leaves chunks as they are."""
         return OpenAIEncoder()
 
 

@@ -32,7 +32,7 @@ class Migration:
         return hashlib.sha256(self.sql.encode()).hexdigest()
 
     def statements(self, database: str, cluster: str | None = None) -> Iterator[str]:
-        """Its statements for a database, on one server or on all of a cluster; see `render_sql`.
+        """Yield its statements for a database, on one server or on all of a cluster; see `render_sql`.
 
         Each ends with a semicolon at the end of a line.
         """
@@ -53,7 +53,7 @@ def render_sql(sql: str, database: str, cluster: str | None) -> str:
 
 
 def load_migrations() -> list[Migration]:
-    """All migrations of this version, in order."""
+    """Load all migrations of this version, in order."""
     files = [file for file in resources.files(__name__).iterdir() if file.name.endswith(".sql")]
     return [Migration(file.name, file.read_text("utf-8")) for file in sorted(files, key=lambda file: file.name)]
 

@@ -54,7 +54,7 @@ class Advisory(msgspec.Struct):
 
 
 def build_audit_rows(data: bytes) -> Iterator[tuple[str, Row]]:
-    """(table, row) of an advisory, none of a look that was granted; raises `DecodeError` for what is none."""
+    """Yield (table, row) of an advisory, none for a read that was granted; raise `DecodeError` for an invalid one."""
     try:
         advisory = msgspec.json.decode(data, type=Advisory)
         error = msgspec.json.decode(advisory.response, type=ApiResponse).error if advisory.response else None

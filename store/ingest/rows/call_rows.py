@@ -51,7 +51,7 @@ def model_call_row(call: ModelCall, span: Span) -> Row:
 
 
 def call_payload_row(call: ModelCall) -> Row:
-    """Tokens and texts of a model call, without the key of its attempt."""
+    """Build the row of a model call's tokens and texts, without the key of its attempt."""
     return {
         "prompt_prefix_refs": call.prompt_prefix_refs,
         "prompt_ids": call.prompt_ids,
@@ -67,7 +67,7 @@ def call_payload_row(call: ModelCall) -> Row:
 
 
 def _pack_token_versions(call: ModelCall) -> bytes:
-    """``u32[T]``: the version of each response token, 0 where it is unknown."""
+    """Pack ``u32[T]``: the version of each response token, 0 where it is unknown."""
     versions = bytearray(len(call.response_ids))
     for span in call.weight_versions:
         if span.version > MAX_VERSION:

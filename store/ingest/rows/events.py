@@ -21,7 +21,7 @@ from lightningbus.store.ingest.rows.weight_rows import release_rows, weight_acti
 
 
 def build_rows(event: Event, metadata: EventMetadata) -> Iterator[tuple[str, Row]]:
-    """(table, row) pairs of an event; raises `DecodeError` for an event that the store does not keep."""
+    """Yield (table, row) pairs of an event; raise `DecodeError` for an event that the store does not keep."""
     match event:
         case SpanBatch():
             yield from span_batch_rows(event, metadata)

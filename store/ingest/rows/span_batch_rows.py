@@ -11,7 +11,7 @@ from lightningbus.store.ingest.rows.row import EventMetadata, Row, to_json
 
 
 def span_batch_rows(batch: SpanBatch, metadata: EventMetadata) -> Iterator[tuple[str, Row]]:
-    """Rows of the spans and model calls of a batch and, of the last batch, of the attempt."""
+    """Yield rows of the spans and model calls of a batch and, for the last batch, of the attempt."""
     identity: Row = {"run_id": batch.run_id, "task_id": batch.task_id, "rollout_id": batch.rollout_id}
     identity |= {"attempt": batch.attempt, "execution_id": batch.execution_id}
     retention_days = metadata.retention_days(batch.run_id)

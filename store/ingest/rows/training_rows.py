@@ -9,7 +9,7 @@ from lightningbus.store.ingest.rows.span_batch_rows import span_row
 
 
 def training_step_rows(step: TrainingStep, metadata: EventMetadata) -> Iterator[tuple[str, Row]]:
-    """Rows of a step, of its rollouts and of its spans."""
+    """Yield rows of a step, of its rollouts and of its spans."""
     key = {"run_id": step.run_id, "model": step.model, "step": step.step, "epoch": step.epoch, "version": step.version}
     yield (
         "raw_training_steps",

@@ -24,7 +24,9 @@ class Message:
 
 
 def transcript_of(calls: Sequence[QueryRow]) -> list[Message]:
-    """All messages of a rollout in order, from the calls of `lightningbus.store.ui.rollouts.rollout.build_calls`."""
+    """Collect all messages of a rollout in order, from the calls of
+    `lightningbus.store.ui.rollouts.rollout.build_calls`.
+    """
     messages = []
     for call in calls:
         for message in call["messages"]:
@@ -52,7 +54,7 @@ def message_text(message: Any) -> str:
 
 
 def align(first: Sequence[Message], second: Sequence[Message]) -> list[QueryRow]:
-    """Rows of two columns: ``same``, or with at most one message a side and the pieces that differ marked.
+    """Align two transcripts: rows ``same``, or with at most one message a side and the differing pieces marked.
 
     A piece is a text and whether it differs from the other side.
     """
@@ -77,7 +79,7 @@ def align(first: Sequence[Message], second: Sequence[Message]) -> list[QueryRow]
 
 
 def compare_words(first: str, second: str) -> tuple[list[tuple[str, bool]], list[tuple[str, bool]]]:
-    """Both texts in pieces: what the other has too, and what it has not."""
+    """Split both texts into pieces, each shared with the other text or not."""
     words = [WORDS.findall(text) for text in (first, second)]
     if max(map(len, words)) > MAX_WORDS:
         return [(first, True)], [(second, True)]

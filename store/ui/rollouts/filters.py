@@ -96,7 +96,7 @@ def _number(name: str, text: str, kind: type[float] | None = None) -> float:
 
 
 def _text_filter(text: str) -> tuple[str, dict[str, Any]]:
-    """Rollouts with a call whose request or response has all words; the index is case-sensitive.
+    """Build the condition on rollouts with a call whose request or response has all words; the index is case-sensitive.
 
     Texts are stored as JSON, so the first word of a line is preceded by the n of its \\n.
     """

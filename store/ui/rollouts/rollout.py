@@ -10,7 +10,7 @@ QueryRow = dict[str, Any]
 
 
 def build_attempts(ended: Sequence[QueryRow], executions: Sequence[QueryRow]) -> list[QueryRow]:
-    """All attempts in the order they started: those that ended, and those that have only spans so far.
+    """List all attempts in the order they started: those that ended, and those that have only spans so far.
 
     ``counts`` is true of the attempt that is the rollout, by `lightningbus.schemas.trajectory.attempt_selection`.
     """
@@ -49,7 +49,7 @@ def expand_requests(contents: Sequence[QueryRow]) -> dict[int, str]:
 
 
 def build_calls(calls: Sequence[QueryRow], contents: Sequence[QueryRow], uses: Sequence[QueryRow]) -> list[QueryRow]:
-    """Model calls with their new messages, their response token by token, and the advantage in their model's training.
+    """Build model calls with new messages, response token by token, and the advantage in their model's training.
 
     A call continues the earlier call whose messages and response are its longest prefix.
     """
