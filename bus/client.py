@@ -44,7 +44,7 @@ class Bus:
         self.closed, self.reconnected = connection.closed, connection.reconnected
         self.permission_errors = connection.permission_errors
         self.signing = signing or Signing()
-        """How weight versions and decisions are signed, and by whose keys they are believed."""
+        """Keys by which this process signs and verifies weight versions and decisions."""
         self.heartbeats: list[HeartbeatPublisher] = []
         """The heartbeats of this process' role; several of a node with several models, none before they have begun."""
         self._publisher = Publisher(self.nc)

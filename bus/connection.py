@@ -63,7 +63,7 @@ class Connection:
         self.closed = asyncio.Event()
         """Set when the connection is closed for good, or a durable stays missing; the process should end."""
         self.reconnected = asyncio.Event()
-        """Set at each reconnect, for whoever waits for one; they clear it."""
+        """Set at each reconnect; the task that waits for it clears it."""
         self.permission_errors: deque[str] = deque(maxlen=MAX_PERMISSION_ERRORS)
         """The server's last permission errors of this user."""
         self.on_reconnect: Callable[[], None] = lambda: None
@@ -78,7 +78,7 @@ class Connection:
         self._last_error = ""
         self._is_connecting = True
         self._connect_failed = asyncio.Event()
-        """A try to connect has failed: nobody is there, or a server that wants something else."""
+        """Set after a failed attempt to connect: no server is there, or it has other requirements."""
         self._is_established = False
         """Connected once, and not being closed: only then is a lost connection worth a log line."""
 

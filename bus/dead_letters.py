@@ -136,8 +136,7 @@ def build_replay(letter: DeadLetter) -> tuple[str, bytes, dict[str, str]]:
     """Build subject, payload and headers of a letter's message for another publish.
 
     Only its trace is taken from the letter's own headers, which its writer controls. Raises `DecodeError` when the
-    message
-    is of no type that its stream takes.
+    message is of no type that its stream takes.
     """
     types = TYPES.get(letter.stream)
     if types is None:

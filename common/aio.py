@@ -67,8 +67,7 @@ async def run_in_daemon_thread(function: Callable[P, T], *args: P.args, **kwargs
     """Run a blocking call in a daemon thread and return its result; raise what the call raises.
 
     Unlike `asyncio.to_thread`, neither the end of the event loop nor that of the process waits for a cancelled call.
-    Made
-    for requests to a server that may never answer.
+    Made for requests to a server that may never answer.
     """
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()

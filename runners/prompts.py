@@ -30,7 +30,7 @@ class AgentPrompts:
         self._registries: dict[str, PromptRegistry] = {}
         self._versions: dict[str, dict[int, PromptVersion]] = {}
         self._current: dict[str, PromptVersion] = {}
-        """By prompt of this agent: the version to use where a task is pinned to none."""
+        """Version of each prompt of this agent for tasks without a pin."""
         self._is_stale, self._read_at = True, 0.0
         self._reading = asyncio.Lock()
 

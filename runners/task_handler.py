@@ -65,7 +65,7 @@ class TaskHandler:
         self._dlq_limit = DlqLimit(f"runner {runner}")
         self._completed_at: list[float] = []
         self.dlq_limit_error: DlqLimitExceededError | None = None
-        """Why the runner has to end; None: it has not."""
+        """Reason why the runner has to end; None: there is none."""
         self.num_completed = 0
         self.num_nacked = 0
         self.problem = ""

@@ -29,7 +29,7 @@ class Message:
         self.stream: str = meta.stream
         self.sequence: int = meta.sequence.stream
         self.consumer_sequence: int = meta.sequence.consumer
-        """Counts what the consumer has delivered to anybody; a gap is somebody else's, or was lost on the way."""
+        """Number of the consumer's delivery to any reader; a gap means another reader's message, or a lost one."""
         self.num_delivered: int = meta.num_delivered
         """1 for the first delivery: the attempt number."""
         self.num_pending: int = meta.num_pending

@@ -19,11 +19,9 @@ class FastReconnectClient(NatsClient):
     """Reconnects at once by dropping the remains of a dead connection.
 
     nats-py closes it first and waits for that: over TLS 30 s for the peer's close, and with unsent data until the
-    kernel
-    gives up, which takes a quarter of an hour. ``credentials`` gives the arguments of ``connect`` that identify us,
-    from
-    files that may have changed; they are read before each connection. ``must_encrypt``: send nothing to a server
-    without TLS.
+    kernel gives up, which takes a quarter of an hour. ``credentials`` gives the arguments of ``connect`` that identify
+    us, from files that may have changed; they are read before each connection. ``must_encrypt``: send nothing to a
+    server without TLS.
     """
 
     def __init__(self, credentials: Callable[[], dict[str, Any]] = dict, must_encrypt: bool = False) -> None:

@@ -31,7 +31,7 @@ class ConsumerUpkeep:
         self._used: list[ConsumerSpec] = []
         self._wake = asyncio.Event()
         self.problem = ""
-        """What is missing on the bus, as a sentence. Empty: nothing."""
+        """Sentence about what is missing on the bus; empty: nothing."""
 
     def add_owned(self, consumer: ConsumerSpec) -> None:
         """Create the durable now, and again whenever it is missing."""

@@ -26,7 +26,7 @@ class AuditLog:
         self._bus, self._subject = bus, subjects.audit(model)
         self._log = SignedLog(bus, self._subject, model, AuditState, from_leader)
         self.state = AuditState(model=model)
-        """As of the last look."""
+        """State at the last read."""
 
     async def refresh(self) -> AuditState:
         """Look up the state; raises nats' errors and `BusError`."""

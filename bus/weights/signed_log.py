@@ -69,7 +69,7 @@ class SignedLog(Generic[E]):
         self._kind: type[E] = kind
         self._checked: dict[int, tuple[int, Entry[E] | None]] = {}
         self.skipped: dict[int, str] = {}
-        """Why messages do not count, by sequence; the newest ones that were met."""
+        """Reasons for skipped messages, by sequence; only the newest."""
 
     async def get_last(self) -> RawEntry | None:
         """Return the last message, trusted or not; None: there is none."""

@@ -25,7 +25,7 @@ class BaseFiles:
         self._verified: set[Path] = set()
         """Fetched and verified by this process."""
         self._needed: dict[str, set[Path]] = {}
-        """By model."""
+        """Files that each model needs."""
         self._lock = asyncio.Lock()
 
     async def ensure(self, model: str, source: Transport, blob: Blob) -> Path:

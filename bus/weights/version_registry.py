@@ -55,7 +55,7 @@ class MonotonicSequence:
 
     def __init__(self) -> None:
         self.sequence = 0
-        """Of the stream; 0: nothing."""
+        """Last sequence in the stream; 0: none."""
         self._behind_since: float | None = None
 
     def accept(self, sequence: int) -> bool:
@@ -88,7 +88,7 @@ class VersionRegistry(Generic[M, R]):
         self._read_up_to = 0
         """Sequence of the last decision that is part of the state, or was passed over."""
         self.state: R = initial
-        """As of the last look."""
+        """State at the last read."""
         self._target: Target[M] = Target()
 
     @property

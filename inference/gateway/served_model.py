@@ -19,7 +19,7 @@ class ServedModel:
         self.name = name
         self._loaded = versions or LoadedVersions(name, 1)
         self.version: int | None = None
-        """Of the engine's own weights; None: there are none, or a base for adapters, which is no version."""
+        """Version of the engine's own weights; None: there are none, or a base for adapters, which is no version."""
         self.state: State = "starting"
         self._in_flight: dict[int, web.Request] = {}
         """Requests that the engine is handling."""

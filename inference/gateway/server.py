@@ -64,12 +64,12 @@ class Gateway:
         """
         self._engine_url = engine_url
         self.models = {model.name: model for model in models}
-        """By the name that agents ask for."""
+        """Models by their public names."""
         self._inference_api_key, self._max_requests, self._num_requests = inference_api_key, max_requests, 0
         self._session = session
         self._host, self._port = host, port
         self.engine_id = ""
-        """Of the engine process that answers now; letters, digits and ``_ - :``."""
+        """Id of the running engine process; letters, digits and ``_ - :``."""
         self.address = ""
         self._listening = HttpServer()
         counting = request_metrics(metrics.inference_requests, metrics.inference_requests_in_flight)

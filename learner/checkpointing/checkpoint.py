@@ -116,8 +116,7 @@ class Checkpoints:
         """Find the newest complete checkpoint, None if there is none at all.
 
         A changed one gives way to the one before it, and is kept under another name. Raises `CheckpointError` when none
-        can
-        be used.
+        can be used.
         """
         pointer, candidates = self._directory / LATEST, self._by_age()[::-1]
         if not candidates:

@@ -89,9 +89,8 @@ class StepCommitter:
         """Publish the weights of a step as a version when it is due, and write its checkpoint if ``is_written``.
 
         The version first, because only the newest learner gets beyond publishing: an older one that is still alive must
-        not
-        replace a checkpoint nor acknowledge rollouts that the newer one has yet to read. Raises `LearnerError` then. A
-        repeated step is not published again.
+        not replace a checkpoint nor acknowledge rollouts that the newer one has yet to read. Raises `LearnerError`
+        then. A repeated step is not published again.
         """
         await self._in_thread(self.journal.sync)
         if is_written:

@@ -33,8 +33,7 @@ class RunDispatch:
     """The count of groups that the learners of a run have dispatched.
 
     Learners of one run process the same tasks in the same order. The first with room dispatches the next group, and
-    every
-    learner trains its own calls of it.
+    every learner trains its own calls of it.
     """
 
     def __init__(self, bus: Bus, settings: LearnerSettings, problems: Sequence[TaskInput]) -> None:
@@ -45,9 +44,9 @@ class RunDispatch:
         self._sequence = 0
         self._groups_by_model: Mapping[str, int] = {}
         self.num_groups = 0
-        """As of the last look."""
+        """Number of groups at the last read."""
         self.marked_at_ns = 0
-        """When the last group of them was dispatched."""
+        """Time at which the last group was dispatched."""
 
     async def refresh(self, *, from_leader: bool = False) -> int:
         """Look, and return the count; raises `LearnerError` if another learner of the run dispatches other tasks.

@@ -74,7 +74,7 @@ class Dispatcher:
         self.num_dispatched = num_dispatched
         """Groups of the run that this learner knows to be dispatched, without replacements: the next one's number."""
         self.num_by_others = 0
-        """Of these, the ones that other learners of the run dispatched."""
+        """Groups among them that other learners of the run dispatched."""
 
     async def restore(self, groups: Iterable[DispatchedGroup], num_by_others: int = 0) -> None:
         """Restore the groups that were dispatched before and are neither trained nor dropped.
@@ -311,10 +311,8 @@ class Dispatcher:
         """Adopt the groups of other learners: this learner trains its own calls of them.
 
         If there are more than it can train within the bound, the oldest ones are left to the others. Another learner
-        reports a
-        group after it has published it, one group after the other. So a group first seen now went out after the check
-        before
-        the last, and its tokens may be of the version that was ``served`` then.
+        reports a group after it has published it, one group after the other. So a group first seen now went out after
+        the check before the last, and its tokens may be of the version that was ``served`` then.
         """
         num_by_others = self._run.num_by_others - self.num_by_others
         self.num_by_others = self._run.num_by_others

@@ -10,7 +10,7 @@ class LostTasks:
     def __init__(self) -> None:
         self._tasks: deque[tuple[str, Collection[int], str]] = deque()
         self.nonce = ""
-        """Of the last loss; empty: nothing was lost yet."""
+        """Nonce of the last loss; empty: nothing was lost yet."""
 
     def __len__(self) -> int:
         return len(self._tasks)

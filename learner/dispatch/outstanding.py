@@ -17,7 +17,7 @@ class OutstandingGroups:
         self.surplus: dict[str, None] = {}
         """Tasks that are left to other learners of the run, oldest first."""
         self.batch: frozenset[str] = frozenset()
-        """Tasks that are being trained: these are left to nobody."""
+        """Tasks that are being trained: they are not left to other learners."""
 
     def copies(self, without: Container[str] = ()) -> list[DispatchedGroup]:
         """Copy the groups, except those of some tasks."""

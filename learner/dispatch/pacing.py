@@ -78,8 +78,7 @@ def order_by_deadline(
     """Order ready groups oldest first, but those that this step must train to be within the bound before late ones.
 
     An abandoned group is late whenever it is trained, so it takes no place that another one needs. ``groups`` are all
-    that
-    are dispatched and not trained yet, by task.
+    that are dispatched and not trained yet, by task.
     """
     bound = pace.version - pace.max_staleness
     on_time = {

@@ -139,7 +139,7 @@ class Broadcaster:
         self._suspended_until = -1
         """No version before this one is broadcast."""
         self.num_sent = 0
-        """How many broadcasts succeeded."""
+        """Number of successful broadcasts."""
 
     async def __aenter__(self) -> "Broadcaster":
         if self._settings.backend != "off":

@@ -69,16 +69,16 @@ class RolloutConsumer:
         self.acked_up_to = position
         """Position that a checkpoint covers everything before."""
         self.gap: StreamGap | None = None
-        """What the bus lost, while that which it has kept is not read."""
+        """Loss of the bus, until the remaining messages are read."""
         self.previous_stream_mark = StreamMark()
         """The stream as it was known before that."""
         self._next_delivery = 1
-        """The delivery to come next, as the broker counts them for a consumer."""
+        """Number of the next delivery, as the broker counts them for a consumer."""
         self.groups = GroupBuffer(settings.max_group_seconds, self._is_valid, closed, settings.algorithm.min_group_size)
         self.attempt_ended = asyncio.Event()
         """Set whenever an attempt has ended, the bus begins to fill, or all is read that was there at the start."""
         self.was_reset = asyncio.Event()
-        """Set when reading begins anew: the bus may have lost something. Whoever waits for it clears it."""
+        """Set when reading restarts: the bus may have lost messages. The task that waits for it clears it."""
         self.fill = StreamFill(bus, settings.model)
         self.stream_mark = mark or StreamMark()
         """The stream as it is known now."""
@@ -86,7 +86,7 @@ class RolloutConsumer:
         """Position of what has not been delivered yet."""
         self._end_at_start: int | None = None
         self.gaps: asyncio.Queue[StreamGap] = asyncio.Queue()
-        """What the bus lost, each put here when what it has kept is read."""
+        """Losses of the bus, each added once the remaining messages are read."""
 
     async def run(self) -> None:
         """Put every batch of the run into its rollout, and every rollout into its group, for ever.

@@ -35,8 +35,7 @@ class GroupBuffer:
     """Incomplete groups, and those ready to be trained on, oldest first.
 
     ``is_valid`` decides whether a rollout has a reward to train on. A group of which no rollout has ended for
-    ``seconds``
-    is trained as it is; one with fewer than ``min_valid`` valid rollouts goes to `rejected`.
+    ``seconds`` is trained as it is; one with fewer than ``min_valid`` valid rollouts goes to `rejected`.
     """
 
     def __init__(

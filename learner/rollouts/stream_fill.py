@@ -11,7 +11,7 @@ class StreamFill:
     def __init__(self, bus: Bus, model: str) -> None:
         self._bus, self._consumer = bus, learner_consumer(model)
         self.share = 0.0
-        """Of what the bus holds, from 0 to 1: what the learner has not acknowledged."""
+        """Share of the bus's room, from 0 to 1, taken by rollouts that the learner has not acknowledged."""
 
     @property
     def is_filling(self) -> bool:

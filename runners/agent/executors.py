@@ -87,7 +87,7 @@ class PythonExecutor(AgentExecutor):
         self._requests = itertools.count()
         self._rollouts_left = 0
         self.is_concurrent = False
-        """Whether the function is async, as its process says once it is ready."""
+        """Whether the function is async, as its process reports at start."""
 
     async def start(self) -> None:
         """Start the process, unless it runs, and wait until it has imported the agent."""

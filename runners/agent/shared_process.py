@@ -38,7 +38,7 @@ class SharedExecutor(PythonExecutor):
         super().__init__(python, function, launcher)
         self._starting = asyncio.Lock()
         self._replies: dict[int, asyncio.Future[dict[str, Any] | str]] = {}
-        """By job; a string says why there will be no answer."""
+        """Awaited replies by job; a string is the reason why there will be none."""
         self._listening: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

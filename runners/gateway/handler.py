@@ -192,7 +192,7 @@ class _Recording:
     def __init__(self, record: Callable[[list[SampledChoice], bool], None]) -> None:
         self._record = record
         self.choices: list[SampledChoice] = []
-        """What is recorded; empty: nothing yet, or nothing any more."""
+        """Recorded choices; empty: nothing yet, or nothing any more."""
         self.is_in_history = False
         """Whether a later turn may go on with the tokens of the answer."""
 

@@ -109,7 +109,7 @@ class Gateway:
         self._fleet = fleet
         self._host, self._at_socket = host, at_socket
         self.paths: dict[str, str] = {}
-        """What a sandbox's words may name: the socket, as ``gateway``, and the ``address`` that agents are told."""
+        """Values for a sandbox's placeholders: the socket, as ``gateway``, and the ``address`` for agents."""
         self._exits = contextlib.ExitStack()
         self._token_in_token_out = token_in_token_out
         self._decoder = ThreadPoolExecutor(1, "decoder")

@@ -1,8 +1,7 @@
 """Token in, token out: a continuing chat is sent as its recorded tokens, and only the new part is rendered.
 
 A chat template turns messages into text and a tokenizer turns text into tokens; sampled tokens need not come back as
-the
-same tokens. Then the model continues a text that it never generated, its cache is of no use, and training has two
+the same tokens. Then the model continues a text that it never generated, its cache is of no use, and training has two
 contexts instead of one. Pure.
 """
 

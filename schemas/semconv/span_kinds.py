@@ -131,9 +131,7 @@ def entity_name(name: str, span_attributes: Attributes) -> str:
 
 
 def payload_keys(span_attributes: Attributes) -> dict[str, str]:
-    """Find the attributes that hold the ``input``, the ``output``, and an agent's own event (``said``), where they
-    exist.
-    """
+    """Find the attributes that hold ``input``, ``output``, and an agent's own event (``said``), where they exist."""
     keys = {
         "input": _first_present(span_attributes, _INPUTS),
         "output": _first_present(span_attributes, _OUTPUTS),

@@ -98,8 +98,7 @@ def restrict_settings(requested: Mapping[str, str]) -> dict[str, str]:
     """Choose the settings of a reader's session, in order: its own, its limits, readonly.
 
     Raises `ReadOnlyViolationError`. readonly is 2, so that a reader can set what `check_statement` allows: a client
-    that
-    sees 1 sets nothing at all.
+    that sees 1 sets nothing at all.
     """
     allowed: dict[str, str] = {}
     for name, value in requested.items():

@@ -58,7 +58,7 @@ class Inserter:
         self._insert_columns, self._database = insert, database
         self._last_rows: dict[str, pa.Table] = {}  # by table: one row that ClickHouse took
         self.problem = ""
-        """Why nothing is inserted now; empty while ClickHouse takes rows."""
+        """Reason why nothing is inserted now; empty while ClickHouse takes rows."""
 
     async def insert(self, batch: InsertBatch, written: set[str]) -> Rejection | None:
         """Insert a batch, except into the tables in ``written``; tables that take their rows are added there.

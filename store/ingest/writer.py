@@ -35,13 +35,13 @@ class Writer:
         self._written: deque[tuple[float, int]] = deque()  # (time, number of rows)
         self.rows = 0
         self.last_rollout_at = self.started_at = time.monotonic()
-        """When a rollout was last written; in `time.monotonic`'s seconds."""
+        """Time at which a rollout was last written, in `time.monotonic`'s seconds."""
         self.num_failed_attempts = 0
         """Attempts of training rollouts in a row that did not end well."""
         self.last_failure = ""
         """Outcome and error of the last of them."""
         self.last_step_at: dict[str, float] = {}
-        """When a training step of a model was last written."""
+        """Times at which a training step was last written, by model."""
 
     @property
     def problem(self) -> str:

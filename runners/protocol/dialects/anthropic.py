@@ -54,7 +54,7 @@ class AnthropicEncoder:
         self._begun = False
         self._block = -1
         self._open: tuple[str, int | None] | None = None
-        """What the block that grows is, and which of the calls."""
+        """Kind of the open block, and the index of its call."""
         self._arguments = ""  # of the call that is open: said when they are whole, for clients read them as JSON
         self._has_content = self._called = False
         self._ending: dict[str, Any] = {}

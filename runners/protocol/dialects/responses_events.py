@@ -22,7 +22,7 @@ class ResponsesEncoder:
         self._number = 0
         self._done: list[dict[str, Any]] = []
         self._open = ""
-        """What the item that grows is: reasoning, message or function_call; empty: none does."""
+        """Kind of the open item: reasoning, message or function_call; empty: none."""
         self._text = ""
         self._call: dict[str, Any] = {}
         self._call_index: int | None = None

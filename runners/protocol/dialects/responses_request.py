@@ -72,7 +72,7 @@ class _Conversation:
     def __init__(self, messages: list[dict[str, Any]]) -> None:
         self._messages = messages
         self._call_ids = {call["id"] for call in (messages[-1].get("tool_calls") or () if messages else ())}
-        """Of the calls of the last message."""
+        """Ids of the last message's calls."""
 
     def add(self, item: dict[str, Any]) -> None:
         """Add an item to the conversation; raise ValueError with a sentence for the agent."""
