@@ -16,8 +16,8 @@ class RoleSettings(BaseModel):
     ] = Field(
         None,
         pattern=r"^(\S+:)?\d{1,5}$",
-        description="where /healthz, /readyz and /metrics are answered, as 9464 (on loopback) or 0.0.0.0:9464; 0 "
-        "takes a free port, which the log names; default: nowhere",
+        description="address of /healthz, /readyz and /metrics, as 9464 (on loopback) or 0.0.0.0:9464; 0 takes a free "
+        "port, which the log names; default: none",
     )
 
 
@@ -30,8 +30,8 @@ class ModelRoleSettings(RoleSettings):
 
     python_executable: Path | None = Field(
         None,
-        description="interpreter that `up` and `train` start this role with, of an environment that has lightningbus "
-        "and what this role needs; default: the one running them",
+        description="interpreter with which `up` and `train` start this role, of an environment with lightningbus and "
+        "the role's packages; default: the one running them",
     )
 
 

@@ -25,14 +25,13 @@ class AdapterSettings(BaseModel):
         3,
         ge=1,
         le=64,
-        description="newest versions of a model that answer calls; 3: those whose tokens a learner of max_staleness 2 "
-        "trains on",
+        description="newest versions of a model that answer calls; 3 covers all tokens that a learner of "
+        "max_staleness 2 trains on",
     )
     models: list[ModelName] = Field(
         [],
         max_length=MAX_POLICIES,
-        description="several models whose adapters start from the same base, each with its own learner; default: "
-        "`model` alone",
+        description="models whose adapters start from the same base, each with its own learner; default: `model` alone",
     )
 
     @model_validator(mode="after")
@@ -48,7 +47,9 @@ class InferenceSettings(ModelRoleSettings):
     model_path: Path = Field(
         description="model directory: architecture and tokenizer; the weights come from the bus, unless `frozen`"
     )
-    model: ModelName = Field("policy", description="name agents ask for, and whose versions are followed")
+    model: ModelName = Field(
+        "policy", description="name of the model, in agents' calls and for its versions on the bus"
+    )
     frozen: bool = Field(
         False,
         description="serve the weights in `model_path` as version 0, and follow no versions: a model without a learner",
@@ -57,44 +58,51 @@ class InferenceSettings(ModelRoleSettings):
     host: str = Field("127.0.0.1", description="address the gateway listens on; vLLM itself is on a socket of its node")
     port: int = Field(0, ge=0, le=65535, description="port of the gateway; 0 takes a free one")
     inference_api_key_file: Path | None = Field(
-        None, description="file with the key a request must bring; without one the gateway stays on loopback"
+        None, description="file with the key that requests must carry; without it the gateway stays on loopback"
     )
-    max_requests: int = Field(MAX_REQUESTS, gt=0, description="requests the gateway answers at once; others come again")
-    advertise_url: str | None = Field(None, description="URL runners reach the gateway at; default: http://host:port")
-    dtype: str = Field("auto", description="vLLM's --dtype")
-    max_model_len: int | None = Field(None, gt=0, description="vLLM's --max-model-len, in tokens")
-    max_num_seqs: int = Field(64, gt=0, description="vLLM's --max-num-seqs: requests decoded together")
+    max_requests: int = Field(
+        MAX_REQUESTS, gt=0, description="requests the gateway answers at once; further ones get 429 with Retry-After"
+    )
+    advertise_url: str | None = Field(
+        None, description="URL by which runners reach the gateway; default: http://host:port"
+    )
+    dtype: str = Field("auto", description="number format of the computation: vLLM's --dtype")
+    max_model_len: int | None = Field(
+        None, gt=0, description="longest prompt plus answer in tokens: vLLM's --max-model-len"
+    )
+    max_num_seqs: int = Field(64, gt=0, description="requests decoded together: vLLM's --max-num-seqs")
     cpu_threads: int | None = Field(None, gt=0, description="CPU threads of the engine; default: vLLM's own choice")
-    kv_cache_gib: float = Field(1.0, gt=0, description="memory for the KV cache where there is no GPU, in GiB")
+    kv_cache_gib: float = Field(1.0, gt=0, description="memory for the KV cache in GiB, only without a GPU")
     kv_cache_on_swap: KvCachePolicy = Field(
         "auto",
-        description="what requests in flight have in the KV cache after a swap: what the old weights computed (keep), "
-        "or the same tokens computed again, at the cost of a prefill (recompute); auto: keep if weights moved little",
+        description="KV cache of requests in flight at a swap of weights. keep: the old weights' values; recompute: "
+        "new values, at the cost of a prefill; auto: keep if the weights changed little",
     )
     kv_cache_max_change: float = Field(
         0.01,
         ge=0,
-        description="how far weights may move, as a share of their norm, before `auto` has the KV cache computed again",
+        description="largest change of the weights, as a share of their norm, for which kv_cache_on_swap `auto` keeps "
+        "the KV cache",
     )
     lora: AdapterSettings | None = Field(
         None,
-        description="hold versions of adapters beside one another, loaded without a pause; without it they are added "
-        "into the weights, which any model can take and which decodes fastest",
+        description="serve several versions of LoRA adapters at once and load them without a pause; default: merge "
+        "adapters into the weights, which works for any model and decodes fastest",
     )
     tool_parser: str | None = Field(
         None,
-        description="vLLM's --tool-call-parser, as hermes or llama3_json: how the model writes that it calls a tool",
+        description="parser of the model's tool calls, as hermes or llama3_json: vLLM's --tool-call-parser",
     )
     reasoning_parser: str | None = Field(
-        None, description="vLLM's --reasoning-parser, as qwen3: how the model marks what it thinks"
+        None, description="parser of the model's reasoning, as qwen3: vLLM's --reasoning-parser"
     )
     vllm_command: list[str] | None = Field(
-        None, description="what starts vLLM's server, arguments follow; default: the one of this interpreter"
+        None, description="command that starts vLLM's server, without arguments; default: the one of this interpreter"
     )
-    vllm_args: list[str] = Field([], description="more arguments for vLLM's server")
-    startup_timeout_seconds: float = Field(600.0, gt=0, description="how long the engine may take to start")
+    vllm_args: list[str] = Field([], description="further arguments for vLLM's server")
+    startup_timeout_seconds: float = Field(600.0, gt=0, description="seconds the engine may take to start")
     work_dir: Path = Field(
-        Path("runs/inference"), description="directory for fetched weights and the engine's log, of one node alone"
+        Path("runs/inference"), description="directory for fetched weights and the engine's log, used by one node only"
     )
 
     @property

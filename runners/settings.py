@@ -16,12 +16,14 @@ class EndpointSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    url: str = Field(description="its base URL, as OPENAI_BASE_URL would name it: https://api.example.com/v1")
-    model: str | None = Field(None, min_length=1, description="name of the model there; default: the name here")
+    url: str = Field(description="base URL of the endpoint in the form of OPENAI_BASE_URL: https://api.example.com/v1")
+    model: str | None = Field(
+        None, min_length=1, description="name of the model at the endpoint; default: its name in `endpoints`"
+    )
     api_key_env: str | None = Field(
         None,
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
-        description="variable of the runner's own environment that holds the key; agents are not told it",
+        description="variable of the runner's own environment that holds the key; agents do not get it",
     )
 
     @field_validator("url")
@@ -43,92 +45,103 @@ class RunnerSettings(RoleSettings):
     """One runner: which agent it runs, how many rollouts at once, in which interpreter."""
 
     entrypoint: str | None = Field(
-        None, description="the agent as module:function, sync or async", pattern=r"^[\w.]+:[\w.]+$"
+        None, description="agent as module:function, sync or async; excludes `command`", pattern=r"^[\w.]+:[\w.]+$"
     )
     command: list[str] | None = Field(
-        None, description="any program instead: task JSON on its stdin, result JSON on its stdout", min_length=1
+        None,
+        description="agent as any program, with the task as JSON on stdin and the result as JSON on stdout; excludes "
+        "`entrypoint`",
+        min_length=1,
     )
     agent_name: str = Field(
-        "default", description="agent name whose tasks this runner takes", pattern=r"^[A-Za-z0-9_-]{1,64}$"
+        "default", description="name of the agent whose tasks this runner takes", pattern=r"^[A-Za-z0-9_-]{1,64}$"
     )
     python_executable: Path | None = Field(
-        None, description="interpreter the agent runs in; default: the one running this"
+        None, description="interpreter that runs the agent; default: the runner's own"
     )
-    working_dir: Path = Field(Path(), description="directory the agent runs in; its modules are importable")
-    concurrency: int = Field(4, ge=1, le=16384, description="rollouts at once")
+    working_dir: Path = Field(Path(), description="directory in which the agent runs; its modules are importable")
+    concurrency: int = Field(4, ge=1, le=16384, description="rollouts that run at once")
     max_concurrent_per_process: int = Field(
         1,
         ge=1,
-        description="of these in one process; above 1 the agent is an async function of (task, endpoint), which says "
-        "where its model is: base_url, api_key, otlp_endpoint, otlp_headers",
+        description="rollouts that share one process; above 1 the agent is an async function of (task, endpoint), and "
+        "endpoint has base_url, api_key, otlp_endpoint and otlp_headers of its model",
     )
     reward_fn: str | None = Field(
         None,
-        description="module:function called as f(input, result) -> reward, in a process of its own in the agent's "
-        "interpreter; default: what the agent returns",
+        description="module:function called as f(input, result) -> reward, in its own process with the agent's "
+        "interpreter; default: the agent's result is the reward",
         pattern=r"^[\w.]+:[\w.]+$",
     )
     reward_timeout_seconds: float = Field(
         120.0,
         gt=0,
-        description="seconds a reward function gets for one rollout, after the rollout's own; beyond it the outcome is "
-        "reward_timeout, without a reward",
+        description="seconds a reward function may take for one rollout, after the rollout's own; beyond it the "
+        "outcome is reward_timeout, without a reward",
     )
     memory_limit_gib: float | None = Field(
-        None, gt=0, description="most memory of an agent's process, and of it with all it starts, in GiB"
+        None,
+        gt=0,
+        description="memory limit in GiB of an agent's process, and of it together with all processes it starts",
     )
     max_file_gib: float | None = Field(None, gt=0, description="largest file an agent may write, in GiB")
-    max_open_files: int | None = Field(None, ge=16, description="most files an agent's process may have open")
+    max_open_files: int | None = Field(None, ge=16, description="most open files of an agent's process")
     max_processes: int | None = Field(
-        None, ge=1, description="most processes of an agent, its own and all it starts; beyond it they are ended"
+        None, ge=1, description="most processes of an agent, including all that it starts; beyond it they are killed"
     )
     max_tasks_per_child: int | None = Field(
-        None, ge=1, description="rollouts after which an agent's process gives way to a fresh one; 1: one for each"
+        None,
+        ge=1,
+        description="rollouts after which an agent's process is replaced by a fresh one; 1: one process per rollout",
     )
     sandbox_command: list[str] = Field(
         [],
-        description="put in front of the agent's command, as [bwrap, ...]; {path}, {tmp}, {python}, {venv}, {base} and "
-        "{worker} stand for its directory, its private one, its interpreter, that one's environment and installation, "
-        "and our scripts; {relay}, {gateway} and {address} for what lets it reach the gateway without a network",
+        description="words before the agent's command, as [bwrap, ...]. Placeholders: {path} the agent's directory, "
+        "{tmp} its private one, {python} its interpreter, {venv} and {base} that one's environment and "
+        "installation, {worker} our scripts; {relay}, {gateway} and {address} reach the gateway without a "
+        "network",
     )
     max_concurrent_requests: int = Field(
-        64, ge=1, description="of an agent at the gateway, and answers that its calls ask for; beyond it 429"
+        64,
+        ge=1,
+        description="most requests of one agent that the gateway answers at once, and most answers sampled for them; "
+        "beyond it 429",
     )
     ignored_request_fields: list[str] = Field(
         [],
-        description="fields of model calls that are left out; a field that nobody here knows is refused otherwise, for "
-        "it could change what a request means",
+        description="fields of model calls that the gateway drops; any other unknown field is refused, because it "
+        "could change what a request means",
     )
     rate_limit: float | None = Field(
-        None, gt=0, description="of an agent at the gateway; beyond it 429, with when to come again"
+        None, gt=0, description="most requests per second of one agent at the gateway; beyond it 429 with Retry-After"
     )
     env: list[str] = Field(
         [],
-        description="what the agent finds in its environment beside PATH, HOME, LANG, LC_*, TZ, TMPDIR and where its "
-        "model is: names to pass on, or NAME=VALUE, as [HF_HOME, TURNS=6]; or a mapping of names to values",
+        description="variables for the agent beside PATH, HOME, LANG, LC_*, TZ, TMPDIR and its model's address: names "
+        "to pass on, or NAME=VALUE, as [HF_HOME, TURNS=6]; or a mapping of names to values",
     )
     id: str | None = Field(None, description="name of this runner; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$")
-    host: str = Field("127.0.0.1", description="address the agent's gateway listens on")
+    host: str = Field("127.0.0.1", description="address on which the agent's gateway listens")
     inference_api_key_file: Path | None = Field(
-        None, description="file with the key inference nodes ask for; agents are not told it"
+        None, description="file with the key that inference nodes require; agents do not get it"
     )
     endpoints: dict[str, EndpointSettings] = Field(
         {},
-        description="OpenAI-compatible endpoints by the name of the model that each answers, before any node; their "
-        "calls are recorded without token ids, and never trained on",
+        description="OpenAI-compatible endpoints, each by the name of the model that it answers in place of any node; "
+        "their calls are recorded without token ids, and never trained on",
     )
     ack_wait: float = Field(30.0, gt=0, le=60, description="seconds after which a dead runner's tasks go to another")
     sticky_weight_version: bool = Field(
         False,
-        description="a rollout goes on with the version it began with while a node holds it (`lora` of a node), then "
-        "with the newest; without it every call goes to the newest",
+        description="keep the weight version with which a rollout began while a node holds it (`lora` of a node), "
+        "then use the newest; false: every call uses the newest",
     )
     token_in_token_out: bool = Field(
         True,
-        description="a chat that goes on is sent as the tokens it was made of, where rendering it anew would differ",
+        description="send a continuing chat as the tokens it was made of, where rendering it again would change them",
     )
     drain_timeout_seconds: float = Field(
-        20.0, ge=0, description="seconds running rollouts get to finish when asked to stop"
+        20.0, ge=0, description="seconds that running rollouts may finish in after a request to stop"
     )
 
     @field_validator("env", mode="before")

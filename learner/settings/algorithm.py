@@ -16,13 +16,15 @@ class AirRule(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str = Field("*", description="pattern of the span's name, with * and ?")
-    attributes: dict[str, str] = Field({}, description="attributes it has, as text; a value may be a pattern")
-    kind: SpanKind | None = Field(
-        None, description="what it is, whoever instrumented the agent: tool, agent, …; none: any"
+    name: str = Field("*", description="pattern of a span's name, with * and ?")
+    attributes: dict[str, str] = Field(
+        {}, description="attributes that the span must have, as text; a value may be a pattern"
     )
-    status: Literal["unset", "ok", "error"] | None = Field(None, description="its status; none: any")
-    reward: float = Field(description="what the call before it gets")
+    kind: SpanKind | None = Field(
+        None, description="kind of the span in every instrumentation: tool, agent, …; none: any"
+    )
+    status: Literal["unset", "ok", "error"] | None = Field(None, description="status of the span; none: any")
+    reward: float = Field(description="reward for the call before the span")
 
 
 class CreditSettings(BaseModel):
@@ -32,15 +34,16 @@ class CreditSettings(BaseModel):
 
     method: str = Field(
         "identical",
-        description="identical, last_call, discounted, reward_to_go, air, gigpo, or module:function of your own",
+        description="method that divides a rollout's reward among its calls: identical, last_call, discounted, "
+        "reward_to_go, air, gigpo, or module:function of your own",
     )
     gamma: float = Field(1.0, ge=0, le=1, description="discount per call")
     gigpo_step_weight: float = Field(
-        1.0, ge=0, description="gigpo: weight of the advantage among calls of the same state"
+        1.0, ge=0, description="weight of the advantage among calls of the same state, for method gigpo"
     )
     rules: list[AirRule] = Field(
         [AirRule(kind="tool", status="error", reward=-0.1)],
-        description="air: rewards for spans",
+        description="rewards for spans, for method air",
     )
 
     @property
@@ -56,33 +59,36 @@ class RolloutCorrectionSettings(BaseModel):
 
     bypass_mode: bool = Field(
         True,
-        description="PPO's ratio is taken against the policy that sampled the token, which clips how far a lagging "
-        "batch can push; false: against the policy at the start of the step, times truncated importance weights",
+        description="take PPO's ratio against the policy that sampled the token, which clips how far a lagging batch "
+        "can push; false: against the policy at the start of the step, times truncated importance weights",
     )
     rollout_is: Literal["token", "sequence"] | None = Field(
         "token",
-        description="level of the importance weights: not used by bypass_mode with ppo_clip; a sequence is a call",
+        description="level of the importance weights: token, or sequence, which is a call; not used by bypass_mode "
+        "with ppo_clip",
     )
     loss_type: Literal["ppo_clip", "reinforce"] = Field(
-        "ppo_clip", description="bypass_mode: the policy loss, or importance-weighted REINFORCE"
+        "ppo_clip",
+        description="loss under bypass_mode. ppo_clip: the policy loss; reinforce: importance-weighted REINFORCE",
     )
     rollout_is_threshold: float | str = Field(
-        2.0, description="weights are truncated here (TIS); 'low_high' zeroes what is outside (IcePop)"
+        2.0,
+        description="bound that truncates importance weights (TIS); 'low_high' zeroes weights outside it (IcePop)",
     )
-    rollout_is_batch_normalize: bool = Field(False, description="weights have mean 1 over the batch")
+    rollout_is_batch_normalize: bool = Field(False, description="scale the importance weights to mean 1 over the batch")
     rollout_rs: str | None = Field(
         None, description="rejection rules: token_k1, token_k2, token_k3, seq_sum_k1, seq_mean_k3, seq_max_k2, …"
     )
     rollout_rs_threshold: float | str | None = Field(
         None,
-        description="their bounds: for k1 those of the ratio, 'low_high' or one number for 1/high and high; else the "
-        "largest value",
+        description="bounds of the rejection rules: for k1 those of the ratio, 'low_high' or one number for 1/high "
+        "and high; else the largest value",
     )
     ess_bound: float = Field(
         0.3,
         ge=0,
         le=1,
-        description="below this effective sample size, as a share, the learning rate is times ESS / ess_bound",
+        description="effective sample size, as a share, below which the learning rate is multiplied by ESS / ess_bound",
     )
 
     @model_validator(mode="after")
@@ -97,9 +103,9 @@ class OverlongBufferSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    max_response_length: int = Field(ge=1, description="tokens an answer may have: max_tokens of the calls")
-    len: int = Field(ge=1, description="tokens before that in which the reward falls")
-    penalty_factor: float = Field(1.0, ge=0, description="what the reward loses at the limit")
+    max_response_length: int = Field(ge=1, description="longest answer in tokens: max_tokens of the calls")
+    len: int = Field(ge=1, description="number of tokens before max_response_length over which the reward falls")
+    penalty_factor: float = Field(1.0, ge=0, description="loss of reward at max_response_length")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -117,19 +123,20 @@ class AlgorithmSettings(BaseModel):
 
     adv_estimator: str = Field(
         "grpo",
-        description="verl's name: grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, opo, gpg, grpo_passk, "
-        "…; gae: PPO with a critic; or module:function of your own",
+        description="estimator of advantages, by verl's name: grpo, rloo, reinforce_plus_plus, "
+        "reinforce_plus_plus_baseline, opo, gpg, grpo_passk, …; gae: PPO with a critic; or "
+        "module:function of your own",
     )
-    norm_adv_by_std_in_grpo: bool = Field(True, description="divide by the group's standard deviation")
-    gamma: float = Field(1.0, ge=0, le=1, description="gae: discount per token")
-    lam: float = Field(1.0, ge=0, le=1, description="gae: lambda")
+    norm_adv_by_std_in_grpo: bool = Field(True, description="divide advantages by the group's standard deviation")
+    gamma: float = Field(1.0, ge=0, le=1, description="discount per token, for gae")
+    lam: float = Field(1.0, ge=0, le=1, description="lambda of gae")
     overlong_filtering: bool = Field(
         False,
-        description="DAPO: a rollout is not trained if an answer was cut (finish_reason length); its reward counts in "
-        "its group",
+        description="exclude a rollout with a truncated answer (finish_reason length) from training, as DAPO does; "
+        "its reward counts in its group",
     )
     overlong_buffer: OverlongBufferSettings | None = Field(
-        None, description="DAPO: long answers lose reward before they are cut; none: they do not"
+        None, description="reduce the reward of long answers before they are truncated, as DAPO does; none: do not"
     )
     rollout_correction: RolloutCorrectionSettings = RolloutCorrectionSettings()
 
@@ -155,16 +162,22 @@ class OptimSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     lr: float = Field(1e-6, gt=0, description="learning rate")
-    lr_scheduler_type: Literal["constant", "cosine"] = Field("constant", description="over the learner's steps")
-    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="where the cosine ends, as a share of lr")
-    lr_warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
-    optimizer: str = Field("AdamW", description="its class, as SGD, or of other packages AdamW8bit or _AdamW")
-    optimizer_impl: str = Field(
-        "torch.optim", description="module that has it: torch.optim, torchao.optim or bitsandbytes.optim"
+    lr_scheduler_type: Literal["constant", "cosine"] = Field(
+        "constant", description="learning rate over the learner's steps"
     )
-    override_optimizer_config: dict[str, Any] = Field({}, description="further arguments of the class")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW's")
-    betas: tuple[float, float] = Field((0.9, 0.99), description="AdamW's")
+    min_lr_ratio: float = Field(
+        0.0, ge=0, le=1, description="final learning rate of the cosine schedule, as a share of lr"
+    )
+    lr_warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up of the learning rate")
+    optimizer: str = Field(
+        "AdamW", description="class of the optimiser, as SGD, or from other packages AdamW8bit or _AdamW"
+    )
+    optimizer_impl: str = Field(
+        "torch.optim", description="module of the optimiser's class: torch.optim, torchao.optim or bitsandbytes.optim"
+    )
+    override_optimizer_config: dict[str, Any] = Field({}, description="further arguments of the optimiser's class")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay of AdamW")
+    betas: tuple[float, float] = Field((0.9, 0.99), description="decay rates of AdamW's two moments")
     clip_grad: float = Field(1.0, gt=0, description="largest gradient norm")
 
 
@@ -175,31 +188,33 @@ class ActorSettings(BaseModel):
 
     policy_loss: str = Field(
         "vanilla",
-        description="verl's name: vanilla (PPO), gspo, cispo, dppo_tv, dppo_kl, sapo, gpg, geo_mean, …; or "
-        "module:function of your own",
+        description="policy loss, by verl's name: vanilla (PPO), gspo, cispo, dppo_tv, dppo_kl, sapo, gpg, geo_mean, "
+        "…; or module:function of your own",
     )
-    policy_loss_options: dict[str, float] = Field({}, description="its own numbers: dro_beta, clip_cov_ratio, …")
-    clip_ratio_low: float = Field(0.2, gt=0, description="PPO's ratio is clipped at 1 less this")
-    clip_ratio_high: float = Field(0.28, gt=0, description="and at 1 plus this")
-    clip_ratio_c: float = Field(3.0, gt=1, description="of tokens with negative advantage: dual-clip PPO's bound")
+    policy_loss_options: dict[str, float] = Field(
+        {}, description="numbers of the chosen policy loss: dro_beta, clip_cov_ratio, …"
+    )
+    clip_ratio_low: float = Field(0.2, gt=0, description="PPO's ratio is clipped below at 1 - clip_ratio_low")
+    clip_ratio_high: float = Field(0.28, gt=0, description="PPO's ratio is clipped above at 1 + clip_ratio_high")
+    clip_ratio_c: float = Field(3.0, gt=1, description="bound of dual-clip PPO for tokens with negative advantage")
     loss_agg_mode: Literal["seq-mean-token-mean", "seq-mean-token-sum", "token-mean"] = Field(
-        "seq-mean-token-mean", description="how tokens are averaged; here a sequence is a whole rollout"
+        "seq-mean-token-mean", description="averaging of tokens in the loss; a sequence is a whole rollout here"
     )
-    use_kl_loss: bool = Field(False, description="add the KL divergence to the model at the start")
-    kl_loss_coef: float = Field(0.001, ge=0, description="its weight")
+    use_kl_loss: bool = Field(False, description="add the KL divergence from the initial model to the loss")
+    kl_loss_coef: float = Field(0.001, ge=0, description="weight of the KL divergence in the loss")
     kl_loss_type: Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"] = Field(
-        "low_var_kl", description="how it is estimated"
+        "low_var_kl", description="estimator of the KL divergence"
     )
     entropy_coeff: float = Field(0.0, ge=0, description="weight of the entropy bonus")
-    ppo_epochs: int = Field(1, ge=1, description="passes over a batch")
+    ppo_epochs: int = Field(1, ge=1, description="passes over a batch in one step")
     ppo_mini_batch_size: int | None = Field(
         None, ge=1, description="groups per optimiser step; none: the whole batch in one"
     )
     old_log_prob_interval: int = Field(
         10,
         ge=1,
-        description="steps from one forward pass for metrics alone to the next: the mismatch before the "
-        "update. Where the update needs the pass, it is made in every step",
+        description="steps between two forward passes for metrics alone, such as the mismatch before the update; an "
+        "update that needs the pass makes it in every step",
     )
     ppo_max_token_len_per_gpu: int = Field(
         16384, ge=64, description="most tokens per micro-batch, padding included; at least seq_len"
@@ -212,8 +227,8 @@ class CriticSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    cliprange_value: float = Field(0.5, gt=0, description="how far a value may move from what it was in one step")
-    warmup: int = Field(0, ge=0, description="steps that train the critic alone (verl: critic_warmup)")
+    cliprange_value: float = Field(0.5, gt=0, description="largest change of a predicted value in one step")
+    warmup: int = Field(0, ge=0, description="steps at the start that train the critic alone (verl: critic_warmup)")
     optim: OptimSettings = OptimSettings(lr=1e-5)
 
 
@@ -222,6 +237,6 @@ class LoraSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    lora_rank: int = Field(0, ge=0, description="0: train all weights")
-    lora_alpha: int = Field(16, ge=1, description="adapters are scaled by lora_alpha / lora_rank")
-    target_modules: str | list[str] = Field("all-linear", description="modules that get adapters")
+    lora_rank: int = Field(0, ge=0, description="rank of the LoRA adapters; 0: train all weights")
+    lora_alpha: int = Field(16, ge=1, description="LoRA scale: adapters are multiplied by lora_alpha / lora_rank")
+    target_modules: str | list[str] = Field("all-linear", description="modules that get LoRA adapters")

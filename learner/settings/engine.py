@@ -12,9 +12,9 @@ class MixedPrecisionSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    param_dtype: Precision = Field("bf16", description="weights and activations while they are used")
-    reduce_dtype: Precision = Field("fp32", description="gradients while they are summed over ranks")
-    buffer_dtype: Precision = Field("fp32", description="buffers")
+    param_dtype: Precision = Field("bf16", description="number format of weights and activations in the computation")
+    reduce_dtype: Precision = Field("fp32", description="number format of gradients while they are summed over ranks")
+    buffer_dtype: Precision = Field("fp32", description="number format of the model's buffers")
 
 
 class EngineSettings(BaseModel):
@@ -22,34 +22,38 @@ class EngineSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    strategy: str = Field("fsdp2", description="verl's engine; no other can be used yet")
+    strategy: str = Field("fsdp2", description="verl's engine; only fsdp2 is supported")
     fsdp_size: int = Field(
         -1, ge=-1, description="ranks that share one copy of the model (HSDP: several copies); -1: all of them"
     )
     reshard_after_forward: bool = Field(
-        True, description="give whole weights up between forward and backward pass; false: faster, and more memory"
+        True, description="release gathered weights between forward and backward pass; false: faster, with more memory"
     )
-    param_offload: bool = Field(False, description="weights lie in host memory while they are not used; GPU only")
-    optimizer_offload: bool = Field(False, description="so does the optimiser's state; GPU only")
+    param_offload: bool = Field(False, description="keep unused weights in host memory; GPU only")
+    optimizer_offload: bool = Field(False, description="keep the unused optimiser state in host memory; GPU only")
     offload_policy: bool = Field(
-        False, description="both always lie in host memory, and the optimiser runs there (FSDP2's own way); GPU only"
+        False,
+        description="always keep weights and optimiser state in host memory, and run the optimiser there (FSDP2's own "
+        "way); GPU only",
     )
     ulysses_sequence_parallel_size: int = Field(
-        1, ge=1, description="ranks that share each sequence; divides the ranks and the model's attention heads"
+        1, ge=1, description="ranks that share each sequence; a divisor of the ranks and of the model's attention heads"
     )
     model_dtype: Literal["fp32", "bf16"] = Field(
-        "fp32", description="what the optimiser keeps weights in; in bf16 small steps are rounded away"
+        "fp32", description="number format in which the optimiser keeps weights; bf16 rounds small steps away"
     )
     mixed_precision: MixedPrecisionSettings | None = Field(
-        None, description="none: bf16 on a GPU with gradients in fp32, else fp32"
+        None, description="number formats of the computation; none: bf16 on a GPU with gradients in fp32, else fp32"
     )
     attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = Field(
-        "auto", description="auto: flash_attention_2 on a GPU where it is installed, else sdpa, row by row"
+        "auto",
+        description="implementation of attention; auto: flash_attention_2 on a GPU where it is installed, else sdpa, "
+        "row by row",
     )
     use_remove_padding: bool = Field(
         True,
-        description="rows of a micro-batch one after another, without padding; false: side by side, padded to the "
-        "longest, and so fewer of them",
+        description="pack rows of a micro-batch one after another, without padding; false: side by side, padded to "
+        "the longest, and so fewer of them",
     )
     use_no_sync_for_gradient_accumulation: bool = Field(
         False,
@@ -57,13 +61,13 @@ class EngineSettings(BaseModel):
         "keeps all gradients, in float32",
     )
     enable_gradient_checkpointing: bool | None = Field(
-        None, description="activations are computed again in the backward pass; none: on a GPU"
+        None, description="recompute activations in the backward pass; none: only on a GPU"
     )
     enable_activation_offload: bool = Field(
-        False, description="activations lie in host memory until the backward pass; GPU only"
+        False, description="keep activations in host memory until the backward pass; GPU only"
     )
-    entropy_checkpointing: bool = Field(False, description="an entropy bonus is computed again in the backward pass")
-    use_torch_compile: bool | None = Field(None, description="compile the entropy; none: on a GPU")
+    entropy_checkpointing: bool = Field(False, description="recompute an entropy bonus in the backward pass")
+    use_torch_compile: bool | None = Field(None, description="compile the entropy; none: only on a GPU")
 
     def choose_precision(self, on_gpu: bool) -> MixedPrecisionSettings:
         """Return ``mixed_precision``, or its default on this device."""

@@ -32,69 +32,77 @@ class StalenessSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     admission: Literal["bounded", "unbounded"] = Field(
-        "bounded", description="bounded: dispatch no more tasks than max_staleness allows"
+        "bounded",
+        description="bounded: dispatch no more tasks than max_staleness allows; unbounded: dispatch without that limit",
     )
     order: Literal["oldest_first", "dispatch"] = Field(
         "oldest_first",
-        description="of the groups that have ended train the oldest, or all in the order of dispatch, which waits for "
-        "the slowest",
+        description="order in which ended groups are trained: oldest_first, or dispatch, which waits for the slowest "
+        "group",
     )
     on_exceed: Literal["keep", "mask", "drop"] = Field(
         "keep",
-        description="a rollout with tokens beyond max_staleness: train it, corrected; mask those tokens; or drop it, "
-        "and its task is dispatched again",
+        description="treatment of a rollout with tokens beyond max_staleness. keep: train it, corrected; mask: leave "
+        "those tokens out; drop: discard it and dispatch its task again",
     )
     max_wait_seconds: float | None = Field(
         None,
         ge=0,
-        description="seconds training waits for a group that the next step would put beyond max_staleness; then others "
-        "go first, and it is trained late. None: as long as the group may take",
+        description="seconds that training waits for a group which the next step would put beyond max_staleness; then "
+        "others go first, and it is trained late. None: as long as the group may take",
     )
 
 
 class LearnerSettings(ModelRoleSettings):
     """One learner: which model it trains, on which tasks, how, and how far behind a rollout may be."""
 
-    run: str = Field("run", description="name of the run; only its rollouts are used", pattern=NAME)
+    run: str = Field("run", description="name of the run; only rollouts of this run are used", pattern=NAME)
     model_path: Path = Field(description="Hugging Face model directory to start from")
-    model: str = Field("policy", description="name the versions are published under", pattern=NAME)
+    model: str = Field(
+        "policy", description="name of the trained model, under which its versions are published", pattern=NAME
+    )
     tasks: TaskSourceSetting | None = Field(
         None,
-        description="training tasks to dispatch: a path as `path` below has it, or these fields; none: others publish "
-        "them, with this run's name",
+        description="training tasks to dispatch: a path in the form of `path` below, or these fields; none: tasks "
+        "come from other publishers, with this run's name",
     )
-    agent: str = Field("default", description="agent the tasks are for", pattern=NAME)
+    agent: str = Field("default", description="name of the agent that runs the tasks", pattern=NAME)
     task_model: str | None = Field(
-        None, description="model that agents call by name, as `policy:role`; none: `model`", pattern=NAME
+        None, description="name of the model in agents' calls, as in `policy:role`; none: `model`", pattern=NAME
     )
-    role_models: dict[str, str] = Field({}, description="other models that answer for some roles, as {checker: small}")
+    role_models: dict[str, str] = Field(
+        {}, description="models that answer for some roles in place of the task's own, as {checker: small}"
+    )
     group_size: int = Field(
         8,
         ge=1,
-        description="rollouts per task: GRPO's group (verl: rollout.n); 1 with gae and reinforce_plus_plus only, which "
-        "compare none",
+        description="rollouts per task: GRPO's group (verl: rollout.n); 1 is for gae and reinforce_plus_plus only, "
+        "which do not compare rollouts",
     )
     groups_per_step: int = Field(16, ge=1, description="groups per training step (verl: train_batch_size)")
-    max_steps: int = Field(100, ge=0, description="training steps; 0 publishes the first version and ends")
-    max_staleness: int = Field(2, ge=0, description="most versions a token may lag behind the one being trained")
+    max_steps: int = Field(100, ge=0, description="training steps in total; 0 publishes the first version and ends")
+    max_staleness: int = Field(
+        2, ge=0, description="largest number of versions by which a token may lag behind the one being trained"
+    )
     rollout_timeout_seconds: float = Field(60.0, gt=0, description="seconds a rollout may take")
-    max_attempts: int = Field(3, ge=1, description="times a rollout is tried when something of ours fails")
+    max_attempts: int = Field(3, ge=1, description="attempts per rollout while the infrastructure fails")
     group_timeout_seconds: float | None = Field(
         None,
         gt=0,
-        description="seconds a group waits for its next rollout to end; none: what rollout_timeout_seconds and "
-        "max_attempts allow",
+        description="seconds a group waits for its next rollout to end; none: the time that rollout_timeout_seconds "
+        "and max_attempts allow",
     )
     sampling_params: dict[str, Any] = Field({"temperature": 1.0}, description="sampling settings of training rollouts")
     failed_rollouts: Literal["mask", "zero"] = Field(
-        "mask", description="an agent that raised or ran out of time: left out, or reward 0"
+        "mask",
+        description="treatment of a rollout whose agent raised or ran out of time. mask: leave it out; zero: reward 0",
     )
     max_failed_groups: int | None = Field(
         None,
         ge=1,
-        description="groups in a row that may give nothing to train on, as when every agent fails; then the learner "
-        "ends with the reasons. Failures of the infrastructure do not count. None: all that are under way at once, and "
-        "10 more, which are tried one by one",
+        description="groups in a row without anything to train on, as when every agent fails, after which the learner "
+        "ends with the reasons; failures of the infrastructure do not count. None: all that are under way "
+        "at once, and 10 more, tried one by one",
     )
     train_roles: list[str] = Field([], description="roles to train (the part after ':' in the model name); none: all")
     reward: str = Field(
@@ -104,34 +112,41 @@ class LearnerSettings(ModelRoleSettings):
     )
     credit: CreditSettings = CreditSettings()
     sequence_mode: Literal["trajectory", "transition"] = Field(
-        "trajectory", description="calls that extend each other share a sequence, or each call has its own"
+        "trajectory",
+        description="trajectory: calls that extend each other share a sequence; transition: each call has its own",
     )
-    seq_len: int = Field(8192, ge=16, description="longest prompt plus response that is trained on")
+    seq_len: int = Field(8192, ge=16, description="longest prompt plus response that is trained on, in tokens")
     overlong: Literal["mask", "split"] = Field(
-        "mask", description="a longer call is left out, or trained in windows with less context"
+        "mask",
+        description="treatment of a call longer than seq_len. mask: leave it out; split: train it in windows with "
+        "less context",
     )
     staleness: StalenessSettings = StalenessSettings()
-    seed: int = Field(0, description="order of the tasks, and what is random in training")
+    seed: int = Field(0, description="seed of the order of tasks, and of random choices in training")
     id: str | None = Field(None, description="name of this learner; default: host-pid", pattern=NAME)
-    cpu_threads: int | None = Field(None, gt=0, description="CPU threads; default: torch's own choice")
-    checkpoint_dir: Path = Field(Path("runs/checkpoints"), description="directory of checkpoints")
+    cpu_threads: int | None = Field(
+        None, gt=0, description="CPU threads of the computation; default: torch's own choice"
+    )
+    checkpoint_dir: Path = Field(Path("runs/checkpoints"), description="directory of the checkpoints")
     disk_free_mib: int = Field(
-        1024, ge=0, description="MiB free on the checkpoints' disk below which there is an alert"
+        1024, ge=0, description="free MiB on the checkpoints' disk below which an alert is raised"
     )
     weight_sync_interval: int = Field(1, ge=1, description="steps between weight versions")
     checkpoint_interval: int | None = Field(
-        None, ge=1, description="steps between checkpoints, a multiple of weight_sync_interval; none: as often as that"
+        None, ge=1, description="steps between checkpoints, a multiple of weight_sync_interval; none: the same"
     )
     rollout_bytes: int | None = Field(
         None,
         ge=1,
-        description="bytes a rollout takes on the bus, to check its sizes; none: of seq_len",
+        description="size of a rollout on the bus in bytes, for checks of stream sizes; none: derived from seq_len",
     )
     keep_last_checkpoints: int = Field(
-        2, ge=1, description="checkpoints kept; a step is replayed from the one before it"
+        2, ge=1, description="number of checkpoints kept; a step is replayed from the checkpoint before it"
     )
     keep_weight_versions: int = Field(
-        4, ge=1, description="weight versions kept for nodes to fetch, with those that the deltas among them build on"
+        4,
+        ge=1,
+        description="number of weight versions kept for nodes to fetch; the bases of deltas among them are kept too",
     )
     weights: WeightSettings = WeightSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()

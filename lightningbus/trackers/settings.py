@@ -13,27 +13,33 @@ class TensorBoardSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    log_dir: Path | None = Field(None, description="directory of the event files; none: tensorboard in the run's")
+    log_dir: Path | None = Field(
+        None, description="directory of the event files; none: `tensorboard` in the run's directory"
+    )
 
 
 class WandbSettings(BaseModel):
-    """A run of Weights & Biases; WANDB_API_KEY and other variables of its own hold too."""
+    """A run of Weights & Biases; WANDB_API_KEY and other variables of its own apply too."""
 
     model_config = ConfigDict(extra="forbid")
 
     project: str = Field("lightningbus", description="project of the run")
-    entity: str | None = Field(None, description="user or team; none: the account's default")
+    entity: str | None = Field(None, description="user or team of the run; none: the account's default")
     group: str | None = Field(None, description="group of runs")
     tags: list[str] = Field([], description="tags of the run")
-    mode: Literal["online", "offline"] | None = Field(None, description="none: WANDB_MODE, else online")
+    mode: Literal["online", "offline"] | None = Field(
+        None, description="online, or offline for a later upload; none: WANDB_MODE, else online"
+    )
 
 
 class MlflowSettings(BaseModel):
-    """A run of MLflow; MLFLOW_TRACKING_TOKEN and other variables of its own hold too."""
+    """A run of MLflow; MLFLOW_TRACKING_TOKEN and other variables of its own apply too."""
 
     model_config = ConfigDict(extra="forbid")
 
-    tracking_uri: str | None = Field(None, description="server or database; none: MLFLOW_TRACKING_URI")
+    tracking_uri: str | None = Field(
+        None, description="URI of the tracking server or database; none: MLFLOW_TRACKING_URI"
+    )
     experiment_name: str = Field("lightningbus", description="experiment of the run; created if it is missing")
 
     @model_validator(mode="after")
@@ -49,7 +55,7 @@ class MlflowSettings(BaseModel):
 
 
 class TrackioSettings(BaseModel):
-    """A run of trackio; HF_TOKEN and other variables of its own hold too."""
+    """A run of trackio; HF_TOKEN and other variables of its own apply too."""
 
     model_config = ConfigDict(extra="forbid")
 
