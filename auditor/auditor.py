@@ -121,7 +121,7 @@ class Auditor:
         except (DecodeError, ValueError) as error:
             log.debug("a rollout is not audited: %s", error)
             return
-        except Exception as error:  # whatever a message leads to, the next one is read
+        except Exception as error:  # any error: the next message is still read
             count_fault("a rollout is not audited", error)
             return
         for sample in samples:
@@ -169,7 +169,7 @@ class Auditor:
         await self._publish_audit(sample, tokens, finding)
 
     async def _recompute(self, sample: AuditSample) -> AuditedTokens:
-        """Compare with the loaded version of this number, else with all there are; the one that fits best counts."""
+        """Compare with the loaded version of this number, else with all candidates; the best match counts."""
         results = []
         if self._loader.is_loaded(sample.version):
             with self._budgeted():

@@ -23,9 +23,7 @@ class Convictions:
     """The verdicts on one model."""
 
     def __init__(self, bus: Bus, model: str, actor: str, is_frozen: bool = False) -> None:
-        """Prepare the record; ``actor`` revokes versions. A frozen model's version cannot be revoked: nodes have no
-        other.
-        """
+        """Prepare the record; ``actor`` revokes versions, but never a frozen model's only one."""
         self._bus, self._actor, self._is_frozen = bus, actor[:MAX_ACTOR_CHARS], is_frozen
         self._verdicts, self._releases = AuditLog(bus, model), WeightRegistry(bus, model)
         self._alerts: dict[str, str] = {}

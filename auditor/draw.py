@@ -32,7 +32,7 @@ class Draw:
     def expect(self, samplers: Iterable[Sampler]) -> None:
         """Audit each newly serving engine and version as soon as possible."""
         served = set(samplers)
-        self._met &= served  # what is not served any more need not be remembered
+        self._met &= served  # engines that no longer serve are forgotten
         wanted = served - self._met
         if wanted - self._wanted:
             self._num_to_read = MAX_READ

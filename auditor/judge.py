@@ -28,7 +28,7 @@ class Judge:
         self._evidence: OrderedDict[str, Evidence] = OrderedDict()
 
     def add(self, engine_id: str, version: int, tokens: AuditedTokens) -> Finding:
-        """Take audited tokens; what is known against the engine now."""
+        """Take audited tokens; return the present evidence against the engine."""
         evidence = self._evidence.setdefault(engine_id, Evidence(self.tolerance, self._share))
         self._evidence.move_to_end(engine_id)
         if len(self._evidence) > MAX_ENGINES:

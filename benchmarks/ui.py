@@ -198,7 +198,7 @@ def fill(client: Client, rollouts: int) -> None:
 
 CASES = {
     "runs": ("runs", {}),
-    "run: pulse": ("run/pulse", {}),
+    "run: change token": ("run/change_token", {}),
     "run: state": ("run/state", {}),
     "run: summary": ("run/summary", {}),
     "run: choices of the filters": ("run/choices", {}),

@@ -63,10 +63,10 @@ class Bus:
         wait: float = CONNECT_SECONDS,
         credentials: Credentials | None = None,
     ) -> AsyncIterator["Bus"]:
-        """Connect, and reconnect for ever; raises `BusError` if no server answers within ``wait`` seconds at first.
+        """Connect, and reconnect for ever; raise `BusError` if no server answers within ``wait`` seconds at first.
 
-        ``url`` may name several servers of a cluster, with commas between them; one ``tls://`` among them holds for
-        all. Raises `AddressError` for what is no address, and `CredentialsError`, as `Connection.open`.
+        ``url`` may name several servers of a cluster, separated by commas; one ``tls://`` among them applies to all.
+        Raises `AddressError` for an invalid address, and `CredentialsError`, as `Connection.open`.
         """
         async with Connection(url, credentials).open(name, wait) as connection:
             bus = cls(connection, credentials.build_signing() if credentials is not None else None)

@@ -123,7 +123,7 @@ class Connection:
                 await self.nc.close()
 
     async def _wait_while_busy(self, attempt: "asyncio.Task[None]", seconds: float) -> None:
-        """Wait for the first try to connect, until it fails, for at most so many seconds."""
+        """Wait for the first attempt to connect, until it fails, for at most this many seconds."""
         failing = asyncio.create_task(self._connect_failed.wait())
         try:
             await asyncio.wait([attempt, failing], timeout=max(0.0, seconds), return_when=asyncio.FIRST_COMPLETED)
@@ -146,7 +146,7 @@ class Connection:
             closed_cb=self._on_closed,
             **options,
         )
-        # nats-py takes a connection that ended at once for one, and makes another behind our back.
+        # nats-py reports success for a connection that the server closed at once, and reconnects in the background.
         while not self.nc.is_connected and not self._fatal_error:  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
 
@@ -187,7 +187,7 @@ class Connection:
             raise CredentialsError(f"this user has no right to do that: {self.permission_errors[-1]}") from None
 
     async def _abort_connect(self) -> None:
-        """Close what was never connected; after a failed TLS handshake asyncio waits for its end for ever."""
+        """Close a connection that was never made; after a failed TLS handshake asyncio would wait for ever."""
         self._is_connecting = False
         with contextlib.suppress(TimeoutError, OSError):
             async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):

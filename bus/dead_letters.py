@@ -30,7 +30,7 @@ REPLAY_SECONDS = 30.0
 MAX_REASON = 2000
 """Characters of a dead letter's reason, which may repeat what a stranger sent."""
 TYPES: Mapping[str, Mapping[type[Event], str]] = {
-    subjects.TASKS: {Task: ""},  # whose mode and agent say where it goes
+    subjects.TASKS: {Task: ""},  # its mode and agent give the subject
     subjects.TRAIN_ROLLOUTS: {SpanBatch: subjects.TRAIN_ROLLOUT},
     subjects.EVAL_ROLLOUTS: {SpanBatch: subjects.EVAL_ROLLOUT},
     subjects.EVENTS: {TaskBatchRecord: subjects.TASK_PUBLISHED, TrainingStep: subjects.TRAINING_STEP},
@@ -110,7 +110,7 @@ class DeadLetterQueue:
         await self.delete(sequence)
 
     async def delete(self, sequence: int) -> None:
-        """Forget a letter; raises `BusError` if there is none of that number."""
+        """Delete a letter; raise `BusError` if none has that number."""
         await self._message(sequence)
         await self._bus.js.delete_msg(subjects.DLQ, sequence)
 

@@ -27,7 +27,7 @@ PROBE_SECONDS = 0.2
 
 
 class DirectoryInUseError(BusError):
-    """Another process works in the directory; ``pid`` is the one that locked it, None if that is not known."""
+    """Another process works in the directory; ``pid`` is the one that locked it, None if unknown."""
 
     def __init__(self, directory: Path, pid: int | None) -> None:
         self.pid = pid

@@ -38,10 +38,10 @@ class LeaseRenewer:
     There is a timer, not a task, until the first renewal is due: most rollouts end sooner.
     """
 
-    __slots__ = ("_delivery", "_lease", "_renewing", "_timer")
+    __slots__ = ("_lease", "_message", "_renewing", "_timer")
 
-    def __init__(self, delivery: Message, ack_wait: float = 30.0) -> None:
-        self._delivery = delivery
+    def __init__(self, message: Message, ack_wait: float = 30.0) -> None:
+        self._message = message
         self._lease = Lease(ack_wait, asyncio.get_running_loop().time())
         self._renewing: asyncio.Task[None] | None = None
 
@@ -66,9 +66,9 @@ class LeaseRenewer:
         now = asyncio.get_running_loop().time
         sent = now()
         try:
-            await self._delivery.in_progress(sync=True)
-        except Exception as error:  # whatever it was: without another try the lease runs out
-            log.warning("lease of %s not renewed: %s", self._delivery.subject, str(error) or type(error).__name__)
+            await self._message.in_progress(sync=True)
+        except Exception as error:  # any error: without another try the lease runs out
+            log.warning("lease of %s not renewed: %s", self._message.subject, str(error) or type(error).__name__)
         else:
             self._lease.renew(sent, now())
         self._start_timer()

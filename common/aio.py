@@ -30,9 +30,9 @@ async def cancel_and_wait(*tasks: "asyncio.Future[Any]", retry_after: float | No
 
 
 async def first_completed(*work: Awaitable[Any], retry_after: float | None = RETRY_SECONDS) -> set[int]:
-    """Run until the first ends and cancel the others, as `cancel_and_wait`; the positions of those that ended.
+    """Wait for the first to end and cancel the others, as `cancel_and_wait`; return the positions of those that ended.
 
-    Raises what one of those that ended raised.
+    Raises the exception of one that ended.
     """
     tasks = [asyncio.ensure_future(part) for part in work]
     try:
@@ -86,7 +86,7 @@ def _settle(loop: asyncio.AbstractEventLoop, result: "asyncio.Future[T]", call: 
         if not result.done():
             set_result(value)
 
-    with contextlib.suppress(RuntimeError):  # of a loop that is closed: nobody waits for the result
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits for the result
         try:
             value = call()
         except BaseException as error:

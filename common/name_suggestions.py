@@ -4,13 +4,11 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 MAX_LISTED = 12
-"""Known names that are listed where none is near."""
+"""Most known names that are listed when none is similar."""
 
 
 def suggest_name(wrong: str, known: Iterable[str]) -> str:
-    """Word a clause for an error: "did you mean 'steps'?", else the known names if they are few; empty if they are
-    many.
-    """
+    """Word a clause for an error: "did you mean 'steps'?", else the known names if they are few."""
     names = sorted(known)
     if near := get_close_matches(wrong, names, n=1):
         return f"did you mean {near[0]!r}?"

@@ -150,10 +150,10 @@ class Node:
         await self._transition("audit_failed")
         await self._engine.stop()
 
-    async def _transition(self, happening: NodeEvent) -> None:
+    async def _transition(self, event: NodeEvent) -> None:
         """Apply an event of the engine to all of its models."""
         for model in self._models:
-            await model.transition(happening)
+            await model.transition(event)
 
     def _describe(self, model: NodeModel) -> dict[str, Any]:
         return model.describe(self._gateway.address, self._gateway.engine_id, self._gateway.num_in_flight)

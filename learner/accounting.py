@@ -27,7 +27,7 @@ class ExcludedRollouts:
         self.streak = RejectionStreak(settings.num_groups_under_way, settings.failed_groups_limit)
 
     def collect(self) -> list[str]:
-        """Note the groups and attempts that came to nothing since; returns the tasks of those groups."""
+        """Record the failed groups and attempts since the last call; return the tasks of those groups."""
         groups = self._consumer.groups
         dropped = [group.task_id for group in groups.rejected]
         if groups.ready:

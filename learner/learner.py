@@ -112,7 +112,7 @@ class Learner:
     async def _start(self) -> TrainingLoop:
         """Start from nothing or from the checkpoint, under our own epoch."""
         settings = self._settings
-        problems = load_tasks(settings.tasks) if settings.tasks is not None else []
+        task_inputs = load_tasks(settings.tasks) if settings.tasks is not None else []
         last, checkpoint, journal = (
             await self._publisher.refresh(),
             self._checkpoints.latest(),
@@ -143,7 +143,7 @@ class Learner:
         await committer.publish_base()
         dispatcher = Dispatcher(
             self._bus,
-            problems,
+            task_inputs,
             settings,
             state.groups_dispatched,
             self._oldest_served_version,
@@ -170,7 +170,7 @@ class Learner:
             replay=replay,
         )
         if checkpoint is None:
-            await consumer.find_position()  # so that the first checkpoint, too, knows its stream
+            await consumer.find_position()  # the first checkpoint needs the stream's mark too
             path = await committer.write_initial_checkpoint(loop.checkpoint_state(state))
         else:
             path = checkpoint[0]

@@ -19,11 +19,11 @@ RECHECK_SECONDS = 30.0
 
 
 class PromptUnavailableError(Exception):
-    """The bus has no such prompt, or no such version of it."""
+    """The bus has no such prompt, or no such version."""
 
 
 class AgentPrompts:
-    """The prompts of one agent, as the bus has them; looked up again when a message about prompts comes."""
+    """The prompts of one agent on the bus; read again when a message about prompts comes."""
 
     def __init__(self, bus: Bus, agent: str) -> None:
         self._bus, self._agent = bus, agent
@@ -77,7 +77,7 @@ class AgentPrompts:
         return tuple(self._to_choice(version) for _, version in sorted(chosen.items()))
 
     async def _read(self) -> None:
-        self._is_stale = False  # what comes meanwhile makes it stale again
+        self._is_stale = False  # a message meanwhile makes it stale again
         try:
             current = {}
             for name in await find_prompt_names(self._bus):
@@ -86,7 +86,7 @@ class AgentPrompts:
                 self._versions[name] = versions
                 serve = (await registry.resolve_target()).serve
                 if serve is None and 0 in versions:
-                    serve = versions[0]  # what the agent itself sends is always there to go back to
+                    serve = versions[0]  # the agent's own text is always a fallback
                 if serve is not None and serve.agent == self._agent:
                     current[name] = serve
             self._current, self._read_at = current, time.monotonic()

@@ -18,15 +18,15 @@ MAX_DELIVERIES = 10
 
 @dataclass(frozen=True, slots=True)
 class RetryDecision:
-    """``retry_after`` seconds, or None: the attempt is the rollout's last word; ``dead``: and a dead letter."""
+    """``retry_after`` seconds, or None: the attempt is final; ``dead_letter``: the task becomes a dead letter too."""
 
     retry_after: float | None = None
     dead_letter: bool = False
 
 
-def is_exhausted(task: Task, delivery: int) -> bool:
+def is_exhausted(task: Task, num_delivered: int) -> bool:
     """Return whether the deliveries were used up before this one: runners died while they had the task."""
-    return delivery > task.max_attempts
+    return num_delivered > task.max_attempts
 
 
 def find_problem(task: Task) -> str:
@@ -38,7 +38,7 @@ def find_problem(task: Task) -> str:
     return ""
 
 
-def decide_next_action(task: Task, delivery: int, outcome: Outcome) -> RetryDecision:
+def decide_next_action(task: Task, num_delivered: int, outcome: Outcome) -> RetryDecision:
     """Decide about the task; deliveries count from 1. A preempted attempt is retried, one that kills engines is not."""
     if outcome == "preempted":
         return RetryDecision(retry_after=0.0)
@@ -46,6 +46,6 @@ def decide_next_action(task: Task, delivery: int, outcome: Outcome) -> RetryDeci
         return RetryDecision(dead_letter=True)
     if outcome not in INFRA_OUTCOMES:
         return RetryDecision()
-    if delivery < task.max_attempts:
-        return RetryDecision(retry_after=RETRY_POLICY.delay_after(delivery))
+    if num_delivered < task.max_attempts:
+        return RetryDecision(retry_after=RETRY_POLICY.delay_after(num_delivered))
     return RetryDecision(dead_letter=True)

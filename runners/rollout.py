@@ -56,7 +56,7 @@ async def run_agent(
     recorder: AttemptRecorder,
     choose_prompts: ChoosePrompts = choose_none,
 ) -> RolloutResult:
-    """Run the agent until it has ended or its deadline has come; whatever goes wrong is an ending too."""
+    """Run the agent until it ends or reaches its deadline; every error becomes an outcome."""
     try:
         result = await _run_executor(executor, slot, task, recorder, choose_prompts)
     except Exception as error:  # a fault of ours: not the agent's, and not worth a slot
@@ -76,7 +76,7 @@ async def _run_executor(
     seconds = task.deadline
     try:
         prompts = await choose_prompts(task)
-        await executor.start()  # of an agent that died: its imports are not part of the rollout's time
+        await executor.start()  # a restart: its imports are not part of the rollout's time
         slot.begin(recorder, task, asyncio.get_running_loop().time() + seconds, prompts)
         async with asyncio.timeout(seconds):
             answer = await executor.run(task.input, describe_rollout(task, recorder))

@@ -32,7 +32,7 @@ from lightningbus.schemas.text import shorten
 log = logging.getLogger(__name__)
 
 MODES: tuple[Mode, ...] = ("eval", "train")
-"""In the order in which tasks are requested: an evaluation goes before what is queued for training."""
+"""Modes in the order in which tasks are requested: evaluations go before queued training tasks."""
 PULL_SECONDS = 10.0
 """Seconds that a request for tasks waits. A free slot is requested in both modes. Once one mode has taken it, a task of
 the other mode may still come and wait here, leased; so requests end soon.
@@ -123,9 +123,9 @@ class Runner:
         metrics.slots.set(len(slots))
 
     async def _pull(self, mode: Mode) -> None:
-        async for delivery in self._pullers[mode]:
+        async for message in self._pullers[mode]:
             metrics.tasks_received.inc()
-            work = asyncio.create_task(self._handler.serve(mode, delivery))
+            work = asyncio.create_task(self._handler.serve(mode, message))
             self._handling.add(work)
             work.add_done_callback(self._handled)
 

@@ -35,8 +35,7 @@ from lightningbus.tasks.task_publisher import TaskPublisher, build_foreign_recor
 log = logging.getLogger(__name__)
 
 NAK_DELAY_SECONDS = 5.0
-"""Seconds that a stopping runner spends on publishing that a rollout was preempted; its task is given back in any case.
-"""
+"""Seconds that a stopping runner spends on publishing a preemption; the task is given back in any case."""
 UNREADABLE_DELAY_SECONDS = 5.0
 RATE_WINDOW_SECONDS = 10.0
 TRANSIENT_ERRORS = (BusError, NatsError)
@@ -46,7 +45,7 @@ EXPECTED_ERRORS = (*TRANSIENT_ERRORS, EncodeError)
 
 
 class TaskHandler:
-    """Handles the tasks of one runner; whatever goes wrong costs neither a slot nor a task."""
+    """Handles the tasks of one runner; no error costs a slot or a task."""
 
     def __init__(
         self,
@@ -78,67 +77,67 @@ class TaskHandler:
         self._completed_at = [moment for moment in self._completed_at if now - moment < RATE_WINDOW_SECONDS]
         return len(self._completed_at) / RATE_WINDOW_SECONDS
 
-    async def serve(self, mode: Mode, delivery: Message) -> None:
+    async def serve(self, mode: Mode, message: Message) -> None:
         """Serve one message of its mode's durable, to its end."""
-        rollout = delivery.headers.get(subjects.MSG_ID_HEADER, delivery.subject)
+        rollout = message.headers.get(subjects.MSG_ID_HEADER, message.subject)
         try:
             # Leased first: it may wait for a slot.
-            async with LeaseRenewer(delivery, self._ack_wait) as lease, self._slots.lease(mode) as slot_lease:
-                await self._process(slot_lease, delivery, lease)
+            async with LeaseRenewer(message, self._ack_wait) as lease, self._slots.lease(mode) as slot_lease:
+                await self._process(slot_lease, message, lease)
         except SlotsClosedError:
-            await self._nak(delivery, 0.0)
+            await self._nak(message, 0.0)
         except asyncio.CancelledError:
-            await self._nak(delivery, 0.0)
+            await self._nak(message, 0.0)
             raise
-        except Exception as error:  # whatever it is, it costs neither the slot nor the task
+        except Exception as error:  # any error: it costs neither the slot nor the task
             self.problem = shorten(str(error) or type(error).__name__, MAX_ERROR)
             log.warning("%s given back: %s", rollout, self.problem)
             if not isinstance(error, EXPECTED_ERRORS):
                 count_fault(rollout, error)
-            if isinstance(error, TRANSIENT_ERRORS) or not await self._is_given_up(delivery):
-                await self._nak(delivery, retry_policy.RETRY_POLICY.delay_after(delivery.num_delivered))
+            if isinstance(error, TRANSIENT_ERRORS) or not await self._is_given_up(message):
+                await self._nak(message, retry_policy.RETRY_POLICY.delay_after(message.num_delivered))
 
-    async def _is_given_up(self, delivery: Message) -> bool:
+    async def _is_given_up(self, message: Message) -> bool:
         """Make a dead letter of a task that fails its runner at every delivery; return whether it did."""
-        if delivery.num_delivered < retry_policy.MAX_DELIVERIES:
+        if message.num_delivered < retry_policy.MAX_DELIVERIES:
             return False
         try:
             await DeadLetterQueue(self._bus).add(
-                delivery, f"{delivery.num_delivered} times an error of the runner's own: {self.problem}"
+                message, f"{message.num_delivered} times an error of the runner's own: {self.problem}"
             )
         except Exception as error:
-            log.warning("%s could not become a dead letter: %s", delivery.subject, error)
+            log.warning("%s could not become a dead letter: %s", message.subject, error)
             return False
         return True
 
-    async def _nak(self, delivery: Message, delay: float) -> None:
+    async def _nak(self, message: Message, delay: float) -> None:
         self.num_nacked += 1
         metrics.tasks_nacked.inc()
         try:
-            await delivery.nak(delay)
+            await message.nak(delay)
         except Exception as error:  # cut off from the bus, say: its lease runs out
-            log.warning("%s could not be given back: %s", delivery.subject, error)
+            log.warning("%s could not be given back: %s", message.subject, error)
 
-    async def _process(self, slot_lease: SlotLease, delivery: Message, lease: Lease) -> None:
+    async def _process(self, slot_lease: SlotLease, message: Message, lease: Lease) -> None:
         try:
-            task = delivery.decode_as(Task)
+            task = message.decode_as(Task)
         except DecodeError as error:
-            await self._reject_unreadable(slot_lease, delivery, str(error))
+            await self._reject_unreadable(slot_lease, message, str(error))
             return
         self._dlq_limit.record_valid()
-        parent = delivery.headers.get(subjects.TRACE_HEADER, "")
-        if foreign := build_foreign_record(task, delivery.subject, parent, delivery.timestamp_ns):
+        parent = message.headers.get(subjects.TRACE_HEADER, "")
+        if foreign := build_foreign_record(task, message.subject, parent, message.timestamp_ns):
             await TaskPublisher(self._bus).record_tasks([foreign])
         recorder = AttemptRecorder(
-            task, task.prior_attempts + delivery.num_delivered, self._runner, delivery.timestamp_ns
+            task, task.prior_attempts + message.num_delivered, self._runner, message.timestamp_ns
         )
         bind_contextvars(run=task.run_id, rollout=recorder.rollout)
         reason = retry_policy.find_problem(task)
-        if not reason and retry_policy.is_exhausted(task, delivery.num_delivered):
+        if not reason and retry_policy.is_exhausted(task, message.num_delivered):
             reason = f"{task.max_attempts} runners took this task and none of them lived to say what came of it"
         if reason:
             await self._report_poisoned(slot_lease, recorder, reason)
-            await DeadLetterQueue(self._bus).add(delivery, f"poison: {reason}")
+            await DeadLetterQueue(self._bus).add(message, f"poison: {reason}")
             return
         span_attributes: tracing.Attributes = {
             attributes.RUN: task.run_id,
@@ -147,13 +146,13 @@ class TaskHandler:
         }
         with tracing.start_as_current_span(f"attempt {task.agent}", span_attributes, parent, "consumer") as span:
             recorder.traceparent = tracing.format_traceparent(span)
-            outcome = await self._run(slot_lease, delivery, lease, task, recorder)
+            outcome = await self._run(slot_lease, message, lease, task, recorder)
             span.set_attributes({attributes.OUTCOME: outcome})
             if outcome != "ok":
                 tracing.set_error(span, outcome)
 
     async def _run(
-        self, slot_lease: SlotLease, delivery: Message, lease: Lease, task: Task, recorder: AttemptRecorder
+        self, slot_lease: SlotLease, message: Message, lease: Lease, task: Task, recorder: AttemptRecorder
     ) -> Outcome:
         try:
             executor = self._executors[slot_lease.slot.number]
@@ -169,25 +168,25 @@ class TaskHandler:
             log.warning("rollout %s: its lease ran out, so another runner may have it too", recorder.rollout)
         with tracing.start_as_current_span("publish"):
             await self._finish(
-                recorder, delivery, retry_policy.decide_next_action(task, delivery.num_delivered, end.outcome), end
+                recorder, message, retry_policy.decide_next_action(task, message.num_delivered, end.outcome), end
             )
         return end.outcome
 
-    async def _reject_unreadable(self, slot_lease: SlotLease, delivery: Message, reason: str) -> None:
+    async def _reject_unreadable(self, slot_lease: SlotLease, message: Message, reason: str) -> None:
         """Dead-letter a task that cannot be decoded, and end its rollout if at least its ids can be read."""
         try:
             self._dlq_limit.record_invalid(reason)
         except DlqLimitExceededError as error:
             self.dlq_limit_error = error
             self._stop()
-            await self._nak(delivery, UNREADABLE_DELAY_SECONDS)
+            await self._nak(message, UNREADABLE_DELAY_SECONDS)
             return
         with contextlib.suppress(DecodeError):
             recorder = AttemptRecorder(
-                decode(TaskIdentity, delivery.data), delivery.num_delivered, self._runner, delivery.timestamp_ns
+                decode(TaskIdentity, message.data), message.num_delivered, self._runner, message.timestamp_ns
             )
             await self._report_poisoned(slot_lease, recorder, reason)
-        await DeadLetterQueue(self._bus).add(delivery, reason)
+        await DeadLetterQueue(self._bus).add(message, reason)
 
     async def _report_poisoned(self, slot_lease: SlotLease, recorder: AttemptRecorder, reason: str) -> None:
         slot_lease.release(recorder.task.mode)
@@ -195,7 +194,7 @@ class TaskHandler:
         await send(self._bus, recorder)
 
     async def _finish(
-        self, recorder: AttemptRecorder, delivery: Message, decision: RetryDecision, end: RolloutResult
+        self, recorder: AttemptRecorder, message: Message, decision: RetryDecision, end: RolloutResult
     ) -> None:
         """Publish how an attempt ended, then settle its task accordingly."""
         if end.outcome != "ok":
@@ -206,11 +205,11 @@ class TaskHandler:
         recorder.finish(end.outcome, end.reward, end.error, end.result, final, end.reward_span, end.rewards)
         await send(self._bus, recorder)
         if decision.retry_after is not None:
-            await delivery.nak(delay=decision.retry_after)
+            await message.nak(delay=decision.retry_after)
             return
         if decision.dead_letter:
-            await DeadLetterQueue(self._bus).add(delivery, f"{end.outcome}: {end.error}")
+            await DeadLetterQueue(self._bus).add(message, f"{end.outcome}: {end.error}")
         else:
-            await delivery.ack()
+            await message.ack()
         self.num_completed += 1
         self._completed_at.append(time.monotonic())

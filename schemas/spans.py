@@ -149,8 +149,7 @@ class SpanBatch(Event, frozen=True, kw_only=True):
     attempt: PositiveInt
     """Number of this delivery of the task, by the broker's count."""
     execution_id: Identifier
-    """Unique per execution of the agent; ``attempt`` is not, because a broker that crashed may count a delivery twice.
-    """
+    """Unique per execution of the agent; ``attempt`` may repeat after a crash of the broker."""
     agent: SubjectToken
     mode: Mode
     evaluation: EvaluationName = ""

@@ -21,7 +21,7 @@ from lightningbus.schemas.base import (
 from lightningbus.schemas.spans import Span
 
 AUTO_MODEL = "auto"
-"""Stands for the model of the task where an agent names one, as Agent Lightning's examples do."""
+"""Name for the model of the task in an agent's calls, as in Agent Lightning's examples."""
 
 
 class TaskIdentity(Event, frozen=True, kw_only=True):

@@ -93,9 +93,7 @@ async def serve_embedded(
 
 
 def writer_url(path: Path, url: str) -> str:
-    """Build the URL of an embedded engine for its writer, with the key from its directory; raise
-    `bus.CredentialsError`.
-    """
+    """Build the writer's URL of an embedded engine, with the key from its directory; raise `CredentialsError`."""
     return url.replace("://", f"://{WRITER}:{read_key(path / KEY_FILE, WRITER_KEY_NAME)}@", 1)
 
 
@@ -159,7 +157,7 @@ async def _ingest(
                 log.error("%d tasks that the bus has settled have no end in ClickHouse", lost_rollouts.missing)
 
     async def compare_loop() -> None:
-        """Compare what is trained with what was dispatched."""
+        """Compare trained rollouts with dispatched ones, for ever."""
         while True:
             await asyncio.sleep(COMPARE_INTERVAL_SECONDS)
             try:

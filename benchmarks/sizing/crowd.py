@@ -32,19 +32,19 @@ async def work(bus: Bus, puller: PullConsumer) -> int:
     done = 0
     running: set[asyncio.Task[None]] = set()
 
-    async def handle(delivery: Message) -> None:
+    async def handle(message: Message) -> None:
         nonlocal done
-        task = delivery.decode_as(Task)
-        async with LeaseRenewer(delivery):
+        task = message.decode_as(Task)
+        async with LeaseRenewer(message):
             await asyncio.sleep(AGENT_SECONDS)
             batch = replace(SAID, rollout_id=f"{task.id}.0", task_id=task.id, execution_id=task.id)
             msg_id = ids.batch_msg_id(batch.execution_id, batch.sequence)
             await bus.publish(subjects.rollout("train"), batch, msg_id=msg_id, timeout=60)
-        await delivery.ack()
+        await message.ack()
         done += 1
 
-    async for delivery in puller:
-        task = asyncio.create_task(handle(delivery))
+    async for message in puller:
+        task = asyncio.create_task(handle(message))
         running.add(task)
         task.add_done_callback(running.discard)
     if running:

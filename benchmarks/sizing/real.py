@@ -95,9 +95,9 @@ async def beside(costs: Costs) -> list[Result]:
 
 async def _read(bus: Bus, consumer: ConsumerSpec) -> None:
     async with bus.pull(consumer, slots=4096) as puller:
-        async for delivery in puller:
-            if consumer is STORE_TRAIN or delivery.sequence % 50 == 0:
-                await delivery.ack()
+        async for message in puller:
+            if consumer is STORE_TRAIN or message.sequence % 50 == 0:
+                await message.ack()
 
 
 async def _node(bus: Bus, name: str) -> None:

@@ -237,8 +237,7 @@ async def nats_server(
     open: bool = False,
     more_mib: int = 0,
 ) -> AsyncIterator[NatsServer]:
-    """Run a nats-server while the block runs; raise `BusError` if other machines could reach it without users, unless
-    ``open``.
+    """Run a nats-server while the block runs; raise `BusError` if it is exposed without users, unless ``open``.
 
     Raises `lightningbus.bus.directory_lock.DirectoryInUseError` where another server keeps its streams: two servers on
     one directory lose messages.

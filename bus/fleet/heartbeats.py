@@ -120,20 +120,20 @@ class Fleet:
         try:
             beat = decode(Heartbeat, message.data)
         except DecodeError:
-            return  # a newer or foreign writer; its absence from the fleet says so
+            return  # a newer or foreign writer; it is missing from the fleet
         if message.subject != subjects.heartbeat(beat.role, beat.id):
             return  # a right to speak is a right to a subject: nobody speaks for another role there
         now = self._clock()
         key, work = (beat.role, beat.id), (beat.role, beat.run_id, beat.model)
         if key not in self._last_seen:
-            for done in self._done.pop(work, ()):  # what they have done goes on
+            for done in self._done.pop(work, ()):  # a successor continues their work
                 self._last_seen.pop(done, None)
         if beat.state == DONE:
             self._done.setdefault(work, set()).add(key)
         elif work in self._done:
             self._done[work].discard(key)
         self._last_seen[key] = (beat, now)
-        if now >= self._next_prune_at:  # not at each: of ten thousand members each says something every second
+        if now >= self._next_prune_at:  # not at each of ten thousand heartbeats per second
             self._next_prune_at = now + INTERVAL_SECONDS
             self._last_seen = {
                 key: (last, seen_at)

@@ -1,4 +1,4 @@
-"""Addresses of the bus: what is well formed, what wants TLS, and what may be shown. Pure."""
+"""Addresses of the bus: validation, need of TLS, and a form without secrets. Pure."""
 
 from urllib.parse import urlsplit
 

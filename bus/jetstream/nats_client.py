@@ -12,7 +12,7 @@ AUTH_ERRORS = ("authorization violation", "authentication")
 
 
 class PlaintextServerError(NatsError):
-    """A server that was to speak TLS does not."""
+    """A server that should speak TLS does not."""
 
 
 class FastReconnectClient(NatsClient):
@@ -63,7 +63,7 @@ class FastReconnectClient(NatsClient):
         await super()._process_info(info, initial_connection)
 
     async def _process_err(self, err_msg: str) -> None:
-        # nats-py closes for good; the file may hold the new key by now, and whether it does the server says at once.
+        # nats-py would close for good. The key file may have been rotated, so reconnect: a wrong key fails at once.
         if err_msg.strip("'").startswith(AUTH_ERRORS):
             await self._process_op_err(AuthorizationError())
         else:

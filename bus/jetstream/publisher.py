@@ -186,9 +186,7 @@ class Publisher:
             future.set_result(message)
 
     def reject_subject(self, subject: str) -> None:
-        """Fail the waiting publishes to a subject that the server denies; ``subject`` is in lower case, as nats-py
-        reports it.
-        """
+        """Fail the waiting publishes to a denied ``subject``, which nats-py reports in lower case."""
         for wanted, future in self._pending_acks.values():
             if wanted.lower() == subject and not future.done():
                 future.set_exception(CredentialsError(f"{wanted}: this user has no right to publish there"))

@@ -31,7 +31,7 @@ NO_RESPONDERS, DELETED = "503", frozenset({"consumer deleted", "stream deleted"}
 REJECTED_PAUSE_SECONDS = 0.5
 """Pause after the server refused a request: a leader is being elected, or the consumer is gone."""
 SILENCE_SECONDS = 2.5 * HEARTBEAT_SECONDS
-"""A request that has not been heard of for this long is lost (a server restart, a dropped connection)."""
+"""Seconds of silence after which a request counts as lost (a server restart, a dropped connection)."""
 
 
 class PullConsumer:
@@ -76,7 +76,7 @@ class PullConsumer:
         return self._in_flight
 
     def resize(self, slots: int) -> None:
-        """Change the number of slots; 0 pauses pulling, what is already asked for may still arrive."""
+        """Change the number of slots; 0 pauses pulling, but requested messages may still arrive."""
         self._max_in_flight = slots
         self._wake.set()
 
@@ -111,18 +111,18 @@ class PullConsumer:
         if self._subscription is not None:
             await self._subscription.unsubscribe()
         while not self._ready.empty():  # arrived but never seen by anybody: give it back now, not after ack_wait
-            delivery = self._ready.get_nowait()
-            if delivery is not None:
-                await delivery.nak()
+            message = self._ready.get_nowait()
+            if message is not None:
+                await message.nak()
 
     def __aiter__(self) -> "PullConsumer":
         return self
 
     async def __anext__(self) -> Message:
-        delivery = await self._ready.get()
-        if delivery is None:
+        message = await self._ready.get()
+        if message is None:
             raise StopAsyncIteration
-        return delivery
+        return message
 
     async def _request_loop(self) -> None:
         loop = asyncio.get_running_loop()
@@ -152,21 +152,21 @@ class PullConsumer:
             # Not connected: stays asked for, so that the loop tries again on reconnect or after the silence.
             return
 
-    async def _on_message(self, message: Msg) -> None:
-        if not message.reply:  # only stored messages carry a reply subject, for their acknowledgement
-            headers = message.headers or {}
+    async def _on_message(self, raw: Msg) -> None:
+        if not raw.reply:  # only stored messages carry a reply subject, for their acknowledgement
+            headers = raw.headers or {}
             if headers.get("Status") == NO_RESPONDERS or headers.get("Description", "").lower() in DELETED:
                 self._on_gone()
-            self._on_status(message.subject.rpartition(".")[2], str(headers.get("Status")))
+            self._on_status(raw.subject.rpartition(".")[2], str(headers.get("Status")))
             return
         try:
-            delivery = Message(self._nc, message, self._free)
+            message = Message(self._nc, raw, self._free)
         except (NatsError, ValueError, LookupError, OverflowError) as error:
-            log.warning("a message on %s comes from no stream and is left out: %s", message.subject, error)
+            log.warning("a message on %s comes from no stream and is left out: %s", raw.subject, error)
             return
         self._count_delivered()
         self._in_flight += 1
-        self._ready.put_nowait(delivery)
+        self._ready.put_nowait(message)
 
     def _count_delivered(self) -> None:
         # A stored message arrives under its own subject, not its request's; the server serves requests in order.

@@ -87,9 +87,7 @@ def build_leaf_accounts(identities: Identities) -> str:
     for role, keys in identities.items():
         permissions = replace(PERMISSIONS[role], publish=via_hub_domain(PERMISSIONS[role].publish))
         block[account_name(role)].users += [_user(key, permissions, inbox_prefix(role)) for key in keys]
-    _share(
-        block, list(identities), PERMISSIONS
-    )  # so that its runners hear its nodes also while the link to the hub is cut
+    _share(block, list(identities), PERMISSIONS)  # its runners hear its nodes even while the link to the hub is cut
     return _render(block)
 
 

@@ -15,7 +15,7 @@ class AuthRefusals:
     _last: float = 0.0
 
     def record(self, now: float) -> bool:
-        """Note a refusal; returns whether they have gone on for longer than the bound."""
+        """Record a rejection; return whether they have lasted longer than the bound."""
         if self._first is None or now - self._last > self.pause:
             self._first = now
         self._last = now

@@ -44,7 +44,7 @@ def _read_expiry(path: Path) -> float | None:
     try:
         texts = re.findall(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", path.read_text("ascii"), re.S)
         return max(parse_not_after(ssl.PEM_cert_to_DER_cert(text)) for text in texts)
-    except (OSError, ValueError, IndexError):  # amid a rotation; the connection says what is wrong with it
+    except (OSError, ValueError, IndexError):  # during a rotation; the connection reports a lasting error
         return None
 
 
@@ -54,7 +54,7 @@ def parse_not_after(der: bytes) -> float:
     Parsed here because the base package has nothing that reads certificates, and `ssl` shows only the peer's.
     """
     _, start, _ = _read_element(der, 0)
-    _, at, _ = _read_element(der, start)  # what is signed
+    _, at, _ = _read_element(der, start)  # the signed part
     tag, _, end = _read_element(der, at)
     at = end if tag == VERSION else at
     for _ in ("serial number", "signature algorithm", "issuer"):

@@ -41,7 +41,7 @@ class Credentials:
     signing: Path | None = None
     """A file with the seed that this role signs by."""
     signers: Path | None = None
-    """A file with the public keys it believes, by role; None: it believes whatever is on the bus."""
+    """File with the trusted public keys, by role; None: every message is trusted."""
 
     def build_signing(self) -> Signing:
         """Collect the keys by which this role signs and verifies."""

@@ -19,9 +19,9 @@ PREVIOUS, NEXT = "previous", "next"
 
 
 def begin_rotation(out: Path, site: bool = False) -> Iterator[str]:
-    """Give each role new keys; the server takes old and new. Raises `CredentialsError` if a rotation is under way.
+    """Give each role new keys; the server takes old and new. Raise `CredentialsError` if a rotation is under way.
 
-    With certificates, clients believe the old authority and the new one from now on, and the server shows the old
+    With certificates, clients trust the old authority and the new one from now on, and the server shows the old
     certificate until `finish_rotation`.
     """
     if not (out / CONF).exists():

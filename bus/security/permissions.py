@@ -18,9 +18,9 @@ CHUNKS, META = f"$O.{subjects.WEIGHT_BUCKET}.C.*", f"$O.{subjects.WEIGHT_BUCKET}
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """Subjects, with wildcards, of which no two of ``publish`` overlap: a message would be taken twice.
+    """Subjects, with wildcards, of which no two of ``publish`` overlap: a message would be stored twice.
 
-    ``connections`` at once of all who have them, and ``payload``, the bytes of a message; None: the server's own.
+    ``max_connections`` are those of all users of the role together; None: the server's own limits.
     """
 
     publish: tuple[str, ...]
@@ -35,9 +35,9 @@ def inbox_prefix(role: str) -> str:
 
 
 def _consume(stream: str, durable: str) -> tuple[str, ...]:
-    """Look at a consumer, ask it for messages, and settle them.
+    """List the rights to read a consumer's state, pull its messages, and settle them.
 
-    Nobody but ``admin`` makes one: a consumer can be made to deliver to any subject of the streams' account.
+    Only ``admin`` creates one: a consumer can be made to deliver to any subject of the streams' account.
     """
     return (
         f"{API}.CONSUMER.INFO.{stream}.{durable}",

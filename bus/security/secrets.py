@@ -49,7 +49,7 @@ def constant_time_equal(key: str, candidate: str) -> bool:
 
 def write_secret(path: Path, content: str | bytes) -> None:
     """Write a new file atomically, readable only by its owner; raise FileExistsError rather than overwrite one."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as file:  # of mode 0600
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as file:  # mode 0600
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())

@@ -31,8 +31,7 @@ def create_users(
     signing: Path | None = None,
     policies: Sequence[str] = DEFAULT_POLICIES,
 ) -> Iterator[str]:
-    """Write all users below ``out`` and report progress line by line; raise `CredentialsError` rather than overwrite
-    keys.
+    """Write all users below ``out`` and report progress; raise `CredentialsError` rather than overwrite keys.
 
     ``hosts``: more names and addresses of the server, for its certificate; ``site``: the users are of a far site.
     ``signing``: a role's folder of the cluster, whose signing keys a site uses; None: fresh ones. ``policies``:
@@ -123,7 +122,7 @@ def allow_policies(out: Path, policies: Sequence[str]) -> None:
     for file in out.glob(f"*/{FILE}"):
         keys.write_public(file.parent)
     for role in added:
-        shutil.rmtree(out / role, ignore_errors=True)  # of a run that ended while it made it
+        shutil.rmtree(out / role, ignore_errors=True)  # left by an interrupted run
         _create_user(out / role, role, keys, authority=None)
     server_conf(out, {role: [identity_of(out / role)] for role in make_permissions(policies)}, policies, site=False)
     _write_policies(out, policies)

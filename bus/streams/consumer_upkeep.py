@@ -14,11 +14,11 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 ABORT_SECONDS = 60.0
-"""Time for an admin (`lightningbus up`, `provision`) to create what is missing."""
+"""Seconds that an admin (`lightningbus up`, `provision`) has to create a missing stream or durable."""
 
 
 class ConsumerUpkeep:
-    """A reader registers its durable by `use`. Call `check` when a durable may be gone.
+    """Keeps durables in place. A reader registers its own by `use`; call `check` when one may be gone.
 
     ``ensure`` makes a durable, or finds it as it should be; ``find`` raises `NotFoundError` where there is none.
     """
@@ -50,7 +50,7 @@ class ConsumerUpkeep:
         self._wake.set()
 
     async def run(self) -> str:
-        """Check for ever. Returns what is missing, as a sentence, once it has been missing for a minute."""
+        """Check for ever; return a sentence about a stream or durable that has been missing for a minute."""
         while True:
             await self._wake.wait()
             self._wake.clear()

@@ -68,7 +68,7 @@ async def ensure_consumer(js: JetStreamContext, consumer: ConsumerSpec) -> None:
     try:
         await js.add_consumer(consumer.stream, _normalize_filter(consumer.config()))
     except ServerError as error:
-        if "max waiting" not in str(error.description):  # which a server sets once and never again
+        if "max waiting" not in str(error.description):  # a server never changes it later
             raise
         await js.add_consumer(consumer.stream, _normalize_filter(replace(consumer, max_waiting=None).config()))
 

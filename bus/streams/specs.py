@@ -26,7 +26,7 @@ MAX_WAITING_RUNNERS = 65_536
 """Runners of one agent that may wait for a task; the server would refuse all but 512, to ask again twice a second."""
 ACK_WAIT_SECONDS = 30.0
 BUCKET = f"OBJ_{subjects.WEIGHT_BUCKET}"
-"""The stream the weights' blobs lie in."""
+"""Stream that holds the weights' blobs."""
 
 
 def _stream(
@@ -162,9 +162,7 @@ def learner_consumer(model: str) -> ConsumerSpec:
 
 
 def durable_consumers(policies: Iterable[str] = DEFAULT_POLICIES) -> tuple[ConsumerSpec, ...]:
-    """List the durables that must exist before the first publish: an interest stream drops messages without a
-    subscriber.
-    """
+    """List the durables to create before the first publish: an interest stream drops unsubscribed messages."""
     return (*STORE_CONSUMERS, *map(learner_consumer, policies))
 
 
@@ -185,9 +183,7 @@ def runner_consumers(agent: str, ack_wait: float = ACK_WAIT_SECONDS) -> tuple[Co
 
 
 def provision_options(consumer: ConsumerSpec) -> str:
-    """Build the options of `lightningbus provision` that create a durable of runners; empty for those it always
-    creates.
-    """
+    """Build the options of `lightningbus provision` for a durable of runners; empty for a built-in one."""
     if consumer.stream == subjects.TRAIN_ROLLOUTS and consumer.ack == AckPolicy.ALL:
         return f" --policy {subjects.model_of_durable(consumer.durable)}"
     if consumer.stream != subjects.TASKS:
@@ -218,7 +214,7 @@ class Backlog:
     """A consumer's remaining work, in messages."""
 
     num_delivered: int
-    """Deliveries to anybody since the consumer was made or reset: the last one's number."""
+    """Deliveries to all readers since the consumer was made or reset: the number of the last one."""
     num_ack_pending: int
     num_pending: int
     max_ack_pending: int

@@ -16,7 +16,7 @@ PATIENCE_SECONDS = 60.0
 
 
 class AuditLog:
-    """The current state is the last message that may be believed; verdicts are added by compare-and-set."""
+    """Verdicts on a model; the last trusted message is the state, and verdicts are added by compare-and-set."""
 
     def __init__(self, bus: Bus, model: str, from_leader: bool = False) -> None:
         """Prepare to read a model's audits.

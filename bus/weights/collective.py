@@ -25,7 +25,7 @@ from lightningbus.schemas.weights.events import Backend
 TENSOR_SECONDS = 100.0
 """gloo: longest that a tensor may take; less than a node waits for its engine."""
 PACKED_BYTES = 256 << 20
-"""NCCL: tensors are sent together until they have so many bytes. Both ends must count alike; each holds two lots."""
+"""Bytes of tensors that NCCL sends together. Both ends must count alike; each holds two such parts."""
 COMMIT, ABORT = "met", "off"
 
 NamedTensor = tuple[str, torch.Tensor]
@@ -34,7 +34,7 @@ Load = Callable[[list[NamedTensor]], None]
 
 
 class RendezvousTimeoutError(Exception):
-    """Not all of a group came in time; none of it goes on."""
+    """Some ranks of a group did not come in time; all of them abort."""
 
 
 class BroadcastGroup(Protocol):
@@ -109,7 +109,7 @@ def init_group(
 def local_ip_towards(host: str, port: int) -> str:
     """Return the address of this machine on the route to another one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-        way.connect((host, port))  # of datagrams: nothing is sent
+        way.connect((host, port))  # a datagram socket: nothing is sent
         return str(way.getsockname()[0])
 
 

@@ -1,4 +1,4 @@
-"""The weight versions of a model as the bus has them: what was decided of them, and who serves them."""
+"""Weight versions of a model on the bus: decisions about them, and the nodes that serve them."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -10,8 +10,8 @@ from lightningbus.bus.weights.signed_log import SignedLog
 from lightningbus.bus.weights.transports.factory import open_transport
 from lightningbus.bus.weights.version_registry import (
     RESPONSE_TIMEOUT_SECONDS,
-    Target,
     VersionRegistry,
+    VersionTarget,
 )
 from lightningbus.schemas import subjects
 from lightningbus.schemas.base import Event
@@ -21,7 +21,7 @@ from lightningbus.schemas.weights.events import ReleaseState, SwapLockState, Wei
 E = TypeVar("E", bound=Event)
 BATCH = 500
 
-ServingTarget = Target[WeightManifest]
+ServingTarget = VersionTarget[WeightManifest]
 """The version that nodes should serve now, and the canary's; None: nothing."""
 
 

@@ -118,7 +118,7 @@ class SignedLog(Generic[E]):
 
     def _entry(self, raw: RawEntry, previous: int) -> Entry[E] | None:
         known = self._checked.get(raw.sequence)
-        if known is not None and known[0] == hash(raw.data):  # else the stream was made anew
+        if known is not None and known[0] == hash(raw.data):  # otherwise the stream was created again
             return known[1]
         try:
             check_schema(self._kind, raw.headers.get(subjects.SCHEMA_HEADER, ""))

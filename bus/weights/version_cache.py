@@ -87,7 +87,7 @@ class WeightCache:
             partial_file.unlink(missing_ok=True)
 
     def evict_except(self, files: Sequence[Path]) -> None:
-        """Remove the files of other versions, except the one that deltas may be applied to."""
+        """Remove the files of other versions, except the base of possible deltas."""
         self._bases.evict_except(self._model, files)
         for path in self._directory.glob(f"{self._model}-*.safetensors"):
             if path not in files and (self._delta_base is None or path != self._delta_base[1]):

@@ -1,6 +1,6 @@
-"""The versions of a model or a prompt as the bus has them: what was decided of them, and the older ones.
+"""Versions of a model or a prompt on the bus: decisions about them, and older versions.
 
-Where keys are given, only what was signed by who may decide it counts: see `lightningbus.bus.weights.signed_log`.
+With keys, only messages signed by an authorised role count: see `lightningbus.bus.weights.signed_log`.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ RETRY_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Target(Generic[M]):
+class VersionTarget(Generic[M]):
     """The version to serve now, and the canary; None: nothing."""
 
     serve: M | None = None
@@ -89,7 +89,7 @@ class VersionRegistry(Generic[M, R]):
         """Sequence of the last decision that is part of the state, or was passed over."""
         self.state: R = initial
         """State at the last read."""
-        self._target: Target[M] = Target()
+        self._target: VersionTarget[M] = VersionTarget()
 
     @property
     def problem(self) -> str:
@@ -129,9 +129,7 @@ class VersionRegistry(Generic[M, R]):
                 await asyncio.sleep(RETRY_SECONDS)
 
     def _is_snapshot(self, entry: Entry[R]) -> bool:
-        """Return whether the state may begin with it, since the stream dropped the decisions before; only an admin
-        pins.
-        """
+        """Return whether the state may begin with this entry, because earlier ones expired; only an admin pins."""
         return not self.state.decisions and (entry.signer == ADMIN or entry.event.pinned is None)
 
     async def append_decision(
@@ -169,11 +167,11 @@ class VersionRegistry(Generic[M, R]):
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            if self._last_decision.accept(sequence):  # else it was looked up meanwhile, with what came after it
+            if self._last_decision.accept(sequence):  # otherwise a concurrent read was newer
                 self.state, self._read_up_to = after, sequence
             return after
 
-    async def resolve_target(self) -> Target[M]:
+    async def resolve_target(self) -> VersionTarget[M]:
         """Choose the version to serve now: the pinned one, else the newest that may be served.
 
         Only the newest of all can be the canary. Raises `BusError` when the pinned one is not on the bus.
@@ -195,11 +193,11 @@ class VersionRegistry(Generic[M, R]):
                 is_target = manifest.version == release.pinned
             first = False
             if is_target:
-                self._target = Target(manifest, canary)
+                self._target = VersionTarget(manifest, canary)
                 return self._target
         if release.pinned is not None and newest:
             raise BusError(f"version {release.pinned} is pinned and is not on the bus")
-        self._target = Target(None, canary)
+        self._target = VersionTarget(None, canary)
         return self._target
 
     async def list_versions(self) -> AsyncIterator[tuple[M, int]]:

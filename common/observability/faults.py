@@ -9,7 +9,7 @@ from lightningbus.schemas.text import shorten
 log = logging.getLogger(__name__)
 
 MAX_TRACEBACK = 16_000
-"""Characters of a traceback that are logged; its error may hold whatever a stranger sent."""
+"""Logged characters of a traceback; its error may contain a stranger's text."""
 
 
 def count_fault(what: str, error: Exception) -> None:

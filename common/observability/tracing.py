@@ -29,13 +29,13 @@ PROTOCOL = "http/protobuf"
 FLUSH_SECONDS = 3.0
 """Longest a role waits, as it ends, for its last spans to be exported."""
 AGENT_PREFIXES = ("OTEL_INSTRUMENTATION_", "OTEL_PYTHON_", "OTEL_SEMCONV_")
-"""Variables about what is instrumented, not about where it goes."""
+"""Prefixes of variables about instrumentation, as opposed to export."""
 
 Kind = Literal["internal", "server", "client", "consumer"]
 Attributes = Mapping[str, str | int | float | bool]
 """Attributes of a span."""
 NO_SPAN: AbstractContextManager[Span] = nullcontext(INVALID_SPAN)
-"""The span of every block while none is exported."""
+"""Span of every block while traces are not exported."""
 
 
 TRACE_CONTEXT = TraceContextTextMapPropagator()
@@ -58,7 +58,7 @@ def setup(role: str, instance: str) -> None:
     except ModuleNotFoundError as error:
         log.warning("no traces are exported: %s", describe_missing_module(error.name, "otel"))
         return
-    except Exception as error:  # of what the environment says to a library: no role ends for that
+    except Exception as error:  # a library rejects the environment: no role ends for that
         log.warning("no traces are exported: what OTEL_* says is refused: %s", type(error).__name__)
         return
     _tracer = _provider.get_tracer("lightningbus")
@@ -159,7 +159,7 @@ def _create_provider(role: str, instance: str) -> "TracerProvider":
     resource = Resource.create(service | ({} if named else {"service.name": f"lightningbus-{role}"}))
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(_log_transitions(OTLPSpanExporter())))
-    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # says the same of every batch that was not taken
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # repeats one message for every rejected batch
     return provider
 
 
@@ -173,7 +173,7 @@ def _log_transitions(exporter: Any) -> Any:
         def export(self, spans: Any) -> "SpanExportResult":
             try:
                 result: SpanExportResult = exporter.export(spans)
-            except Exception:  # of a library, in a thread of its own: whatever it is, work goes on
+            except Exception:  # any error of the library's own thread: work goes on
                 result = SpanExportResult.FAILURE
             lost = result is not SpanExportResult.SUCCESS
             if lost and not self.lost:

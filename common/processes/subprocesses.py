@@ -23,10 +23,10 @@ MAX_SWEEPS = 100
 
 
 def set_pdeathsig(number: signal.Signals = signal.SIGTERM) -> Callable[[], None] | None:
-    """Build a ``preexec_fn`` by which Linux sends the child ``number`` when its starting thread is gone, even by kill
-    -9.
+    """Build a ``preexec_fn`` by which Linux sends the child ``number`` when its starting thread dies.
 
-    https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html; None where there is no such call.
+    A kill -9 counts too: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html; None where there is no
+    such call.
     """
     if not sys.platform.startswith("linux"):
         return None
@@ -66,8 +66,8 @@ def set_cloexec() -> Callable[[], None]:
 
 
 class ProcessGuard:
-    """Protections of this process, set once before it starts children: `raise_fd_limit`, and `enable` if they run
-    untrusted code.
+    """Protections of this process, set once before it starts children: `raise_fd_limit`, and `enable` for untrusted
+    ones.
     """
 
     enabled = False
@@ -78,7 +78,7 @@ class ProcessGuard:
 
     @classmethod
     def enable(cls) -> None:
-        """Keep our memory and environment from processes of the same user, and take in whatever our children leave."""
+        """Hide our memory and environment from processes of the same user, and adopt our children's orphans."""
         if sys.platform.startswith("linux"):
             libc = ctypes.CDLL(None)
             libc.prctl(PR_SET_DUMPABLE, 0)
@@ -107,7 +107,8 @@ async def spawn(
 ) -> asyncio.subprocess.Process:
     """Start a program as the head of its own group, with its standard streams, ``pass_fds``, and no other file of ours.
 
-    ``options`` are `asyncio.create_subprocess_exec`'s; ``pdeathsig`` is what it is sent when this process is gone;
+    ``options`` are `asyncio.create_subprocess_exec`'s; ``pdeathsig`` is the signal sent to it when this process is
+    gone;
     ``prepare`` runs in the child before the program. Raises OSError when it cannot be started.
     """
     tied, files, close = set_pdeathsig(pdeathsig), ProcessGuard.child_fd_limit, set_cloexec()

@@ -130,7 +130,7 @@ class Gateway:
         """Find the model that a request names, or build the error for an unknown one."""
         try:
             name = msgspec.json.decode(body, type=_ModelField).model
-        except msgspec.DecodeError:  # vLLM says what is wrong, unless it is not known whom to ask
+        except msgspec.DecodeError:  # vLLM reports the error, unless the model is unknown
             name = None
         if name is None and len(self.models) == 1:
             return next(iter(self.models.values()))

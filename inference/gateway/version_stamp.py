@@ -63,7 +63,7 @@ async def stream(request: web.Request, upstream: aiohttp.ClientResponse, stamp: 
     except aiohttp.ClientError as error:
         log.warning("the engine's stream ended early: %s", str(error) or type(error).__name__)
         if request.transport is not None:
-            request.transport.abort()  # so that the runner sees that the stream is incomplete
+            request.transport.abort()  # shows the runner that the stream is incomplete
     finally:
         reading.cancel()
     return response

@@ -1,4 +1,4 @@
-"""A lock without a coordinator: of a model's nodes that serve, one swaps at a time, so that the others go on serving.
+"""A lock without a coordinator: among a model's serving nodes one swaps at a time, and the others continue to serve.
 
 The last message on a subject names the holder; the lock is acquired by compare-and-set on that subject, and released
 after the swap. It is free if its holder has died or restarted.

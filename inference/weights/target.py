@@ -29,10 +29,10 @@ class WeightTarget(Protocol):
     async def load_files(self, files: Sequence[Path], version: int, change: float | None = None) -> float:
         """Load verified files as a version: all weights, or a base and its adapters.
 
-        ``change``: how far the version is from the one that is loaded, see `WeightManifest.change`; None: unknown.
+        ``change``: relative change from the loaded version, see `WeightManifest.change`; None: unknown.
 
         Returns the seconds generation was paused. Raises `lightningbus.inference.engine.vllm_server.EngineError`, or
-        `OSError` or `ValueError` if the previous version goes on serving.
+        `OSError` or `ValueError` if the previous version continues to be served.
         """
         ...
 

@@ -46,8 +46,7 @@ from lightningbus.schemas.weights.release_policy import is_revoked, is_servable,
 log = logging.getLogger(__name__)
 
 RECHECK_SECONDS = 5.0
-"""Seconds between two checks of the newest version without a notification: notifications are hints, the stream decides.
-"""
+"""Seconds between two checks of the newest version: notifications are hints, the stream decides."""
 
 CANARY_BACKOFF_SECONDS = 60.0
 """Seconds for which a node that could not finish a canary trial leaves that version to other nodes."""
@@ -57,7 +56,7 @@ NOTIFICATION_LAG_SECONDS = (0.02, 0.1, 0.5, 1.5)
 
 
 class WeightUpdater:
-    """Keeps the engine at the version to be served: compares what is desired with what is active, and acts."""
+    """Keeps the engine at the desired version: compares it with the active one, and acts."""
 
     def __init__(
         self, bus: Bus, node_id: str, model: str, directory: Path, target: WeightTarget, bases: BaseFiles | None = None
@@ -120,7 +119,7 @@ class WeightUpdater:
     async def _on_release(self, message: Msg) -> None:
         """Apply the release state at once, because this node may be waiting for capacity to load a version.
 
-        The message is not trusted: a decision that the stream refused is none.
+        The message is not trusted: the stream may have refused it.
         """
         self._wakeup.set()
         for pause in NOTIFICATION_LAG_SECONDS:
@@ -132,9 +131,9 @@ class WeightUpdater:
             await asyncio.sleep(pause)
 
     async def _reconcile_once(self) -> bool:
-        """Take one step to the desired version; False: there is none to take.
+        """Take one step to the desired version; return False if there is none to take.
 
-        The old version goes on serving if a file is missing or corrupt.
+        The old version continues to be served if a file is missing or corrupt.
         """
         try:
             await self._swap_lock.release_stale()

@@ -1,4 +1,4 @@
-"""Checkpoints: everything a learner needs to go on as if it had never stopped, written whole or not at all."""
+"""Checkpoints: the complete state from which a learner resumes, written atomically."""
 
 import fcntl
 import logging
@@ -90,7 +90,7 @@ class Checkpoints:
         return path
 
     def commit(self, path: Path, state: LearnerState) -> Path:
-        """Write the state, seal the directory, make it the latest, remove old ones; returns where it lies now."""
+        """Write the state, seal the directory, make it the latest, remove old ones; return its final path."""
         (path / STATE).write_bytes(msgspec.json.encode(state))
         write_seal(path, self._secret())
         _fsync_tree(path)

@@ -67,7 +67,7 @@ class Journal:
         self._records: list[JournalRecord] = []
 
     def load(self) -> None:
-        """Read what is there; a record that was cut off by a crash was not written, nor was anything after it."""
+        """Read the existing records; drop one that a crash cut off, and all after it."""
         lines = self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []
         self._records = []
         for line in lines:

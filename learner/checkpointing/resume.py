@@ -64,8 +64,7 @@ def resume(
 
 
 def skip_versions(version: int, newest: int) -> int:
-    """Choose the number from which a learner at ``version`` continues when its steps up to ``newest`` cannot be
-    repeated.
+    """Choose the number from which a learner at ``version`` continues without repeating its steps to ``newest``.
 
     Those weights may have sampled tokens. They are ``newest - version`` updates away from the resumed ones, so the
     difference of two versions is never less than the updates between their weights.

@@ -18,7 +18,7 @@ InThread = Callable[..., Awaitable[Any]]
 
 
 class StepCommitter:
-    """The one that writes versions and checkpoints of a trainer."""
+    """Writes versions and checkpoints of a trainer."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class StepCommitter:
 
     @property
     def published_version(self) -> int:
-        """The newest version on the bus; -1: there is none."""
+        """Newest version on the bus; -1: none."""
         return self._publisher.last.version if self._publisher.last is not None else -1
 
     async def publish_base(self) -> None:
@@ -60,9 +60,9 @@ class StepCommitter:
     async def claim_epoch(
         self, path: Path, checkpoint: tuple[Path, LearnerState] | None, state: LearnerState
     ) -> LearnerState:
-        """Publish the version to begin with; a learner that is still at work is overtaken. Returns what was claimed.
+        """Publish the first version of this epoch, which fences an older learner; return its manifest.
 
-        That version is the newest one on the bus where the steps to it are made again, else that of the checkpoint.
+        That version is the newest one on the bus where the steps to it are repeated, else that of the checkpoint.
         """
         while True:
             self.journal.append(EpochClaim(state.epoch))

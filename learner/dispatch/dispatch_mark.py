@@ -36,11 +36,11 @@ class RunDispatch:
     every learner trains its own calls of it.
     """
 
-    def __init__(self, bus: Bus, settings: LearnerSettings, problems: Sequence[TaskInput]) -> None:
+    def __init__(self, bus: Bus, settings: LearnerSettings, task_inputs: Sequence[TaskInput]) -> None:
         self._bus, self._run, self._model = bus, settings.run, settings.model
         self.subject, self.announced_on = subjects.dispatch_mark(settings.run), subjects.dispatched(settings.run)
         self._max_group_seconds = settings.max_group_seconds
-        self._settings_sha256 = hash_shared_settings(settings, problems)
+        self._settings_sha256 = hash_shared_settings(settings, task_inputs)
         self._sequence = 0
         self._groups_by_model: Mapping[str, int] = {}
         self.num_groups = 0
@@ -72,7 +72,7 @@ class RunDispatch:
 
     @property
     def num_by_others(self) -> int:
-        """Groups that learners of other models dispatched, as of the last look."""
+        """Groups that learners of other models dispatched, by the last read."""
         return sum(count for model, count in self._groups_by_model.items() if model != self._model)
 
     def count_ended(self, num_dispatched: int, num_by_others: int) -> int:
@@ -105,10 +105,10 @@ class RunDispatch:
             self._groups_by_model = mark.groups_by_model
 
 
-def hash_shared_settings(settings: LearnerSettings, problems: Sequence[TaskInput]) -> str:
+def hash_shared_settings(settings: LearnerSettings, task_inputs: Sequence[TaskInput]) -> str:
     """Hash the settings that learners of one run must share."""
     fields = settings.model_dump(mode="json", include=SHARED_SETTINGS) | {"task_model": settings.main_model}
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
-    for problem in problems:
-        digest.update(problem.id.encode() + b"\0")
+    for task_input in task_inputs:
+        digest.update(task_input.id.encode() + b"\0")
     return digest.hexdigest()

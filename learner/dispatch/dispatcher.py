@@ -14,12 +14,12 @@ from nats.errors import Error as NatsError
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.errors import BusError
-from lightningbus.learner.dispatch.admission import Admission
 from lightningbus.learner.dispatch.dispatch_mark import RunDispatch
 from lightningbus.learner.dispatch.group_tasks import GroupTasks
 from lightningbus.learner.dispatch.lost_tasks import LostTasks
 from lightningbus.learner.dispatch.outstanding import OutstandingGroups
 from lightningbus.learner.dispatch.pacing import DispatchedGroup, find_awaited, oldest_first, order_by_deadline
+from lightningbus.learner.dispatch.staleness_bound import StalenessBound
 from lightningbus.learner.dispatch.task_queue import TaskQueue
 from lightningbus.learner.rollouts.groups import RolloutGroup
 from lightningbus.learner.settings.learner import LearnerSettings
@@ -41,7 +41,7 @@ class Dispatcher:
     def __init__(
         self,
         bus: Bus,
-        problems: Sequence[TaskInput],
+        task_inputs: Sequence[TaskInput],
         settings: LearnerSettings,
         num_dispatched: int = 0,
         served_version: Callable[[], int | None] = lambda: None,
@@ -49,19 +49,18 @@ class Dispatcher:
         on_surplus: Callable[[], None] = lambda: None,
         record: Callable[[DispatchedGroup, int], None] = lambda group, num_by_others: None,
     ) -> None:
-        """Prepare to dispatch; ``served_version`` returns the oldest version that nodes serve, None if no node is
-        known.
+        """Prepare to dispatch; ``served_version`` returns the oldest version that nodes serve, None without nodes.
 
         ``closed`` are the tasks that wait for no further rollout. ``on_surplus`` is called when `surplus` has grown.
         ``record`` keeps a group and `num_by_others` for `restore`: whenever it is new, and before and after its tasks
         are published.
         """
         self._on_surplus, self._record = on_surplus, record
-        self._problems, self._settings, self._closed = problems, settings, closed
+        self._task_inputs, self._settings, self._closed = task_inputs, settings, closed
         self._publisher, self._queue = TaskPublisher(bus), TaskQueue(bus, settings.agent)
-        self._admission = Admission(settings, served_version)
-        self._group_tasks = GroupTasks(problems, settings)
-        self._bus, self._run = bus, RunDispatch(bus, settings, problems)
+        self._bound = StalenessBound(settings, served_version)
+        self._group_tasks = GroupTasks(task_inputs, settings)
+        self._bus, self._run = bus, RunDispatch(bus, settings, task_inputs)
         self._outstanding = OutstandingGroups()
         self._groups = self._outstanding.by_task
         self._lost = LostTasks()
@@ -79,20 +78,20 @@ class Dispatcher:
     async def restore(self, groups: Iterable[DispatchedGroup], num_by_others: int = 0) -> None:
         """Restore the groups that were dispatched before and are neither trained nor dropped.
 
-        Whatever else the run has dispatched since then is adopted; ``num_by_others`` is how many groups others had
-        dispatched then. Raises `LearnerError` as `RunDispatch`.
+        All later groups of the run are adopted; ``num_by_others`` is how many groups others had dispatched by then.
+        Raises `LearnerError` as `RunDispatch`.
         """
         for group in groups:
             self._restored_version = max(self._restored_version, group.served_version or 0)
             self._groups[(await self._group_tasks.make(group))[0].id] = replace(group)
         self.num_by_others = num_by_others
-        if self._problems:
+        if self._task_inputs:
             num_groups = await self._run.refresh(from_leader=True)
             num_ended = self._run.count_ended(self.num_dispatched, num_by_others)
             self.num_dispatched, self.num_by_others = self.num_dispatched + num_ended, num_by_others + num_ended
             # Nodes have served no older version since the last group that is known, and never one beyond the bound.
-            oldest = max(self._restored_version, self._admission.version - self._settings.max_staleness)
-            await self._adopt(num_groups - self.num_dispatched, min(self._admission.served, oldest))
+            oldest = max(self._restored_version, self._bound.version - self._settings.max_staleness)
+            await self._adopt(num_groups - self.num_dispatched, min(self._bound.served, oldest))
 
     def put_back(self, groups: Mapping[str, DispatchedGroup], ended: Mapping[str, Container[int]]) -> None:
         """Restore outstanding groups by task; ``ended`` are samples by task, in case the bus has lost some."""
@@ -111,7 +110,7 @@ class Dispatcher:
 
     @property
     def outstanding_tasks(self) -> Collection[str]:
-        """The tasks of those groups, in that order."""
+        """Tasks of the outstanding groups, in the order of dispatch."""
         return self._groups.keys()
 
     @property
@@ -122,7 +121,7 @@ class Dispatcher:
     @property
     def missing_version(self) -> int | None:
         """Version that a node must serve before anything is dispatched; None: dispatching waits for no version."""
-        return self._admission.missing_version
+        return self._bound.missing_version
 
     def wake(self) -> None:
         """Look again: a group has closed, or nodes serve another version."""
@@ -133,7 +132,7 @@ class Dispatcher:
 
         ``trained`` are the tasks of the last step: they are removed at once, or more would be admitted meanwhile.
         """
-        self._admission.step, self._admission.version = step, version
+        self._bound.step, self._bound.version = step, version
         self._outstanding.remove(trained)
         self._outstanding.batch = frozenset()
         self._wake.set()
@@ -155,7 +154,7 @@ class Dispatcher:
             again = DispatchedGroup(number=group.number, replacement=group.replacement + 1)
             name = (await self._group_tasks.make(again))[0].id
             del self._groups[task]
-            if name not in self._groups:  # else it was restored, and a replay comes to the same
+            if name not in self._groups:  # otherwise it was restored, and a replay gives the same
                 self._groups[name] = again
                 self._record(again, self.num_by_others)
         self._wake.set()
@@ -180,17 +179,13 @@ class Dispatcher:
 
     def order_by_deadline(self, ready: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         """Order the ready groups for training."""
-        if not self._admission.is_bounded:
+        if not self._bound.is_bounded:
             return oldest_first(ready, self._groups)
-        return order_by_deadline(ready, self._groups, self._admission.pace())
+        return order_by_deadline(ready, self._groups, self._bound.pace())
 
     def find_awaited(self, batch: Collection[str]) -> list[str]:
         """Find open groups that would exceed the bound later if a batch of tasks were trained now, without them."""
-        return (
-            find_awaited(batch, self._groups, self._closed, self._admission.pace())
-            if self._admission.is_bounded
-            else []
-        )
+        return find_awaited(batch, self._groups, self._closed, self._bound.pace()) if self._bound.is_bounded else []
 
     def give_up(self, tasks: Iterable[str]) -> None:
         """Stop waiting for these open groups: they will be trained late."""
@@ -217,7 +212,7 @@ class Dispatcher:
 
     async def run(self) -> None:
         """Publish for ever; a full bus is waited for. Raises `LearnerError` as `RunDispatch`."""
-        if not self._problems:
+        if not self._task_inputs:
             await asyncio.Event().wait()
 
         async def on_mark(message: Msg) -> None:
@@ -241,7 +236,7 @@ class Dispatcher:
                 await self._publish_lost()
             elif self._outstanding.is_interrupted:
                 await self._publish_next()
-            elif self._outstanding.num_started >= (1 if self._pause else self._admission.num_groups()):
+            elif self._outstanding.num_started >= (1 if self._pause else self._bound.num_groups()):
                 await self._wake.wait()
             elif (seconds := self._dispatched_at + self._pause - time.monotonic()) > 0:
                 await self._wait_for_wake(seconds)
@@ -252,7 +247,7 @@ class Dispatcher:
 
     async def _has_room(self) -> bool:
         """Return whether runners have taken the queued tasks; without runners, one step's groups are queued."""
-        if not self._admission.is_bounded:
+        if not self._bound.is_bounded:
             return True
         room = await self._queue.has_room(self._settings.group_size)
         return self._outstanding.num_started < self._settings.groups_per_step if room is None else room
@@ -271,14 +266,14 @@ class Dispatcher:
         group = self._outstanding.find_unpublished()
         if group is None:
             await self._look_at_run()
-            if self._outstanding.num_started >= self._admission.num_groups():
+            if self._outstanding.num_started >= self._bound.num_groups():
                 return
             group = DispatchedGroup(number=self.num_dispatched)
         self._dispatched_at = time.monotonic()
         tasks, nonce = await self._group_tasks.make(group), self._lost.nonce
         task = tasks[0].id
         if group.served_version is None:
-            group.served_version = self._admission.served
+            group.served_version = self._bound.served
             self._record(group, self.num_by_others)
         if task in self._closed:
             now = time.time_ns()
@@ -301,10 +296,10 @@ class Dispatcher:
             log.warning("cannot see what other learners dispatched: %s", str(error) or type(error).__name__)
             return
         num_new = self._run.num_by_others - self.num_by_others
-        served = self._admission.served
+        served = self._bound.served
         if num_new > 0:
             served = min([served, *self._served_at_looks])
-            self._served_at_looks.append(self._admission.served)
+            self._served_at_looks.append(self._bound.served)
         await self._adopt(min(num_new, self._run.num_groups - self.num_dispatched), served)
 
     async def _adopt(self, num_groups: int, served: int) -> None:
@@ -324,9 +319,9 @@ class Dispatcher:
                 self._num_adopted += place < num_by_others
             self._record(group, self.num_by_others)
             self.num_dispatched += 1
-        if not self._admission.is_bounded:
+        if not self._bound.is_bounded:
             return
-        num_surplus = self._outstanding.leave_beyond(self._admission.num_groups, self._num_adopted)
+        num_surplus = self._outstanding.leave_beyond(self._bound.num_groups, self._num_adopted)
         self._num_adopted -= num_surplus
         if num_surplus:
             self._on_surplus()

@@ -13,39 +13,41 @@ from lightningbus.tasks.task_file import TaskInput
 class GroupTasks:
     """Makes the tasks of groups by their numbers."""
 
-    def __init__(self, problems: Sequence[TaskInput], settings: LearnerSettings) -> None:
-        self._problems, self._settings = problems, settings
-        self._task_order = TaskOrder(len(problems), settings.seed)
+    def __init__(self, task_inputs: Sequence[TaskInput], settings: LearnerSettings) -> None:
+        self._task_inputs, self._settings = task_inputs, settings
+        self._task_order = TaskOrder(len(task_inputs), settings.seed)
         self._replacement = re.compile(rf".*@{re.escape(settings.run)}-p\d+r\d+", re.DOTALL)
 
     async def make(self, group: DispatchedGroup) -> list[Task]:
         """Build the tasks of a group, in the order of their samples."""
         pass_number, index = await self._task_order.seek(group.number)
-        return tasks_of_group(self._problems[index], pass_number, self._settings, group.replacement)
+        return tasks_of_group(self._task_inputs[index], pass_number, self._settings, group.replacement)
 
     def is_replacement(self, task: str) -> bool:
         """Return whether a task replaces that of a failed group, by the form of its id; see `task_id`."""
-        return bool(self._problems) and self._replacement.fullmatch(task) is not None
+        return bool(self._task_inputs) and self._replacement.fullmatch(task) is not None
 
 
-def task_id(problem: TaskInput, pass_number: int, replacement: int, settings: LearnerSettings) -> str:
+def task_id(task_input: TaskInput, pass_number: int, replacement: int, settings: LearnerSettings) -> str:
     """Build the id of an input's task in a pass."""
     again = f"r{replacement}" if replacement else ""
-    return f"{problem.id}@{settings.run}-p{pass_number}{again}"
+    return f"{task_input.id}@{settings.run}-p{pass_number}{again}"
 
 
-def tasks_of_group(problem: TaskInput, pass_number: int, settings: LearnerSettings, replacement: int = 0) -> list[Task]:
+def tasks_of_group(
+    task_input: TaskInput, pass_number: int, settings: LearnerSettings, replacement: int = 0
+) -> list[Task]:
     """Build the tasks of an input's group in a pass.
 
     Deterministic, so that a restarted learner publishes the same tasks under the same message ids.
     """
     return [
         Task(
-            id=task_id(problem, pass_number, replacement, settings),
+            id=task_id(task_input, pass_number, replacement, settings),
             run_id=settings.run,
             agent=settings.agent,
-            input=problem.input,
-            labels=problem.labels,
+            input=task_input.input,
+            labels=task_input.labels,
             sample_index=sample,
             group_size=settings.group_size,
             deadline=settings.rollout_timeout_seconds,

@@ -26,7 +26,7 @@ class LossRecovery:
         self._alert: Alert | None = None
 
     async def run(self) -> None:
-        """Mend for ever."""
+        """Recover losses for ever."""
         while True:
             gap = await self._consumer.gaps.get()
             groups = self._consumer.groups

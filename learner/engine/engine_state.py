@@ -1,4 +1,4 @@
-"""An engine's state on disk, whichever number of ranks wrote it: each writes its part, each reads what is its part now.
+"""An engine's state on disk, for any number of ranks: each writes its part, and reads its present part.
 
 By torch's distributed checkpoints: https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
 """

@@ -66,7 +66,7 @@ def make_engine(
             mixed_precision=chosen.choose_precision(on_gpu).model_dump(),
             use_torch_compile=chosen.is_compiling(on_gpu),
             **chosen.model_dump(include=VERL_ENGINE_FIELDS),
-            forward_only=frozen and on_gpu,  # which pins its memory, and without an accelerator there is none to pin
+            forward_only=frozen and on_gpu,  # pins memory, which needs an accelerator
         ),
         optimizer_config=FSDPOptimizerConfig(
             lr=optim.lr,

@@ -108,7 +108,7 @@ class MemoryPlan:
     logits: int
     """Two copies, and chunks in float32; gone before the layers' backward pass begins."""
     backward: int
-    """The largest sum of these five at any moment: they are not all there at once."""
+    """The largest sum of these five at any moment: they do not all exist at once."""
     optimizer_temporaries: int
     """While weights are updated; activations are gone by then."""
     overhead: int

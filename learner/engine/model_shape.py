@@ -89,9 +89,7 @@ def _adapter_width(model: Any, target_modules: str | list[str]) -> int:
 
 
 def _expert_adapter_width(model: Any) -> int:
-    """Sum the adapter widths of fused experts, ``[experts, out, in]``, and of routers that are no linear modules,
-    ``[experts, in]``.
-    """
+    """Sum the adapter widths of fused experts ``[experts, out, in]`` and of routers ``[experts, in]``."""
     width = 0
     for name, parameter in model.named_parameters():
         if name.endswith(".experts.gate_up_proj"):

@@ -1,7 +1,7 @@
 """Attention over packed rows, row by row, by torch's own kernels: without a mask of all tokens by all tokens.
 
-transformers builds such a mask for rows that lie one after another. It takes the square of a micro-batch's tokens, in
-memory and in time. Here full causal attention is computed for one row at a time. Other kinds keep their masks.
+transformers builds such a mask for packed rows. It takes the square of a micro-batch's tokens, in memory and in time.
+Here full causal attention is computed for one row at a time. Other kinds keep their masks.
 """
 
 from typing import Any

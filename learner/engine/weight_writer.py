@@ -28,7 +28,7 @@ class WeightWriter:
 
     def write(self, path: Path) -> None:
         """Replace an older file instead of writing into it; raise OSError once all ranks have finished."""
-        if not self._layout:  # as the engine gives them; it takes one more pass, once
+        if not self._layout:  # in the engine's order; costs one extra pass, once
             for name, tensor in full_tensors(self._engine):
                 self._layout[name] = (self._choose_dtype(name, tensor.dtype), tuple(tensor.shape))
         error: OSError | None = None
@@ -117,8 +117,7 @@ def _without_adapters(engine: Any) -> Iterator[tuple[str, Any]]:
 
 
 def served_dtype(model_path: Path, dtype: str) -> ChooseDtype:
-    """Choose the dtype in which a tensor is published: ``dtype`` by torch's name, or with ``auto`` that of the model's
-    files.
+    """Choose the dtype of published tensors: ``dtype`` by torch's name, or with ``auto`` that of the model's files.
 
     With ``auto`` tensors that the files keep in float32 beside others in the model's dtype stay as they are. Numbers
     that are not floating-point are published as they are.

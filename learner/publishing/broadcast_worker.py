@@ -43,7 +43,7 @@ def bytes_of(path: Path) -> tuple[bytes, Iterator[tuple[str, Any]]]:
 
     header, size = read_header(path), path.stat().st_size
     with path.open("rb") as file:
-        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # of torch nothing can be had that is read-only
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch has no read-only tensors
     whole = torch.frombuffer(content, dtype=torch.uint8)[len(header) :]
     return header, ((name, whole[slice(*tensor.data_offsets)]) for name, tensor in parse_tensors(header, size).items())
 
@@ -52,9 +52,7 @@ class Sender:
     """The store, and the group as it was last time."""
 
     def __init__(self, backend: Backend, host: str, port: int) -> None:
-        """Prepare to send; raise OSError if the port cannot be opened, RuntimeError or ImportError without NCCL's
-        needs.
-        """
+        """Prepare to send; raise OSError for a port in use, RuntimeError or ImportError where NCCL cannot run."""
         import torch
 
         from lightningbus.bus.weights import collective
@@ -92,7 +90,7 @@ class Sender:
 def main(backend: Backend, host: str, port: int) -> None:
     """Answer orders until the input ends."""
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # libraries may print; only answers go to the pipe
 
     def reply(answer: SendReply) -> None:
         answers.write(msgspec.json.encode(answer) + b"\n")
@@ -109,7 +107,7 @@ def main(backend: Backend, host: str, port: int) -> None:
         try:
             sender.send(order)
             reply(SendReply())
-        except Exception as error:  # whatever it is, the learner ends this process then
+        except Exception as error:  # any error: the learner then ends this process
             reason = f"{error or type(error).__name__} (after {time.monotonic() - started:.1f} s)"
             reply(SendReply(error=reason, missing_ranks=sender.missing_nodes(order)))
 

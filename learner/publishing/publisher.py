@@ -46,7 +46,7 @@ NONCE_BYTES = 16
 REPLICA_POLL_SECONDS = 1.0
 """Seconds before a stream that did not answer is asked again."""
 PUBLISHED = ".published.safetensors"
-"""The newest version's file, beside the checkpoints: what is published again if the bus loses it."""
+"""File of the newest version, beside the checkpoints: it is published again if the bus loses it."""
 
 
 class WeightPublisher:
@@ -59,9 +59,7 @@ class WeightPublisher:
         full_weights_requested: Callable[[], bool] = lambda: False,
         broadcaster: Broadcaster | None = None,
     ) -> None:
-        """Prepare to publish; ``full_weights_requested`` returns whether a node needs a version that it can fetch
-        alone.
-        """
+        """Prepare to publish; ``full_weights_requested`` returns whether a node needs a version without deltas."""
         self._bus, self._settings, self._full_weights_requested, self._broadcaster = (
             bus,
             settings,
@@ -96,7 +94,7 @@ class WeightPublisher:
         return self.last
 
     async def wait_until_fenced(self, epoch: int) -> None:
-        """Wait until a learner of a newer epoch has published, then raise `LearnerError`: this one is not to go on."""
+        """Wait until a learner of a newer epoch has published, then raise `LearnerError`: this one must stop."""
         claimed = asyncio.Event()
 
         async def on_message(message: Msg) -> None:

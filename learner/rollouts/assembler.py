@@ -64,9 +64,7 @@ class Assembler:
     """Collects batches until an attempt is whole."""
 
     def __init__(self, rules: Sequence[AirRule] = (), reward: str = "") -> None:
-        """Prepare an assembler; ``rules`` reward spans; ``reward`` names the reward to use, empty: the only or main
-        one.
-        """
+        """Prepare an assembler; ``rules`` reward spans; ``reward`` names the reward to use, empty: the main one."""
         self._rules, self._reward = rules, reward
         self._partial: dict[str, _PartialAttempt] = {}
 
@@ -102,9 +100,7 @@ def build_rollout(
     rules: Sequence[AirRule] = (),
     reward: str = "",
 ) -> Rollout:
-    """Build a rollout from an attempt's batches, of which the last has its result; see `Assembler` for the other
-    arguments.
-    """
+    """Build a rollout from all batches of an attempt; see `Assembler` for the other arguments."""
     batch, end = batches[-1], batches[-1].end
     assert end is not None
     spans = [span for part in batches for span in part.spans]

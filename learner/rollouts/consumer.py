@@ -35,9 +35,7 @@ POLL_SECONDS = 1.0
 GAP_WINDOW_SECONDS = 10.0
 """Misses that are further apart have nothing to do with each other."""
 CONFLICT_TIMEOUT_SECONDS = 60.0
-"""Another reader that still receives messages after this long is alive; a dead reader's pull requests expire after 30
-s.
-"""
+"""Seconds after which another active reader is alive; a dead reader's pull requests expire after 30 s."""
 MAX_GROUP_SIZE = 65_536
 """Largest group_size accepted; rollouts that claim a larger one are skipped."""
 PREFETCH = 512
@@ -45,7 +43,7 @@ PREFETCH = 512
 
 
 class RolloutConsumer:
-    """Reads the spans of one run; all but bus and settings come from the checkpoint it goes on from.
+    """Reads the spans of one run; all but bus and settings come from the checkpoint.
 
     Positions are those of `StreamMark`.
     """
@@ -115,10 +113,8 @@ class RolloutConsumer:
                     last_gap_free_at = now
                     continue
                 if now - began > GAP_WINDOW_SECONDS:
-                    last_gap_free_at, conflict_timeout = (
-                        now,
-                        2 * CONFLICT_TIMEOUT_SECONDS,
-                    )  # who was here before is not the one to go
+                    # the earlier reader stays
+                    last_gap_free_at, conflict_timeout = now, 2 * CONFLICT_TIMEOUT_SECONDS
                 elif now - last_gap_free_at > conflict_timeout:
                     raise LearnerError(
                         f"another reader takes the rollouts of model {self._settings.model!r}: "
@@ -166,16 +162,16 @@ class RolloutConsumer:
 
     async def _consume(self, puller: PullConsumer) -> None:
         """Read until a message arrives out of order."""
-        async for delivery in puller:
-            delivery.free_slot()
-            if delivery.consumer_sequence == self._next_delivery:
+        async for message in puller:
+            message.free_slot()
+            if message.consumer_sequence == self._next_delivery:
                 self._next_delivery += 1
-                self._on_in_order(delivery)
-            elif self._next_delivery > 1:  # else it may have been on its way before the reset
+                self._on_in_order(message)
+            elif self._next_delivery > 1:  # otherwise it may have been in transit before the reset
                 return
 
     async def _poll_delivered_count(self) -> None:
-        """Look until the broker has delivered to anybody what has not come here, though nothing comes later."""
+        """Poll until the broker has delivered a message that did not arrive here, even if none follows."""
         num_delivered = 0
         while True:
             await asyncio.sleep(POLL_SECONDS)
@@ -192,18 +188,18 @@ class RolloutConsumer:
             if self.fill.is_filling:
                 self.attempt_ended.set()
 
-    def _on_in_order(self, delivery: Message) -> None:
-        position = self.stream_mark.offset + delivery.sequence
+    def _on_in_order(self, message: Message) -> None:
+        position = self.stream_mark.offset + message.sequence
         if position >= self.next_sequence:
-            self._assemble(delivery, position)
+            self._assemble(message, position)
             self.next_sequence = position + 1
-            self.stream_mark = replace(self.stream_mark, last=delivery.sequence)
+            self.stream_mark = replace(self.stream_mark, last=message.sequence)
             if position == self._end_at_start:
                 self.attempt_ended.set()
-        self._note_gap(delivery.sequence + 1)
-        if not self._unacked or delivery.sequence > self._unacked[-1].sequence:  # else it comes again, after `ack_wait`
-            delivery.data = b""  # held only to be acknowledged
-            self._unacked.append(delivery)
+        self._note_gap(message.sequence + 1)
+        if not self._unacked or message.sequence > self._unacked[-1].sequence:  # otherwise redelivered after `ack_wait`
+            message.data = b""  # held only to be acknowledged
+            self._unacked.append(message)
 
     def replay_position(self) -> int:
         """Return the position from which a replay sees everything unused again."""
@@ -232,27 +228,27 @@ class RolloutConsumer:
         while self._unacked and self.stream_mark.offset + self._unacked[0].sequence < position:
             last = self._unacked.popleft()
         if last is not None:
-            await last.ack()  # and with it all before
+            await last.ack()  # acknowledges all before it too
 
-    def _assemble(self, delivery: Message, position: int) -> None:
+    def _assemble(self, message: Message, position: int) -> None:
         try:
-            batch = delivery.decode_as(SpanBatch)
+            batch = message.decode_as(SpanBatch)
         except DecodeError as error:
-            self._leave_out(delivery, error)  # the store keeps it as dead letter
+            self._leave_out(message, error)  # the store keeps it as dead letter
             return
         try:
             self._add(batch, position)
         except DecodeError as error:
-            self._leave_out(delivery, error)
-        except Exception as error:  # whatever a message leads to, it is read no better the next time
-            count_fault(f"span batch {delivery.sequence} is left out", error)
+            self._leave_out(message, error)
+        except Exception as error:  # any error: reading it again gives the same
+            count_fault(f"span batch {message.sequence} is left out", error)
             metrics.rejected_batches.inc()
             unreadable = build_unreadable(batch, position, f"cannot be read: {type(error).__name__}: {error}"[:200])
             if unreadable is not None:
                 self._take(unreadable)
 
-    def _leave_out(self, delivery: Message, error: DecodeError) -> None:
-        log.warning("span batch %d is left out: %s", delivery.sequence, error)
+    def _leave_out(self, message: Message, error: DecodeError) -> None:
+        log.warning("span batch %d is left out: %s", message.sequence, error)
         metrics.rejected_batches.inc()
 
     def _add(self, batch: SpanBatch, position: int) -> None:

@@ -68,7 +68,7 @@ class GroupBuffer:
         if rollout.task_id in self.closed:
             if all(
                 rollout.execution_id != pending.execution_id for pending in self.pending_rollouts()
-            ):  # else delivered twice
+            ):  # otherwise it was delivered twice
                 is_surplus = rollout.task_id in self._dropped
                 (self.surplus_attempts if is_surplus else self.late_attempts).append(rollout)
             return

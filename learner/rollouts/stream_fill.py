@@ -6,7 +6,7 @@ from lightningbus.learner.rollouts.capacity import FULL, Capacity, filled_share
 
 
 class StreamFill:
-    """The learner's share of the bus, as of the last look."""
+    """The learner's share of the bus, by the last read."""
 
     def __init__(self, bus: Bus, model: str) -> None:
         self._bus, self._consumer = bus, learner_consumer(model)

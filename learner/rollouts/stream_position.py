@@ -43,7 +43,7 @@ class StreamGap:
     nonce: str
     """The same for the same loss, whenever it is noticed."""
     last: int
-    """Sequence of the last message that the stream has kept; what was lost is known once it is read."""
+    """Sequence of the last message that the stream has kept; the loss is known once it is read."""
     is_cut: bool = False
     """Only rollouts are missing, at the begin of the stream: this learner was behind, and others were not."""
 

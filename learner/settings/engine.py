@@ -1,4 +1,4 @@
-"""Settings of verl's engine: how a model lies in memory and is computed. verl's names are kept."""
+"""Settings of verl's engine: memory and computation of a model, by verl's names."""
 
 from typing import Literal, Self
 

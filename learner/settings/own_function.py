@@ -1,4 +1,4 @@
-"""A user's own function: whatever is wrong with it is one sentence, which names the setting and the line."""
+"""A user's own function: every error in it becomes one sentence, which names the setting and the line."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -40,7 +40,7 @@ class OwnFunction:
         """Turn every error of the function into an `OwnFunctionError`, with the error as its cause."""
         try:
             yield
-        except OwnFunctionError:  # of another function, which this one called
+        except OwnFunctionError:  # raised by another function that this one called
             raise
         except Exception as error:
             raise self.refuse_result(f"raised {describe_error(error, self.function)}") from error

@@ -1,1 +1,1 @@
-"""LightningRL's transitions, and the token sequences that are made of them."""
+"""LightningRL's transitions, and the token sequences built from them."""

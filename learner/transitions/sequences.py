@@ -75,7 +75,7 @@ def build_sequences(
     parents = find_parents(calls) if config.mode == "trajectory" else [None] * len(calls)
     pending = set(range(len(calls))) - excluded.keys()
     sequences: list[TrainSequence] = []
-    for index in reversed(range(len(calls))):  # what extends a call comes after it, so each path starts at its end
+    for index in reversed(range(len(calls))):  # extensions come later, so each path starts at its end
         if index not in pending:
             continue
         call = calls[index]

@@ -1,4 +1,4 @@
-"""LightningRL's transitions: each model call of a rollout as arrays (input, output, what was sampled how)."""
+"""LightningRL's transitions: each model call of a rollout as arrays (input, output, sampling)."""
 
 import math
 from collections.abc import Sequence

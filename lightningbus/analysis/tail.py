@@ -23,7 +23,7 @@ COLOURS = {"ok": "green", "preempted": "dim"}
 async def tail_rollouts(
     url: str | None, run: str, outcome: str, as_json: bool, count: int | None, directory: RunDirectory | None = None
 ) -> None:
-    """Print until asked to stop, or until ``count`` have been printed.
+    """Print attempts until asked to stop, or until ``count`` have been printed.
 
     The bus is at ``url``, else that of the run of a ``directory``, else the one that is up here.
     """

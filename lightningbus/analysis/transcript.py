@@ -1,4 +1,4 @@
-"""One rollout to read: its calls in order, with what was asked, what was answered and what came of it."""
+"""Transcript of one rollout: its calls in order, with requests, answers and results."""
 
 import json
 from collections.abc import Mapping

@@ -1,1 +1,1 @@
-"""Adapters to environments of others; `lightningbus env` copies this package, and no process of ours imports it."""
+"""Adapters to third-party environments; `lightningbus env` copies this package, and our processes do not import it."""

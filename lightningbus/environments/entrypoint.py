@@ -33,7 +33,7 @@ async def rollout(task: dict[str, Any], endpoint: Any = None) -> dict[str, Any]:
 
 
 def write_tasks(path: Path, split: str, limit: int | None) -> None:
-    """Write the tasks of a split, unless the environment has no such split; ends the process if they have no end."""
+    """Write the tasks of a split, unless the environment has no such split; exit with an error if they are endless."""
     tasks = adapter.tasks(split)
     if tasks is None:
         return

@@ -98,7 +98,7 @@ class Adapter:
                         messages.append({"role": "assistant", "content": text})
                         messages.append({"role": "user", "content": f"{output}{note}"})
             except TimeoutError:
-                is_late = True  # as in Harbor, what it did until then is tested
+                is_late = True  # like Harbor, test the state reached so far
             reward, metrics = await verify(harbor, root)
         return {"reward": reward, "metrics": {**metrics, "commands": num_commands, "timed_out": float(is_late)}}
 
@@ -124,8 +124,8 @@ def make_logs(root: Path) -> Path:
 
 
 async def verify(task: HarborTask, root: Path) -> tuple[float, dict[str, float]]:
-    """Run the task's tests on what is there; returns the reward, and all figures that the tests wrote."""
-    logs = make_logs(root)  # what the model wrote there does not count
+    """Run the task's tests on the present files; return the reward, and all figures that the tests wrote."""
+    logs = make_logs(root)  # drops files that the model wrote there
     status, output = await run_in_sandbox(
         root, "bash /tests/test.sh", task.workdir, {**task.env, **task.verifier_env},
         {"/tests": task.directory / "tests"}, task.verifier_seconds,

@@ -100,7 +100,7 @@ def make_app(module: Any, name: str, config: dict[str, Any]) -> Any:
     (kind,) = (
         value for value in classes if issubclass(value, SimpleResourcesServer) and value.__module__ == module.__name__
     )
-    address = {"host": "127.0.0.1", "port": 1}  # of a configuration for other servers to read; none does here
+    address = {"host": "127.0.0.1", "port": 1}  # required by the configuration; no server reads it here
     fields = {"name": name, "entrypoint": "app.py", **address, **config}
     client = ServerClient(head_server_config=BaseServerConfig(**address), global_config_dict=OmegaConf.create({}))
     server = kind(config=kind.model_fields["config"].annotation(**fields), server_client=client)

@@ -125,9 +125,7 @@ def read_actions(
 
 
 def parse_action(text: str, schema: dict[str, Any]) -> dict[str, Any] | None:
-    """Parse a JSON object, perhaps within other text; else use the text itself where an action has one required field.
-    Pure.
-    """
+    """Parse a JSON object within a text; else use the text where an action has one required field. Pure."""
     start, end = text.find("{"), text.rfind("}")
     action = parse_object(text[start : end + 1]) if start >= 0 else None
     required = schema.get("required", [])

@@ -44,9 +44,7 @@ tokens = model.generate(input_ids=inputs["input_ids"], attention_mask=inputs["at
 print(tokenizer.decode(tokens[0][inputs["input_ids"].shape[1] :]))
 """
 UNLISTED_SETTINGS = {"run", "model", "model_path", "tasks", "id", "checkpoint_dir", "health_address", "cpu_threads"}
-"""Learner settings left out of the card: they describe the machine, not the training, or the card states them
-elsewhere.
-"""
+"""Learner settings left out of the card: they describe the machine, or the card states them elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +114,8 @@ def _results(facts: CardFacts) -> list[str]:
     rows = [_row(each) for each in evaluations if each.version in (first, facts.manifest.version)]
     if not rows:
         return []
-    table = ["| version | answers | mean reward | standard error | problems |", "|---|---|---|---|---|", *rows]
-    return ["## Results", "Held-out reward; the model was never trained on these problems.", "\n".join(table)]
+    table = ["| version | answers | mean reward | standard error | tasks |", "|---|---|---|---|---|", *rows]
+    return ["## Results", "Held-out reward; the model was never trained on these tasks.", "\n".join(table)]
 
 
 def _row(evaluation: Evaluation) -> str:

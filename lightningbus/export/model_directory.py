@@ -46,7 +46,7 @@ class ExportRequest:
 
     directory: Path
     version: int | None = None
-    """None: the one that nodes serve."""
+    """Version to export; None: the one that nodes serve."""
     model: str | None = None
     """The name it is published under; None: that of the run."""
     base_model: Path | None = None

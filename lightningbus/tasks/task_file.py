@@ -82,7 +82,7 @@ def _read_tasks(source: TaskSource) -> Iterator[tuple[str, TaskInput]]:
 
 
 def _read_lines(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8", newline="\n") as file:  # and no other line end: a text may hold those
+    with path.open(encoding="utf-8", newline="\n") as file:  # no other line end: a text may contain those
         yield from file
 
 

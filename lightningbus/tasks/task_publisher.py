@@ -20,7 +20,7 @@ MAX_RECORD_BYTES = 500_000
 
 
 class TaskPublisher:
-    """Tasks, then the record of those the bus has, from which the store makes its rows."""
+    """Publishes tasks, then the record of those that the bus has stored, from which the store makes its rows."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -30,7 +30,7 @@ class TaskPublisher:
         await self.publish_tasks([task], timeout)
 
     async def publish_tasks(self, tasks: Sequence[Task], timeout: float = PUBLISH_SECONDS, nonce: str = "") -> int:
-        """Publish tasks, then the record of those the bus has; how many it did not have before.
+        """Publish tasks, then the record of those that the bus has stored; return the number of new ones.
 
         With a ``nonce`` the broker accepts tasks again that it was sent without it, or with another. Raises the first
         error after the record, as `Bus.publish`.

@@ -15,7 +15,7 @@ class TrackedRun:
 
     name: str
     id: str
-    """The same after a resume: a tracker goes on with its run of that id."""
+    """Id that stays the same after a resume: a tracker continues its run of that id."""
     directory: Path
     config: Mapping[str, Any]
     """The run's settings; none of them is a secret."""

@@ -20,7 +20,7 @@ LAST_LOOKS = 3
 """Number of queries after the run's end: rows of the last rollouts may still be on their way."""
 
 
-class Journal:
+class PointJournal:
     """The points that a tracker has, in a file of the run: a resume does not log them again."""
 
     def __init__(self, path: Path) -> None:
@@ -54,7 +54,7 @@ class Follower(threading.Thread):
     def __init__(
         self, name: str, open_tracker: Callable[[], Tracker],
         read_points: Callable[[bool, Mapping[str, int]], Iterable[Point]],
-        journal: Journal, poll_seconds: float = POLL_SECONDS,
+        journal: PointJournal, poll_seconds: float = POLL_SECONDS,
     ) -> None:  # fmt: skip
         """Prepare a thread; ``read_points`` gets whether the run is over and the last known steps, and may raise."""
         super().__init__(name=f"tracker-{name}", daemon=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from lightningbus.store.clickhouse.client import connect
 from lightningbus.trackers.base import TrackedRun, Tracker
-from lightningbus.trackers.follower import Follower, Journal
+from lightningbus.trackers.follower import Follower, PointJournal
 from lightningbus.trackers.settings import TrackerSettings
 from lightningbus.trackers.store_points import Point, PointReader
 
@@ -39,8 +39,8 @@ async def follow_run(
 ) -> AsyncIterator[None]:
     """Log the run of a directory to its trackers while the block runs.
 
-    ``find_store`` returns address and database, the address empty while there is none.
-    ``models`` are those that are trained. Points that a tracker did not take before the end are logged when the run is
+    ``find_store`` returns address and database, the address empty before the store is up.
+    ``models`` are the trained ones. Points that a tracker did not take before the end are logged when the run is
     resumed.
     """
     state = directory / "trackers"
@@ -60,7 +60,7 @@ async def follow_run(
             address, database = find_store()
             return reader.read(connect(address, database), is_over=is_over, last_steps=last_steps) if address else ()
 
-        followers.append(Follower(name, open_tracker, read_points, Journal(state / f"{name}.json")))
+        followers.append(Follower(name, open_tracker, read_points, PointJournal(state / f"{name}.json")))
     for follower in followers:
         follower.start()
     try:

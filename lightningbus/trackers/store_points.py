@@ -49,7 +49,7 @@ class PointReader:
         self._parameters: dict[str, Any] = {"run_id": run}
         self._max_staleness, self._models = max_staleness, models
         self._counts: dict[str, int] = {}
-        """Rollouts of each series and version at the last look."""
+        """Rollouts of each series and version at the last read."""
 
     def read(
         self, client: Client, *, is_over: bool, last_steps: Mapping[str, int] = MappingProxyType({})

@@ -24,7 +24,7 @@ class WandbTracker:
         self._run.log({**metrics, axis: position})
 
     def flush(self) -> None:
-        """See `Tracker.flush`; the client's own process has taken what was logged, and keeps it in a file."""
+        """See `Tracker.flush`; the client's own process has the points, and keeps them in a file."""
 
     def close(self) -> None:
         """See `Tracker.close`."""

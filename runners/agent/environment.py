@@ -1,4 +1,4 @@
-"""The environment of an agent's processes: what is on a list, what an operator adds, and nothing else. Pure."""
+"""The environment of an agent's processes: a fixed list, the operator's additions, and nothing else. Pure."""
 
 from collections.abc import Iterable, Mapping
 

@@ -68,7 +68,7 @@ class AgentExecutor(Protocol):
         return answer
 
     async def stop(self) -> None:
-        """End the process and whatever it started."""
+        """End the process and all its descendants."""
 
 
 class PythonExecutor(AgentExecutor):
@@ -118,7 +118,7 @@ class PythonExecutor(AgentExecutor):
         try:
             self._send({"job": job, "arguments": [task], "rollout": rollout})
             answer = await self._receive()
-            while answer.get("job") != job:  # of a process the agent forked, for a rollout that is over
+            while answer.get("job") != job:  # from a process that the agent forked in an earlier rollout
                 answer = await self._receive()
         except BaseException:  # cancelled at the deadline, or died: either way this process is no longer usable
             await self.stop()
@@ -127,7 +127,7 @@ class PythonExecutor(AgentExecutor):
         if limit := self._launcher.limits.explain_error(str(answer.get("error", ""))):
             answer["error"] = f"{answer['error']}; {limit}"
         has_too_many = self._process is not None and self._process.has_too_many_zombies
-        if limit or has_too_many or self._rollouts_left == 0:  # what it took, or did, is not the next rollout's
+        if limit or has_too_many or self._rollouts_left == 0:  # its state must not reach the next rollout
             await self.stop()
         if "error" in answer:
             raise AgentError(str(answer["error"]), str(answer.get("traceback", "")))

@@ -73,7 +73,9 @@ class ResourceLimits:
 
     def explain_exit(self, code: int | None) -> str:
         """Describe a process's exit, and the limit that may explain it."""
-        number = 128 - code if code is not None and code > 128 else code  # as a sandbox hands a signal on
+        number = (
+            128 - code if code is not None and code > 128 else code
+        )  # the form in which a sandbox passes on a signal
         sentence = self._describe(SIGNALS.get(number or 0, ""))
         return f"its process ended with {code}" + (f"; {sentence}" if sentence else "")
 

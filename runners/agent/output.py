@@ -20,7 +20,7 @@ STANDARD_ERROR = 2
 
 @dataclass
 class OutputBudget:
-    """A token bucket for the processes of one slot: a burst, and so many bytes a second."""
+    """A token bucket for the processes of one slot: a burst, and a rate in bytes per second."""
 
     clock: Callable[[], float] = time.monotonic
     _level: float = BURST_BYTES
@@ -40,7 +40,7 @@ class OutputBudget:
 
 
 class OutputForwarder:
-    """The reading end of one process' standard error; what is beyond its budget is read and left out.
+    """The reading end of a process's standard error; output beyond its budget is read and dropped.
 
     The process has a pipe, not our own standard error: that may be a file, which it could read, shorten and fill.
     """
@@ -56,7 +56,7 @@ class OutputForwarder:
         self._listen()
 
     def close(self) -> None:
-        """Read what is still there, then close."""
+        """Read the remaining output, then close."""
         self._loop.remove_reader(self._end)
         if self._pause is not None:
             self._pause.cancel()

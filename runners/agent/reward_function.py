@@ -50,9 +50,7 @@ class RewardFunction(SharedExecutor):
             raise WorkerProcessDiedError(f"the reward function is gone: {error}") from error
 
     async def _call(self, task: Any, result: Any) -> Any:
-        """Call the function once; raise `WorkerProcessDiedError` also for a timeout at which the shared process was
-        replaced.
-        """
+        """Call the function once; raise `WorkerProcessDiedError` also for a timeout after a restart of the process."""
         await self.start()
         process = self._process
         try:

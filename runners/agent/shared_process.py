@@ -88,7 +88,7 @@ class SharedExecutor(PythonExecutor):
         except AgentError as fault:
             if self._process is process:  # we did not end it
                 log.warning("%s", fault)
-            if self._process in (None, process):  # else it is of a process whose rollouts know already
+            if self._process in (None, process):  # otherwise of a process whose rollouts have failed already
                 self._fail_all(str(fault))
 
     def _fail_all(self, reason: str) -> None:

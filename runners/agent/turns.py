@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 
 class Turns:
-    """Whoever waits to be alone comes before those who share."""
+    """Turns that are shared or exclusive; exclusive ones come first."""
 
     def __init__(self) -> None:
         self._num_sharing = self._num_waiting = 0

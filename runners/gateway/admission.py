@@ -38,8 +38,8 @@ class RateLimits:
     requests_per_second: float | None = None
 
 
-class Connection(Protocol):
-    """A server's side of one; ``transport`` is None once it is closed."""
+class AgentConnection(Protocol):
+    """The server's side of an agent's connection; ``transport`` is None once it is closed."""
 
     transport: asyncio.Transport | None
 
@@ -60,10 +60,10 @@ class Admission:
     limits: RateLimits = field(default_factory=RateLimits)
     clock: Callable[[], float] = time.monotonic
     requests: list[InFlightRequest] = field(default_factory=list)
-    """Those being answered."""
-    _num_kept: list[Connection] = field(default_factory=list)
+    """Requests that are being answered."""
+    _num_kept: list[AgentConnection] = field(default_factory=list)
     _level: float = 0.0
-    """Level of the bucket at `_at`."""
+    """Level of the bucket at `_updated_at`."""
     _updated_at: float = 0.0
 
     @contextmanager
@@ -98,7 +98,7 @@ class Admission:
             raise RateLimitedError(f"an agent may ask for {limit} answers at once", 1)
         request.num_choices = num_choices
 
-    def allow_keepalive(self, connection: Connection) -> bool:
+    def allow_keepalive(self, connection: AgentConnection) -> bool:
         """Return whether a connection may stay open for another request."""
         if not any(kept is connection for kept in self._num_kept):
             self._num_kept = [connection for connection in self._num_kept if connection.transport is not None]

@@ -58,7 +58,7 @@ PublishSpans = Callable[[AttemptRecorder, float], Awaitable[None]]
 
 
 async def send_ahead(send: PublishSpans, recorder: AttemptRecorder) -> None:
-    """Publish what is cut: what is large is not kept until the end."""
+    """Publish finished batches before the end, so that large ones are not kept."""
     if recorder.outbox:
         with suppress(BusError, NatsError, TimeoutError):
             await send(recorder, PUBLISH_TIMEOUT_SECONDS)
@@ -114,7 +114,7 @@ class ModelCallHandler:
                     return stream.response
                 raise
             recording.choices, recording.is_in_history = answer.choices, completion.stopped_at_eos
-            await send_ahead(self._send, attempt)  # of earlier calls: while the bus takes nothing, the agent waits
+            await send_ahead(self._send, attempt)  # earlier calls first: the agent waits while the bus is full
             # Where an agent reads slowly, the record does not wait for it.
             asyncio.get_running_loop().call_soon(recording.run)
             response = await (_send_answer(request, answer.body) if stream is None else stream.finish())
@@ -194,7 +194,7 @@ class _Recording:
         self.choices: list[SampledChoice] = []
         """Recorded choices; empty: nothing yet, or nothing any more."""
         self.is_in_history = False
-        """Whether a later turn may go on with the tokens of the answer."""
+        """Whether a later turn may continue with the tokens of the answer."""
 
     def __enter__(self) -> "_Recording":
         return self

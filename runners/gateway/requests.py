@@ -61,7 +61,7 @@ async def read_limited_body(request: web.Request) -> bytes:
     """Read and decompress a body; raise aiohttp's errors for an unreadable one."""
     try:
         body = await read_body(request.clone(client_max_size=limit(request)))
-    except web.HTTPBadRequest:  # what follows on this connection may be the rest of it
+    except web.HTTPBadRequest:  # the rest of the connection may be its remainder
         request[KEEPALIVE_KEY] = False
         raise
     request[IN_FLIGHT_KEY].size = len(body)

@@ -210,10 +210,10 @@ class Gateway:
             raise ApiError(
                 400, "invalid_request_error", f"model {call.model!r} is external: its tokens are not counted"
             )
-        errand = CallContext.create(running.recorder, call.model, task, running.deadline)
+        context = CallContext.create(running.recorder, call.model, task, running.deadline)
         with _map_upstream_errors(running):
             tokens = await self.upstream.tokenize(
-                errand, call.to_tokenize_request(call.body["messages"], is_answered=False)
+                context, call.to_tokenize_request(call.body["messages"], is_answered=False)
             )
         if tokens is None:
             raise ApiError(400, "invalid_request_error", "the engine does not render this prompt")
@@ -306,7 +306,7 @@ class Gateway:
         return dialect, substitution.versions
 
     async def _decode(self, slot: Slot, decode: Callable[[], Decoded], num_bytes: int, max_inline: int) -> Decoded:
-        """Decode a body of so many bytes: in the event loop, which waits for it, only up to ``max_inline``."""
+        """Decode a body of this size: in the event loop, which blocks meanwhile, only up to ``max_inline``."""
         if num_bytes <= max_inline:
             return decode()
         async with slot.decoding:

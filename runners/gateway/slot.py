@@ -35,7 +35,7 @@ class ActiveRollout:
             self._open_calls.discard(task)
 
     async def end_calls(self) -> None:
-        """Cut what is still being answered, and record it: the agent has ended, and reads no more."""
+        """Cut and record all open answers: the agent has ended, and reads no more."""
         calls = set(self._open_calls)
         for call in calls:
             call.cancel()
@@ -45,7 +45,7 @@ class ActiveRollout:
 
 @dataclass
 class Slot:
-    """One place for an agent process. Whatever that process asks belongs to the rollout it runs now."""
+    """One place for an agent process. All requests of that process belong to its present rollout."""
 
     number: int
     base_url: str = ""
@@ -73,7 +73,7 @@ class Slot:
         self.key = f"lb-{secrets.token_urlsafe(24)}"
         return {
             "OPENAI_BASE_URL": f"{self.base_url}/v1",
-            "OPENAI_API_BASE": f"{self.base_url}/v1",  # as it was called before, and some frameworks still do
+            "OPENAI_API_BASE": f"{self.base_url}/v1",  # the former name, which some frameworks still use
             "OPENAI_API_KEY": self.key,
             "ANTHROPIC_BASE_URL": self.base_url,
             "ANTHROPIC_API_KEY": self.key,

@@ -52,7 +52,7 @@ class SseResponse:
         return await self._end()
 
     async def _end(self) -> web.StreamResponse:
-        with suppress(ConnectionError):  # whoever does not read to the end has what it wants
+        with suppress(ConnectionError):  # a client that stops reading has what it wants
             await self.response.write_eof(await self._begin())
         return self.response
 

@@ -1,8 +1,8 @@
-"""The version of a prompt that a call is to have, put where the agent put its own text. Pure.
+"""Insertion of a prompt's version into a call, in place of the agent's own text. Pure.
 
 A prompt is found in one of three ways: by its role, it is the whole system message of that role's calls; by marks,
 ``<!-- prompt:NAME -->…<!-- /prompt -->``; or by the exact text of its version 0, as the whole system message or a part.
-All places are found in the text as the agent sent it: what is put in is not searched again.
+All places are found in the agent's original text: inserted text is not searched again.
 """
 
 import re

@@ -58,7 +58,7 @@ class ChatRequest:
         return cls(body, chat, model, role)
 
     def check_fields(self) -> None:
-        """Raise ValueError for a field that would change what is meant, and that no engine would honour."""
+        """Raise ValueError for a field that would change the request's meaning, and that no engine would honour."""
         (CHAT if self.chat else COMPLETIONS).check_known(self.body)
         STREAM_OPTIONS.check_known(self.body.get("stream_options"))
 

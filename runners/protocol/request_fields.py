@@ -1,4 +1,4 @@
-"""Every field of a request, and what becomes of it: a field that changes what is meant is honoured or refused. Pure.
+"""Every field of a request and its treatment: a field that changes the meaning is honoured or refused. Pure.
 
 `tests/runners/test_request_fields.py` walks the schemas of the vendors' clients and of vLLM: a field that is in none of
 these tables fails it. A field that a client sends, and that no table knows, is refused too, as the vendors do.
@@ -19,7 +19,7 @@ WHOLE_THOUGHTS = "thoughts are given whole"
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class FieldRefusal:
     """Reason to refuse a field, put after its name; values in ``neutral`` change nothing and are accepted."""
 
     reason: str
@@ -35,8 +35,8 @@ class FieldTable:
     honoured: frozenset[str]
     """Passed to the engine, or acted on."""
     harmless: Mapping[str, str] = field(default_factory=dict)
-    """Those without effect, and why that changes nothing of what is meant."""
-    refused: Mapping[str, Refusal] = field(default_factory=dict)
+    """Fields without effect, and the reason why they do not change the meaning."""
+    refused: Mapping[str, FieldRefusal] = field(default_factory=dict)
 
     @property
     def names(self) -> frozenset[str]:
@@ -81,21 +81,21 @@ ENGINE_HARMLESS = {
     "user": VENDOR_RECORDS,
 }
 ENGINE_REFUSED = {
-    "echo": Refusal(
+    "echo": FieldRefusal(
         "is not served: the prompt's tokens would be recorded as if they were sampled; the agent has the prompt"
     ),
-    "ec_transfer_params": Refusal(SEVERAL_ENGINES),
-    "guided_choice": Refusal("is not served: vLLM no longer knows it; use structured_outputs"),
-    "guided_grammar": Refusal("is not served: vLLM no longer knows it; use structured_outputs"),
-    "guided_json": Refusal("is not served: vLLM no longer knows it; use response_format or structured_outputs"),
-    "guided_regex": Refusal("is not served: vLLM no longer knows it; use structured_outputs"),
-    "kv_transfer_params": Refusal(SEVERAL_ENGINES),
-    "prompt_logprobs": Refusal(NOT_SHOWN),
-    "request_id": Refusal("is not served: two calls could have the same; leave it out"),
-    "return_token_offsets": Refusal(NOT_SHOWN),
-    "routed_experts_prompt_start": Refusal(NOT_SHOWN),
-    "stream_interval": Refusal(PER_TOKEN, (1,)),
-    "use_beam_search": Refusal("is not served: what beam search finds is not sampled, so it cannot be trained on"),
+    "ec_transfer_params": FieldRefusal(SEVERAL_ENGINES),
+    "guided_choice": FieldRefusal("is not served: vLLM no longer knows it; use structured_outputs"),
+    "guided_grammar": FieldRefusal("is not served: vLLM no longer knows it; use structured_outputs"),
+    "guided_json": FieldRefusal("is not served: vLLM no longer knows it; use response_format or structured_outputs"),
+    "guided_regex": FieldRefusal("is not served: vLLM no longer knows it; use structured_outputs"),
+    "kv_transfer_params": FieldRefusal(SEVERAL_ENGINES),
+    "prompt_logprobs": FieldRefusal(NOT_SHOWN),
+    "request_id": FieldRefusal("is not served: two calls could have the same; leave it out"),
+    "return_token_offsets": FieldRefusal(NOT_SHOWN),
+    "routed_experts_prompt_start": FieldRefusal(NOT_SHOWN),
+    "stream_interval": FieldRefusal(PER_TOKEN, (1,)),
+    "use_beam_search": FieldRefusal("is not served: what beam search finds is not sampled, so it cannot be trained on"),
 }
 CHAT = FieldTable(
     "",
@@ -119,13 +119,13 @@ CHAT = FieldTable(
     },
     ENGINE_REFUSED
     | {
-        "audio": Refusal("is not served: the model answers in text"),
-        "function_call": Refusal("is not served: use tool_choice", ("none", "auto")),
-        "functions": Refusal("is not served: use tools"),
-        "modalities": Refusal("is not served: the model answers in text", (["text"],)),
-        "return_prompt_text": Refusal(NOT_SHOWN),
-        "verbosity": Refusal("is not served: say in the prompt how long answers are to be", ("medium",)),
-        "web_search_options": Refusal("is not served: nothing is searched here; give the agent a tool for it"),
+        "audio": FieldRefusal("is not served: the model answers in text"),
+        "function_call": FieldRefusal("is not served: use tool_choice", ("none", "auto")),
+        "functions": FieldRefusal("is not served: use tools"),
+        "modalities": FieldRefusal("is not served: the model answers in text", (["text"],)),
+        "return_prompt_text": FieldRefusal(NOT_SHOWN),
+        "verbosity": FieldRefusal("is not served: say in the prompt how long answers are to be", ("medium",)),
+        "web_search_options": FieldRefusal("is not served: nothing is searched here; give the agent a tool for it"),
     },
 )  # fmt: skip
 COMPLETIONS = FieldTable(
@@ -134,24 +134,26 @@ COMPLETIONS = FieldTable(
     ENGINE_HARMLESS,
     ENGINE_REFUSED
     | {
-        "best_of": Refusal("is not served: ask for n answers, and choose among them", (1,)),
-        "prompt_embeds": Refusal("is not served: a prompt without tokens cannot be recorded; send text or token ids"),
-        "suffix": Refusal("is not served: vLLM does not fill in; put it into the prompt"),
+        "best_of": FieldRefusal("is not served: ask for n answers, and choose among them", (1,)),
+        "prompt_embeds": FieldRefusal(
+            "is not served: a prompt without tokens cannot be recorded; send text or token ids"
+        ),
+        "suffix": FieldRefusal("is not served: vLLM does not fill in; put it into the prompt"),
     },
 )
 STREAM_OPTIONS = FieldTable(
     "stream_options.",
     frozenset({"include_usage"}),
     {"include_obfuscation": "it only hides how long the pieces of a stream are"},
-    {"continuous_usage_stats": Refusal("is not served: a stream says its usage at its end")},
+    {"continuous_usage_stats": FieldRefusal("is not served: a stream says its usage at its end")},
 )
 
 ONE_ANSWER = {
-    "n": Refusal("is not served: an answer of this API is one", (1,)),
-    "logprobs": Refusal("is not served: an answer of this API has none; use Chat Completions"),
-    "top_logprobs": Refusal("is not served: an answer of this API has no log-probabilities; use Chat Completions"),
-    "return_token_ids": Refusal("is not served: an answer of this API has none; use Chat Completions"),
-    "return_tokens_as_token_ids": Refusal("is not served: an answer of this API has none; use Chat Completions"),
+    "n": FieldRefusal("is not served: an answer of this API is one", (1,)),
+    "logprobs": FieldRefusal("is not served: an answer of this API has none; use Chat Completions"),
+    "top_logprobs": FieldRefusal("is not served: an answer of this API has no log-probabilities; use Chat Completions"),
+    "return_token_ids": FieldRefusal("is not served: an answer of this API has none; use Chat Completions"),
+    "return_tokens_as_token_ids": FieldRefusal("is not served: an answer of this API has none; use Chat Completions"),
 }
 """Fields of a chat that have no use where the answer takes another form."""
 RESPONSES = FieldTable(
@@ -177,9 +179,9 @@ RESPONSES = FieldTable(
         "truncation": WHOLE_CONTEXT,
     },
     {
-        "background": Refusal("needs a service that keeps state; wait for the answer, or stream it"),
-        "conversation": Refusal("needs a service that keeps state; send the whole input instead"),
-        "prompt": Refusal("needs a service that keeps state; send the whole input instead"),
+        "background": FieldRefusal("needs a service that keeps state; wait for the answer, or stream it"),
+        "conversation": FieldRefusal("needs a service that keeps state; send the whole input instead"),
+        "prompt": FieldRefusal("needs a service that keeps state; send the whole input instead"),
         **ONE_ANSWER,
     },
 )  # fmt: skip
@@ -192,7 +194,7 @@ RESPONSES_REASONING = FieldTable(
         "generate_summary": WHOLE_THOUGHTS,
         "summary": WHOLE_THOUGHTS,
     },
-    {"mode": Refusal("is not served: there is one way to think; use effort", ("standard",))},
+    {"mode": FieldRefusal("is not served: there is one way to think; use effort", ("standard",))},
 )
 RESPONSES_TEXT = FieldTable("text.", frozenset({"format"}), {}, {"verbosity": CHAT.refused["verbosity"]})
 RESPONSES_INCLUDE = FieldTable(
@@ -232,10 +234,10 @@ MESSAGES = FieldTable(
         "workspace_id": VENDOR_RECORDS,
     },
     {
-        "compaction": Refusal("is not served: nothing is summarised here; ask for a summary in a message"),
-        "container": Refusal("is not served: no code runs here; run it in the agent"),
-        "mcp_servers": Refusal("is not served: no tools are called here; call them in the agent"),
-        "thread": Refusal("is not served: no conversation is kept here; send all of it with each call"),
+        "compaction": FieldRefusal("is not served: nothing is summarised here; ask for a summary in a message"),
+        "container": FieldRefusal("is not served: no code runs here; run it in the agent"),
+        "mcp_servers": FieldRefusal("is not served: no tools are called here; call them in the agent"),
+        "thread": FieldRefusal("is not served: no conversation is kept here; send all of it with each call"),
         **ONE_ANSWER,
     },
 )  # fmt: skip
@@ -243,7 +245,7 @@ MESSAGES_OUTPUT_CONFIG = FieldTable(
     "output_config.",
     frozenset({"effort", "format"}),
     {},
-    {"task_budget": Refusal("is not served: no budget is told to the model; say it in the prompt")},
+    {"task_budget": FieldRefusal("is not served: no budget is told to the model; say it in the prompt")},
 )
 MESSAGES_THINKING = FieldTable(
     "thinking.",
@@ -264,7 +266,7 @@ MESSAGES_TOOL = FieldTable(
         "eager_input_streaming": "it says in which pieces a stream comes",
     },
     {
-        "allowed_callers": Refusal("is not served: no code of the vendor's calls tools here", (["direct"],)),
-        "input_examples": Refusal("is not served: put examples into the description"),
+        "allowed_callers": FieldRefusal("is not served: no code of the vendor's calls tools here", (["direct"],)),
+        "input_examples": FieldRefusal("is not served: put examples into the description"),
     },
 )

@@ -39,9 +39,7 @@ class TokenHistory:
     """The answers of one attempt so far."""
 
     turns: dict[bytes, ChatTurn] = field(default_factory=dict)
-    """Turns by the digest of model and messages: a lookup costs the length of the messages, however many turns there
-    are.
-    """
+    """Turns by the digest of model and messages, so that a lookup costs only the length of the messages."""
     responses: dict[str, list[Any]] = field(default_factory=dict)
     """Messages up to and with each response of the Responses API, by its id."""
 

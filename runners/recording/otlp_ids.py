@@ -31,7 +31,7 @@ def decode_id(name: str, text: Any) -> bytes:
 
 
 def check_id(name: str, value: bytes) -> None:
-    """Raise `InvalidSpanError` for an id of another length, or of zeros only; none is right."""
+    """Raise `InvalidSpanError` for an id of another length, or of zeros only; an empty one is valid."""
     if value and (len(value) != LENGTHS[name] or not any(value)):
         raise InvalidSpanError("id", f"{name} {value.hex()[:40]!r} is not {LENGTHS[name]} bytes, or zero")
 

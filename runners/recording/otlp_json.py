@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from lightningbus.runners.recording.otlp_ids import LENGTHS, decode_id
-from lightningbus.runners.recording.otlp_limits import Budget, InvalidOtlpError, check_count
+from lightningbus.runners.recording.otlp_limits import ConversionBudget, InvalidOtlpError, check_count
 from lightningbus.runners.recording.refusals import InvalidSpanError, Refusal, Refusals
 from lightningbus.schemas.text import replace_surrogates
 
@@ -34,7 +34,7 @@ def fill_request(request: Message, signal: str, body: Any, refusals: Refusals) -
 
     Raises `InvalidOtlpError` for too much in one request, and ValueError where nothing can be read.
     """
-    budget = Budget()
+    budget = ConversionBudget()
     _count_objects(body, budget)
     if not isinstance(body, dict):
         raise ValueError("the request is no JSON object")
@@ -77,7 +77,7 @@ def _items(holder: Any, name: str) -> list[Any]:
 
 
 def _read_shared(holder: Any, records: str, target: Message) -> bool:
-    """Read a resource or scope without what is below it; whether it could be read."""
+    """Read a resource or scope without its children; return whether it could be read."""
     below = (records, _camel_case(records))
     try:
         fields = {name: field for name, field in holder.items() if name not in below}
@@ -88,14 +88,14 @@ def _read_shared(holder: Any, records: str, target: Message) -> bool:
     return True
 
 
-def _fields_of(record: Any, signal: str, budget: Budget) -> dict[str, Any]:
+def _fields_of(record: Any, signal: str, budget: ConversionBudget) -> dict[str, Any]:
     """Collect the fields of a span or log record; those that protobuf would drop from a span become attributes."""
     if not isinstance(record, dict):
         raise InvalidSpanError("form", f"it is no JSON object, but {json.dumps(record)[:40]}")
     unknown = {name: field for name, field in record.items() if signal == "traces" and name not in KNOWN_FIELDS}
     budget.spend(len(unknown))
     fields: dict[str, Any] = _normalize({name: field for name, field in record.items() if name not in unknown})
-    if unknown:  # as they came: converted they would be written as JSON within JSON, twice as long at each level
+    if unknown:  # unconverted: JSON within JSON would double in length at each level
         kept = [{"key": UNKNOWN + key, "value": {"stringValue": json.dumps(field)}} for key, field in unknown.items()]
         fields["attributes"] = [*(fields.get("attributes") or ()), *_normalize(kept)]
     return fields
@@ -115,7 +115,7 @@ def _normalize(value: Any) -> Any:
     }
 
 
-def _count_objects(value: Any, budget: Budget) -> None:
+def _count_objects(value: Any, budget: ConversionBudget) -> None:
     """Count objects and lists before any is converted; raises `InvalidOtlpError` for too many."""
     below: list[Iterator[Any]] = [iter((value,))]
     while below:

@@ -14,7 +14,7 @@ class InvalidOtlpError(ValueError):
     """The body is no OTLP request, or holds too much; the message gives the reason."""
 
 
-class Budget:
+class ConversionBudget:
     """The values that one request may still bring."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from opentelemetry.proto.logs.v1 import logs_pb2
 from opentelemetry.proto.resource.v1 import resource_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
-from lightningbus.runners.recording.otlp_limits import Budget
+from lightningbus.runners.recording.otlp_limits import ConversionBudget
 
 FILES = (common_pb2, resource_pb2, trace_pb2, logs_pb2, trace_service_pb2, logs_service_pb2)
 """The protocol's files, each after those it imports."""
@@ -28,11 +28,11 @@ def parse_protobuf(request: Message, body: bytes) -> None:
     except DecodeError:
         lenient = _lenient_class(request.DESCRIPTOR.full_name)()
         lenient.ParseFromString(body)
-        _repair(lenient, _text_fields(), Budget())
+        _repair(lenient, _text_fields(), ConversionBudget())
         request.ParseFromString(lenient.SerializeToString())
 
 
-def _repair(message: Any, text_fields: frozenset[str], budget: Budget) -> None:
+def _repair(message: Any, text_fields: frozenset[str], budget: ConversionBudget) -> None:
     for field, value in message.ListFields():
         values = value if field.is_repeated else [value]
         if field.type == FieldDescriptor.TYPE_MESSAGE:

@@ -15,7 +15,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 
 from lightningbus.runners.recording.otlp_ids import check_id
 from lightningbus.runners.recording.otlp_json import UNKNOWN
-from lightningbus.runners.recording.otlp_limits import MAX_SHARED_BYTES, Budget, InvalidOtlpError, check_count
+from lightningbus.runners.recording.otlp_limits import MAX_SHARED_BYTES, ConversionBudget, InvalidOtlpError, check_count
 from lightningbus.runners.recording.refusals import InvalidSpanError, Refusals
 from lightningbus.schemas import ids
 from lightningbus.schemas.semconv import attributes
@@ -55,7 +55,7 @@ def convert_spans(
     ]
     _check(groups)
     moved = {span.trace_id for _, scopes in groups for _, spans in scopes for span in spans}
-    budget = Budget()
+    budget = ConversionBudget()
     return _convert(_span, _each(groups, trace_id, root_span_id, moved, budget), budget, refusals)
 
 
@@ -66,14 +66,14 @@ def convert_logs(request: ExportLogsServiceRequest, trace_id: str, root_span_id:
         for group in request.resource_logs
     ]
     _check(groups)
-    budget = Budget()
+    budget = ConversionBudget()
     return _convert(_log, _each(groups, trace_id, root_span_id, (), budget), budget, refusals)
 
 
 def _convert(
-    convert: Callable[[Any, _ScopeContext, Budget], Span],
+    convert: Callable[[Any, _ScopeContext, ConversionBudget], Span],
     records: Iterable[tuple[Any, _ScopeContext]],
-    budget: Budget,
+    budget: ConversionBudget,
     refusals: Refusals,
 ) -> list[Span]:
     converted = []
@@ -101,7 +101,11 @@ def _check(groups: Iterable[ResourceGroup]) -> None:
 
 
 def _each(
-    groups: Iterable[ResourceGroup], trace_id: str, root_span_id: str, moved: Collection[bytes], budget: Budget
+    groups: Iterable[ResourceGroup],
+    trace_id: str,
+    root_span_id: str,
+    moved: Collection[bytes],
+    budget: ConversionBudget,
 ) -> Iterator[tuple[Any, _ScopeContext]]:
     """Yield every span or log record with its shared context; each resource and scope is converted once."""
     for resource, scopes in groups:
@@ -117,7 +121,7 @@ def _each(
                 yield record, shared
 
 
-def _span(span: trace_pb2.Span, shared: _ScopeContext, budget: Budget) -> Span:
+def _span(span: trace_pb2.Span, shared: _ScopeContext, budget: ConversionBudget) -> Span:
     span_attributes = _attributes(span.attributes, budget)
     span_attributes.update(shared.attributes)
     span_attributes[ORIGINAL_TRACE] = span.trace_id.hex()
@@ -156,7 +160,7 @@ def _span(span: trace_pb2.Span, shared: _ScopeContext, budget: Budget) -> Span:
     )
 
 
-def _link(link: trace_pb2.Span.Link, shared: _ScopeContext, budget: Budget) -> dict[str, Any]:
+def _link(link: trace_pb2.Span.Link, shared: _ScopeContext, budget: ConversionBudget) -> dict[str, Any]:
     """Convert a link: one to an agent's span moves to the rollout's trace with that span, any other stays."""
     link_attributes = _attributes(link.attributes, budget)
     is_remote = bool(link.flags & trace_pb2.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK)
@@ -166,7 +170,7 @@ def _link(link: trace_pb2.Span.Link, shared: _ScopeContext, budget: Budget) -> d
     return {"trace_id": shared.trace_id, "span_id": link.span_id.hex(), "attributes": link_attributes}
 
 
-def _log(record: LogRecord, shared: _ScopeContext, budget: Budget) -> Span:
+def _log(record: LogRecord, shared: _ScopeContext, budget: ConversionBudget) -> Span:
     when = record.time_unix_nano or record.observed_time_unix_nano
     log_attributes = {
         **_attributes(record.attributes, budget),
@@ -190,12 +194,12 @@ def _log(record: LogRecord, shared: _ScopeContext, budget: Budget) -> Span:
     )
 
 
-def _attributes(pairs: Sequence[KeyValue], budget: Budget) -> dict[str, Any]:
+def _attributes(pairs: Sequence[KeyValue], budget: ConversionBudget) -> dict[str, Any]:
     budget.spend(len(pairs))
     return {pair.key: _value(pair.value, budget) for pair in pairs}
 
 
-def _value(value: AnyValue, budget: Budget) -> Any:
+def _value(value: AnyValue, budget: ConversionBudget) -> Any:
     kind = value.WhichOneof("value")
     if kind is None:
         return None

@@ -11,7 +11,7 @@ RefusalKind = Literal["id", "form", "time", "size", "room"]
 MAX_SENTENCES = 5
 """Different reasons that an answer gives."""
 MAX_SENTENCE = 200
-"""Characters of one of them, which may repeat what was sent."""
+"""Characters of one sentence, which may quote the sender."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Events about audits: what was recomputed of a rollout, and verdicts on engines and weight versions."""
+"""Events about audits: recomputed tokens of a rollout, and verdicts on engines and weight versions."""
 
 from typing import Annotated, Literal
 

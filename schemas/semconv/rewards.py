@@ -11,7 +11,7 @@ MAIN = "reward"
 """Name of the reward that counts for the rollout, also of one without a name."""
 
 MAX_REWARD = 1e12
-"""A reward lies between minus this and this: sums and squares of many of them, and gradients, are finite in float32."""
+"""Largest absolute reward: sums and squares of many rewards, and gradients, are finite in float32."""
 
 
 def is_usable(reward: float) -> bool:

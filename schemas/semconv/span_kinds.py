@@ -172,9 +172,7 @@ def agl_links(span_attributes: Attributes) -> Iterator[tuple[str, str]]:
 
 
 def normalize_response_id(response_id: str) -> str:
-    """Extract the part that the ids of one response share in every API: ``chatcmpl-1``, ``resp_1``, ``msg_1``; else
-    empty.
-    """
+    """Extract the common part of a response's ids: ``chatcmpl-1``, ``resp_1``, ``msg_1``; else empty."""
     return response_id.replace("_", "-").rpartition("-")[2]
 
 

@@ -9,7 +9,7 @@ from lightningbus.schemas.spans import AttemptResult
 INFRA_OUTCOMES: frozenset[Outcome] = frozenset({"infra_error", "poison", "preempted"})
 """Outcomes that the agent did not cause: the task is retried, and there is no reward."""
 UNREWARDED_OUTCOMES: frozenset[Outcome] = INFRA_OUTCOMES | {"reward_timeout"}
-"""Outcomes that do not tell how good the agent was: in training they never count as a reward of 0."""
+"""Outcomes that do not measure the agent: in training they never count as a reward of 0."""
 
 
 class Resolution(IntEnum):

@@ -56,8 +56,8 @@ class _Edge:
 class PrefixEncoder:
     """Encodes the texts of one attempt; ``unit`` is the number of bytes per element (4: token ids; 1: UTF-8).
 
-    ``limit`` is the largest suffix in bytes; what is over it is cut off. All texts are in one tree, a branch where two
-    begin to differ. So a text costs what it is long, however many there are.
+    ``limit`` is the largest suffix in bytes; the rest is cut off. All texts are in one tree, a branch where two begin
+    to differ. So the cost of a text is its length, however many there are.
     """
 
     def __init__(self, unit: int = TOKEN_BYTES, limit: int | None = None) -> None:

@@ -29,7 +29,7 @@ DirectoryLock = Callable[[Path], AbstractContextManager[object]]
 """A lock of the directory: `lock_directory` or `lightningbus.bus.directory_lock.lock_for_reading`."""
 
 
-class EngineError(Exception):
+class EmbeddedEngineError(Exception):
     """ClickHouse's error message and code."""
 
     def __init__(self, message: str) -> None:
@@ -86,7 +86,7 @@ class EmbeddedClickHouse:
         self._table_functions = frozenset(bytes(names.bytes()).decode().split())
 
     def close(self) -> None:
-        """Stop the engine once its statements have ended; what was inserted is on disk. Blocks."""
+        """Stop the engine once its statements have ended; inserted rows are on disk. Blocks."""
         with self._sessions:
             self._is_closed = True
             self._sessions.wait_for(lambda: not self._num_sessions)
@@ -94,24 +94,24 @@ class EmbeddedClickHouse:
             self._exit_stack.close()
 
     def execute(self, statement: Statement) -> QueryResult:
-        """Run one statement to its end; raises `EngineError`."""
+        """Run one statement to its end; raises `EmbeddedEngineError`."""
         with self._session(statement) as connection:
             try:
                 return _run(connection, statement)
             except Exception as error:  # chdb raises RuntimeError and its own, with ClickHouse's words inside
-                raise EngineError(_error_message(error)) from error
+                raise EmbeddedEngineError(_error_message(error)) from error
 
     def query_readonly(self, statement: Statement) -> QueryResult:
-        """Execute a read-only query within limits; raise `EngineError`."""
+        """Execute a read-only query within limits; raise `EmbeddedEngineError`."""
         try:
             settings = readonly_guard.restrict_settings(statement.settings or {})
             with self._session(replace(statement, settings=settings)) as connection:
                 readonly_guard.check_statement(_canonicalize(connection, _full_text(statement)), self._table_functions)
                 return _run(connection, statement)
-        except EngineError:
+        except EmbeddedEngineError:
             raise
         except Exception as error:
-            raise EngineError(_error_message(error)) from error
+            raise EmbeddedEngineError(_error_message(error)) from error
 
     def insert(self, database: str, table: str, columns: Any, settings: dict[str, str]) -> int:
         """Write an Arrow table with ClickHouse's settings; returns how many rows ClickHouse wrote.
@@ -127,7 +127,7 @@ class EmbeddedClickHouse:
             try:
                 return int(_insert(connection, f"INSERT INTO `{table}` ({names})", file, "ArrowStream").rows_written())
             except Exception as error:
-                engine_error = EngineError(_error_message(error))
+                engine_error = EmbeddedEngineError(_error_message(error))
                 raise DatabaseError(str(engine_error), code=engine_error.code) from error
 
     @contextmanager
@@ -157,10 +157,10 @@ class EmbeddedClickHouse:
                     connection.query(f"USE `{statement.database.replace('`', '')}`")
                 if readonly is not None:  # last: nothing may be set after it
                     _apply_setting(connection, "readonly", readonly)
-            except EngineError:
+            except EmbeddedEngineError:
                 raise
             except Exception as error:
-                raise EngineError(_error_message(error)) from error
+                raise EmbeddedEngineError(_error_message(error)) from error
             yield connection
         finally:
             connection.close()
@@ -175,7 +175,7 @@ def _canonicalize(connection: Any, sql: bytes) -> str:
     try:
         result = connection.query(f"SELECT formatQuerySingleLine({_quote(_decode_sql(sql))})", "RawBLOB")
     except RuntimeError as error:
-        raise EngineError(GUARD_SCOPE.sub("", _error_message(error))) from error
+        raise EmbeddedEngineError(GUARD_SCOPE.sub("", _error_message(error))) from error
     return bytes(result.bytes()).decode()
 
 
@@ -183,7 +183,7 @@ def _decode_sql(sql: bytes) -> str:
     try:
         return sql.decode()
     except UnicodeDecodeError as error:
-        raise EngineError("Code: 62. DB::Exception: the statement is not UTF-8. (SYNTAX_ERROR)") from error
+        raise EmbeddedEngineError("Code: 62. DB::Exception: the statement is not UTF-8. (SYNTAX_ERROR)") from error
 
 
 def _run(connection: Any, statement: Statement) -> QueryResult:
@@ -217,11 +217,11 @@ def _insert(connection: Any, sql: str, file: BinaryIO, format: str, settings: st
 
 def _apply_setting(connection: Any, name: str, value: str) -> None:
     if not SETTING_NAME.fullmatch(name):
-        raise EngineError(f"Code: 115. DB::Exception: {name!r} is not a setting. (UNKNOWN_SETTING)")
+        raise EmbeddedEngineError(f"Code: 115. DB::Exception: {name!r} is not a setting. (UNKNOWN_SETTING)")
     try:
         connection.query(f"SET {name} = {_quote(value)}")
     except Exception as error:
-        raise EngineError(f"{_error_message(error).strip()} Setting: {name}") from error
+        raise EmbeddedEngineError(f"{_error_message(error).strip()} Setting: {name}") from error
 
 
 def _quote(value: str) -> str:

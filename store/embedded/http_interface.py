@@ -19,7 +19,7 @@ from aiohttp import BasicAuth, web
 from lightningbus.bus.security.secrets import constant_time_equal
 from lightningbus.common.listeners import open_listener, serve_app, url_of
 from lightningbus.store.embedded import origin_check, request_body
-from lightningbus.store.embedded.engine import EmbeddedClickHouse, EngineError, QueryResult, Statement
+from lightningbus.store.embedded.engine import EmbeddedClickHouse, EmbeddedEngineError, QueryResult, Statement
 from lightningbus.store.embedded.readonly_guard import WRITER
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class HttpInterface:
         try:
             if self._is_writer(request):  # before anything of the body is read
                 return await self._run_statement(request, MAX_WRITER_BYTES, self._engine.execute)
-        except EngineError as error:
+        except EmbeddedEngineError as error:
             return _error_response(error)
         if self._num_readers >= MAX_CONCURRENT_READERS:
             reason = f"{MAX_CONCURRENT_READERS} questions are being answered; ask again"
@@ -126,19 +126,21 @@ class HttpInterface:
             return web.Response(status=400, text=f"Code: 62. DB::Exception: {error}. (SYNTAX_ERROR)\n")
         try:
             result = await asyncio.get_running_loop().run_in_executor(self._threads, execute, statement)
-        except EngineError as error:
+        except EmbeddedEngineError as error:
             return _error_response(error)
         return web.Response(body=result.body, headers=_response_headers(statement, result))
 
     def _is_writer(self, request: web.Request) -> bool:
-        """Return whether the user is the writer; raise `EngineError` for a writer with another key."""
+        """Return whether the user is the writer; raise `EmbeddedEngineError` for a writer with another key."""
         user, key = _credentials(request)
         if user == WRITER and not constant_time_equal(self._key, key):
-            raise EngineError(f"Code: 516. DB::Exception: {WRITER}: this is not its key. (AUTHENTICATION_FAILED)")
+            raise EmbeddedEngineError(
+                f"Code: 516. DB::Exception: {WRITER}: this is not its key. (AUTHENTICATION_FAILED)"
+            )
         return user == WRITER
 
 
-def _error_response(error: EngineError) -> web.Response:
+def _error_response(error: EmbeddedEngineError) -> web.Response:
     headers = {"X-ClickHouse-Exception-Code": str(error.code)}
     return web.Response(status=HTTP_STATUS.get(error.code, 500), text=f"{error}\n", headers=headers)
 

@@ -21,7 +21,7 @@ ColumnTypes = Mapping[str, Mapping[str, str]]
 class DecodedMessage:
     """A message with its rows, or with some of them."""
 
-    delivery: Message
+    message: Message
     rows: tuple[tuple[str, Row], ...]
     selected: tuple[int, ...] | None = None
     """Positions of the rows among all of the message; None: all of them."""
@@ -35,7 +35,7 @@ class DecodedMessage:
         """Reduce the message to some of its rows."""
         chosen = set(positions)
         kept = [(place, row) for place, row in zip(self.positions, self.rows, strict=True) if place in chosen]
-        return DecodedMessage(self.delivery, tuple(row for _, row in kept), tuple(place for place, _ in kept))
+        return DecodedMessage(self.message, tuple(row for _, row in kept), tuple(place for place, _ in kept))
 
     def without(self, tables: Collection[str]) -> "DecodedMessage":
         """Drop the message's rows of some tables."""
@@ -57,12 +57,12 @@ class InsertBatch:
 def build_insert_batch(batch: Sequence[DecodedMessage], types: ColumnTypes) -> InsertBatch:
     """Build the columns; blocks. Raise ValueError, TypeError or OverflowError for an impossible value."""
     rows: dict[str, list[Row]] = defaultdict(list)
-    for message in batch:
-        for table, row in message.rows:
+    for decoded in batch:
+        for table, row in decoded.rows:
             rows[table].append(row)
     tables = {table: arrow.rows_to_arrow(table_rows, types[table]) for table, table_rows in rows.items()}
-    token = deduplication_token(message.delivery for message in batch)
-    if parts := [f"{item.delivery.stream}:{item.delivery.sequence}:{item.selected}" for item in batch if item.selected]:
+    token = deduplication_token(decoded.message for decoded in batch)
+    if parts := [f"{part.message.stream}:{part.message.sequence}:{part.selected}" for part in batch if part.selected]:
         token = hashlib.sha256("\n".join([token, *sorted(parts)]).encode()).hexdigest()
     return InsertBatch(rows, tables, token)
 
@@ -80,7 +80,7 @@ def load_column_types(client: Client, database: str) -> ColumnTypes:
     return dict(types)
 
 
-def deduplication_token(deliveries: Iterable[Message]) -> str:
+def deduplication_token(messages: Iterable[Message]) -> str:
     """Hash a set of messages in any order: ClickHouse drops an insert repeated after a lost reply."""
-    message_ids = sorted(f"{delivery.stream}:{delivery.sequence}" for delivery in deliveries)
+    message_ids = sorted(f"{message.stream}:{message.sequence}" for message in messages)
     return hashlib.sha256("\n".join(message_ids).encode()).hexdigest()

@@ -98,7 +98,7 @@ class Ingester:
     ) -> None:
         span_attributes = {
             attributes.MESSAGES: len(batch),
-            attributes.ROWS: sum(len(message.rows) for message in batch),
+            attributes.ROWS: sum(len(decoded.rows) for decoded in batch),
         }
         with tracing.start_as_current_span("batch", span_attributes, started_ns=started_ns):
             tracing.record_span("collect", started_ns, filled_ns)
@@ -106,35 +106,35 @@ class Ingester:
 
     async def _consume(self, consumer: ConsumerSpec, puller: PullConsumer) -> None:
         size, slots = 0.0, IN_FLIGHT_BOUNDS[0]
-        async for delivery in puller:
-            self._pending[consumer] = delivery.num_pending
+        async for message in puller:
+            self._pending[consumer] = message.num_pending
             metrics.store_pending_messages.set(self.pending)
-            size = max(len(delivery.data), (1 - SIZE_DECAY) * size + SIZE_DECAY * len(delivery.data))
+            size = max(len(message.data), (1 - SIZE_DECAY) * size + SIZE_DECAY * len(message.data))
             if abs((new_slots := in_flight_for(size, self._settings.batch_bytes)) - slots) > slots // 4:
                 slots = new_slots
                 puller.resize(slots)
             try:
-                metadata = EventMetadata(delivery.sequence, delivery.timestamp_ns, self._settings.retention_days_of)
-                is_advisory = consumer is STORE_AUDIT  # by nats-server, in a form of its own
+                metadata = EventMetadata(message.sequence, message.timestamp_ns, self._settings.retention_days_of)
+                is_advisory = consumer is STORE_AUDIT  # nats-server has its own format
                 rows = tuple(
-                    build_audit_rows(delivery.data) if is_advisory else build_rows(self._decode(delivery), metadata)
+                    build_audit_rows(message.data) if is_advisory else build_rows(self._decode(message), metadata)
                 )
-            except Exception as error:  # else the message would stop the store after every restart
+            except Exception as error:  # otherwise the message would stop the store after every restart
                 if not isinstance(error, (DecodeError, ValueError, TypeError)):
-                    count_fault(f"message {delivery.stream}/{delivery.sequence}", error)
+                    count_fault(f"message {message.stream}/{message.sequence}", error)
                 self._poison_limit.record_invalid(str(error))
-                await dead_letter(self._bus, delivery, str(error) or type(error).__name__)
+                await dead_letter(self._bus, message, str(error) or type(error).__name__)
                 continue
             self._poison_limit.record_valid()
             await self._has_capacity.wait()  # while all batches are full, messages stay with the broker
-            self._queue.put_nowait(DecodedMessage(delivery, rows))
-            self._track_queue_size(len(rows), len(delivery.data))
+            self._queue.put_nowait(DecodedMessage(message, rows))
+            self._track_queue_size(len(rows), len(message.data))
 
-    def _decode(self, delivery: Message) -> Event:
+    def _decode(self, message: Message) -> Event:
         """Decode an event; raise `DecodeError`, or ValueError for a version or decision without a valid signature."""
-        event = delivery.event()
+        event = message.event()
         if isinstance(event, SIGNED_EVENTS):
-            self._bus.signing.check(delivery.subject, event, delivery.data, delivery.headers, previous=0)
+            self._bus.signing.check(message.subject, event, message.data, message.headers, previous=0)
         return event
 
     def _track_queue_size(self, rows: int, size: int) -> None:
@@ -149,17 +149,17 @@ class Ingester:
         """Collect messages until a batch is full, its first row has waited long enough, or the store has to stop."""
         batch: list[DecodedMessage] = []
         rows, size = 0, 0
-        message = await self._queue.get()
+        decoded = await self._queue.get()
         self._batch_started_ns = time.time_ns()
         try:
             async with asyncio.timeout(self._settings.flush_interval_seconds):
-                while message is not None:
-                    batch.append(message)
-                    rows, size = rows + len(message.rows), size + len(message.delivery.data)
-                    self._track_queue_size(-len(message.rows), -len(message.delivery.data))
+                while decoded is not None:
+                    batch.append(decoded)
+                    rows, size = rows + len(decoded.rows), size + len(decoded.message.data)
+                    self._track_queue_size(-len(decoded.rows), -len(decoded.message.data))
                     if rows >= self._settings.batch_rows or size >= self._settings.batch_bytes:
                         break
-                    message = self._queue.get_nowait() if self._queue.qsize() else await self._queue.get()
+                    decoded = self._queue.get_nowait() if self._queue.qsize() else await self._queue.get()
         except TimeoutError:
             pass
         return batch

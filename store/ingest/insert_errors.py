@@ -27,7 +27,7 @@ class Cause(Enum):
     LOAD = "load"
     """ClickHouse has too much to do; the insert most likely works later."""
     UNKNOWN = "unknown"
-    """The error does not tell."""
+    """The error does not show the cause."""
 
 
 def cause_of(error: Exception) -> Cause:

@@ -56,7 +56,7 @@ class Inserter:
 
     def __init__(self, insert: Insert, database: str) -> None:
         self._insert_columns, self._database = insert, database
-        self._last_rows: dict[str, pa.Table] = {}  # by table: one row that ClickHouse took
+        self._last_rows: dict[str, pa.Table] = {}  # one accepted row by table
         self.problem = ""
         """Reason why nothing is inserted now; empty while ClickHouse takes rows."""
 
@@ -66,7 +66,7 @@ class Inserter:
         Waits for a ClickHouse that cannot write, however long. Returns why the rows are rejected, if they are.
         """
         backoff = Backoff(RETRY_POLICY)
-        num_tries = num_short = 0  # of these, inserts that wrote too few rows
+        num_tries = num_short = 0  # num_short: inserts that wrote too few rows
         while True:
             try:
                 with metrics.insert_duration.time(), tracing.start_as_current_span("insert"):

@@ -18,25 +18,25 @@ DEAD_LETTER_RETRY_SECONDS = 30.0
 GIVE_BACK_SECONDS = 5.0
 
 
-async def acknowledge(deliveries: Iterable[Message]) -> None:
+async def acknowledge(messages: Iterable[Message]) -> None:
     """Acknowledge; a message that cannot be acknowledged is redelivered."""
-    for delivery in deliveries:
+    for message in messages:
         try:
-            await delivery.ack()
+            await message.ack()
         except Exception as error:
             log.warning("inserted but not acknowledged, so it will be redelivered: %s", error)
 
 
 @asynccontextmanager
-async def keep_extended(deliveries: Collection[Message]) -> AsyncIterator[None]:
+async def keep_extended(messages: Collection[Message]) -> AsyncIterator[None]:
     """Extend the ack wait of messages that are not settled, again and again while the block runs."""
 
     async def extend() -> None:
         while True:
             await asyncio.sleep(ACK_WAIT_SECONDS / 3)
-            for delivery in deliveries:
+            for message in messages:
                 with contextlib.suppress(Exception):
-                    await delivery.in_progress()
+                    await message.in_progress()
 
     extending = asyncio.create_task(extend())
     try:
@@ -45,19 +45,19 @@ async def keep_extended(deliveries: Collection[Message]) -> AsyncIterator[None]:
         await cancel_and_wait(extending)
 
 
-async def give_back(delivery: Message) -> None:
+async def give_back(message: Message) -> None:
     """Return a message to the bus, to be delivered again a little later."""
     with contextlib.suppress(Exception):
-        await delivery.nak(GIVE_BACK_SECONDS)
+        await message.nak(GIVE_BACK_SECONDS)
 
 
-async def dead_letter(bus: Bus, delivery: Message, reason: str) -> None:
+async def dead_letter(bus: Bus, message: Message, reason: str) -> None:
     """Make a message a dead letter; if that fails now, it is redelivered later."""
     try:
-        await DeadLetterQueue(bus).add(delivery, reason)
+        await DeadLetterQueue(bus).add(message, reason)
     except Exception as error:
         log.warning(
-            "%s/%d is not dead-lettered, so it will be redelivered: %s", delivery.stream, delivery.sequence, error
+            "%s/%d is not dead-lettered, so it will be redelivered: %s", message.stream, message.sequence, error
         )
         with contextlib.suppress(Exception):
-            await delivery.nak(DEAD_LETTER_RETRY_SECONDS)
+            await message.nak(DEAD_LETTER_RETRY_SECONDS)

@@ -57,47 +57,47 @@ class Writer:
 
         Waits for a ClickHouse that cannot write. Errors of the batch and of the database are not raised.
         """
-        async with keep_extended([message.delivery for message in batch]):
+        async with keep_extended([decoded.message for decoded in batch]):
             await self._write(batch, columns)
 
     async def _write(self, batch: Sequence[DecodedMessage], columns: Awaitable[InsertBatch]) -> None:
         written: set[str] = set()
         rejection = await self._insert(columns, written)
         if rejection is None:
-            metrics.store_bytes.inc(sum(len(message.delivery.data) for message in batch))
+            metrics.store_bytes.inc(sum(len(decoded.message.data) for decoded in batch))
             with tracing.start_as_current_span("ack"):
-                await acknowledge(message.delivery for message in batch)
+                await acknowledge(decoded.message for decoded in batch)
         elif len(batch) > 1:
-            for half in halve([message.without(written) for message in batch]):
+            for half in halve([decoded.without(written) for decoded in batch]):
                 await self._write(half, self.start_building(half))
         else:
-            await self._settle_parts(batch[0].delivery, await self._insert_parts(batch[0].without(written), rejection))
+            await self._settle_parts(batch[0].message, await self._insert_parts(batch[0].without(written), rejection))
 
-    async def _insert_parts(self, message: DecodedMessage, rejection: Rejection) -> list[Rejection]:
+    async def _insert_parts(self, decoded: DecodedMessage, rejection: Rejection) -> list[Rejection]:
         """Insert all rows of a rejected message that can be; why the others cannot."""
-        if len(message.rows) < 2:
-            tables = " and ".join(table for table, _ in message.rows)
+        if len(decoded.rows) < 2:
+            tables = " and ".join(table for table, _ in decoded.rows)
             return [Rejection(f"a row of {tables}: {rejection.reason}", rejection.is_certain)]
         rejections: list[Rejection] = []
-        for positions in halve(message.positions):
+        for positions in halve(decoded.positions):
             if len(rejections) >= MAX_REJECTED_ROWS:
                 return [*rejections, Rejection(f"{len(positions)} rows that were not tried")]
-            part = message.select(positions)
+            part = decoded.select(positions)
             written: set[str] = set()
             if problem := await self._insert(self.start_building([part]), written):
                 rejections += await self._insert_parts(part.without(written), problem)
         return rejections
 
-    async def _settle_parts(self, delivery: Message, rejections: Sequence[Rejection]) -> None:
+    async def _settle_parts(self, message: Message, rejections: Sequence[Rejection]) -> None:
         """Settle a message whose rows were inserted one part after the other."""
         if not rejections:
-            await acknowledge([delivery])
+            await acknowledge([message])
         elif all(rejection.is_certain for rejection in rejections):
             reasons = [rejection.reason for rejection in rejections[:MAX_REASONS]]
             more = [f"{len(rejections) - MAX_REASONS} more"] if len(rejections) > MAX_REASONS else []
-            await dead_letter(self._bus, delivery, f"not insertable: {'; '.join([*reasons, *more])}")
+            await dead_letter(self._bus, message, f"not insertable: {'; '.join([*reasons, *more])}")
         else:  # whether the rows are at fault shows once ClickHouse takes others
-            await give_back(delivery)
+            await give_back(message)
 
     async def _insert(self, columns: Awaitable[InsertBatch], written: set[str]) -> Rejection | None:
         """Insert as `Inserter.insert`, and count the written rows."""

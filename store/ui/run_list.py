@@ -15,7 +15,7 @@ from lightningbus.store.ui.run_state import choose_state
 QueryRow = dict[str, Any]
 
 RECENT_ROLLOUTS = 200
-"""The training reward of a run is the mean over so many of its last rollouts."""
+"""Number of last rollouts whose mean is the training reward of a run."""
 
 SETS = f"""
 WITH training_steps AS (SELECT run_id, model, step, epoch, settings FROM raw_training_steps),

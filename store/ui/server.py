@@ -36,9 +36,9 @@ RESPONSE_HEADERS = {
     "Cache-Control": "no-cache",
 }
 STORE_HEADER = "Lightningbus-Store"
-"""Says with every answer what the page reads: a `StoreState`."""
+"""Header of every answer with the page's source: a `StoreState`."""
 RUN_QUERIES = {
-    "pulse": queries.CHANGE_TOKEN,
+    "change_token": queries.CHANGE_TOKEN,
     "models": queries.MODELS,
     "summary": queries.SUMMARY,
     "rewards": queries.REWARDS,

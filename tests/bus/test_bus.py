@@ -48,13 +48,13 @@ async def test_a_published_task_reaches_a_runner_with_its_trace_and_its_record_r
     await bus.ensure_consumer(runner_consumer("calc", "train"))
     await TaskPublisher(bus).publish_task(task(1))
     async with bus.pull(runner_consumer("calc", "train"), slots=2) as tasks, bus.pull(STORE_EVENTS, slots=2) as records:
-        delivery = await asyncio.wait_for(anext(tasks), HANG_SECONDS)
-        assert delivery.decode_as(Task) == task(1)
-        assert delivery.num_delivered == 1
+        message = await asyncio.wait_for(anext(tasks), HANG_SECONDS)
+        assert message.decode_as(Task) == task(1)
+        assert message.num_delivered == 1
         record = (await asyncio.wait_for(anext(records), HANG_SECONDS)).event()
         assert isinstance(record, TaskBatchRecord)
         span = record.tasks[0].span
-        assert delivery.headers["traceparent"] == f"00-{span.trace_id}-{span.span_id}-01"
+        assert message.headers["traceparent"] == f"00-{span.trace_id}-{span.span_id}-01"
 
 
 async def test_publishing_the_same_event_twice_stores_it_once(bus: Bus) -> None:
@@ -110,10 +110,10 @@ async def test_the_pull_loop_never_holds_more_than_its_slots_and_refills_each_fr
     for n in range(6):
         await TaskPublisher(bus).publish_task(task(n))
     async with bus.pull(runner_consumer("calc", "train"), slots=3) as puller:
-        deliveries = [await asyncio.wait_for(anext(puller), HANG_SECONDS) for _ in range(3)]
+        messages = [await asyncio.wait_for(anext(puller), HANG_SECONDS) for _ in range(3)]
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(puller), 0.3)
-        await deliveries[1].ack(sync=True)
+        await messages[1].ack(sync=True)
         fourth = await asyncio.wait_for(anext(puller), HANG_SECONDS)
         assert fourth.decode_as(Task).id == "t3"
         assert puller.in_flight == 3
@@ -183,8 +183,8 @@ async def test_a_lease_outlives_ack_wait(bus: Bus) -> None:
     await bus.ensure_consumer(consumer)
     await TaskPublisher(bus).publish_task(task(1))
     async with bus.pull(consumer, slots=2) as puller:
-        delivery = await asyncio.wait_for(anext(puller), HANG_SECONDS)
-        async with LeaseRenewer(delivery, ack_wait=1.0):  # renewed often, lest a busy machine be late with all of it
+        message = await asyncio.wait_for(anext(puller), HANG_SECONDS)
+        async with LeaseRenewer(message, ack_wait=1.0):  # renewed often, lest a busy machine be late with all of it
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(anext(puller), 6)
         assert (await asyncio.wait_for(anext(puller), HANG_SECONDS)).num_delivered == 2
@@ -212,10 +212,10 @@ async def test_a_message_that_does_not_decode_is_buried_with_its_reason(bus: Bus
         subjects.task("train", "calc"), b"not msgpack", headers={"who": "me", "Lightningbus-Schema": schema_of(Task)}
     )
     async with bus.pull(runner_consumer("calc", "train"), slots=1) as puller:
-        delivery = await asyncio.wait_for(anext(puller), HANG_SECONDS)
+        message = await asyncio.wait_for(anext(puller), HANG_SECONDS)
         with pytest.raises(DecodeError) as caught:
-            delivery.decode_as(Task)
-        await DeadLetterQueue(bus).add(delivery, str(caught.value))
+            message.decode_as(Task)
+        await DeadLetterQueue(bus).add(message, str(caught.value))
     letter = await bus.get_last(subjects.DLQ, subjects.dlq("TASKS"), DeadLetter)
     assert letter is not None
     assert letter[0].payload == b"not msgpack"

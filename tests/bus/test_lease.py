@@ -27,10 +27,10 @@ class Delivery:
 
 
 async def test_a_renewal_that_forgets_its_cancellation_is_the_last_one() -> None:
-    delivery = Delivery()
-    renewer = LeaseRenewer(cast("Message", delivery), ack_wait=0.03)
+    message = Delivery()
+    renewer = LeaseRenewer(cast("Message", message), ack_wait=0.03)
     async with asyncio.timeout(HANG_SECONDS), renewer:
-        await delivery.is_renewing.wait()
+        await message.is_renewing.wait()
     assert renewer._timer.cancelled()
 
 

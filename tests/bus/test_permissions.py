@@ -140,9 +140,9 @@ def serving(place: Path, policies: tuple[str, ...]) -> Iterator[Secured]:
 async def take_next(bus: Bus, consumer: ConsumerSpec) -> Message:
     """The next message of a consumer, acknowledged for certain."""
     async with bus.pull(consumer, slots=1) as puller, asyncio.timeout(HANG_SECONDS):
-        delivery = await anext(puller)
-        await delivery.ack(sync=True)
-        return delivery
+        message = await anext(puller)
+        await message.ack(sync=True)
+        return message
 
 
 @pytest.mark.parametrize(

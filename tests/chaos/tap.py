@@ -95,11 +95,11 @@ class Tap:
 
     async def _listen(self, consumer: ConsumerSpec) -> None:
         async with self.bus.pull(consumer, slots=SLOTS) as puller:
-            async for delivery in puller:
-                if (event := (delivery.stream, delivery.sequence)) not in self._seen:
+            async for message in puller:
+                if (event := (message.stream, message.sequence)) not in self._seen:
                     self._seen.add(event)
-                    self._hear(delivery.event(), delivery.sequence)
-                await delivery.ack()
+                    self._hear(message.event(), message.sequence)
+                await message.ack()
 
     def rollout_of(self) -> dict[str, End]:
         """Each rollout's attempt by the rule everybody goes by: the first result in stream order, or the first end."""

@@ -325,12 +325,12 @@ def test_marking_and_salting_change_nothing_else(body: dict[str, object], versio
 
 
 @given(st.lists(st.sampled_from(["engine_up", "weights_applied", "engine_exited", "stop"])))
-def test_a_node_serves_only_after_its_engine_took_weights(happenings: list[NodeEvent]) -> None:
+def test_a_node_serves_only_after_its_engine_took_weights(events: list[NodeEvent]) -> None:
     state: State = "starting"
     holds = False
-    for happening in happenings:
-        before, state = state, next_state(state, happening)
-        if happening == "weights_applied":
+    for event in events:
+        before, state = state, next_state(state, event)
+        if event == "weights_applied":
             holds = holds or before in ("starting", "awaiting_weights", "ready")  # a frozen node starts with them
         elif state != before:
             holds = holds and state == "ready"

@@ -160,8 +160,8 @@ async def test_a_reader_that_never_goes_is_not_raced_and_not_borne_for_ever(
     await publish(bus, *((str(task), 0) for task in range(30)))
 
     async def take() -> None:
-        async for delivery in thief:
-            delivery.free_slot()
+        async for message in thief:
+            message.free_slot()
 
     intake = RolloutConsumer(bus, LearnerSettings(model_path=Path("model"), group_size=2))
     running = asyncio.create_task(intake.run())

@@ -60,9 +60,9 @@ async def tasks_of(bus: Bus, count: int) -> list[Task]:
     async with asyncio.timeout(HANG_SECONDS), bus.pull(runner_consumer("default", "train"), slots=count) as puller:
         tasks = []
         for _ in range(count):
-            delivery = await anext(puller)
-            tasks.append(delivery.decode_as(Task))
-            await delivery.ack(sync=True)
+            message = await anext(puller)
+            tasks.append(message.decode_as(Task))
+            await message.ack(sync=True)
         return tasks
 
 

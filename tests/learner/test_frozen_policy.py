@@ -101,9 +101,9 @@ async def steps_of(bus: Bus) -> list[TrainingStep]:
     """All steps, in order."""
     steps: list[TrainingStep] = []
     async with asyncio.timeout(HANG_SECONDS), bus.pull(STORE_EVENTS, slots=8) as puller:
-        async for delivery in puller:
-            event = delivery.event()
-            await delivery.ack()
+        async for message in puller:
+            event = message.event()
+            await message.ack()
             if isinstance(event, TrainingStep):
                 steps.append(event)
             if len(steps) == STEPS:

@@ -46,15 +46,15 @@ async def learning(
 async def take_deliveries(bus: Bus, count: int) -> list[Message]:
     """The next tasks as the broker delivers them, each of them taken out of the queue."""
     async with bus.pull(AGENTS, slots=count) as puller:
-        deliveries = [await anext(puller) for _ in range(count)]
-        for delivery in deliveries:
-            await delivery.ack(sync=True)
-        return deliveries
+        messages = [await anext(puller) for _ in range(count)]
+        for message in messages:
+            await message.ack(sync=True)
+        return messages
 
 
 async def take(bus: Bus, count: int) -> list[Task]:
     """The next tasks, each of them taken out of the queue."""
-    return [delivery.decode_as(Task) for delivery in await take_deliveries(bus, count)]
+    return [message.decode_as(Task) for message in await take_deliveries(bus, count)]
 
 
 async def finish(bus: Bus, tasks: list[Task]) -> None:

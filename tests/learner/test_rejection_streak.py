@@ -94,9 +94,9 @@ async def test_a_learner_that_gets_no_reward_says_so_and_tries_groups_one_by_one
         assert "learner of policy: the last 2 groups gave nothing to train on (4 no reward)" in alert
         dispatched_at_ns = []
         for _ in range(2):
-            deliveries = await take_deliveries(bus, 2)
-            dispatched_at_ns.append(deliveries[0].timestamp_ns)
-            await finish_without_reward(bus, [delivery.decode_as(Task) for delivery in deliveries])
+            messages = await take_deliveries(bus, 2)
+            dispatched_at_ns.append(messages[0].timestamp_ns)
+            await finish_without_reward(bus, [message.decode_as(Task) for message in messages])
         seconds = (dispatched_at_ns[1] - dispatched_at_ns[0]) / 1e9
         assert seconds > 0.9, "the second pause is of two seconds, from dispatch to dispatch"
 

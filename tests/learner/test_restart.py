@@ -49,11 +49,11 @@ class Training:
             self.bus.pull(runner_consumer("default", "train"), slots=8) as puller,
             asyncio.TaskGroup() as rollouts,
         ):
-            async for delivery in puller:
-                task = delivery.decode_as(Task)
+            async for message in puller:
+                task = message.decode_as(Task)
                 self.dispatched.add(task.id)
                 version = await self._newest_version()
-                await delivery.ack()
+                await message.ack()
                 seconds = SLOW_SECONDS if self.rng.random() < 1 / 6 else 0.0
                 rollouts.create_task(self._answer(task, version, seconds))
 
@@ -78,9 +78,9 @@ class Training:
     async def listen(self) -> None:
         """Every step on the bus."""
         async with self.bus.pull(with_fields(STORE_EVENTS, durable="listener"), slots=8) as puller:
-            async for delivery in puller:
-                event = delivery.event()
-                await delivery.ack()
+            async for message in puller:
+                event = message.event()
+                await message.ack()
                 if isinstance(event, TrainingStep):
                     self.steps.append(event)
                     self.news.set()

@@ -190,7 +190,7 @@ async def test_every_role_says_whether_it_can_work_and_what_it_has_done(
     await nats.kill()
     for role in roles:
         assert await role.becomes(503) == f"{role.name} is not connected to the bus"
-        assert (await role.get("/healthz"))[0] == 200, "that is nothing a restart would mend"
+        assert (await role.get("/healthz"))[0] == 200, "a restart would not fix that"
     await nats.start()
     for role in roles:
         await role.becomes(200)

@@ -52,9 +52,9 @@ async def test_its_runner_takes_work(bus: Bus, nats_url: str, environment: Path,
     try:
         await TaskPublisher(bus).publish_task(Task(id="a", run_id="run", agent="default", input={"n": 1}))
         async with asyncio.timeout(HANG_SECONDS), bus.pull(STORE_TRAIN, slots=8) as puller:
-            async for delivery in puller:
-                event = delivery.event()
-                await delivery.ack()
+            async for message in puller:
+                event = message.event()
+                await message.ack()
                 if isinstance(event, SpanBatch) and event.end is not None:
                     assert (event.end.outcome, event.end.reward) == ("ok", 0.5)
                     break

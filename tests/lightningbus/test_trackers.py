@@ -16,7 +16,7 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.settings.run_file import RunSettings, validate_settings
 from lightningbus.trackers import store_points
 from lightningbus.trackers.base import Axis, TrackedRun
-from lightningbus.trackers.follower import Follower, Journal
+from lightningbus.trackers.follower import Follower, PointJournal
 from lightningbus.trackers.settings import MlflowSettings
 from lightningbus.trackers.store_points import Point, PointReader
 from lightningbus.trackers.tensorboard import TensorBoardTracker
@@ -78,7 +78,7 @@ class Client:
 
 def follow(client: Client, path: Path) -> None:
     """Follow a run that is over to its end."""
-    follower = Follower("scripted", lambda: client, lambda *_: POINTS, Journal(path), poll_seconds=0.01)
+    follower = Follower("scripted", lambda: client, lambda *_: POINTS, PointJournal(path), poll_seconds=0.01)
     follower.finish()
     follower.start()
     follower.join(HANG_SECONDS)
@@ -137,10 +137,10 @@ def test_rewards_of_a_version_are_logged_once_they_change_no_more() -> None:
 
 
 def test_steps_that_a_tracker_has_are_not_read_again_until_the_run_is_over(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "scripted.json")
+    journal = PointJournal(tmp_path / "scripted.json")
     assert journal.last_steps == {}
     journal.add(POINTS)
-    assert journal.last_steps == Journal(tmp_path / "scripted.json").last_steps == {"": 2}
+    assert journal.last_steps == PointJournal(tmp_path / "scripted.json").last_steps == {"": 2}
     store: Any = Store()
     reader = PointReader("small", max_staleness=1)
     assert [point.key for point in reader.read(store, is_over=False, last_steps={"": 0})] == ["step/1"]

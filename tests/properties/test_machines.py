@@ -136,13 +136,13 @@ class Serving(RuleBasedStateMachine):
         self.verified = self.stopped = False
         self.silence = 0.0
 
-    @rule(happening=st.sampled_from(get_args(NodeEvent)))
-    def happens(self, happening: NodeEvent) -> None:
-        self.state = next_state(self.state, happening)
-        self.stopped |= happening == "stop"
-        if happening == "engine_exited":
+    @rule(event=st.sampled_from(get_args(NodeEvent)))
+    def happens(self, event: NodeEvent) -> None:
+        self.state = next_state(self.state, event)
+        self.stopped |= event == "stop"
+        if event == "engine_exited":
             self.verified = False
-        if happening == "weights_applied" and self.state == "ready":
+        if event == "weights_applied" and self.state == "ready":
             self.verified = True
         self.silence = 0.0
 

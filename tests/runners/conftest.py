@@ -158,9 +158,9 @@ async def ended(
     actual: list[SpanBatch] = []
     before: dict[str, tuple[Span, ...]] = {}
     async with asyncio.timeout(timeout), bus.pull(consumer, slots=8) as puller:
-        async for delivery in puller:
-            event = delivery.event()
-            await delivery.ack()
+        async for message in puller:
+            event = message.event()
+            await message.ack()
             if isinstance(event, SpanBatch):
                 spans = before[event.execution_id] = (*before.get(event.execution_id, ()), *event.spans)
                 if event.end is not None and final in (None, event.end.is_final):

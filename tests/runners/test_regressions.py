@@ -51,9 +51,9 @@ async def test_11_more_than_fifty_rollouts_run_at_once_and_each_ends_at_its_dead
         await TaskPublisher(bus).publish_task(task(id=f"t{number}"))
     async with asyncio.timeout(HANG_SECONDS), bus.pull(runner_consumer("default", "eval"), slots=64) as puller:
         kept = [await anext(puller) for _ in range(64)]
-        assert len({delivery.sequence for delivery in kept}) == 64
-        for delivery in kept:
-            await delivery.ack()
+        assert len({message.sequence for message in kept}) == 64
+        for message in kept:
+            await message.ack()
     async with running(bus, entrypoint="plain:sleeps"):
         await TaskPublisher(bus).publish_task(task(id="late", deadline=0.5))
         (batch,) = await ended(bus)
@@ -80,9 +80,9 @@ async def test_16_a_task_whose_taker_dies_before_it_has_noted_it_is_handed_out_a
         asyncio.timeout(HANG_SECONDS),
         bus.pull(runner_consumer("default", "eval", ack_wait=1.0), slots=1) as puller,
     ):
-        delivery = await anext(puller)
-        assert delivery.num_delivered == 2
-        await delivery.ack(sync=True)
+        message = await anext(puller)
+        assert message.num_delivered == 2
+        await message.ack(sync=True)
     assert (await bus.js.stream_info(TASKS)).state.messages == 0
 
 

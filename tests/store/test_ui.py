@@ -178,9 +178,9 @@ def server_questions() -> dict[str, str]:
 
 
 async def test_the_pulse_changes_when_a_rollout_ends(ask: Ask, store: StoreProcess) -> None:
-    before = await ask("run/pulse", run_id="growing")
+    before = await ask("run/change_token", run_id="growing")
     seed_store.insert(store.sql, seed_store.run("growing", steps=1, groups=1, samples=1), first=50_000)
-    assert await ask("run/pulse", run_id="growing") != before
+    assert await ask("run/change_token", run_id="growing") != before
     await asyncio.to_thread(store.sql.command, "DELETE FROM raw_attempts WHERE run_id = 'growing'")
     await asyncio.to_thread(store.sql.command, "DELETE FROM raw_runs WHERE run_id = 'growing'")
 

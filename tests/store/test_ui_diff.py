@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from lightningbus.store.ui.rollouts.diff import Message, align, compare_words, message_text, transcript_of
+from lightningbus.store.ui.rollouts.diff import TranscriptMessage, align, compare_words, message_text, transcript_of
 
 
-def chat(*texts: str) -> list[Message]:
+def chat(*texts: str) -> list[TranscriptMessage]:
     roles = ("user", "assistant")
-    return [Message(roles[index % 2], text, index // 2) for index, text in enumerate(texts)]
+    return [TranscriptMessage(roles[index % 2], text, index // 2) for index, text in enumerate(texts)]
 
 
 def shape(rows: list[dict[str, Any]]) -> list[tuple[bool, bool, bool]]:
@@ -28,7 +28,7 @@ def test_a_message_that_only_one_has_stands_alone() -> None:
         (False, True, False),
     ]
     assert shape(align([], chat("a"))) == [(False, False, True)]
-    other_role = align([Message("user", "x", 0)], [Message("tool", "y", 0)])
+    other_role = align([TranscriptMessage("user", "x", 0)], [TranscriptMessage("tool", "y", 0)])
     assert shape(other_role) == [(False, True, False), (False, False, True)]
 
 
@@ -50,6 +50,6 @@ def test_messages_of_any_kind_are_text() -> None:
     assert '"name": "add"' in message_text({"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]})
     assert message_text({"role": "user", "content": ""}) == "" and message_text("cut") == "cut"
     assert transcript_of([{"call": 0, "messages": [["odd"]], "answer": "yes"}]) == [
-        Message("message", '[\n  "odd"\n]', 0),
-        Message("assistant", "yes", 0),
+        TranscriptMessage("message", '[\n  "odd"\n]', 0),
+        TranscriptMessage("assistant", "yes", 0),
     ]

@@ -37,12 +37,12 @@ async def finish_tasks(bus: Bus, count: int) -> None:
     await bus.ensure_consumer(runners)
     async with bus.pull(runners, 4) as puller:
         for _ in tasks:
-            delivery = await anext(puller)
-            task = delivery.decode_as(Task)
+            message = await anext(puller)
+            task = message.decode_as(Task)
             for part in batches(task.id, 0):
-                end = part.end and msgspec.structs.replace(part.end, enqueued_ns=delivery.timestamp_ns)
+                end = part.end and msgspec.structs.replace(part.end, enqueued_ns=message.timestamp_ns)
                 await send(bus, msgspec.structs.replace(part, end=end), f"{task.id}:{part.sequence}")
-            await delivery.ack(sync=True)
+            await message.ack(sync=True)
 
 
 async def beat_of(bus: Bus, state: str) -> dict[str, Any]:

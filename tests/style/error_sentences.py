@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("bus", "store", "inference", "learner", "runners", "auditor", "lightningbus")
 ERRORS = frozenset({
     "AddressError", "AgentStartError", "AuditorError", "BusError", "CheckpointError", "CredentialsError",
-    "DlqLimitExceededError", "EngineBusyError", "EngineError", "LearnerError", "MigrationError",
+    "DlqLimitExceededError", "EngineBusyError", "EngineError", "EmbeddedEngineError", "LearnerError", "MigrationError",
     "StoreUnreachableError", "StreamFullError", "TaskFileError", "UserError", "exit_with", "refuse_result",
 })  # fmt: skip
 """Classes whose message users read, and the functions that end a process with one."""

@@ -64,7 +64,7 @@ def _copy_verified(source: Path, path: Path, expected: Blob | None) -> tuple[int
     arrived.unlink(missing_ok=True)
     try:
         with _open_source(source) as readable, arrived.open("xb") as writable:
-            if expected is not None:  # by its size, before it fills the disk
+            if expected is not None:  # check the size before it fills the disk
                 verify_checksum(expected, os.fstat(readable.fileno()).st_size, expected.sha256)
             _copy(readable, writable)
         size, digest = arrived.stat().st_size, sha256_of(arrived)

@@ -1,7 +1,7 @@
-"""Blobs in S3-compatible storage; credentials, region and endpoint are the environment's, by their usual ``AWS_*``.
+"""Blobs in S3-compatible storage; credentials, region and endpoint come from the usual ``AWS_*`` variables.
 
-What is large goes up in parts and comes down in ranges, several at once; a part or range that fails is tried again by
-itself. Incomplete uploads of a writer that was killed are for a lifecycle rule of the bucket to remove.
+Large files are sent in parts and fetched in ranges, several at once; a failed part or range is retried by itself. A
+lifecycle rule of the bucket should remove incomplete uploads of killed writers.
 """
 
 import asyncio

@@ -88,7 +88,7 @@ def variables(fields: dict[str, Any]) -> Iterator[None]:
 def adapt_lit_agent(library: Any, agent: Any, tracer: Any, check_parameters: CheckParameters) -> Agent:
     """Adapt a ``LitAgent``: its training rollout, or in an evaluation its validation rollout."""
     suffix = "_async" if agent.is_async() else ""
-    if hasattr(agent, "__wrapped__"):  # under @rollout: its own signature says what it wants
+    if hasattr(agent, "__wrapped__"):  # under @rollout: its own signature names its arguments
         names = inspect.signature(agent.__wrapped__).parameters
         check_parameters(agent.__wrapped__, ("task",), [name for name in FILLED if name in names])
     elif not any(
@@ -102,10 +102,10 @@ def adapt_lit_agent(library: Any, agent: Any, tracer: Any, check_parameters: Che
     }
     for method in (*methods.values(), getattr(agent, "rollout" + suffix)):
         check_parameters(method, ("task",), ("resources", "rollout"))
-    runner = Runner(tracer)
+    runner = LitAgentRunner(tracer)
 
     def call(task: Any, rollout: dict[str, Any]) -> Any:
-        agent.set_runner(runner)  # which it refers to weakly
+        agent.set_runner(runner)  # it keeps only a weak reference
         resources = {"main_llm": make_llm(library, rollout)}
         value = finish(
             methods[rollout["mode"]](task, resources=resources, rollout=make_rollout(library, task, rollout))
@@ -116,7 +116,7 @@ def adapt_lit_agent(library: Any, agent: Any, tracer: Any, check_parameters: Che
     return call
 
 
-class Runner:
+class LitAgentRunner:
     """The part of a runner that a ``LitAgent`` uses."""
 
     def __init__(self, tracer: Any) -> None:

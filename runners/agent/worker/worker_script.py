@@ -42,7 +42,7 @@ def main() -> None:
     requests = os.fdopen(os.dup(0), "rb")  # a copy is closed in whatever program the agent starts
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8", newline="\n")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # what the agent prints goes where its errors go
+    os.dup2(2, 1)  # the agent's prints go to its standard error
     try:
         if mode == "reward":
             deny_ptrace()
@@ -193,7 +193,7 @@ def to_json(value: Any) -> Any:
     """Convert a number of another library, such as a NumPy scalar or an array without dimensions, to Python's own."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         item = value.item()
-        if type(item) is not type(value):  # of NumPy's longest floats it is another such
+        if type(item) is not type(value):  # NumPy's longest floats return themselves
             return item
     if isinstance(value, numbers.Rational) and value.denominator == 1:
         numerator: Any = value.numerator

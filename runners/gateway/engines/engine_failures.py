@@ -1,4 +1,4 @@
-"""Engines that failed at one request: it is not taken from one to the next until none is left."""
+"""Engines that failed at one request, which must not be tried on all of them in turn."""
 
 import asyncio
 from collections.abc import Sequence
@@ -33,9 +33,7 @@ class EngineFailures:
     """Time of the last failure by engine, in the event loop's clock."""
 
     def add_break(self, node: Heartbeat, problem: str) -> None:
-        """Record that the engine died or its connection broke. A live engine's connection may break any number of
-        times.
-        """
+        """Record that the engine died or its connection broke, which may happen often to a live engine."""
         self._broken[_engine_of(node)] = f"{node.id}: {problem}"
         self._failed_at[_engine_of(node)] = asyncio.get_running_loop().time()
 

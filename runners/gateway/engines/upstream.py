@@ -109,9 +109,7 @@ class Upstream:
         inference_api_key: str = "",
         sticky_weight_version: bool = False,
     ) -> None:
-        """Prepare calls; with ``sticky_weight_version`` a rollout keeps the version of its last call while a node has
-        it.
-        """
+        """Prepare calls; with ``sticky_weight_version`` a rollout keeps its version while a node has it."""
         self._fleet, self._sticky_weight_version = fleet, sticky_weight_version
         self._session = session
         self._auth_headers = bearer_header(inference_api_key)

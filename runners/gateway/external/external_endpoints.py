@@ -45,7 +45,7 @@ class ExternalEndpoints:
 
     async def __aenter__(self) -> "ExternalEndpoints":
         """Connect when asked."""
-        # A model that thinks says nothing for minutes: the deadline of the rollout ends a call.
+        # A reasoning model is silent for minutes: the deadline of the rollout ends a call.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
         return self
@@ -112,8 +112,7 @@ class ExternalEndpoints:
     async def _post(
         self, context: CallContext, path: str, body: dict[str, Any], problem: str
     ) -> aiohttp.ClientResponse:
-        """Post a call and wait for the head of the response; missing the deadline counts against the endpoint, not the
-        agent.
+        """Post a call and wait for the head of the response; a missed deadline is the endpoint's fault.
 
         ``problem``: the error of the try before; empty: this is the first one.
         """

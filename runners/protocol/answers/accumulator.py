@@ -54,9 +54,9 @@ class StreamAccumulator:
         self._sampling_overrides = sampling
         self._sampling = recorded_sampling(call, sampling)
         self.is_resumable = pinned is None and continuation.can_resume(call, sampling)
-        """Whether an answer that breaks off is gone on with; one that is not is held back until it is whole."""
+        """Whether an answer that breaks off can be resumed; one that cannot is buffered until it is complete."""
         self.is_resuming = False
-        """Whether there is something to go on with."""
+        """Whether there is a part to resume from."""
         self.reset()
 
     def reset(self) -> None:
@@ -96,7 +96,7 @@ class StreamAccumulator:
 
     @property
     def is_finished(self) -> bool:
-        """Whether an answer that can be gone on with has come to its end: there is no rest to ask for."""
+        """Whether a resumable answer is complete, so that there is no rest to ask for."""
         choice = self._choices.get(0)
         return self.is_resumable and choice is not None and choice.finish_reason is not None
 

@@ -17,7 +17,7 @@ class ChoiceState:
     message: JoinedMessage = field(default_factory=JoinedMessage)
     text: str = ""
     parsed: dict[str, Any] | None = None
-    """The message that the engine's parsers made of the whole text, instead of the joined one."""
+    """Message that the engine's parsers made of the whole text, in place of the joined one."""
     finish_reason: str | None = None
     stop_reason: Any = None
     prompt_ids: list[int] | None = None
@@ -29,7 +29,7 @@ class ChoiceState:
 
     @property
     def is_plain_text(self) -> bool:
-        """Whether it is text so far: not what a parser made of it, nor tokens that a parser still keeps back."""
+        """Whether it is plain text so far: no parser's output, and no tokens that a parser still buffers."""
         return self.message.is_plain_text and bool(self.message.has_content or self.text)
 
     def add(self, part: dict[str, Any], chunk: dict[str, Any]) -> None:
@@ -47,7 +47,7 @@ class ChoiceState:
         self.pieces.append(SampledPiece(chunk["weight_version"], engine_id, len(ids)))
         logprobs = part.get("logprobs") or {}
         self.logprobs_seen.append(logprobs)
-        if "content" in logprobs:  # of a chat
+        if "content" in logprobs:  # a chat
             entries = logprobs["content"] or ()
             self.logprobs += [entry["logprob"] for entry in entries]
             self.token_texts += [replace_surrogates(str(entry.get("token", ""))) for entry in entries]

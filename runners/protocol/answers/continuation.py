@@ -1,7 +1,7 @@
-"""Going on with an answer that broke off: any node is asked for the rest, from the tokens already made. Pure.
+"""Resuming an answer that broke off: any node is asked for the rest, from the tokens already made. Pure.
 
-The rest is asked for on the completions route with token ids as its prompt, so nothing is tokenised again, and comes
-back in the form the agent asked for.
+The rest is requested on the completions route with token ids as its prompt, so nothing is tokenised again, and it
+returns in the form the agent asked for.
 """
 
 from typing import Any

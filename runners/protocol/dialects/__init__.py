@@ -1,1 +1,1 @@
-"""The APIs an agent may speak: a request of each becomes a chat, and the chat's answer what the agent expects."""
+"""The APIs an agent may speak: each request becomes a chat, and the chat's answer takes the form of the API."""

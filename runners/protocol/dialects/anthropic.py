@@ -55,7 +55,7 @@ class AnthropicEncoder:
         self._block = -1
         self._open: tuple[str, int | None] | None = None
         """Kind of the open block, and the index of its call."""
-        self._arguments = ""  # of the call that is open: said when they are whole, for clients read them as JSON
+        self._arguments = ""  # of the open call; sent when complete, because clients parse them as JSON
         self._has_content = self._called = False
         self._ending: dict[str, Any] = {}
         self._usage: dict[str, Any] | None = None
@@ -137,7 +137,7 @@ def message_head(head: dict[str, Any], model: str) -> dict[str, Any]:
 def stop_fields(choice: dict[str, Any], called: bool) -> dict[str, Any]:
     """Build the stop fields; a call requested by name ends a chat with ``stop``, a message with ``tool_use``."""
     stop = choice.get("stop_reason")
-    at = stop if isinstance(stop, str) else None  # else a token's number, or none
+    at = stop if isinstance(stop, str) else None  # otherwise a token's number, or none
     finish = str(choice.get("finish_reason"))
     reason = (
         "stop_sequence" if at is not None else STOP_REASONS.get("tool_calls" if called and finish == "stop" else finish)

@@ -20,7 +20,7 @@ CHOICES = {"any": "required", "auto": "auto", "none": "none"}
 
 
 class UnsupportedThreadError(ValueError):
-    """A request that relies on a conversation kept by the server; its details tell the vendor's client to send all."""
+    """A request relies on a conversation kept by the server; its details make the vendor's client send the whole."""
 
     details: ClassVar[dict[str, Any]] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 

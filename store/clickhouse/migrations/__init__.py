@@ -69,7 +69,7 @@ COUNTED_REWARDS_VIEW = f"CREATE OR REPLACE VIEW {{database}}.counted_rewards{{on
 def migrate(
     client: Client, database: str, migrations: Sequence[Migration] | None = None, cluster: str | None = None
 ) -> list[str]:
-    """Bring the database up to date; returns the names of what was applied now. Raises `MigrationError`."""
+    """Bring the database up to date; return the names of the migrations applied now. Raise `MigrationError`."""
     for statement in BOOTSTRAP:
         client.command(render_sql(statement, database, cluster))
     rows = client.query(f"SELECT name, digest FROM {database}.migrations").result_rows

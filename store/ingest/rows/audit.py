@@ -30,7 +30,7 @@ class ApiClient(msgspec.Struct):
     host: str = ""
 
 
-class ApiError(msgspec.Struct):
+class JetStreamError(msgspec.Struct):
     """JetStream's error."""
 
     description: str = ""
@@ -39,7 +39,7 @@ class ApiError(msgspec.Struct):
 class ApiResponse(msgspec.Struct):
     """The needed part of JetStream's answer."""
 
-    error: ApiError | None = None
+    error: JetStreamError | None = None
 
 
 class Advisory(msgspec.Struct):

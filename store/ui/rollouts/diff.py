@@ -15,7 +15,7 @@ MAX_WORDS = 4000
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class TranscriptMessage:
     """A message of a rollout; ``call`` is the model call that added or sampled it."""
 
     role: str
@@ -23,7 +23,7 @@ class Message:
     call: int
 
 
-def transcript_of(calls: Sequence[QueryRow]) -> list[Message]:
+def transcript_of(calls: Sequence[QueryRow]) -> list[TranscriptMessage]:
     """Collect all messages of a rollout in order, from the calls of
     `lightningbus.store.ui.rollouts.rollout.build_calls`.
     """
@@ -31,8 +31,8 @@ def transcript_of(calls: Sequence[QueryRow]) -> list[Message]:
     for call in calls:
         for message in call["messages"]:
             role = message.get("role") if isinstance(message, Mapping) else None
-            messages.append(Message(str(role or "message"), message_text(message), call["call"]))
-        messages.append(Message("assistant", message_text(call["answer"]), call["call"]))
+            messages.append(TranscriptMessage(str(role or "message"), message_text(message), call["call"]))
+        messages.append(TranscriptMessage("assistant", message_text(call["answer"]), call["call"]))
     return messages
 
 
@@ -53,7 +53,7 @@ def message_text(message: Any) -> str:
     )
 
 
-def align(first: Sequence[Message], second: Sequence[Message]) -> list[QueryRow]:
+def align(first: Sequence[TranscriptMessage], second: Sequence[TranscriptMessage]) -> list[QueryRow]:
     """Align two transcripts: rows ``same``, or with at most one message a side and the differing pieces marked.
 
     A piece is a text and whether it differs from the other side.
@@ -91,7 +91,7 @@ def compare_words(first: str, second: str) -> tuple[list[tuple[str, bool]], list
     return pieces
 
 
-def _cell(message: Message, pieces: Sequence[tuple[str, bool]] | None = None) -> QueryRow:
+def _cell(message: TranscriptMessage, pieces: Sequence[tuple[str, bool]] | None = None) -> QueryRow:
     return {"role": message.role, "call": message.call, "pieces": pieces or [(message.text, False)]}
 
 

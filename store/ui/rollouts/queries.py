@@ -31,7 +31,7 @@ SELECT argMaxIf(rollout_id, (ended_at, rollout_id), (ended_at, rollout_id) < her
     argMinIf(rollout_id, (ended_at, rollout_id), (ended_at, rollout_id) > here) AS next
 FROM rollouts WHERE run_id = {run_id:String} AND mode = {mode:String} AND evaluation = {evaluation:String}
 """
-"""The rollouts that ended just before and after one, in training or in the same evaluation; empty: there is none."""
+"""Rollouts that ended just before and after one, in training or in the same evaluation; empty: none."""
 
 TOOL = """multiIf(startsWith(name, 'execute_tool '), substring(name, 14),
     attributes['gen_ai.tool.name'] != '', attributes['gen_ai.tool.name'], attributes['tool.name'])"""

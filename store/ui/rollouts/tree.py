@@ -42,7 +42,7 @@ def build_tree(
 
     To a span are added: ``parent``, which is empty or a span of these; ``placed``, the reason for a parent that it does
     not declare; ``what``, its kind; ``title``, a tool's or agent's own name; ``gist``, a summary in one line;
-    ``shown``, the attributes to read first; and ``call``, the model call that it is, answers or judges.
+    ``payload_keys``, the attributes to read first; and ``call``, the model call that it is, answers or judges.
     """
     known = {row["span_id"]: row for row in spans}
     responses = {row["call"]: row.get("response", "") for row in contents}

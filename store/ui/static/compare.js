@@ -31,8 +31,8 @@ export function comparePage(root, { query }, signal) {
 
   let seen = "";
   follow(async () => {
-    const pulse = JSON.stringify(await each("pulse"));
-    if (pulse === seen) return;
+    const token = JSON.stringify(await each("change_token"));
+    if (token === seen) return;
     await Promise.all([
       fill(rewards, async () => rewardChart((await each("rewards")).flatMap((rows, place) => byModel(rows, runs[place]).flatMap(([name, ofModel]) => rewardSeries(ofModel, {
         colour: () => colourOf(place), name: (set) => `${name} ${set.name}`, band: false,
@@ -40,7 +40,7 @@ export function comparePage(root, { query }, signal) {
       fill(settings, async () => settingsTable(runs, await each("settings")), signal),
       metrics.load(),
     ]);
-    seen = pulse;
+    seen = token;
   }, signal, showLive);
   return (next) => {
     if (next.get("runs") !== query.get("runs")) location.reload();

@@ -34,10 +34,10 @@ export function runPage(root, { run, query }, signal) {
   const seen = new Map();
   let lastPulse = "";
   const look = async () => {
-    const now = JSON.stringify(await ask("run/pulse", { run_id: run }, signal));
+    const now = JSON.stringify(await ask("run/change_token", { run_id: run }, signal));
     if (now !== lastPulse) models.set((await ask("run/models", { run_id: run }, signal)).map((row) => row.model));
     lastPulse = now;
-    const pulse = `${models.chosen()} ${now}`;
+    const token = `${models.chosen()} ${now}`;
     const answers = new Map();
     const answer = (question, parameters = {}) => {
       if (!answers.has(question)) answers.set(question, ask(`run/${question}`, { run_id: run, model: models.chosen(), ...parameters }, signal));
@@ -49,8 +49,8 @@ export function runPage(root, { run, query }, signal) {
       ["metrics", () => metrics.load()],
       ["served", () => fleet.served()],
       ...boxes.map((item) => [item.box, () => fill(item.box, async () => item.draw(await answer(item.question, item.parameters)), signal)]),
-    ].filter(([name]) => seen.get(name) !== pulse);
-    const done = await Promise.allSettled(stale.map(async ([name, load]) => { await load(); seen.set(name, pulse); }));
+    ].filter(([name]) => seen.get(name) !== token);
+    const done = await Promise.allSettled(stale.map(async ([name, load]) => { await load(); seen.set(name, token); }));
     const failed = done.find((item) => item.status === "rejected");
     if (failed) throw failed.reason;
   };

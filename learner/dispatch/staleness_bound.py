@@ -1,4 +1,4 @@
-"""Admission of groups: how many may be dispatched and untrained, given the progress of training and sampling."""
+"""StalenessBound of groups: how many may be dispatched and untrained, given the progress of training and sampling."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ from lightningbus.learner.dispatch.pacing import Pace, num_admitted_groups
 from lightningbus.learner.settings.learner import LearnerSettings
 
 
-class Admission:
+class StalenessBound:
     """The staleness bound of the settings."""
 
     def __init__(self, settings: LearnerSettings, served_version: Callable[[], int | None]) -> None:
