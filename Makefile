@@ -26,13 +26,15 @@ setup: $(READY) ## everything in .venv: 5.3 GB, 4 minutes on two cores with a fa
 demo: $(READY) ## train the calculator agent, watch it get better, and see the report
 	$(BIN)/lightningbus demo
 
-check: $(READY) ## format, lint, types, the rules which package may import which, and the length of sentences
+check: $(READY) ## format, lint, types, the rules which package may import which, sentences, names and docstrings
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.style.sentences
 	$(BIN)/python -m tests.style.identifiers
+	$(BIN)/python -m tests.style.docstrings
+	$(BIN)/python -m tests.style.backticks
 
 test: $(READY) ## unit and integration tests, and the end-to-end tests of the main job
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and (not e2e or main_job)"

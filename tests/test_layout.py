@@ -1,4 +1,4 @@
-"""The layout: pure modules are under a contract, the rooms are there, the checks of names and sentences are right."""
+"""The layout: pure modules are under a contract, packages exist, and the checks of names and sentences are right."""
 
 import ast
 import os
