@@ -1,7 +1,6 @@
 """Every metric there is: when it moves, and what to do about it. A room moves it where the thing happens.
 
-docs/operations.md has all of it as a table, printed by
-`lightningbus.common.observability.metric_registry.render_table`.
+docs/operations.md has them as a table, which `python -m docs.reference` writes.
 """
 
 from prometheus_client import Counter, Gauge, Histogram
