@@ -277,7 +277,7 @@ async def test_a_port_in_use_is_one_sentence_also_as_an_object(nats_url: str) ->
     command = [sys.executable, "-m", "lightningbus", "--log-format", "json", "runner", "--bus", nats_url]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        arguments = [*command, "--command", "true", "--health", port]
+        arguments = [*command, "--command", "true", "--health-address", port]
         done = await asyncio.to_thread(subprocess.run, arguments, capture_output=True, text=True, timeout=HANG_SECONDS)
     (line,) = done.stderr.splitlines()
     text = json.loads(line)
