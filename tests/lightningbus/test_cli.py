@@ -280,6 +280,7 @@ async def test_publishing_into_a_full_queue_waits_and_says_for_whom(bus: Bus, na
     assert await waiting_tasks(nats_url) == 3
 
 
+@pytest.mark.long
 def test_a_training_job_is_checked_without_its_weights(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer(tmp_path / "model")
     Qwen2Config(num_hidden_layers=3, vocab_size=320).save_pretrained(tmp_path / "model")

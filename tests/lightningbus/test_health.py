@@ -236,6 +236,7 @@ async def test_a_store_whose_clickhouse_is_silent_is_not_ready(bus: Bus, start: 
         assert await store.stopped() == 0
 
 
+@pytest.mark.long
 async def test_a_clickhouse_that_answers_pings_alone_makes_the_store_not_ready_and_holds_no_stop(
     bus: Bus, start: Start, tmp_path: Path
 ) -> None:
