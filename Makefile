@@ -37,7 +37,7 @@ check: $(READY) ## format, lint, types, the rules which package may import which
 	$(BIN)/python -m tests.style.backticks
 
 test: $(READY) ## unit and integration tests, and the end-to-end tests of the main job
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and (not e2e or main_job)"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not long and (not e2e or main_job)"
 
 test-all: $(READY) ## every test but the slow ones, against real servers, vLLM and agents
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 5
@@ -71,23 +71,23 @@ bench-ui: $(READY) ## how long pages and reports take, of a million and of ten m
 	$(BIN)/python -m benchmarks.ui
 
 bench-async: $(READY) ## synchronous against asynchronous training, to a target accuracy; goes on where it was stopped
-	$(BIN)/python -m benchmarks.asynchrony $(if $(ONLY),--only $(ONLY))
+	$(BIN)/python -m experiments.asynchrony $(if $(ONLY),--only $(ONLY))
 
 bench-learner: $(READY) ## tokens a second of a training step, beside verl's engine and a plain loop, on CPUs; ROUNDS=7
 	$(BIN)/python -m benchmarks.learner $(if $(ROUNDS),--rounds $(ROUNDS))
 
 bench-credit: $(READY) ## credit methods against each other, steps to a target reward; hours; goes on where it was stopped
-	$(BIN)/python -m benchmarks.credit $(if $(ONLY),--methods $(ONLY))
+	$(BIN)/python -m experiments.credit $(if $(ONLY),--methods $(ONLY))
 
 bench-policies: $(READY) ## two policies against one shared policy, and two players against each other; goes on where it was stopped
 	$(MAKE) -C examples/text_to_sql env
-	$(BIN)/python -m benchmarks.policies $(if $(SEEDS),--seeds $(SEEDS)) $(if $(JOBS),--jobs $(JOBS))
+	$(BIN)/python -m experiments.policies $(if $(SEEDS),--seeds $(SEEDS)) $(if $(JOBS),--jobs $(JOBS))
 
 bench-kv: $(READY) ## what a swap amid an answer does to log-probabilities, by kv_cache_on_swap
 	$(BIN)/python -m benchmarks.kv_cache
 
 bench-prompts: $(READY) ## how soon a prompt is found, and weights alone beside turns; goes on where it was stopped; SEEDS="0 1"
-	$(BIN)/python -m benchmarks.prompts $(if $(SEEDS),--seeds $(SEEDS))
+	$(BIN)/python -m experiments.prompts $(if $(SEEDS),--seeds $(SEEDS))
 
 bench-weights: $(READY) ## a weight version by each transport, whole and as a delta; SIZES=0.5M,5M and MODELS=0.6M measure some
 	$(BIN)/python -m benchmarks.weights $(if $(SIZES),--sizes $(SIZES)) $(if $(MODELS),--models $(MODELS))

@@ -19,6 +19,7 @@ ROOT_PAGES = {
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
     "benchmarks/README.md": "benchmarks/README.md",
+    "experiments/README.md": "experiments/README.md",
     "examples/README.md": "examples/README.md",
 }
 """Path in the repository -> path in the site's sources."""
@@ -30,7 +31,7 @@ def _site_paths() -> dict[str, str]:
     examples = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("examples/*/README.md"))]
     pictures = [
         path.relative_to(ROOT).as_posix()
-        for pattern in ("examples/*/*.png", "benchmarks/results/*.png")
+        for pattern in ("examples/*/*.png", "benchmarks/results/*.png", "experiments/results/*.png")
         for path in sorted(ROOT.glob(pattern))
     ]
     return ROOT_PAGES | {path: path for path in [*examples, *pictures]}

@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from lightningbus.run.results.train_result import TrainResult
 
 _MODULES = {
-    "train": "api.training",
-    "atrain": "api.training",
-    "RunInterrupted": "api.training",
-    "TrainResult": "run.train_result",
-    "evaluate": "api.evaluation_job",
-    "aevaluate": "api.evaluation_job",
-    "EvaluationResult": "api.evaluation_result",
-    "Evaluation": "run.evaluation",
-    "connect": "api.session",
-    "Session": "api.session",
-    "aconnect": "api.async_session",
-    "AsyncSession": "api.async_session",
-    "Table": "api.table",
-    "RewardCurve": "api.reward_curve",
-    "Transcript": "analysis.transcript",
-    "UserError": "run.role_process",
+    "train": "lightningbus.api.training",
+    "atrain": "lightningbus.api.training",
+    "RunInterrupted": "lightningbus.api.training",
+    "TrainResult": "lightningbus.run.results.train_result",
+    "evaluate": "lightningbus.api.evaluation_job",
+    "aevaluate": "lightningbus.api.evaluation_job",
+    "EvaluationResult": "lightningbus.api.evaluation_result",
+    "Evaluation": "lightningbus.run.evaluation.evaluation",
+    "connect": "lightningbus.api.sessions.session",
+    "Session": "lightningbus.api.sessions.session",
+    "aconnect": "lightningbus.api.sessions.async_session",
+    "AsyncSession": "lightningbus.api.sessions.async_session",
+    "Table": "lightningbus.api.sessions.table",
+    "RewardCurve": "lightningbus.api.sessions.reward_curve",
+    "Transcript": "lightningbus.analysis.transcript",
+    "UserError": "lightningbus.run.errors",
 }
 """Name -> the module of this package that has it."""
 
@@ -64,7 +64,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'lightningbus' has no attribute {name!r}")
     try:
-        module = import_module(f"lightningbus.{_MODULES[name]}")
+        module = import_module(_MODULES[name])
     except ModuleNotFoundError as error:
         from lightningbus.common.missing_modules import describe_missing_module
 

@@ -1,4 +1,4 @@
-"""What the benchmarks' page says is what was measured."""
+"""The pages of benchmarks and experiments say what was measured."""
 
 import ast
 import json
@@ -11,36 +11,37 @@ import pytest
 
 from benchmarks import before_after, kv_cache, peers
 from benchmarks.__main__ import rewrite
-from benchmarks.asynchrony.__main__ import find_hopeless_seeds, tables
-from benchmarks.asynchrony.job import key_of, read, seconds_to
-from benchmarks.credit import __main__ as credit
-from benchmarks.credit.job import EVERY, EXAMPLES, JOBS, METHODS, job_fields, row_of, steps_to, target_of
 from benchmarks.learner import __main__ as learner
-from benchmarks.policies import __main__ as policies
-from benchmarks.policies import job as policy_jobs
-from benchmarks.prompts import tables as prompt_tables
+from experiments.asynchrony.__main__ import find_hopeless_seeds, tables
+from experiments.asynchrony.job import key_of, read, seconds_to
+from experiments.credit import __main__ as credit
+from experiments.credit.job import EVERY, EXAMPLES, JOBS, METHODS, job_fields, row_of, steps_to, target_of
+from experiments.policies import __main__ as policies
+from experiments.policies import job as policy_jobs
+from experiments.prompts import tables as prompt_tables
 from lightningbus.run.preflight.preflight import parse_job
 from lightningbus.run.settings.run_file import RunSettings, validate_settings
 from tests.examples.endpoint import module
 from tests.serving_faults import __main__ as serving_faults
 
 HERE = Path(__file__).resolve().parents[1] / "benchmarks"
+EXPERIMENTS = HERE.with_name("experiments")
 
 
-def table_of(name: str) -> str:
-    """The table between a benchmark's marks."""
-    page = (HERE / "README.md").read_text()
+def table_of(name: str, directory: Path = HERE) -> str:
+    """The table between the marks of a benchmark or an experiment."""
+    page = (directory / "README.md").read_text()
     return page.split(f"<!-- make {name}: begin -->\n")[1].split(f"\n<!-- make {name}: end -->")[0]
 
 
 def test_the_tables_are_the_results() -> None:
     assert table_of("bench-kv") == kv_cache.table(json.loads((HERE / "results" / "kv_cache.json").read_text()))
     assert table_of("serving-faults") == serving_faults.table(json.loads((HERE / "results" / "audit.json").read_text()))
-    results = read(HERE / "results" / "async.json")
-    assert table_of("bench-async") == tables(results)
+    results = read(EXPERIMENTS / "results" / "async.json")
+    assert table_of("bench-async", EXPERIMENTS) == tables(results)
     assert len({key_of(result) for result in results}) == len(results)
-    rows = json.loads((HERE / "results" / "prompts.json").read_text())
-    assert table_of("bench-prompts") == prompt_tables.tables(rows)
+    rows = json.loads((EXPERIMENTS / "results" / "prompts.json").read_text())
+    assert table_of("bench-prompts", EXPERIMENTS) == prompt_tables.tables(rows)
     assert len({prompt_tables.key_of(row) for row in rows}) == len(rows)
 
 
@@ -88,8 +89,8 @@ def test_a_prompt_that_misses_most_of_the_gain_is_not_found() -> None:
 
 
 def test_the_table_of_credit_methods_is_their_results() -> None:
-    results = read(HERE / "results" / "credit.json")
-    assert table_of("bench-credit") == credit.table(results)
+    results = read(EXPERIMENTS / "results" / "credit.json")
+    assert table_of("bench-credit", EXPERIMENTS) == credit.table(results)
 
 
 def test_the_table_of_the_retrieval_server_is_its_results() -> None:
@@ -141,8 +142,8 @@ def test_a_run_is_kept_with_the_curve_of_its_versions() -> None:
 
 
 def test_the_table_of_policies_is_the_results() -> None:
-    results = policies.read(HERE / "results" / "policies.json")
-    assert table_of("bench-policies") == policies.tables(results)
+    results = policies.read(EXPERIMENTS / "results" / "policies.json")
+    assert table_of("bench-policies", EXPERIMENTS) == policies.tables(results)
     assert len({policy_jobs.key_of(result) for result in results}) == len(results)
 
 

@@ -43,7 +43,12 @@ def test_the_top_level_has_the_folders_that_were_promised() -> None:
 
 
 def test_each_package_is_in_lightningbus_and_may_be_imported_from_there_alone() -> None:
-    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"lightningbus", "tests", "benchmarks"}
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {
+        "lightningbus",
+        "tests",
+        "benchmarks",
+        "experiments",
+    }
     assert packages == LINKS
     banned = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]["flake8-tidy-imports"]
     assert set(banned["banned-api"]) == packages

@@ -89,10 +89,3 @@ def request_metrics(requests: Counter, inflight: Gauge | None = None) -> Middlew
                 inflight.dec()
 
     return count
-
-
-def render_table() -> str:
-    """Render the registry as a Markdown table."""
-    lines = ["| metric | role | when it moves | what to do |", "|---|---|---|---|"]
-    lines += [f"| `{entry.name}` | {entry.role} | {entry.description} | {entry.runbook} |" for entry in METRIC_DOCS]
-    return "\n".join(lines)

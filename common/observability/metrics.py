@@ -1,7 +1,6 @@
 """All metrics, with the events that move them and advice. Each is updated by the module where the event happens.
 
-docs/operations.md has all of it as a table, printed by
-`lightningbus.common.observability.metric_registry.render_table`.
+docs/operations.md has them as a table, which `python -m docs.reference` writes.
 """
 
 from prometheus_client import Counter, Gauge, Histogram

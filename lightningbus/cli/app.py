@@ -37,7 +37,7 @@ COMMANDS = (
     Command("store", ROLES, "Events into ClickHouse, SQL out of it.", "lightningbus store --data-dir runs/store"),
     Command("inference", ROLES, "vLLM behind a gateway.", "lightningbus inference --model-path models/M", True),
     Command("learner", ROLES, "Train on finished rollouts.", "lightningbus learner --settings learner.yaml", True),
-    Command("runner", ROLES, "Run an agent on the tasks of the bus.", "lightningbus runner --agent agent:solve", True),
+    Command("runner", ROLES, "Run an agent on tasks of the bus.", "lightningbus runner --entrypoint agent:solve", True),
     Command("auditor", ROLES, "Recompute log-probabilities.", "lightningbus auditor --model-path models/M", True),
 )  # fmt: skip
 """Every command, by section in the order of `--help`. Its module is imported when it is called."""

@@ -35,7 +35,6 @@ def html_of(outputs: list[dict[str, Any]]) -> str:
     return "".join("".join(output.get("data", {}).get("text/html", "")) for output in outputs)
 
 
-@pytest.mark.main_job
 def test_what_did_my_agent_learn(seeded: Path, tmp_path: Path, environment: Callable[[str], Path]) -> None:
     outputs = run("what_did_my_agent_learn.ipynb", tmp_path, f"RUNS = {str(seeded)!r}", environment("notebooks"))
     html = html_of(outputs)

@@ -17,7 +17,7 @@ from tests.commands import ROOT
 from tests.learner.conftest import fitting_model
 from tests.polling import until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.main_job]
+pytestmark = pytest.mark.e2e
 
 STEPS, GROUPS, SAMPLES = 2, 2, 2
 TRAIN = [{"id": f"train-{n}", "input": {"question": f"{n}"}} for n in range(6)]

@@ -172,6 +172,7 @@ async def test_old_keys_end_the_connection_with_the_reason(tmp_path: Path, monke
         assert "it has no user of this key" in str(bus.failure)
 
 
+@pytest.mark.long
 async def test_a_role_with_old_keys_ends_with_code_2_and_the_reason(tmp_path: Path) -> None:
     """As its supervisor sees it, after the bound that users meet."""
     users, fresh = tmp_path / "users", tmp_path / "fresh"

@@ -144,7 +144,13 @@ async def prepare(admin: Bus, policies: Policies, many: int) -> None:
         await pull.fetch(1, timeout=HANG_SECONDS)
 
 
-@pytest.mark.parametrize(("policies", "role"), ROLES, ids=[role for _, role in ROLES])
+@pytest.mark.parametrize(
+    ("policies", "role"),
+    [
+        pytest.param(*each, id=each[1], marks=[] if each[1] in ("runner", "learner") else pytest.mark.long)
+        for each in ROLES
+    ],
+)
 async def test_no_answer_does_what_its_receiver_may_not(
     secured: tuple[str, Path], policies: Policies, role: str
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
-from lightningbus.cli.settings_reference import SECTIONS
+from docs.reference.settings import SECTIONS
 from tests.commands import ROOT
 
 OF_OTHERS = ("docs/from-", "docs/comparison.md", "docs/upstream.md")

@@ -476,7 +476,7 @@ def test_a_pinned_rollout_is_answered_by_that_version_only(loop: Loop) -> None:
 
 
 def test_a_second_runner_joins_and_leaves_without_loss(loop: Loop) -> None:
-    second = loop.start("runner", "--agent", "agent:solve", "--path", CALCULATOR, "-n", 2)
+    second = loop.start("runner", "--entrypoint", "agent:solve", "--working-dir", CALCULATOR, "-n", 2)
     assert second.stderr is not None
     for line in second.stderr:
         if "takes tasks of agent default" in line:

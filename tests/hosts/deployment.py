@@ -111,7 +111,17 @@ async def role(host: Host, place: Path, child: ChildSpec, secrets: Path, urls: s
     user = USER[child.role]
     shutil.copytree(secrets / user, place / "access")
     (place / "settings.json").write_text(json.dumps(child.settings.model_dump(mode="json")))
-    words = ["--credentials", "access", child.role, "--bus", urls, "--settings", "settings.json", "--health", HEALTH]
+    words = [
+        "--credentials",
+        "access",
+        child.role,
+        "--bus",
+        urls,
+        "--settings",
+        "settings.json",
+        "--health-address",
+        HEALTH,
+    ]
     return await host.start(child.role, *LIGHTNINGBUS, *words, at=place, environment=command_environment())
 
 

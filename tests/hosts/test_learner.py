@@ -57,14 +57,14 @@ async def test_two_ranks_on_two_hosts_train_and_one_goes_on(tmp_path: Path) -> N
         "checkpoint_dir": str(tmp_path / "checkpoints"), "seq_len": 64, "cpu_threads": 1,
     }  # fmt: skip
     (tmp_path / "learner.json").write_text(json.dumps(settings))
-    words = ["learner", "--settings", tmp_path / "learner.json", "--health", HEALTH]
+    words = ["learner", "--settings", tmp_path / "learner.json", "--health-address", HEALTH]
     async with Network() as network, cluster(network, tmp_path) as (secrets, urls, _):
         ranks = [network.host(f"learner-{number}") for number in range(2)]
         env = command_environment(GLOO_SOCKET_IFNAME="eth0", OMP_NUM_THREADS="1")
         fields = ["--credentials", secrets / "learner", *words, "--bus", urls]
         processes = [
             await host.start(
-                "ranks", *torchrun(rank, ranks[0]), *fields, "--steps", STEPS, at=tmp_path, environment=env
+                "ranks", *torchrun(rank, ranks[0]), *fields, "--max-steps", STEPS, at=tmp_path, environment=env
             )
             for rank, host in enumerate(ranks)
         ]
@@ -72,7 +72,13 @@ async def test_two_ranks_on_two_hosts_train_and_one_goes_on(tmp_path: Path) -> N
             await rollouts(bus, "a", "b")
             assert await trained(bus, processes, [tmp_path / "ranks.log"]) == STEPS
             alone = await ranks[1].start(
-                "alone", *LIGHTNINGBUS, *fields, "--steps", STEPS + 1, at=tmp_path, environment=command_environment()
+                "alone",
+                *LIGHTNINGBUS,
+                *fields,
+                "--max-steps",
+                STEPS + 1,
+                at=tmp_path,
+                environment=command_environment(),
             )
             await rollouts(bus, "c")
             assert await trained(bus, [alone], [tmp_path / "alone.log"]) == STEPS + 1

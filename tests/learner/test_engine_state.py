@@ -44,6 +44,7 @@ def same(item: dict[str, Any], other: dict[str, Any]) -> None:
         assert torch.equal(value, other[name]), name
 
 
+@pytest.mark.long
 def test_a_checkpoint_goes_on_with_any_number_of_ranks(
     start: Callable[..., Trainer], model_path: Path, tmp_path: Path
 ) -> None:

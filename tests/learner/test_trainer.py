@@ -245,9 +245,9 @@ def test_accumulated_gradients_and_a_step_move_the_weights_as_adamw_does(start: 
     "engine",
     [
         {},
-        {"use_remove_padding": False},
-        {"fsdp_size": 1, "enable_gradient_checkpointing": True},
-        {"ulysses_sequence_parallel_size": 2},
+        pytest.param({"use_remove_padding": False}, marks=pytest.mark.long),
+        pytest.param({"fsdp_size": 1, "enable_gradient_checkpointing": True}, marks=pytest.mark.long),
+        pytest.param({"ulysses_sequence_parallel_size": 2}, marks=pytest.mark.long),
     ],
     ids=["packed", "padded", "a copy each", "sharing sequences"],
 )

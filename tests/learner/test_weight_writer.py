@@ -96,6 +96,7 @@ def test_a_tensor_that_a_models_files_keep_in_float32_is_published_so(bf16_model
 
 
 @pytest.mark.integration
+@pytest.mark.long
 def test_of_two_ranks_none_holds_more_than_a_tensor_of_the_weights_it_publishes(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model", num_hidden_layers=12)
     script = Path(__file__).with_name("gathered.py")

@@ -71,7 +71,7 @@ def test_the_help_of_a_role_names_its_options() -> None:
 )
 def test_a_wrong_setting_is_one_sentence_that_names_the_field(tmp_path: Path, settings: str, sentence: str) -> None:
     (tmp_path / "runner.yaml").write_text(settings)
-    assert sentence in says(run("runner", "--settings", "runner.yaml", "--agent", "a:b", cwd=tmp_path))
+    assert sentence in says(run("runner", "--settings", "runner.yaml", "--entrypoint", "a:b", cwd=tmp_path))
 
 
 def test_a_run_file_that_is_wrong_names_the_place(tmp_path: Path) -> None:
@@ -118,7 +118,16 @@ def test_a_question_to_a_dead_address_is_answered_by_its_sentence_only(tmp_path:
 
 def test_a_reward_that_cannot_be_loaded_is_not_blamed_on_the_agent(tmp_path: Path, nats: NatsServer) -> None:
     (tmp_path / "agent.py").write_text("def solve(task): return 1.0\n")
-    options = ["--agent", "agent:solve", "--reward", "agent:judge", "--path", tmp_path, "--bus", nats.url]
+    options = [
+        "--entrypoint",
+        "agent:solve",
+        "--reward-fn",
+        "agent:judge",
+        "--working-dir",
+        tmp_path,
+        "--bus",
+        nats.url,
+    ]
     assert run("provision", "--bus", nats.url).returncode == 0
     done = run("runner", *options)
     assert done.returncode == 2
@@ -271,6 +280,7 @@ async def test_publishing_into_a_full_queue_waits_and_says_for_whom(bus: Bus, na
     assert await waiting_tasks(nats_url) == 3
 
 
+@pytest.mark.long
 def test_a_training_job_is_checked_without_its_weights(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer(tmp_path / "model")
     Qwen2Config(num_hidden_layers=3, vocab_size=320).save_pretrained(tmp_path / "model")

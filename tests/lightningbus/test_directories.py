@@ -108,7 +108,9 @@ def announced_in(place: Path) -> tuple[int, str] | None:
     return endpoints["pid"], endpoints["bus"]
 
 
-@pytest.mark.parametrize("first", COMMANDS)
+@pytest.mark.parametrize(
+    "first", ["bus", "store", *(pytest.param(name, marks=pytest.mark.long) for name in ("demo", "train", "up"))]
+)
 def test_a_second_command_in_a_live_directory_is_refused_and_the_first_goes_on(
     first: str, place: Path, other_bus: str
 ) -> None:

@@ -236,6 +236,7 @@ async def test_a_store_whose_clickhouse_is_silent_is_not_ready(bus: Bus, start: 
         assert await store.stopped() == 0
 
 
+@pytest.mark.long
 async def test_a_clickhouse_that_answers_pings_alone_makes_the_store_not_ready_and_holds_no_stop(
     bus: Bus, start: Start, tmp_path: Path
 ) -> None:
@@ -277,7 +278,7 @@ async def test_a_port_in_use_is_one_sentence_also_as_an_object(nats_url: str) ->
     command = [sys.executable, "-m", "lightningbus", "--log-format", "json", "runner", "--bus", nats_url]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        arguments = [*command, "--command", "true", "--health", port]
+        arguments = [*command, "--command", "true", "--health-address", port]
         done = await asyncio.to_thread(subprocess.run, arguments, capture_output=True, text=True, timeout=HANG_SECONDS)
     (line,) = done.stderr.splitlines()
     text = json.loads(line)

@@ -11,7 +11,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from lightningbus.cli.app import COMMANDS, app
+from docs.reference.settings import SECTIONS
+from lightningbus.cli.app import COMMANDS, ROLES, app
+from lightningbus.cli.lazy_group import Command
 from tests.commands import environment
 from tests.polling import HANG_SECONDS
 
@@ -109,3 +111,11 @@ def test_every_command_that_prints_a_table_prints_json_too() -> None:
             if "print_result(" in source or "_table(" in source:
                 tables[row.name, name] = "--json" in {option for entry in leaf.params for option in entry.opts}
     assert len(tables) >= 7 and all(tables.values()), tables
+
+
+@pytest.mark.parametrize("row", [row for row in COMMANDS if row.section is ROLES and row.name != "bus"])
+def test_options_of_a_role_have_the_names_of_its_settings(row: Command) -> None:
+    settings = SECTIONS["runners" if row.name == "runner" else row.name]
+    options = {parameter.name for parameter in row.load().params} - {"help"}
+    others = {"bus", "settings", "dry_run", "ranks", "gpu_memory", "gpu_tflops"}  # no fields of the settings
+    assert options - others <= set(settings.model_fields)

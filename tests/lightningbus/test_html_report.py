@@ -34,6 +34,7 @@ def test_secrets_are_left_out() -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.long
 def test_all_reports_of_a_run_are_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)

@@ -47,7 +47,16 @@ def test_nothing_heavy_is_installed(environment: Path) -> None:
 
 async def test_its_runner_takes_work(bus: Bus, nats_url: str, environment: Path, tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text("def solve(task):\n    return task['n'] / 2\n")
-    command = [environment / "bin" / "lightningbus", "runner", "--bus", nats_url, "--agent", "small:solve", "-n", "1"]
+    command = [
+        environment / "bin" / "lightningbus",
+        "runner",
+        "--bus",
+        nats_url,
+        "--entrypoint",
+        "small:solve",
+        "-n",
+        "1",
+    ]
     runner = await asyncio.create_subprocess_exec(*command, cwd=tmp_path)
     try:
         await TaskPublisher(bus).publish_task(Task(id="a", run_id="run", agent="default", input={"n": 1}))

@@ -126,7 +126,9 @@ async def test_a_bus_without_streams_is_named_at_once(nats: NatsServer, tmp_path
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("content", ["{", '{"pid": "x"}', "[]", ""])
+@pytest.mark.parametrize(
+    "content", ["", *(pytest.param(text, marks=pytest.mark.long) for text in ("{", '{"pid": "x"}', "[]"))]
+)
 def test_a_corrupt_endpoints_file_is_named_at_once(tmp_path: Path, content: str) -> None:
     """Rather than another bus tried, which is not the run's."""
     RunDirectory(tmp_path / "runs" / "mine").create()

@@ -163,7 +163,7 @@ def test_every_command_that_asks_a_run_is_tried_below() -> None:
     assert set(list_commands_of_runs()) - MAKES_ITS_RUN == set(QUESTIONS)
 
 
-@pytest.mark.parametrize("name", ["nosuch", "runs/nosuch"])
+@pytest.mark.parametrize("name", ["nosuch", pytest.param("runs/nosuch", marks=pytest.mark.long)])
 @pytest.mark.parametrize("command", QUESTIONS)
 def test_a_run_that_is_not_there_is_no_question_to_the_one_that_is_up(command: str, name: str, place: Path) -> None:
     sentence = says(run(*command.split(), *QUESTIONS[command], "--run", name, cwd=place))

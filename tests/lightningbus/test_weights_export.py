@@ -156,6 +156,7 @@ async def test_a_stopped_run_gives_its_versions_to_the_byte(tmp_path: Path, mode
     assert "| run | `small` |" in card and "| version | 1 |" in card and str(tmp_path) not in card
 
 
+@pytest.mark.long
 async def test_adapters_are_merged_or_exported_alone(tmp_path: Path, model: Path) -> None:
     from peft import PeftModel
 

@@ -90,6 +90,7 @@ def rows(world: World, sql: str) -> list[Any]:
     return [tuple(row) for row in world.store.sql.query(sql).result_rows]
 
 
+@pytest.mark.long
 async def test_the_missing_rules_are_found_and_a_killed_optimiser_comes_to_the_same(
     world: World, tmp_path: Path
 ) -> None:
@@ -147,6 +148,7 @@ async def test_a_budget_for_one_proposal_is_kept_to_the_rollout(world: World, tm
     assert rows(world, "SELECT count() FROM tasks WHERE run_id = 'steady'") == [(done.num_rollouts,)]
 
 
+@pytest.mark.long
 async def test_a_round_under_other_weights_is_a_round_of_its_own(world: World, tmp_path: Path) -> None:
     """Of the same run: it begins with what the first released, and the run's budget holds for both."""
     needed = len(TASKS) + 2 * 3 + len(TASKS) + 2 * len(HELDOUT)
@@ -178,6 +180,7 @@ async def test_a_round_under_other_weights_is_a_round_of_its_own(world: World, t
     assert (await round_under(5)).num_rollouts == len(TASKS)
 
 
+@pytest.mark.long
 async def test_what_was_revoked_under_other_weights_may_be_released_under_these(world: World, tmp_path: Path) -> None:
     """And of equal texts the one of this round is in use, though it is not the oldest."""
     path = world.write(tmp_path, "steady")

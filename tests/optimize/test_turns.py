@@ -82,6 +82,7 @@ async def start(directory: Path, *options: str) -> asyncio.subprocess.Process:
     )  # fmt: skip
 
 
+@pytest.mark.long
 async def test_prompts_and_weights_are_trained_in_turns_and_a_killed_job_goes_on(tmp_path: Path) -> None:
     """It is killed, with all its processes, amid a round: as the reflecting model is asked for the second time."""
     asked_twice = asyncio.Event()

@@ -340,9 +340,9 @@ async def test_an_agent_that_cannot_be_imported_is_found_before_any_task_is_take
 
 async def test_a_runner_killed_gives_its_task_to_another(bus: Bus, nats_url: str, engine: ScriptedEngine) -> None:
     await bus.ensure_consumer(runner_consumer("default", "eval", 1.0))
-    command = [sys.executable, "-m", "lightningbus", "runner", "--bus", nats_url, "--agent", "plain:sleeps"]
+    command = [sys.executable, "-m", "lightningbus", "runner", "--bus", nats_url, "--entrypoint", "plain:sleeps"]
     process = await asyncio.create_subprocess_exec(
-        *command, "--path", str(AGENTS), "-n", "1", start_new_session=True, stderr=asyncio.subprocess.PIPE
+        *command, "--working-dir", str(AGENTS), "-n", "1", start_new_session=True, stderr=asyncio.subprocess.PIPE
     )
     assert process.stderr is not None
     while b"takes tasks" not in await process.stderr.readline():

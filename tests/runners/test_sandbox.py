@@ -367,7 +367,9 @@ async def test_the_documented_bubblewrap_hides_secrets_other_rollouts_and_other_
 
 
 @pytest.mark.parametrize(
-    "agent", [["--command", f"{sys.executable} hostile.py"], ["--agent", "hostile:spies"]], ids=["program", "function"]
+    "agent",
+    [["--command", f"{sys.executable} hostile.py"], ["--entrypoint", "hostile:spies"]],
+    ids=["program", "function"],
 )
 async def test_an_agent_can_neither_look_into_its_runner_nor_outlive_it(
     bus: Bus, nats_url: str, engine: ScriptedEngine, agent: list[str]
@@ -376,7 +378,18 @@ async def test_an_agent_can_neither_look_into_its_runner_nor_outlive_it(
     user = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.getuid() == 0 else []
     if user and (why := usable(*user)):
         pytest.skip(why)
-    runner = [sys.executable, "-m", "lightningbus", "runner", "--bus", nats_url, "--path", str(AGENTS), "-n", "1"]
+    runner = [
+        sys.executable,
+        "-m",
+        "lightningbus",
+        "runner",
+        "--bus",
+        nats_url,
+        "--working-dir",
+        str(AGENTS),
+        "-n",
+        "1",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     process = await asyncio.create_subprocess_exec(*user, *runner, *agent, env=environment, start_new_session=True)
     try:

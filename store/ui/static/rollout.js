@@ -84,7 +84,7 @@ function facts({ attempt, task, uses, run_id: run }) {
 const modelsOf = (attempt) => Object.keys(attempt?.newest_versions ?? {});
 
 function listed({ attempts, attempt, rollout_id: rollout }, run) {
-  if (!attempts.length) return empty("Published, and taken by nobody yet. Start a runner with", "lightningbus runner --agent module:function");
+  if (!attempts.length) return empty("Published, and taken by nobody yet. Start a runner with", "lightningbus runner --entrypoint module:function");
   return table([
     { title: "attempt", number: true, cell: (item) => h("a", { href: linkTo(run, rollout, { execution_id: item.execution_id }) }, item.attempt) },
     { title: "counts", cell: (item) => (item.counts ? h("span", { class: "chip counts" }, "counts") : "") },

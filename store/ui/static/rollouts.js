@@ -138,7 +138,7 @@ function offer(select, values) {
 
 function listed({ rollouts }, params, clear) {
   if (rollouts.length) return table(COLUMNS, rollouts, (row) => ({ class: "link", click: (event) => follows(event, link(row)) }));
-  if (!narrowing(params).length) return empty("No rollout has ended yet. Start a runner with", "lightningbus runner --agent module:function");
+  if (!narrowing(params).length) return empty("No rollout has ended yet. Start a runner with", "lightningbus runner --entrypoint module:function");
   return h("div", { class: "empty" }, "No rollout fits these filters. ", h("button", { type: "button", click: clear }, "Show all"));
 }
 

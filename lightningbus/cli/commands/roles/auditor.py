@@ -23,7 +23,7 @@ def auditor(
     bus: BusOption = None,
     model: Annotated[str | None, typer.Option(help="name of the model [default: policy]")] = None,
     share: Annotated[float | None, typer.Option(help="rollouts that are audited [default: 0.01]")] = None,
-    health: HealthOption = None,
+    health_address: HealthOption = None,
     settings: SettingsOption = None,
 ) -> None:
     """Recompute the log-probabilities of sampled tokens, and stop engines whose tokens are not what they say.
@@ -35,5 +35,7 @@ def auditor(
         from lightningbus.auditor.settings import AuditorSettings
 
     options = {"model_path": model_path, "model": model, "share": share}
-    checked = load_settings(AuditorSettings, "auditor", settings, context.args, **options, health_address=health)
+    checked = load_settings(
+        AuditorSettings, "auditor", settings, context.args, **options, health_address=health_address
+    )
     run_role(exit_on_user_error(discover_bus, bus, "auditor"), "auditor", room.run, checked, room.AuditorError)

@@ -25,8 +25,10 @@ def inference(
     model: Annotated[str | None, typer.Option(help="name agents ask for [default: policy]")] = None,
     port: Annotated[int | None, typer.Option(help="port of the gateway [default: a free one]")] = None,
     host: Annotated[str | None, typer.Option(help="address of the gateway [default: 127.0.0.1]")] = None,
-    advertise: Annotated[str | None, typer.Option(help="URL runners reach it at [default: http://host:port]")] = None,
-    health: HealthOption = None,
+    advertise_url: Annotated[
+        str | None, typer.Option(help="URL that runners reach the gateway at [default: http://host:port]")
+    ] = None,
+    health_address: HealthOption = None,
     settings: SettingsOption = None,
 ) -> None:
     """Run vLLM behind a gateway, and swap each new weight version in while requests are in flight.
@@ -38,7 +40,9 @@ def inference(
         from lightningbus.inference.engine import vllm_server
         from lightningbus.inference.settings import InferenceSettings
 
-    options = {"model_path": model_path, "model": model, "port": port, "host": host, "advertise_url": advertise}
-    checked = load_settings(InferenceSettings, "inference", settings, context.args, **options, health_address=health)
+    options = {"model_path": model_path, "model": model, "port": port, "host": host, "advertise_url": advertise_url}
+    checked = load_settings(
+        InferenceSettings, "inference", settings, context.args, **options, health_address=health_address
+    )
     at = exit_on_user_error(discover_bus, bus, "inference")
     run_role(at, "inference", node.run, with_api_key(checked, at), vllm_server.EngineError)

@@ -25,11 +25,13 @@ def learner(
     context: typer.Context,
     model_path: Annotated[Path | None, typer.Option(help="model directory to start from")] = None,
     tasks: Annotated[Path | None, typer.Option(help="file of training tasks to dispatch")] = None,
-    steps: Annotated[int | None, typer.Option(help="training steps [default: 100]")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="training steps [default: 100]")] = None,
     run: Annotated[str | None, typer.Option(help="name of the run [default: run]")] = None,
     bus: BusOption = None,
-    checkpoints: Annotated[Path | None, typer.Option(help="where to keep them [default: runs/checkpoints]")] = None,
-    health: HealthOption = None,
+    checkpoint_dir: Annotated[
+        Path | None, typer.Option(help="directory of the checkpoints [default: runs/checkpoints]")
+    ] = None,
+    health_address: HealthOption = None,
     settings: SettingsOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="say what memory and time training takes, and do not train")
@@ -51,8 +53,16 @@ def learner(
         from lightningbus.learner.settings.learner import LearnerSettings
         from lightningbus.learner.training import distributed
 
-    options = {"model_path": model_path, "tasks": tasks, "max_steps": steps, "run": run, "checkpoint_dir": checkpoints}
-    checked = load_settings(LearnerSettings, "learner", settings, context.args, **options, health_address=health)
+    options = {
+        "model_path": model_path,
+        "tasks": tasks,
+        "max_steps": max_steps,
+        "run": run,
+        "checkpoint_dir": checkpoint_dir,
+    }
+    checked = load_settings(
+        LearnerSettings, "learner", settings, context.args, **options, health_address=health_address
+    )
     if dry_run:
         from lightningbus.run.preflight.memory_check import Target
         from lightningbus.run.preflight.preflight import check_alone

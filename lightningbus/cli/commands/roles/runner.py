@@ -20,19 +20,23 @@ from lightningbus.run.run_directory.discovery import discover_bus
 
 def runner(
     context: typer.Context,
-    agent: Annotated[str | None, typer.Option(help="the agent as module:function, sync or async")] = None,
-    python: Annotated[Path | None, typer.Option(help="interpreter it runs in [default: this one]")] = None,
-    path: Annotated[Path | None, typer.Option(help="directory it runs in [default: here]")] = None,
+    entrypoint: Annotated[str | None, typer.Option(help="agent as module:function, sync or async")] = None,
+    python_executable: Annotated[
+        Path | None, typer.Option(help="interpreter that runs the agent [default: this one]")
+    ] = None,
+    working_dir: Annotated[Path | None, typer.Option(help="directory the agent runs in [default: here]")] = None,
     concurrency: Annotated[
         int | None, typer.Option("--concurrency", "-n", help="rollouts at once [default: 4]")
     ] = None,
     command: Annotated[
         str | None, typer.Option(help="any program instead of a Python agent, as one would type it")
     ] = None,
-    reward: Annotated[str | None, typer.Option(help="reward function as module:function(input, result)")] = None,
-    name: Annotated[str | None, typer.Option(help="agent name whose tasks it takes [default: default]")] = None,
+    reward_fn: Annotated[str | None, typer.Option(help="reward function as module:function(input, result)")] = None,
+    agent_name: Annotated[
+        str | None, typer.Option(help="name of the agent whose tasks the runner takes [default: default]")
+    ] = None,
     bus: BusOption = None,
-    health: HealthOption = None,
+    health_address: HealthOption = None,
     settings: SettingsOption = None,
 ) -> None:
     """Take tasks from the bus, run the agent on each, and publish what happened.
@@ -46,14 +50,14 @@ def runner(
 
     words = shlex.split(command) if command is not None else None
     options = {
-        "entrypoint": agent,
-        "python_executable": python,
-        "working_dir": path,
+        "entrypoint": entrypoint,
+        "python_executable": python_executable,
+        "working_dir": working_dir,
         "concurrency": concurrency,
         "command": words,
-        "reward_fn": reward,
-        "agent_name": name,
-        "health_address": health,
+        "reward_fn": reward_fn,
+        "agent_name": agent_name,
+        "health_address": health_address,
     }
     checked = load_settings(RunnerSettings, "runner", settings, context.args, **options)
     at = exit_on_user_error(discover_bus, bus, "runner")

@@ -41,7 +41,7 @@ def store(
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="data of the embedded engine [default: runs/store]")] = None,
     http_port: Annotated[int | None, typer.Option(help="its HTTP port; 0 takes a free one [default: 8123]")] = None,
-    health: HealthOption = None,
+    health_address: HealthOption = None,
     settings: SettingsOption = None,
 ) -> None:
     """Write every event into ClickHouse, and answer SQL over ClickHouse's HTTP interface.
@@ -56,7 +56,7 @@ def store(
         from lightningbus.store.embedded import engine
         from lightningbus.store.settings import StoreSettings
 
-    options = {"url": url, "data_dir": data_dir, "http_port": http_port, "health_address": health}
+    options = {"url": url, "data_dir": data_dir, "http_port": http_port, "health_address": health_address}
     checked = load_settings(StoreSettings, "store", settings, context.args, **options)
     expected = (AddressInUseError, engine.EngineBusyError, client.StoreUnreachableError, migrations.MigrationError)
     run_role(exit_on_user_error(discover_bus, bus, "store"), "store", room.run, checked, *expected)

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.asynchrony.job import seconds_to
+from experiments.asynchrony.job import seconds_to
 
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parents[1] / "examples"

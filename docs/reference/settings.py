@@ -32,7 +32,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
 
 
 def render_settings() -> str:
-    """A heading and a table for each section of a run file."""
+    """Return a heading and a table for each section of a run file."""
     return "\n\n".join("\n".join(_section(name, kind)) for name, kind in SECTIONS.items())
 
 

@@ -10,11 +10,11 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.prompts import scripted
-from benchmarks.prompts.job import MODES, measure
-from benchmarks.prompts.scripted import JOBS, MATH_JOB
-from benchmarks.prompts.tables import Row, key_of, tables
 from benchmarks.results import RESULTS
+from experiments.prompts import scripted
+from experiments.prompts.job import MODES, measure
+from experiments.prompts.scripted import JOBS, MATH_JOB
+from experiments.prompts.tables import Row, key_of, tables
 
 PATH = RESULTS / "prompts.json"
 PAGE = Path(__file__).resolve().parents[1] / "README.md"

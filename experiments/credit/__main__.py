@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.asynchrony.job import read
-from benchmarks.credit.job import JOBS, METHODS, STEPS, key_of, prepare, steps_to, target_of, train
+from experiments.asynchrony.job import read
+from experiments.credit.job import JOBS, METHODS, STEPS, key_of, prepare, steps_to, target_of, train
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "credit.json"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.policies.job import JOBS, arrange, find_evaluation, key_of, make_problems_and_model, run
+from experiments.policies.job import JOBS, arrange, find_evaluation, key_of, make_problems_and_model, run
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "policies.json"
 LAST_STEPS = 5

@@ -11,7 +11,7 @@ from lightningbus.cli.lazy_group import LazyGroup
 
 
 def render_commands() -> str:
-    """A section for each command: its help, its arguments and its options."""
+    """Return a section for each command: its help, its arguments and its options."""
     return "\n".join(_sections("lightningbus", typer.main.get_command(app)))
 
 

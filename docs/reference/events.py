@@ -24,7 +24,7 @@ TYPE_NAMES = {
 
 
 def render_events() -> str:
-    """A heading, a sentence and a table for each event, in the order of the modules."""
+    """Return a heading, a sentence and a table for each event, in the order of the modules."""
     sections = (_section(module, kind) for module in EVENT_MODULES for kind in _events_of(module) if kind is not Event)
     return "\n\n".join("\n".join(section) for section in sections)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.asynchrony.job import JOBS, MODES, TARGET, Mode, bench, key_of, make_model, read
+from experiments.asynchrony.job import JOBS, MODES, TARGET, Mode, bench, key_of, make_model, read
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 AVERAGED = (

@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from benchmarks.prompts.files import example_module, make_problems, problem_files, read_inputs
-from benchmarks.prompts.tables import Row
+from experiments.prompts.files import example_module, make_problems, problem_files, read_inputs
+from experiments.prompts.tables import Row
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.prompts.tables import Row, summarize
+from experiments.prompts.tables import Row, summarize
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "prompts_math"

@@ -1,0 +1,1 @@
+"""Experiments: what trains better, with committed results. `benchmarks` says how fast it is."""
