@@ -21,7 +21,7 @@ BOUNDS = {
     "inference": 3.5,
     "learner": 3.1,
     "lightningbus/api": 13.2,
-    "lightningbus/cli": 6.8,
+    "lightningbus/cli": 7.4,
     "lightningbus/optimize": 17.5,
     "lightningbus/run": 19.6,
     "store": 2.5,
