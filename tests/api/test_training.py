@@ -141,3 +141,28 @@ def raises(call: Any) -> str:
     with pytest.raises(lb.UserError) as raised:
         call()
     return str(raised.value)
+
+
+def test_an_agent_that_fails_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fitting_model(tmp_path / "model")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec("def solve(task):\n    raise RuntimeError('the tool is not installed')\n", names)
+    sentence = raises(lambda: lb.train(names["solve"], tmp_path / "model", TRAIN, HELDOUT, inference=ENGINE))
+    assert "RuntimeError: the tool is not installed" in sentence
+    assert not (tmp_path / "runs" / "latest").exists()
+
+
+def test_a_run_whose_rollouts_all_fail_ends_with_the_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent succeeds on the task of the trial alone."""
+    monkeypatch.chdir(tmp_path)
+    fitting_model(tmp_path / "model")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(
+        NOTEBOOK.replace("    from openai", "    assert task['question'] == '0', 'an odd task'\n    from openai"), names
+    )
+    job = {"inference": ENGINE, "store": STORE, "group_size": 2, "groups_per_step": 2, "max_steps": 2}
+    learner = {"cpu_threads": 1, "seq_len": 128, "max_failed_groups": 2}
+    sentence = raises(lambda: lb.train(names["solve"], tmp_path / "model", TRAIN, HELDOUT[:1], learner=learner, **job))
+    assert "gave nothing to train on" in sentence and "an odd task" in sentence
+    assert "correct that and resume the run, or raise max_failed_groups" in sentence

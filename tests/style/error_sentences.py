@@ -1,4 +1,4 @@
-"""The error sentences of the code; ``python -m tests.style.error_sentences`` prints those without a row in the page."""
+"""The error sentences of the code, and those of docs/troubleshooting.md."""
 
 import ast
 import re
@@ -54,8 +54,3 @@ def list_rows() -> set[str]:
     """The first cell of each row of the page."""
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
     return {match[1] for match in re.finditer(r"^\| `(.+?)` \| .+ \|$", page, re.M)}
-
-
-if __name__ == "__main__":
-    for package, sentences in collect_sentences().items():
-        print(f"## {package}", *(sentence for sentence in sentences if sentence not in list_rows()), sep="\n")
