@@ -84,7 +84,7 @@ def parse_version(model: str, name: str) -> int:
 def versions_to_delete(names: Sequence[str], kept: int, needed: Collection[str] = ()) -> list[str]:
     """List the versions, oldest first, that are neither ``needed``, nor among the last ``kept``, nor the base of these.
 
-    The bases of a delta come right before it, back to a whole one: they expire together with it.
+    The bases of a delta come right before it, back to a whole one; all of them stay as long as it does.
     """
     stays: set[str] = set()
     for at in (index for index, name in enumerate(names) if name in needed or index >= len(names) - kept):

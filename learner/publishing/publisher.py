@@ -128,8 +128,7 @@ class WeightPublisher:
     ) -> None:
         """Publish a safetensors file as a version, whole or as a delta to the last one that this learner published.
 
-        The file is only ever replaced, not written to again. With a ``canary`` nodes wait until one of them has tried
-        it.
+        The file is only ever replaced, not written to again. With a ``canary`` nodes wait until one has tried it.
         Raises `FencedError` when another learner has published since the last refresh.
         """
         async with self._lock:
