@@ -108,8 +108,7 @@ async def spawn(
     """Start a program as the head of its own group, with its standard streams, ``pass_fds``, and no other file of ours.
 
     ``options`` are `asyncio.create_subprocess_exec`'s; ``pdeathsig`` is the signal sent to it when this process is
-    gone;
-    ``prepare`` runs in the child before the program. Raises OSError when it cannot be started.
+    gone; ``prepare`` runs in the child before the program. Raises OSError when it cannot be started.
     """
     tied, files, close = set_pdeathsig(pdeathsig), ProcessGuard.child_fd_limit, set_cloexec()
     passed: tuple[int, ...] = options.get("pass_fds", ())
@@ -148,8 +147,7 @@ async def kill_group(process: asyncio.subprocess.Process) -> None:
     """Send SIGKILL to a process and its group, also when it has ended itself.
 
     Descendants that left the group are found while the process lives, and by `ProcessGuard.orphans` afterwards. Done
-    once:
-    later its id may be another's.
+    once: later its id may be another's.
     """
     if ProcessGuard.tracked.get(process.pid) is not process:
         await process.wait()
