@@ -309,7 +309,7 @@ async def test_engine_and_learner_agree_on_every_token(loop: Loop) -> None:
     from safetensors.torch import save_file
 
     from lightningbus.learner.settings.learner import LearnerSettings
-    from lightningbus.learner.training.trainer import Trainer
+    from lightningbus.learner.training.verl_trainer import VerlTrainer
     from lightningbus.learner.transitions.sequences import SequenceConfig, build_sequences
     from lightningbus.learner.transitions.transitions import build_transitions
     from tests.factories import model_call
@@ -319,7 +319,7 @@ async def test_engine_and_learner_agree_on_every_token(loop: Loop) -> None:
     directory = loop.directory / "moved"
     shutil.copytree(loop.directory / "model", directory)
     save_file(weights, directory / "model.safetensors", {"format": "pt"})
-    trainer = Trainer(LearnerSettings(model_path=directory, cpu_threads=1))
+    trainer = VerlTrainer(LearnerSettings(model_path=directory, cpu_threads=1))
     chat = {"messages": [{"role": "user", "content": "compute 12 plus 30"}], "logprobs": True}
     text = {"prompt": list(range(10, 40)), "logprobs": 0}
     for request in (text, chat):
