@@ -11,7 +11,7 @@ from nats.errors import Error as NatsError
 from lightningbus.bus.client import Bus
 from lightningbus.bus.errors import BusError
 from lightningbus.bus.weights.audit_log import AuditLog
-from lightningbus.inference.engine.vllm_server import EngineError
+from lightningbus.inference.engine.base import EngineError
 from lightningbus.schemas import subjects
 from lightningbus.schemas.audits.quarantine import standing_verdicts
 

@@ -15,7 +15,8 @@ from lightningbus.bus.security.secrets import is_loopback, read_key
 from lightningbus.bus.weights.version_cache import BaseFiles
 from lightningbus.common.aio import cancel_and_wait, first_completed
 from lightningbus.common.backoff import Backoff, RetryPolicy
-from lightningbus.inference.engine.vllm_server import URL, EngineError, EngineKilledError, VllmServer
+from lightningbus.inference.engine.base import Engine, EngineError, EngineKilledError, OpenEngine
+from lightningbus.inference.engine.vllm_engine import VllmEngine
 from lightningbus.inference.gateway.server import Gateway
 from lightningbus.inference.lora.shared_base import SharedBase
 from lightningbus.inference.node_model import NodeModel
@@ -28,10 +29,10 @@ WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt")
 """Files from which vLLM reads weights."""
 
 
-async def run(bus: Bus, settings: InferenceSettings, stop: asyncio.Event) -> None:
+async def run(bus: Bus, settings: InferenceSettings, stop: asyncio.Event, open_engine: OpenEngine = VllmEngine) -> None:
     """Serve until asked to stop.
 
-    Raises `EngineError` if vLLM cannot start at all, `AddressInUseError`, `bus.CredentialsError`.
+    Raises `EngineError` if the engine cannot start at all, `AddressInUseError`, `bus.CredentialsError`.
     """
     path = settings.model_path
     if not (path / "config.json").exists():
@@ -40,7 +41,7 @@ async def run(bus: Bus, settings: InferenceSettings, stop: asyncio.Event) -> Non
         raise EngineError(
             f"model_path: {path} holds no weights ({', '.join(WEIGHT_FILES)}), and a frozen node has none"
         )
-    node = Node(bus, settings)
+    node = Node(bus, settings, open_engine)
     try:
         with lock_directory(settings.work_dir, is_private=False):
             await node.run(stop)
@@ -62,21 +63,22 @@ def _read_inference_api_key(settings: InferenceSettings) -> str:
 class Node:
     """Runs one engine, its gateway and its models."""
 
-    def __init__(self, bus: Bus, settings: InferenceSettings) -> None:
+    def __init__(self, bus: Bus, settings: InferenceSettings, open_engine: OpenEngine = VllmEngine) -> None:
         self._bus = bus
+        self._open_engine = open_engine
         self._settings = settings
         self.id = default_instance_id(settings.id)
         self._inference_api_key = _read_inference_api_key(settings)
         self._base = SharedBase(len(settings.models))
         self._base_files = BaseFiles(settings.work_dir / "weights")
         self._models: list[NodeModel] = []
-        self._engine: VllmServer
+        self._engine: Engine
         self._gateway: Gateway
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until asked to stop; see the function `run`."""
         settings = self._settings
-        async with VllmServer(settings) as self._engine:
+        async with self._open_engine(settings) as self._engine:
             self._models = [NodeModel(self._bus, self.id, name, settings, self._engine) for name in settings.models]
             if settings.lora:
                 for model in self._models:
@@ -84,7 +86,7 @@ class Node:
             served = [model.served for model in self._models]
             key = self._inference_api_key
             self._gateway = Gateway(
-                URL, self._engine.session, settings.host, settings.port, served, key, settings.max_requests
+                self._engine.forward, settings.host, settings.port, served, key, settings.max_requests
             )
             async with self._gateway, AsyncExitStack() as heartbeats:
                 for model in self._models:
@@ -126,8 +128,7 @@ class Node:
             model.on_engine_restart()
         self._base.on_engine_restart()
         await self._engine.start()
-        assert self._engine.broadcast_capability is not None
-        engine_id = self._gateway.engine_id = f"{self.id}:{self._engine.broadcast_capability.engine}"
+        engine_id = self._gateway.engine_id = f"{self.id}:{self._engine.capabilities.engine_id}"
         names = ", ".join(self._settings.models)
         if self._settings.frozen:
             for model in self._models:
@@ -143,7 +144,7 @@ class Node:
             loop for model in self._models for loop in model.loops(engine_id, self._base_files, self._stop_suspect)
         ]
         await first_completed(exited, *loops)
-        raise EngineError(f"vLLM ended with {exited.result()}")
+        raise exited.result()
 
     async def _stop_suspect(self) -> None:
         """Serve no more calls, and stop the engine: its earlier tokens are quarantined."""

@@ -14,9 +14,8 @@ from lightningbus.bus.fleet.node_state import NodeEvent, next_state
 from lightningbus.bus.weights.version_cache import BaseFiles
 from lightningbus.common.observability import metrics
 from lightningbus.inference.audit_watch import watch_audits
-from lightningbus.inference.engine.broadcast_seats import find_assignment, rendezvous_info
-from lightningbus.inference.engine.vllm_command import list_parsers
-from lightningbus.inference.engine.vllm_server import EngineError, EngineRejectedError, VllmServer
+from lightningbus.inference.engine.base import BroadcastContent, Engine, EngineError, EngineRejectedError, WeightSource
+from lightningbus.inference.engine.broadcast_seats import find_assignment
 from lightningbus.inference.frozen_watch import IgnoredVersions
 from lightningbus.inference.gateway.served_model import ServedModel
 from lightningbus.inference.gateway.version_stamp import flush_pending_chunks
@@ -35,7 +34,7 @@ log = logging.getLogger(__name__)
 class NodeModel:
     """A model that the engine of a node serves; a `lightningbus.inference.weights.target.WeightTarget`."""
 
-    def __init__(self, bus: Bus, node_id: str, name: str, settings: InferenceSettings, engine: VllmServer) -> None:
+    def __init__(self, bus: Bus, node_id: str, name: str, settings: InferenceSettings, engine: Engine) -> None:
         """``node_id``: of the node; ``name``: of the model."""
         self._bus, self._settings, self._engine = bus, settings, engine
         self.id = node_id if len(settings.models) == 1 else f"{node_id}:{name}"
@@ -56,7 +55,6 @@ class NodeModel:
         """A rendezvous that failed is not joined again."""
         self._updater: WeightUpdater | None = None
         self._ignored = IgnoredVersions(bus, name)
-        self._parsers = list_parsers(settings)
         self.pulse: HeartbeatPublisher
         """The heartbeat; set before an engine is started."""
 
@@ -65,7 +63,7 @@ class NodeModel:
         lora, versions = self._settings.lora, self._versions
         assert lora is not None and versions is not None
         directory = self._settings.work_dir / "adapters" / self.served.name
-        self._lora = LoraManager(versions, lora.rank, directory, self.served, self._engine.post, base)
+        self._lora = LoraManager(versions, lora.rank, directory, self.served, self._engine, base)
 
     def on_engine_restart(self) -> None:
         """Record that the new engine has loaded nothing."""
@@ -101,45 +99,38 @@ class NodeModel:
         self._num_swaps += 1
         return pause_seconds
 
-    async def _load_in_place(self, files: Sequence[Path], version: int, change: float | None = None) -> float:
-        return await self._load({"paths": [str(path.resolve()) for path in files]}, version, change)
-
     async def join_broadcast(self, manifest: WeightManifest) -> float | None:
         """Pause the engine while it waits for the others; see `lightningbus.inference.weights.target`."""
-        plan, capability, started_at = manifest.broadcast, self._engine.broadcast_capability, time.monotonic()
+        plan, capability, started_at = manifest.broadcast, self._engine.capabilities.broadcast, time.monotonic()
         assignment = find_assignment(plan, self.id, capability) if capability is not None else None
         if plan is None or assignment is None or plan.rendezvous_key == self._last_rendezvous or self._lora is not None:
             return None
         self._last_rendezvous = plan.rendezvous_key
         try:
-            await self._engine.post("/init_weight_transfer_engine", {"init_info": rendezvous_info(plan, assignment)})
+            await self._engine.join_broadcast(plan, assignment)
         except EngineRejectedError as error:
             log.warning("version %d is fetched as files instead: %s", manifest.version, error)
             return None
         rendezvous_seconds = time.monotonic() - started_at
-        update_info = {"content": manifest.fingerprint, "size": plan.size}
-        load_seconds = await self._load(update_info, manifest.version, manifest.change)
+        content = BroadcastContent(manifest.fingerprint, plan.size)
+        load_seconds = await self._load_in_place(content, manifest.version, manifest.change)
         self._num_swaps += 1
         return rendezvous_seconds + load_seconds
 
-    async def _load(self, update_info: dict[str, Any], version: int, change: float | None) -> float:
+    async def _load_in_place(self, source: WeightSource, version: int, change: float | None = None) -> float:
         """Load weights; requests in flight are paused, keep their tokens, and continue with the new weights."""
         started_at = time.monotonic()
-        # clear_cache: the KV cache of requests in flight is recomputed when they resume (vLLM 0.31).
         self.kv_cache = self._kv_cache_choice.record_swap(change)
-        clear_cache = "true" if self.kv_cache == "recomputed" else "false"
-        await self._engine.post(f"/pause?mode=keep&clear_cache={clear_cache}")
+        await self._engine.pause(recompute_kv_cache=self.kv_cache == "recomputed")
         try:
-            await self._engine.post("/start_weight_update")
-            await self._engine.post("/update_weights", {"update_info": update_info})
-            await self._engine.post("/finish_weight_update", {"weight_version": str(version)})
+            await self._engine.load_weights(source, version)
         except EngineError:
             # Partially loaded weights must never serve: stop this engine, and start a new one without weights.
             await self._engine.stop()
             raise
         await flush_pending_chunks()
         self.served.version = version
-        await self._engine.post("/resume")
+        await self._engine.resume()
         return time.monotonic() - started_at
 
     def on_release_state(self, release: ReleaseState) -> None:
@@ -158,8 +149,8 @@ class NodeModel:
 
     def describe(self, address: str, engine_id: str, num_in_flight: int) -> dict[str, Any]:
         """The heartbeat's fields; ``num_in_flight``: calls of all models, since they share the engine."""
-        capability = self._engine.broadcast_capability
-        can_join = capability is not None and not self._lora and not self._settings.frozen
+        engine = self._engine.capabilities
+        can_join = engine.broadcast is not None and not self._lora and not self._settings.frozen
         problem = self._updater.last_error if self._updater else self._ignored.problem
         return {
             "state": self.served.state,
@@ -170,12 +161,12 @@ class NodeModel:
                 "inflight": num_in_flight,
                 "swaps": self._num_swaps,
                 "engine_id": engine_id,
-                "max_model_len": self._engine.max_model_len,
+                "max_model_len": engine.max_model_len,
                 "problem": problem[:120],
-                **({"parsers": self._parsers} if self._parsers else {}),
+                **({"parsers": list(engine.parsers)} if engine.parsers else {}),
                 **({"frozen": True} if self._settings.frozen else {}),
                 **({"versions": list(self.served.versions)} if self._lora else {}),
-                **({"broadcast": to_builtins(capability)} if can_join else {}),
+                **({"broadcast": to_builtins(engine.broadcast)} if can_join else {}),
                 **({"wants_whole": True} if self._updater and self._updater.needs_full_weights else {}),
             },
         }

@@ -17,6 +17,7 @@ from lightningbus.common import disk_space
 from lightningbus.common.aio import first_completed
 from lightningbus.common.observability import metrics
 from lightningbus.learner.accounting import ExcludedRollouts
+from lightningbus.learner.backend import make_builder, make_trainer
 from lightningbus.learner.batching.batch import BatchBuilder
 from lightningbus.learner.checkpointing.checkpoint import TRAINER, Checkpoints, LearnerState
 from lightningbus.learner.checkpointing.resume import resume
@@ -32,9 +33,8 @@ from lightningbus.learner.rollouts.consumer import RolloutConsumer
 from lightningbus.learner.rollouts.served_version import ServedVersion
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.own_function import OwnFunctionError
-from lightningbus.learner.training.trainer import Trainer
+from lightningbus.learner.trainer import Trainer
 from lightningbus.learner.training_loop import TrainingLoop
-from lightningbus.learner.transitions.tokenizer import find_vocabulary_size, load_detokenizer
 from lightningbus.schemas.codec import decode
 from lightningbus.schemas.training import TrainingStep
 from lightningbus.tasks.task_file import load_tasks
@@ -65,7 +65,7 @@ def run_worker(settings: LearnerSettings) -> None:
     ):  # sent to all ranks; rank 0 stops the workers
         signal.signal(number, signal.SIG_IGN)
     try:
-        Trainer(settings).run_worker()
+        make_trainer(settings).run_worker()
     except OwnFunctionError as error:
         raise as_learner_error(error) from error
 
@@ -198,9 +198,7 @@ class Learner:
             log.warning("%s; until then checkpoints are written as the stream fills", shortage.interval)
 
     def _load_trainer(self, checkpoint: Path | None) -> tuple[BatchBuilder, Trainer]:
-        model = self._settings.model_path
-        builder = BatchBuilder(self._settings, load_detokenizer(model), find_vocabulary_size(model))
-        trainer = Trainer(self._settings)
+        builder, trainer = make_builder(self._settings), make_trainer(self._settings)
         if checkpoint is not None:
             trainer.load(checkpoint)
         return builder, trainer

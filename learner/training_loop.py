@@ -44,7 +44,7 @@ from lightningbus.learner.rollouts.fresh_node import wait_for_version
 from lightningbus.learner.rollouts.groups import RolloutGroup, in_dispatch_order
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.own_function import OwnFunctionError
-from lightningbus.learner.training.trainer import Trainer
+from lightningbus.learner.trainer import Trainer
 from lightningbus.schemas import ids, subjects
 from lightningbus.schemas.audits.events import AuditVerdict
 from lightningbus.schemas.codec import encode

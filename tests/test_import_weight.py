@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {root!r})
 sys.modules["vllm"] = None  # whoever imports it gets an ImportError
-from lightningbus.learner.training.trainer import Trainer
+from lightningbus.learner.training.verl_trainer import VerlTrainer
 from tests.learner.conftest import settings_for, tiny_model
 from tests.learner.test_trainer import batch_of, conversations
-trainer = Trainer(settings_for(tiny_model(Path(sys.argv[1]))))
+trainer = VerlTrainer(settings_for(tiny_model(Path(sys.argv[1]))))
 print(trainer.step(batch_of(trainer, conversations()))["actor/grad_norm"])
 """
 

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.security.credentials import Credentials
+from lightningbus.inference.engine.vllm_client import VllmClient
 from lightningbus.inference.gateway.served_model import ServedModel
 from lightningbus.inference.gateway.server import Gateway
 
@@ -72,7 +73,7 @@ async def serve(bus_url: str, access: Path) -> None:
     engine, model = f"http://127.0.0.1:{runner.addresses[0][1]}", ServedModel("policy")
     async with (
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
-        Gateway(engine, session, "127.0.0.1", 0, [model]) as gateway,
+        Gateway(VllmClient(session, engine).forward, "127.0.0.1", 0, [model]) as gateway,
         Bus.connect(bus_url, credentials=Credentials.read(access, "inference")) as bus,
     ):
         model.version, model.state = 1, "ready"

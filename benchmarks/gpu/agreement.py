@@ -25,14 +25,14 @@ LARGE_NATS = 0.1
 
 def measure(context: Context, size: Size) -> None:
     """Answers sampled by a node, whose engine then ends, and computed again by the learner on the same device."""
-    from lightningbus.learner.training.trainer import Trainer
+    from lightningbus.learner.training.verl_trainer import VerlTrainer
 
     calls = asyncio.run(_sample(context, size))
     config = SequenceConfig(mode="transition", max_tokens=context.scale.row_tokens)
     rows, excluded = build_sequences("r", build_transitions(calls), config)
     if excluded:
         raise ValueError(f"calls that cannot be trained: {sorted(set(excluded.values()))}")
-    actual = Trainer(make_settings(context, size, CASES["defaults"])).log_probs(rows)
+    actual = VerlTrainer(make_settings(context, size, CASES["defaults"])).log_probs(rows)
     for name, value, unit in compare(rows, actual):
         context.report(Result(f"{context.title(size)}: {name}", value, unit))
 

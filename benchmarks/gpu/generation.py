@@ -15,7 +15,7 @@ from benchmarks.gpu.context import Context
 from benchmarks.gpu.sizes import Scale, Size
 from benchmarks.results import Result
 from lightningbus.bus.security.secrets import bearer_header, read_key
-from lightningbus.inference.engine.vllm_server import URL
+from lightningbus.inference.engine.vllm_client import URL
 
 ROUNDS = 2
 """Of each way, in turns; the faster counts."""

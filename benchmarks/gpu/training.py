@@ -52,7 +52,7 @@ def measure(context: Context, size: Size, case: str) -> None:
     import torch
 
     from lightningbus.learner.engine.engine_checks import has_flash_attention
-    from lightningbus.learner.training.trainer import Trainer
+    from lightningbus.learner.training.verl_trainer import VerlTrainer
 
     way, scale = CASES[case], context.scale
     title, on_gpu = f"{context.title(size)}, {way.title}", torch.cuda.is_available()
@@ -61,7 +61,7 @@ def measure(context: Context, size: Size, case: str) -> None:
         context.report(Result(title, None, "tokens/s", note=why))
         return
     settings = make_settings(context, size, way)
-    trainer = Trainer(settings)
+    trainer = VerlTrainer(settings)
     sequences = make_sequences(scale, vocabulary=context.scale.shapes[size].fields["vocab_size"])
     sampled = trainer.log_probs(sequences)
     rows = [replace(row, logprobs=logprobs) for row, logprobs in zip(sequences, sampled, strict=True)]

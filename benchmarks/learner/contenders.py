@@ -27,7 +27,7 @@ class Ours:
     def __init__(self, path: Path, size: Size, rows: list[Row], log_prob_interval: int) -> None:
         from lightningbus.learner.batching.batch import Batch
         from lightningbus.learner.settings.learner import LearnerSettings
-        from lightningbus.learner.training.trainer import Trainer
+        from lightningbus.learner.training.verl_trainer import VerlTrainer
         from lightningbus.learner.transitions.sequences import CONTEXT, TrainSequence
 
         actor = {
@@ -45,7 +45,7 @@ class Ours:
                 TrainSequence(str(number), 1.0, row.token_ids, calls, np.concatenate([before, row.logprobs]), zeros)
             )
         self._batch = Batch(sequences, {(str(number), 0): row.advantage for number, row in enumerate(rows)})
-        self._trainer = Trainer(settings)
+        self._trainer = VerlTrainer(settings)
 
     def step(self) -> float:
         return self._trainer.step(self._batch)["actor/grad_norm"]

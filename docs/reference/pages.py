@@ -9,6 +9,7 @@ from docs.reference.commands import render_commands
 from docs.reference.events import render_events
 from docs.reference.metrics import render_metrics
 from docs.reference.settings import render_settings
+from docs.reference.step_metrics import render_step_metrics
 
 DOCS = Path(__file__).resolve().parents[1]
 
@@ -46,4 +47,5 @@ PARTS = (
     GeneratedPart(DOCS / "settings.md", "settings", render_settings),
     GeneratedPart(DOCS / "wire.md", "events", render_events),
     GeneratedPart(DOCS / "operations.md", "metrics", render_metrics),
+    GeneratedPart(DOCS / "store.md", "step metrics", render_step_metrics),
 )

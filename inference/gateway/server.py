@@ -9,7 +9,6 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import aiohttp
 import msgspec
 from aiohttp import web
 
@@ -19,6 +18,7 @@ from lightningbus.common.http_server import HttpServer, read_body
 from lightningbus.common.listeners import open_listener, url_of
 from lightningbus.common.observability import metrics, tracing
 from lightningbus.common.observability.metric_registry import request_metrics
+from lightningbus.inference.engine.base import EngineError, EngineUnreachableError, Forward
 from lightningbus.inference.gateway.served_model import ServedModel
 from lightningbus.inference.gateway.version_stamp import add_cache_salt, stream
 from lightningbus.inference.settings import MAX_REQUESTS
@@ -50,23 +50,21 @@ class Gateway:
 
     def __init__(
         self,
-        engine_url: str,
-        session: aiohttp.ClientSession,
+        forward: Forward,
         host: str,
         port: int,
         models: Sequence[ServedModel],
         inference_api_key: str = "",
         max_requests: int = MAX_REQUESTS,
     ) -> None:
-        """Prepare the gateway; ``session`` reaches the engine at ``engine_url``.
+        """Prepare the gateway; ``forward`` reaches the engine.
 
         Requests need ``inference_api_key`` unless it is empty. ``max_requests`` are handled at once.
         """
-        self._engine_url = engine_url
+        self._to_engine = forward
         self.models = {model.name: model for model in models}
         """Models by their public names."""
         self._inference_api_key, self._max_requests, self._num_requests = inference_api_key, max_requests, 0
-        self._session = session
         self._host, self._port = host, port
         self.engine_id = ""
         """Id of the running engine process; letters, digits and ``_ - :``."""
@@ -144,12 +142,10 @@ class Gateway:
             return _not_ready(next(iter(self.models.values())))
         body, headers = await read_body(request) or None, {"Content-Type": "application/json"}
         try:
-            async with self._session.request(
-                request.method, self._engine_url + request.path, data=body, headers=headers
-            ) as response:
+            async with self._to_engine(request.method, request.path, body, headers) as response:
                 body, content_type = await response.read(), response.content_type
                 return web.Response(body=body, status=response.status, content_type=content_type)
-        except (aiohttp.ClientConnectionError, TimeoutError):
+        except EngineError:
             return _error(503, "the engine is not answering")
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
@@ -173,16 +169,16 @@ class Gateway:
             headers = {"Content-Type": "application/json", **tracing.format_headers(span)}
             body = add_cache_salt(body, version, engine_model)
             try:
-                async with self._session.post(self._engine_url + request.path, data=body, headers=headers) as response:
+                async with self._to_engine("POST", request.path, body, headers) as response:
                     span.set_attributes({"http.response.status_code": response.status})
                     if response.content_type != "text/event-stream":
                         return web.Response(
                             body=await response.read(), status=response.status, content_type=response.content_type
                         )
                     return await stream(request, response, stamp)
-            except (aiohttp.ClientConnectorError, TimeoutError):
+            except EngineUnreachableError:
                 return _error(503, "the engine is not answering")
-            except aiohttp.ClientConnectionError:
+            except EngineError:
                 return _error(502, "the engine closed the connection before it answered")
 
 

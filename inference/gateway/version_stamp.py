@@ -4,8 +4,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-import aiohttp
 from aiohttp import web
+
+from lightningbus.inference.engine.base import EngineError, EngineResponse
 
 StampEvent = Callable[[bytes], bytes]
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ def add_cache_salt(body: bytes, version: int, engine_model: str = "") -> bytes:
     return b'%b,"cache_salt":"v%d"%b}' % (stripped[:-1], version, model)
 
 
-async def stream(request: web.Request, upstream: aiohttp.ClientResponse, stamp: StampEvent) -> web.StreamResponse:
+async def stream(request: web.Request, upstream: EngineResponse, stamp: StampEvent) -> web.StreamResponse:
     """Pass a stream of events on, each stamped as it arrives, however slowly the client reads."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
@@ -60,10 +61,12 @@ async def stream(request: web.Request, upstream: aiohttp.ClientResponse, stamp: 
         while data := await events.take():
             await response.write(data)
         await reading
-    except aiohttp.ClientError as error:
-        log.warning("the engine's stream ended early: %s", str(error) or type(error).__name__)
+    except EngineError as error:
+        log.warning("%s", error)
         if request.transport is not None:
             request.transport.abort()  # shows the runner that the stream is incomplete
+    except ConnectionResetError:
+        log.debug("the client left before its answer had ended")
     finally:
         reading.cancel()
     return response
@@ -108,11 +111,11 @@ class _StampedEvents:
             self._waiter.set_result(None)
 
 
-async def _read(upstream: aiohttp.ClientResponse, stamp: StampEvent, events: _StampedEvents) -> None:
+async def _read(upstream: EngineResponse, stamp: StampEvent, events: _StampedEvents) -> None:
     # Separate from writing, so that a slow client never delays the stamp.
     remainder = b""
     try:
-        async for data in upstream.content.iter_any():
+        async for data in upstream.chunks():
             *complete, remainder = (remainder + data).split(EVENT_END)
             if complete:
                 events.add_events(b"".join([stamp(event) + EVENT_END for event in complete]))

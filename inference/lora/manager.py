@@ -1,7 +1,8 @@
-"""Several LoRA versions in one engine: the base is loaded once, each version by vLLM's own loader under its own name.
+"""Several LoRA versions in one engine: the base is loaded once, each version under its own name.
 
-Nothing is paused for that: vLLM loads adapters between two steps. Calls in flight finish on the version they started
-with, and new ones go to the newest. A version is unloaded when it is not among the newest and its last call has ended.
+Nothing is paused for that: the engine loads adapters between two steps. Calls in flight finish on the version they
+started with, and new ones go to the newest. A version is unloaded when it is not among the newest and its last call
+has ended.
 """
 
 import asyncio
@@ -10,10 +11,9 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
+from lightningbus.inference.engine.base import Engine, EngineError
 from lightningbus.inference.engine.peft import write_directory
-from lightningbus.inference.engine.vllm_server import EngineError
 from lightningbus.inference.gateway.served_model import ServedModel
 from lightningbus.inference.lora.shared_base import SharedBase
 from lightningbus.inference.version_registry import LoadedVersions
@@ -26,12 +26,6 @@ ReplaceWeights = Callable[[Sequence[Path], int], Awaitable[float]]
 """Replaces the engine's weights by those of files, as a version; returns the seconds generation was paused."""
 
 
-class EngineControl(Protocol):
-    """POST to one of vLLM's control routes; raises `EngineError`."""
-
-    def __call__(self, path: str, body: object = None) -> Awaitable[None]: ...
-
-
 class LoraManager:
     """One model's adapters in an engine; outlives the engine, so that the next one loads them again."""
 
@@ -41,15 +35,15 @@ class LoraManager:
         max_rank: int,
         directory: Path,
         model: ServedModel,
-        post: EngineControl,
+        engine: Engine,
         base: SharedBase,
     ) -> None:
         """``max_rank``: the largest the engine accepts; ``directory``: adapters in PEFT's form, emptied first.
 
-        ``base`` is that of the engine.
+        ``base`` is the one that ``engine`` has loaded.
         """
         self._versions, self._max_rank, self._directory = versions, max_rank, directory
-        self._model, self._post, self._base = model, post, base
+        self._model, self._engine, self._base = model, engine, base
         self._engine_lock = asyncio.Lock()
         self._previous_engine: tuple[Path | None, tuple[int, ...]] = (None, ())
         """Base and versions of the previous engine."""
@@ -132,13 +126,13 @@ class LoraManager:
         name, path = self._versions.name(version), self._adapter_dir(version)
         async with self._engine_lock:
             if version not in self._versions:  # else it is loaded already, and becomes the newest
-                await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path.resolve())})
+                await self._engine.load_adapter(name, path)
                 self._pending_deletion.clear()
             self._versions.add(version)
 
     async def _unload(self, version: int) -> None:
         self._versions.mark_draining(version)
-        await self._post("/v1/unload_lora_adapter", {"lora_name": self._versions.name(version)})
+        await self._engine.unload_adapter(self._versions.name(version))
         self._versions.remove(version)
         self._pending_deletion.add(version)
 
@@ -153,7 +147,7 @@ class LoraManager:
     def _delete_unused_dirs(self) -> None:
         """Delete the adapters that no engine reads any more.
 
-        After a client disconnects, vLLM keeps the call for a moment, and may read its adapters again: they are kept
+        After a client disconnects, an engine may keep the call for a moment, and read its adapters again: they are kept
         until the next version but one.
         """
         needed = {

@@ -1,21 +1,19 @@
 """Canary trial of a version before it is approved: the engine is measured on fixed prompts, without serving."""
 
-import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 from msgspec.structs import replace
 
 from lightningbus.bus.fleet.node_state import NodeEvent
-from lightningbus.inference.engine.vllm_server import EngineError, EngineRejectedError, VllmServer
+from lightningbus.inference.engine.base import Engine, EngineError, EngineRejectedError, NotFiniteError
 from lightningbus.inference.gateway.served_model import ServedModel
 from lightningbus.schemas.weights.events import CanaryPrompt, CanarySpec
 
 MIN_LOGPROB = -9000.0
 """vLLM writes -9999 for minus infinity."""
-NAN_IN_JSON = "not JSON compliant"
 NOT_FINITE = "the engine's log-probabilities are not finite"
 MAX_LOGPROB_DIFFERENCE = 50.0
 """Beyond it k3 would overflow."""
@@ -118,9 +116,7 @@ class Canary(Protocol):
 class EngineCanary:
     """Runs canary trials on this node; meanwhile other nodes serve the agents."""
 
-    def __init__(
-        self, engine: VllmServer, model: ServedModel, transition: Callable[[NodeEvent], Awaitable[None]]
-    ) -> None:
+    def __init__(self, engine: Engine, model: ServedModel, transition: Callable[[NodeEvent], Awaitable[None]]) -> None:
         self._engine, self._model, self._transition = engine, model, transition
 
     async def drain_traffic(self) -> None:
@@ -139,41 +135,20 @@ class EngineCanary:
         Attention multiplies a masked position by 0, which is still NaN where the KV cache holds NaN.
         """
         await self._engine.stop()
-        raise EngineError("vLLM is ended: its KV cache holds what is not finite")
+        raise EngineError("the engine is stopped: its KV cache holds values that are not finite")
 
     async def run(self, spec: CanarySpec, version: int, previous_length: float | None) -> CanaryResult:
         """Query the engine and evaluate; raises `EngineError` without a response, which is no verdict."""
-        spec = fit_to_context(spec, self._engine.max_model_len)
+        spec = fit_to_context(spec, self._engine.capabilities.max_model_len)
         prompts = [np.frombuffer(prompt.ids, "<u4").tolist() for prompt in spec.prompts]
         model = self._model.engine_model_name(version) or self._model.name
-        request = {"model": model, "prompt": prompts, "temperature": 1.0, "cache_salt": f"v{version}"}
         try:
-            choices = await self._complete({**request, "max_tokens": 1, "prompt_logprobs": 0})
-            prompt_logprobs = [
-                [_logprob(entry, token) for entry, token in zip(choice["prompt_logprobs"][1:], prompt[1:], strict=True)]
-                for choice, prompt in zip(choices, prompts, strict=True)
-            ]
+            prompt_logprobs = await self._engine.score(model, prompts, version)
             if not np.isfinite([value for logprobs in prompt_logprobs for value in logprobs]).all():
                 return evaluate(spec, prompt_logprobs, [], None)
-            choices = await self._complete({**request, "max_tokens": spec.max_tokens, "logprobs": 0})
-            answers = [[_number(value) for value in choice["logprobs"]["token_logprobs"]] for choice in choices]
+            answers = await self._engine.sample(model, prompts, spec.max_tokens, version)
+        except NotFiniteError:
+            return CanaryResult(NOT_FINITE, {}, is_kv_cache_tainted=True)
         except EngineRejectedError as error:
-            is_tainted = NAN_IN_JSON in str(error)
-            return CanaryResult(NOT_FINITE if is_tainted else str(error), {}, is_tainted)
-        except (LookupError, TypeError, ValueError) as error:
-            raise EngineError(f"vLLM's response to a canary trial is malformed: {error!r}") from error
+            return CanaryResult(str(error), {})
         return evaluate(spec, prompt_logprobs, answers, previous_length)
-
-    async def _complete(self, body: dict[str, Any]) -> list[dict[str, Any]]:
-        """One choice per prompt, in the order of the prompts."""
-        response = await self._engine.post_json("/v1/completions", body)
-        return sorted(response["choices"], key=lambda choice: int(choice["index"]))
-
-
-def _logprob(entry: dict[str, Any], token: int) -> float:
-    return _number(entry[str(token)]["logprob"])
-
-
-def _number(value: Any) -> float:
-    """JSON has no NaN: null stands for it."""
-    return math.nan if value is None else float(value)

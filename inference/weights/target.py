@@ -31,7 +31,7 @@ class WeightTarget(Protocol):
 
         ``change``: relative change from the loaded version, see `WeightManifest.change`; None: unknown.
 
-        Returns the seconds generation was paused. Raises `lightningbus.inference.engine.vllm_server.EngineError`, or
+        Returns the seconds generation was paused. Raises `lightningbus.inference.engine.base.EngineError`, or
         `OSError` or `ValueError` if the previous version continues to be served.
         """
         ...

@@ -24,7 +24,7 @@ from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.bus.weights.version_cache import BaseFiles, WeightCache
 from lightningbus.common.observability import metrics, tracing
 from lightningbus.common.observability.faults import count_fault
-from lightningbus.inference.engine.vllm_server import EngineError, EngineRejectedError
+from lightningbus.inference.engine.base import EngineError, EngineRejectedError
 from lightningbus.inference.weights.canary import Canary, CanaryResult
 from lightningbus.inference.weights.plan import (
     CanaryBackoff,

@@ -12,6 +12,7 @@ from lightningbus.learner.publishing.canary_prompts import CanaryPrompts
 from lightningbus.learner.publishing.publisher import WeightPublisher, fenced_error
 from lightningbus.learner.publishing.weight_files import BASE, WEIGHTS, write_full, write_weights
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.trainer import Trainer
 
 InThread = Callable[..., Awaitable[Any]]
 """Runs a blocking call in the trainer's thread."""
@@ -23,7 +24,7 @@ class StepCommitter:
     def __init__(
         self,
         settings: LearnerSettings,
-        trainer: Any,
+        trainer: Trainer,
         publisher: WeightPublisher,
         checkpoints: Checkpoints,
         in_thread: InThread,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from lightningbus.learner.settings.weights import CanarySettings
+from lightningbus.learner.trainer import Trainer
 from lightningbus.learner.transitions.sequences import CONTEXT, TrainSequence
 from lightningbus.schemas.weights.events import CanaryPrompt, CanarySpec
 
@@ -24,7 +25,7 @@ class CanaryPrompts:
         prompts = read_prompts(settings.prompts, model_path)
         self._prompts = [_read_prompt(number, ids[:max_tokens]) for number, ids in enumerate(prompts)]
 
-    def build_spec(self, trainer: Any) -> CanarySpec:
+    def build_spec(self, trainer: Trainer) -> CanarySpec:
         """Compute the canary test of the trainer's current weights; blocks for a forward pass."""
         log_probs = trainer.log_probs(self._prompts)
         settings = self._settings

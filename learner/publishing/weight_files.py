@@ -3,11 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+from lightningbus.learner.trainer import Trainer
+
 WEIGHTS = "weights.safetensors"
 BASE = "base.safetensors"
 
 
-def write_weights(trainer: Any, path: Path) -> None:
+def write_weights(trainer: Trainer, path: Path) -> None:
     """Write the trained weights in the form that nodes load: see `lightningbus.inference.engine.weight_transfer`."""
     if (adapters := trainer.adapters()) is not None:
         tensors, scale = adapters
@@ -16,7 +18,7 @@ def write_weights(trainer: Any, path: Path) -> None:
         write_full(trainer, path)
 
 
-def write_full(trainer: Any, path: Path) -> None:
+def write_full(trainer: Trainer, path: Path) -> None:
     """Write all weights: without adapters the version itself, with them their base."""
     trainer.write_weights(path)
 

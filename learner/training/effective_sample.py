@@ -4,7 +4,8 @@ With ``r = exp(log pi_current - log pi_behavior)`` per token: *current* is the l
 *behavior* the engine that sampled the token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -60,3 +61,27 @@ def effective_share(count: float, total: float, squares: float) -> float:
 def ess_scale(ess: float, bound: float) -> float:
     """Factor of a step's learning rate: ``min(1, ess / bound)``: few effective tokens move the weights little."""
     return min(1.0, ess / bound) if bound > 0 else 1.0
+
+
+@contextmanager
+def scaled_learning_rate(engine: Any, scale: Callable[[], float]) -> Iterator[None]:
+    """Optimiser steps made here move the weights ``scale()`` times as far, weight decay included.
+
+    It is called right before the weights move, with all gradients computed. A smaller loss would not do: clipping and
+    Adam divide its size out again.
+    """
+    groups = engine.optimizer.param_groups
+    rates = [group["lr"] for group in groups]
+
+    def apply_scale(*_: Any) -> None:
+        factor = scale()
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate * factor
+
+    hook = engine.optimizer.register_step_pre_hook(apply_scale)
+    try:
+        yield
+    finally:
+        hook.remove()
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate

@@ -8,16 +8,16 @@ from typing import Any
 from clickhouse_connect.driver.client import Client
 
 from lightningbus.analysis.run_history import RecordedStep, RunHistory
-from lightningbus.learner.batching.batch import Batch, BatchBuilder
+from lightningbus.learner.backend import make_builder, make_trainer
+from lightningbus.learner.batching.batch import Batch
 from lightningbus.learner.checkpointing.checkpoint import TRAINER, CheckpointError, Checkpoints
 from lightningbus.learner.errors import LearnerError
 from lightningbus.learner.publishing.weight_files import WEIGHTS, write_weights
 from lightningbus.learner.rollouts.assembler import Rollout
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.own_function import OwnFunctionError
-from lightningbus.learner.training.trainer import Trainer
+from lightningbus.learner.trainer import Trainer
 from lightningbus.learner.transitions.prefix_tree import find_parents
-from lightningbus.learner.transitions.tokenizer import find_vocabulary_size, load_detokenizer
 from lightningbus.learner.transitions.transitions import build_transitions
 from lightningbus.run.errors import UserError
 from lightningbus.run.settings.run_file import validate_settings
@@ -121,19 +121,19 @@ def write_parquet(out: Path, rollouts: Sequence[Rollout]) -> int:
 
 def _batch(history: RunHistory, step: RecordedStep, settings: LearnerSettings) -> Batch:
     try:
-        maker = BatchBuilder(settings, load_detokenizer(settings.model_path), find_vocabulary_size(settings.model_path))
+        builder = make_builder(settings)
     except ValueError as error:
         raise UserError(str(error)) from error
     groups, quarantined = history.groups(step), history.quarantined(step)
     try:
-        return maker.build(groups, step.version - 1, quarantined)
+        return builder.build(groups, step.version - 1, quarantined)
     except ValueError as error:  # raised by a credit function or an estimator, as in the learner
         raise UserError(str(error)) from error
 
 
 def _make_trainer(settings: LearnerSettings) -> Trainer:
     try:
-        return Trainer(settings)
+        return make_trainer(settings)
     except ValueError as error:
         raise UserError(str(error)) from error
 

@@ -10,7 +10,8 @@ import pytest
 import yaml
 from transformers import AutoTokenizer
 
-from lightningbus.inference.engine.vllm_server import URL, VllmServer
+from lightningbus.inference.engine.base import Engine
+from lightningbus.inference.engine.vllm_engine import VllmEngine
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.preflight.scripted_engine import ModelCall, find_refusals, scripted_vllm
 from tests.learner.conftest import tiny_model
@@ -121,9 +122,10 @@ def node_of(model: Path, work: Path, **changes: Any) -> InferenceSettings:
     )
 
 
-async def ask(server: VllmServer, call: ModelCall) -> int:
-    async with server.session.post(URL + call.path, json=call.body, headers={"Connection": "close"}) as response:
-        text = await response.text()
+async def ask(engine: Engine, call: ModelCall) -> int:
+    headers = {"Connection": "close", "Content-Type": "application/json"}
+    async with engine.forward("POST", call.path, json.dumps(call.body).encode(), headers) as response:
+        text = (await response.read()).decode()
         if response.status == 200 and '"error"' in text[:20]:
             return int(json.loads(text)["error"]["code"])
         return response.status
@@ -142,7 +144,7 @@ async def test_the_scripted_engine_answers_as_vllm_does(model: Path, tmp_path: P
     node = node_of(model, tmp_path, **parsers)
     async with scripted_vllm(node, ["policy"]) as scripted:
         actual = {name: await ask(scripted, call) for name, call in CALLS.items()}
-    async with VllmServer(node) as real:
+    async with VllmEngine(node) as real:
         await real.start()
         expected = {name: await ask(real, call) for name, call in CALLS.items()}
     assert actual == expected

@@ -25,6 +25,7 @@ from lightningbus.bus.client import Bus
 from lightningbus.bus.security.credentials import Credentials
 from lightningbus.bus.security.secrets import INFERENCE_API_KEY, bearer_header, read_key
 from lightningbus.learner.publishing.delta_chain import blob_name
+from lightningbus.learner.step_metrics import find_undeclared
 from lightningbus.schemas import ids as identity
 from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import schema_of
@@ -206,6 +207,8 @@ def test_a_step_is_made_again_to_the_bit(loop: Loop) -> None:
         assert [(actual["batch_sha256"], actual["loss"], actual["grad_norm"])] == recorded
         assert actual["same_batch"] and actual["same_loss"] and actual["tokens"] > 0
     assert loop.fetch_value("SELECT max(metrics['actor/grad_norm']) FROM training_steps WHERE run_id = 'small'") > 0
+    names = loop.rows("SELECT DISTINCT arrayJoin(mapKeys(metrics)) FROM training_steps")
+    assert names and find_undeclared(name for (name,) in names) == []
     idle_share = loop.fetch_value(
         "SELECT avg(metrics['learner/idle_share']) FROM training_steps WHERE run_id = 'small'"
     )
@@ -309,7 +312,7 @@ async def test_engine_and_learner_agree_on_every_token(loop: Loop) -> None:
     from safetensors.torch import save_file
 
     from lightningbus.learner.settings.learner import LearnerSettings
-    from lightningbus.learner.training.trainer import Trainer
+    from lightningbus.learner.training.verl_trainer import VerlTrainer
     from lightningbus.learner.transitions.sequences import SequenceConfig, build_sequences
     from lightningbus.learner.transitions.transitions import build_transitions
     from tests.factories import model_call
@@ -319,7 +322,7 @@ async def test_engine_and_learner_agree_on_every_token(loop: Loop) -> None:
     directory = loop.directory / "moved"
     shutil.copytree(loop.directory / "model", directory)
     save_file(weights, directory / "model.safetensors", {"format": "pt"})
-    trainer = Trainer(LearnerSettings(model_path=directory, cpu_threads=1))
+    trainer = VerlTrainer(LearnerSettings(model_path=directory, cpu_threads=1))
     chat = {"messages": [{"role": "user", "content": "compute 12 plus 30"}], "logprobs": True}
     text = {"prompt": list(range(10, 40)), "logprobs": 0}
     for request in (text, chat):

@@ -15,6 +15,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from lightningbus.bus.client import Bus
+from lightningbus.inference.engine.vllm_client import VllmClient
 from lightningbus.inference.gateway.served_model import ServedModel
 from lightningbus.inference.gateway.server import Gateway as NodeGateway
 from lightningbus.runners.gateway.server import Gateway
@@ -69,6 +70,7 @@ async def nodes_gateway(bus: Bus) -> AsyncIterator[tuple[str, str, web.Applicati
     app = web.Application()
     app.router.add_post("/v1/chat/completions", engine._answer)
     app.router.add_post("/v1/completions", engine._answer)
+    app.router.add_post("/v1/chat/completions/parse", _no_parser)
     app.router.add_post("/tokenize", _tokens)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/metrics", _metrics)
@@ -76,10 +78,17 @@ async def nodes_gateway(bus: Bus) -> AsyncIterator[tuple[str, str, web.Applicati
     async with (
         TestServer(app) as server,
         aiohttp.ClientSession() as http,
-        NodeGateway(str(server.make_url("")).rstrip("/"), http, "127.0.0.1", 0, [model], KEY) as gateway,
+        NodeGateway(
+            VllmClient(http, str(server.make_url("")).rstrip("/")).forward, "127.0.0.1", 0, [model], KEY
+        ) as gateway,
     ):
         model.state, model.version = "ready", 3
         yield gateway.address, KEY, gateway._app
+
+
+async def _no_parser(request: web.Request) -> web.Response:
+    """Answer as vLLM does without a parser."""
+    return web.json_response({"detail": "Not Found"}, status=404)
 
 
 async def _tokens(request: web.Request) -> web.Response:

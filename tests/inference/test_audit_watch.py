@@ -7,7 +7,7 @@ import pytest
 from lightningbus.bus.client import Bus
 from lightningbus.bus.weights.audit_log import AuditLog
 from lightningbus.inference.audit_watch import watch_audits
-from lightningbus.inference.engine.vllm_server import EngineError
+from lightningbus.inference.engine.base import EngineError
 from lightningbus.schemas.audits.events import AuditVerdict
 from tests.polling import HANG_SECONDS
 

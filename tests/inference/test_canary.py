@@ -21,7 +21,7 @@ from lightningbus.learner.checkpointing.checkpoint import Checkpoints, LearnerSt
 from lightningbus.learner.checkpointing.step_committer import StepCommitter
 from lightningbus.learner.publishing.canary_prompts import read_prompts
 from lightningbus.learner.publishing.publisher import WeightPublisher
-from lightningbus.learner.training.trainer import Trainer
+from lightningbus.learner.training.verl_trainer import VerlTrainer
 from lightningbus.schemas import subjects
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.weights.events import CanarySpec, ReleaseDecision, WeightManifest
@@ -74,7 +74,7 @@ async def test_broken_weights_are_revoked_and_the_version_before_goes_on_serving
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS))
     canary = {"prompts": tmp_path / "prompts.jsonl", "max_entropy": 7.0}
     learner = settings_for(model, checkpoint_dir=tmp_path / "checkpoints", weights={"canary": canary})
-    trainer, publisher = Trainer(learner), WeightPublisher(bus, learner)
+    trainer, publisher = VerlTrainer(learner), WeightPublisher(bus, learner)
     saver = StepCommitter(learner, trainer, publisher, Checkpoints(learner.checkpoint_dir), asyncio.to_thread)
     await publisher.refresh()
     state = LearnerState(run_id="run", model="policy")

@@ -12,8 +12,9 @@ from lightningbus.bus.client import Bus
 from lightningbus.common.listeners import AddressInUseError
 from lightningbus.inference import node
 from lightningbus.inference.engine.answer_parser import MIDDLEWARE
+from lightningbus.inference.engine.base import EngineError
 from lightningbus.inference.engine.vllm_command import command, environment, list_parsers
-from lightningbus.inference.engine.vllm_server import EngineError, VllmServer
+from lightningbus.inference.engine.vllm_engine import VllmEngine
 from lightningbus.inference.settings import AdapterSettings, InferenceSettings
 
 
@@ -79,7 +80,7 @@ async def test_a_port_in_use_is_said_before_an_engine_is_started(bus: Bus, tmp_p
 async def test_an_engine_that_cannot_start_gives_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     settings = InferenceSettings(model_path=tmp_path, work_dir=tmp_path / "work", vllm_args=["--no-such-option"])
-    async with VllmServer(settings) as engine:
+    async with VllmEngine(settings) as engine:
         with pytest.raises(EngineError, match=r"vLLM ended with \d+: .* \(log: "):
             await engine.start()
 
@@ -90,5 +91,5 @@ async def test_a_directory_for_the_socket_whose_name_is_too_long_is_one_sentence
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 100)))
     Path(tempfile.gettempdir()).mkdir()
     with pytest.raises(EngineError, match=r"TMPDIR: .* is too long for a Unix socket"):
-        await VllmServer(InferenceSettings(model_path=tmp_path)).__aenter__()
+        await VllmEngine(InferenceSettings(model_path=tmp_path)).__aenter__()
     assert not list(Path(tempfile.gettempdir()).iterdir())

@@ -19,6 +19,7 @@ from lightningbus.bus.errors import CredentialsError
 from lightningbus.bus.fleet.node_state import TRANSITIONS, NodeEvent, State, is_ready, next_state
 from lightningbus.bus.security.secrets import bearer_header, has_bearer
 from lightningbus.common.observability.metric_registry import REGISTRIES
+from lightningbus.inference.engine.vllm_client import VllmClient
 from lightningbus.inference.gateway.served_model import ServedModel
 from lightningbus.inference.gateway.server import PREFERRED_HEADER, VERSION_HEADER, Gateway
 from lightningbus.inference.gateway.version_stamp import add_cache_salt, stamp_event
@@ -87,7 +88,7 @@ async def serving(
     engine = f"http://127.0.0.1:{runner.addresses[0][1]}"
     async with aiohttp.ClientSession() as http:
         model = ServedModel("policy", versions)
-        async with Gateway(engine, http, "127.0.0.1", 0, [model], **door) as gateway:
+        async with Gateway(VllmClient(http, engine).forward, "127.0.0.1", 0, [model], **door) as gateway:
             model.state, model.version = "ready", 3
             yield gateway, model, http
         await runner.cleanup()
@@ -297,7 +298,7 @@ async def test_an_engine_that_is_gone_is_not_ready(vllm: ScriptedVllm) -> None:
     model = ServedModel("policy")
     async with (
         aiohttp.ClientSession() as http,
-        Gateway("http://127.0.0.1:1", http, "127.0.0.1", 0, [model]) as gateway,
+        Gateway(VllmClient(http, "http://127.0.0.1:1").forward, "127.0.0.1", 0, [model]) as gateway,
     ):
         model.state, model.version = "ready", 1
         async with http.post(gateway.address + "/v1/completions", json={"stream": True}) as answer:

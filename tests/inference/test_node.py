@@ -19,7 +19,7 @@ from lightningbus.bus.client import Bus
 from lightningbus.bus.weights.audit_log import AuditLog
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.inference import node
-from lightningbus.inference.engine.vllm_server import EngineError
+from lightningbus.inference.engine.base import EngineError
 from lightningbus.inference.gateway.server import VERSION_HEADER
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.schemas import subjects

@@ -21,7 +21,8 @@ from lightningbus.bus.weights.audit_log import AuditLog
 from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.inference import node
-from lightningbus.inference.engine.vllm_server import EngineError
+from lightningbus.inference.engine.base import EngineError, OpenEngine
+from lightningbus.inference.engine.vllm_engine import VllmEngine
 from lightningbus.inference.gateway.server import VERSION_HEADER
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.schemas import subjects
@@ -93,7 +94,9 @@ class Running:
 
 
 @asynccontextmanager
-async def running(bus: Bus, directory: Path, **settings: Any) -> AsyncIterator[Running]:
+async def running(
+    bus: Bus, directory: Path, open_engine: OpenEngine = VllmEngine, **settings: Any
+) -> AsyncIterator[Running]:
     """A node that runs while the block does."""
     model = directory / "model"
     model.mkdir(exist_ok=True)
@@ -102,7 +105,7 @@ async def running(bus: Bus, directory: Path, **settings: Any) -> AsyncIterator[R
     checked = InferenceSettings.model_validate({"work_dir": directory / "work", **fields, **settings})
     stop = asyncio.Event()
     async with bus.fleet("inference") as fleet, aiohttp.ClientSession() as http:
-        task = asyncio.create_task(node.run(bus, checked, stop))
+        task = asyncio.create_task(node.run(bus, checked, stop, open_engine))
         try:
             yield Running(bus, fleet, http, directory, task)
         finally:

@@ -15,10 +15,14 @@ from safetensors.torch import save_file
 from lightningbus.bus.client import Bus
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.inference import node
+from lightningbus.inference.engine.base import Engine, OpenEngine
+from lightningbus.inference.engine.peft import write_directory
+from lightningbus.inference.engine.vllm_engine import VllmEngine
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.schemas import subjects
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.weights.events import WeightManifest
+from tests.inference.engine_contract import check_engine
 from tests.inference.test_lora import PROMPT, RANK, SCALE, Answer, adapters, another, make_model, read
 from tests.polling import HANG_SECONDS
 
@@ -30,13 +34,15 @@ TOLERANCE = 1e-4
 
 
 @asynccontextmanager
-async def ready(bus: Bus, directory: Path, num_models: int, **settings: Any) -> AsyncIterator[list[Heartbeat]]:
+async def ready(
+    bus: Bus, directory: Path, num_models: int, open_engine: OpenEngine = VllmEngine, **settings: Any
+) -> AsyncIterator[list[Heartbeat]]:
     """A node, once all of its models are ready."""
     fields = {"model_path": directory / "model", "id": "n", "dtype": "float32", "max_num_seqs": 8, "cpu_threads": 1}
     checked = InferenceSettings.model_validate({**fields, "work_dir": directory / "work", **settings})
     stop = asyncio.Event()
     async with bus.fleet("inference") as fleet:
-        running = asyncio.create_task(node.run(bus, checked, stop))
+        running = asyncio.create_task(node.run(bus, checked, stop, open_engine))
         try:
             async with asyncio.timeout(280):
                 while len(beats := [beat for beat in fleet.members() if beat.state == "ready"]) < num_models:
@@ -96,9 +102,18 @@ async def test_two_models_over_one_base_answer_each_with_its_own_adapters(bus: B
         )
         await bus.publish(subjects.weights(name), manifest, msg_id=f"{name}-0")
     lora = {"rank": RANK, "max_loaded_versions": 2, "models": [*added]}
-    async with ready(bus, tmp_path, 2, lora=lora) as beats:
+    engines: list[Engine] = []
+
+    def open_engine(settings: InferenceSettings) -> VllmEngine:
+        engine = VllmEngine(settings)
+        engines.append(engine)
+        return engine
+
+    async with ready(bus, tmp_path, 2, open_engine, lora=lora) as beats:
         (address,) = {beat.address for beat in beats}
         answers = await asyncio.gather(*(ask(address, name) for name in added))
+        write_directory(tmp_path / "0", tmp_path / "peft", RANK)
+        await check_engine(engines[0], tmp_path / "peft", PROMPT)
     for (name, tensors), answer in zip(added.items(), answers, strict=True):
         model.load_state_dict(base, strict=False)
         for path, module in model.named_modules():

@@ -16,7 +16,7 @@ from lightningbus.bus.weights import version_registry as releases_module
 from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.bus.weights.version_cache import WeightCache
 from lightningbus.common.aio import cancel_and_wait
-from lightningbus.inference.engine.vllm_server import EngineRejectedError
+from lightningbus.inference.engine.base import EngineRejectedError
 from lightningbus.inference.weights import updater as subscriber_module
 from lightningbus.inference.weights.canary import CanaryResult, evaluate, fit_to_context
 from lightningbus.inference.weights.updater import WeightUpdater

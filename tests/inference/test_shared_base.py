@@ -9,23 +9,22 @@ from lightningbus.inference.gateway.served_model import ServedModel
 from lightningbus.inference.lora.manager import LoraManager
 from lightningbus.inference.lora.shared_base import SharedBase
 from lightningbus.inference.version_registry import LoadedVersions
+from tests.inference.fake_engine import FakeEngine
 from tests.inference.test_version_registry import adapters
 
 MODELS = ("writer", "checker")
 
 
-class Vllm:
-    """The part of vLLM that knows adapters by name."""
+class Vllm(FakeEngine):
+    """An engine whose weights are replaced by a caller."""
 
     def __init__(self) -> None:
-        self.names: set[str] = set()
+        super().__init__(is_running=True)
         self.bases: list[Path] = []
 
-    async def post(self, path: str, body: object = None) -> None:
-        await asyncio.sleep(0)
-        assert isinstance(body, dict)
-        assert (body["lora_name"] in self.names) != path.endswith("/load_lora_adapter")
-        self.names ^= {body["lora_name"]}
+    @property
+    def names(self) -> set[str]:
+        return set(self.adapters)
 
     async def replace(self, files: "list[Path]", version: int) -> float:
         await asyncio.sleep(0)
@@ -44,7 +43,7 @@ class Engine:
         for name in MODELS:
             versions = LoadedVersions(name, 2)
             self.models[name] = model = ServedModel(name, versions)
-            self._managers[name] = LoraManager(versions, 2, directory / name, model, self.vllm.post, self.base)
+            self._managers[name] = LoraManager(versions, 2, directory / name, model, self.vllm, self.base)
         self.file = adapters(directory / "adapters")
 
     async def load(self, name: str, version: int, base: Path) -> None:
@@ -57,7 +56,7 @@ class Engine:
         for manager in self._managers.values():
             manager.on_engine_restart()
         self.base.on_engine_restart()
-        self.vllm.names.clear()
+        self.vllm.adapters.clear()
         self.vllm.bases.clear()
 
     def versions(self) -> list[tuple[int, ...]]:

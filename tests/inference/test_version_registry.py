@@ -14,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.inference.engine.peft import inspect_adapter, write_directory
-from lightningbus.inference.engine.vllm_server import EngineError
 from lightningbus.inference.gateway.served_model import ServedModel
 from lightningbus.inference.lora.manager import LoraManager
 from lightningbus.inference.lora.shared_base import SharedBase
@@ -22,6 +21,7 @@ from lightningbus.inference.version_registry import LoadedVersions, capacity, se
 from lightningbus.schemas.weights.events import ReleaseDecision, ReleaseState
 from lightningbus.schemas.weights.safetensors_header import InvalidSafetensorsError
 from tests import tensorfiles
+from tests.inference.fake_engine import FakeEngine
 from tests.polling import HANG_SECONDS
 
 
@@ -184,28 +184,21 @@ def test_adapters_that_do_not_fit_are_a_sentence(tmp_path: Path) -> None:
     assert not (tmp_path / "d").exists()
 
 
-class Names:
-    """The part of vLLM that knows adapters by name: each once, and none it has not got."""
+class Names(FakeEngine):
+    """An engine that unloads adapters when a test lets it."""
 
     def __init__(self) -> None:
-        self.known: dict[str, Path] = {}
+        super().__init__(is_running=True)
+        self.known = self.adapters
         self.model: ServedModel
         self.forgets, self.may_forget = asyncio.Event(), asyncio.Event()
         """It is forgetting a name; it may go on with that."""
         self.may_forget.set()
 
-    async def tell(self, path: str, body: object = None) -> None:
-        await asyncio.sleep(0)
-        assert isinstance(body, dict)
-        name = body["lora_name"]
-        if (name in self.known) == path.endswith("/load_lora_adapter"):
-            raise EngineError(f"400 to {path} of {name}")
-        if name in self.known:
-            self.forgets.set()
-            await self.may_forget.wait()
-            del self.known[name]
-        else:
-            self.known[name] = Path(body["lora_path"])
+    async def unload_adapter(self, name: str) -> None:
+        self.forgets.set()
+        await self.may_forget.wait()
+        await super().unload_adapter(name)
 
     async def replace(self, files: Sequence[Path], version: int) -> float:
         assert not self.known, "no adapters are left on a base that goes"
@@ -247,7 +240,7 @@ async def engine(directory: Path, kept: int) -> AsyncIterator[Engine]:
     vllm, residents = Names(), LoadedVersions("policy", kept)
     vllm.model = model = ServedModel("policy", residents)
     base = SharedBase()
-    manager = LoraManager(residents, 2, directory / "held", model, vllm.tell, base)
+    manager = LoraManager(residents, 2, directory / "held", model, vllm, base)
     retiring = asyncio.create_task(manager.unload_loop())
     yield Engine(vllm, residents, model, base, manager, [directory / "base", adapters(directory / "a")])
     assert not retiring.done()

@@ -9,8 +9,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
+from lightningbus.learner.batching.batch import BatchBuilder
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.learner.training.trainer import Trainer
+from lightningbus.learner.training.estimators import make_estimator
+from lightningbus.learner.training.verl_trainer import VerlTrainer
 
 LEARNING_RATE = 1e-3
 
@@ -63,6 +65,11 @@ def settings_for(model_path: Path, **changes: Any) -> LearnerSettings:
     )
 
 
+def builder_for(settings: LearnerSettings, **arguments: Any) -> BatchBuilder:
+    """A builder of batches with the estimator of the settings."""
+    return BatchBuilder(settings, make_estimator(settings.algorithm), **arguments)
+
+
 @pytest.fixture(scope="session")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with tied embeddings."""
@@ -70,6 +77,6 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def start(model_path: Path) -> Callable[..., Trainer]:
+def start(model_path: Path) -> Callable[..., VerlTrainer]:
     """Makes trainers; arguments are fields of the learner's settings."""
-    return lambda **changes: Trainer(settings_for(model_path, **changes))
+    return lambda **changes: VerlTrainer(settings_for(model_path, **changes))

@@ -12,7 +12,7 @@ import torch  # noqa: E402
 from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from lightningbus.learner.training.trainer import Trainer  # noqa: E402
+from lightningbus.learner.training.verl_trainer import VerlTrainer  # noqa: E402
 from tests.learner.conftest import settings_for  # noqa: E402
 
 
@@ -40,7 +40,7 @@ class LiveBytes(TorchDispatchMode):
 
 def main(model_path: Path, out: Path) -> None:
     """Rank 0 writes twice, as a run does."""
-    trainer = Trainer(settings_for(model_path))
+    trainer = VerlTrainer(settings_for(model_path))
     if trainer.group.rank > 0:
         with LiveBytes(trainer._engine.module) as live:
             trainer.run_worker()

@@ -12,14 +12,14 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from lightningbus.learner.training.trainer import Trainer  # noqa: E402
+from lightningbus.learner.training.verl_trainer import VerlTrainer  # noqa: E402
 from tests.learner.conftest import settings_for, tiny_model  # noqa: E402
 from tests.learner.test_trainer import batch_of, conversations, sampled_by, whole  # noqa: E402
 
 
 def step(model_path: Path, **changes: Any) -> dict[str, Any] | None:
     """What one step on seven rollouts computes, so that two ranks have different numbers of rows; None on followers."""
-    trainer = Trainer(
+    trainer = VerlTrainer(
         settings_for(
             model_path,
             actor={"use_kl_loss": True, "ppo_max_token_len_per_gpu": 64},

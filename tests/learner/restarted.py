@@ -13,14 +13,14 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from lightningbus.learner.training.trainer import Trainer  # noqa: E402
+from lightningbus.learner.training.verl_trainer import VerlTrainer  # noqa: E402
 from tests.learner.conftest import settings_for  # noqa: E402
 from tests.learner.test_engine_state import CHANGES, everything  # noqa: E402
 
 
 def go_on(model: str, before: str, batch: str, after: str, actual: str) -> None:
     """Load, look, step, save, look, step, look."""
-    trainer = Trainer(settings_for(Path(model), **CHANGES))
+    trainer = VerlTrainer(settings_for(Path(model), **CHANGES))
     # Every rank must ask for it.
     trainer.everything = lambda: everything(trainer)  # type: ignore[attr-defined]
     if trainer.group.rank > 0:

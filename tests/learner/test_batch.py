@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from lightningbus.learner.batching.advantages import make_estimator
-from lightningbus.learner.batching.batch import Batch, BatchBuilder
+from lightningbus.learner.batching.batch import Batch
 from lightningbus.learner.batching.rollout_dispositions import (
     build_spans,
     excluded,
@@ -24,6 +23,7 @@ from lightningbus.learner.rollouts.assembler import Rollout, build_rollout
 from lightningbus.learner.rollouts.groups import GroupBuffer, RolloutGroup
 from lightningbus.learner.settings.algorithm import AlgorithmSettings
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.training.estimators import make_estimator
 from lightningbus.learner.training.token_weights import loss_weights
 from lightningbus.learner.transitions.sequences import SequenceConfig, TrainSequence, build_sequences
 from lightningbus.learner.transitions.transitions import build_transitions, token_versions
@@ -33,6 +33,7 @@ from lightningbus.schemas.spans import ModelCall, VersionSpan
 from lightningbus.schemas.training import TrainingStep
 from lightningbus.tasks.task_file import TaskInput
 from tests.factories import batches, group, model_call, rollout
+from tests.learner.conftest import builder_for
 
 
 def settings(**changes: object) -> LearnerSettings:
@@ -53,7 +54,7 @@ def make_batch(
     groups: list[RolloutGroup], version: int, arguments: LearnerSettings, verdicts: Sequence[AuditVerdict] = ()
 ) -> Batch:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    return BatchBuilder(arguments).build(groups, version, quarantine_reasons(rollouts, verdicts, arguments.model))
+    return builder_for(arguments).build(groups, version, quarantine_reasons(rollouts, verdicts, arguments.model))
 
 
 def rows(*calls: ModelCall, limit: int = 100) -> list[TrainSequence]:
@@ -272,7 +273,7 @@ def test_a_rollout_that_would_break_the_trainer_is_left_out(changes: dict[str, A
     fields = {"temperature": 1.0, "prompt": [5], "response": [6], **changes}
     odd = model_call(0, fields["prompt"], fields["response"], sampling_params={"temperature": fields["temperature"]})
     members = [rollout("a", 0, 1.0, calls=[odd]), rollout("a", 1, 0.0), rollout("a", 2, 1.0)]
-    batch = BatchBuilder(settings(), vocabulary_size=64).build([group("a", *members)], 0)
+    batch = builder_for(settings(), vocabulary_size=64).build([group("a", *members)], 0)
     assert [use.exclusion_reason for use in batch.dispositions] == ["no sequence: malformed", "", ""]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from lightningbus.learner.batching.batch import Batch, BatchBuilder
+from lightningbus.learner.batching.batch import Batch
 from lightningbus.learner.batching.batch_warnings import find_warnings
 from lightningbus.learner.batching.overlong import find_penalty
 from lightningbus.learner.rollouts.assembler import Rollout
@@ -15,11 +15,12 @@ from lightningbus.learner.settings.algorithm import OverlongBufferSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.transitions.truncation import find_truncations
 from tests.factories import group, model_call, rollout
+from tests.learner.conftest import builder_for
 
 
 def build(*members: Rollout, **changes: Any) -> Batch:
     settings = LearnerSettings.model_validate({"model_path": Path("m"), **changes})
-    return BatchBuilder(settings).build([group("a", *members)], 0)
+    return builder_for(settings).build([group("a", *members)], 0)
 
 
 def answer(sample: int, reward: float, tokens: int = 2, **fields: Any) -> Rollout:

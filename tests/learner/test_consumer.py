@@ -13,7 +13,6 @@ from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import NatsServer
 from lightningbus.bus.streams.specs import learner_consumer
 from lightningbus.common.aio import cancel_and_wait
-from lightningbus.learner.batching.batch import BatchBuilder
 from lightningbus.learner.errors import LearnerError
 from lightningbus.learner.rollouts.consumer import RolloutConsumer
 from lightningbus.learner.rollouts.stream_position import StreamMark
@@ -22,6 +21,7 @@ from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import schema_of
 from lightningbus.schemas.spans import SpanBatch
 from tests.factories import batches
+from tests.learner.conftest import builder_for
 from tests.polling import HANG_SECONDS
 
 
@@ -243,7 +243,7 @@ async def test_a_late_attempt_is_accounted_for_and_never_used(bus: Bus) -> None:
 
 async def test_the_same_batches_come_of_the_same_stream_position_to_the_bit(bus: Bus) -> None:
     """What a learner that starts again trains on is what it would have trained on."""
-    maker = BatchBuilder(LearnerSettings(model_path=Path("model"), group_size=2))
+    maker = builder_for(LearnerSettings(model_path=Path("model"), group_size=2))
     digests = []
     await publish(bus, ("a", 0), ("b", 0), ("c", 1), ("b", 1), ("c", 0), ("a", 1))
     for _ in range(2):

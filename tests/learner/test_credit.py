@@ -14,16 +14,16 @@ from hypothesis import assume, given
 from msgspec.structs import replace
 
 from lightningbus.learner.batching import credit
-from lightningbus.learner.batching.advantages import make_estimator
-from lightningbus.learner.batching.batch import BatchBuilder
 from lightningbus.learner.batching.credit import Episode
 from lightningbus.learner.rollouts.intermediate_rewards import intermediate_rewards
 from lightningbus.learner.settings.algorithm import AirRule, AlgorithmSettings, CreditSettings
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.training.estimators import make_estimator
 from lightningbus.learner.training.token_weights import loss_weights
 from lightningbus.schemas.semconv.rewards import MAX_REWARD
 from lightningbus.schemas.spans import Span
 from tests.factories import group, model_call, rollout
+from tests.learner.conftest import builder_for
 
 GRPO = make_estimator(AlgorithmSettings())
 EPSILON = 1e-6
@@ -129,7 +129,7 @@ def test_the_baseline_of_opo_weighs_rollouts_by_their_tokens() -> None:
 
 def test_the_last_call_alone_counts_in_the_weights_where_it_alone_is_trained() -> None:
     settings = LearnerSettings.model_validate({"model_path": Path("m"), "credit": "last_call"})
-    batch = BatchBuilder(settings).build([group("a", rollout("a", 0, 1.0), rollout("a", 1, 0.0))], 0)
+    batch = builder_for(settings).build([group("a", rollout("a", 0, 1.0), rollout("a", 1, 0.0))], 0)
     assert [row.num_tokens for row in batch.sequences] == [3, 3] and batch.metrics["excluded/credit"] == 2
     assert loss_weights(batch.sequences, "seq-mean-token-mean", batch.num_tokens) == pytest.approx([1 / 6, 1 / 6])
     assert batch.dispositions[0].call_advantages[0] == 0 < batch.dispositions[0].call_advantages[1]
@@ -150,7 +150,7 @@ def test_a_users_own_estimator_is_found_by_its_import_path(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "mine", module)
     algorithm = {"adv_estimator": "mine:above", "gamma": 0.5}
     settings = LearnerSettings.model_validate({"model_path": Path("m"), "algorithm": algorithm, "group_size": 1})
-    batch = BatchBuilder(settings).build([group("a", rollout("a", 0, 1.0))], 0)
+    batch = builder_for(settings).build([group("a", rollout("a", 0, 1.0))], 0)
     assert batch.dispositions[0].call_advantages == pytest.approx((0.1, 0.1)), "five tokens in two calls"
     with pytest.raises(ValueError, match=r"adv_estimator: mine:wrong returned 1 values for 2 scores"):
         make_estimator(AlgorithmSettings(adv_estimator="mine:wrong"))([1.0, 0.0], ["a", "a"])
@@ -185,11 +185,11 @@ def test_a_users_own_credit_is_found_by_its_import_path(monkeypatch: pytest.Monk
     module.wrong = lambda episodes, estimate, settings: [[float("nan")] for _ in episodes]
     monkeypatch.setitem(sys.modules, "mine", module)
     settings = LearnerSettings.model_validate({"model_path": Path("m"), "credit": "mine:first"})
-    batch = BatchBuilder(settings).build([group("a", rollout("a", 0, 1.0), rollout("a", 1, 0.0))], 0)
+    batch = builder_for(settings).build([group("a", rollout("a", 0, 1.0), rollout("a", 1, 0.0))], 0)
     assert batch.dispositions[0].call_advantages == (1.0, 0.0)
     wrong = LearnerSettings.model_validate({"model_path": Path("m"), "credit": "mine:wrong"})
     with pytest.raises(ValueError, match=r"credit.method: mine:wrong returned 1 values for 2 calls"):
-        BatchBuilder(wrong).build([group("a", rollout("a", 0, 1.0), rollout("a", 1, 0.0))], 0)
+        builder_for(wrong).build([group("a", rollout("a", 0, 1.0), rollout("a", 1, 0.0))], 0)
     for name, sentence in (("guess", "known: identical, last"), ("mine:no", "cannot be imported")):
         with pytest.raises(ValueError, match=sentence):
             credit.resolve_credit_fn(name)

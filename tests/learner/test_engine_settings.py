@@ -11,7 +11,7 @@ import pytest
 from lightningbus.learner.engine import cpu_platform
 from lightningbus.learner.engine.engine_checks import check_engine
 from lightningbus.learner.engine.engines import make_engine
-from lightningbus.learner.training.trainer import Trainer
+from lightningbus.learner.training.verl_trainer import VerlTrainer
 from lightningbus.run.preflight.memory_check import BYTES, training_shape
 from tests.learner.conftest import settings_for
 from tests.learner.test_trainer import batch_of, close, conversations, gradient_of, masters, sampled_by
@@ -51,13 +51,13 @@ def test_settings_that_contradict_each_other_are_refused(model_path: Path, engin
     ],
 )
 def test_settings_that_cannot_work_here_are_refused_before_a_model_is_loaded(
-    start: Callable[..., Trainer], changes: Any, sentence: str
+    start: Callable[..., VerlTrainer], changes: Any, sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
         start(**changes)
 
 
-def test_copies_of_a_model_divide_the_ranks(start: Callable[..., Trainer], model_path: Path) -> None:
+def test_copies_of_a_model_divide_the_ranks(start: Callable[..., VerlTrainer], model_path: Path) -> None:
     start()  # selects verl's platform
     settings = settings_for(model_path, engine={"fsdp_size": 2})
     check_engine(settings, "cpu", 4)
@@ -87,7 +87,9 @@ def test_ranks_share_the_sequences_of_models_with_full_attention_and_enough_head
 
 
 @pytest.mark.parametrize("part", [{"layer_types": ["linear_attention", "full_attention"]}, {"mamba_d_state": 16}])
-def test_rows_of_a_model_with_a_state_are_not_packed(start: Callable[..., Trainer], tmp_path: Path, part: Any) -> None:
+def test_rows_of_a_model_with_a_state_are_not_packed(
+    start: Callable[..., VerlTrainer], tmp_path: Path, part: Any
+) -> None:
     start()  # selects verl's platform
     (tmp_path / "config.json").write_text(json.dumps(part))
     check_engine(settings_for(tmp_path, engine={"use_remove_padding": False}), "cpu", 1)
@@ -102,7 +104,7 @@ def test_rows_of_a_model_with_a_state_are_not_packed(start: Callable[..., Traine
         {"attn_implementation": "eager", "entropy_checkpointing": True},
     ],
 )
-def test_ways_to_save_memory_leave_the_gradient_as_it_is(start: Callable[..., Trainer], engine: Any) -> None:
+def test_ways_to_save_memory_leave_the_gradient_as_it_is(start: Callable[..., VerlTrainer], engine: Any) -> None:
     plain, other = start(actor={"entropy_coeff": 0.1}), start(actor={"entropy_coeff": 0.1}, engine=engine)
     batch = batch_of(plain, sampled_by(plain, conversations(), shift=0.5))
     (expected,), (actual,) = gradient_of(plain, batch)[1], gradient_of(other, batch)[1]
@@ -134,7 +136,7 @@ def test_what_is_unset_is_the_same_for_the_plan_and_for_the_engine(
         assert dtype == ("fp16" if engine else "bf16" if on_gpu else "fp32") and plan.compute_bytes == BYTES[dtype]
 
 
-def test_bf16_computes_close_to_fp32(start: Callable[..., Trainer]) -> None:
+def test_bf16_computes_close_to_fp32(start: Callable[..., VerlTrainer]) -> None:
     plain, other = start(), start(engine={"mixed_precision": {"param_dtype": "bf16"}})
     batch = batch_of(plain, sampled_by(plain, conversations(), shift=0.0))
     differences = [
@@ -145,7 +147,7 @@ def test_bf16_computes_close_to_fp32(start: Callable[..., Trainer]) -> None:
     other.step(batch)
 
 
-def test_an_optimiser_is_chosen_by_name(start: Callable[..., Trainer]) -> None:
+def test_an_optimiser_is_chosen_by_name(start: Callable[..., VerlTrainer]) -> None:
     """SGD's step is the gradient times the rate, and momentum is its own argument."""
     optim = {"lr": 1.0, "optimizer": "SGD", "override_optimizer_config": {"momentum": 0.5}, "clip_grad": 1e9}
     trainer = start(actor={"optim": optim})
@@ -158,7 +160,9 @@ def test_an_optimiser_is_chosen_by_name(start: Callable[..., Trainer]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["constant", "cosine"])
-def test_a_warm_up_begins_above_zero_and_each_step_says_its_own_rate(start: Callable[..., Trainer], kind: str) -> None:
+def test_a_warm_up_begins_above_zero_and_each_step_says_its_own_rate(
+    start: Callable[..., VerlTrainer], kind: str
+) -> None:
     trainer = start(actor={"optim": {"lr": 1e-3, "lr_warmup_steps": 2, "lr_scheduler_type": kind}})
     batch = batch_of(trainer, sampled_by(trainer, conversations(), shift=0.5))
     before = masters(trainer)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightningbus.learner.training.trainer import Trainer
+from lightningbus.learner.training.verl_trainer import VerlTrainer
 from tests.learner.test_trainer import batch_of, conversations, whole
 from tests.polling import HANG_SECONDS
 
@@ -25,7 +25,7 @@ CHANGES = {
 """With a critic, and a rate that tells how many steps were made."""
 
 
-def everything(trainer: Trainer) -> dict[str, Any]:
+def everything(trainer: VerlTrainer) -> dict[str, Any]:
     """All that a step goes on from, whole, by name; every rank must ask."""
     assert trainer._critic is not None
     by_name: dict[str, Any] = {}
@@ -46,7 +46,7 @@ def same(item: dict[str, Any], other: dict[str, Any]) -> None:
 
 @pytest.mark.long
 def test_a_checkpoint_goes_on_with_any_number_of_ranks(
-    start: Callable[..., Trainer], model_path: Path, tmp_path: Path
+    start: Callable[..., VerlTrainer], model_path: Path, tmp_path: Path
 ) -> None:
     """One rank, then two, then one: weights, moments and rates are the same to the bit, and so is what a step does."""
     trainer = start(**CHANGES)
@@ -80,7 +80,7 @@ def test_a_checkpoint_goes_on_with_any_number_of_ranks(
 
 @pytest.mark.parametrize("changes", [{}, {"lora": {"lora_rank": 4}}], ids=["all weights", "adapters"])
 def test_a_step_after_a_restart_is_the_step_without_one(
-    start: Callable[..., Trainer], tmp_path: Path, changes: dict[str, Any]
+    start: Callable[..., VerlTrainer], tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """To the bit, from before the first step on: writing a checkpoint changes nothing either."""
     untouched, saving = start(**changes), start(**changes)

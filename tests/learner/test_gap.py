@@ -14,6 +14,7 @@ from lightningbus.bus.jetstream.message import Message
 from lightningbus.bus.streams.specs import STORE_EVENTS, runner_consumer
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.learner.learner import run
+from lightningbus.learner.step_metrics import find_undeclared
 from lightningbus.schemas import subjects
 from lightningbus.schemas.fleet import Alert
 from lightningbus.schemas.tasks import Task
@@ -95,6 +96,7 @@ async def test_tasks_that_the_bus_lost_are_dispatched_again_and_the_gap_is_named
             while not isinstance(step := (await anext(puller)).event(), TrainingStep):
                 continue
         assert (step.metrics["bus/gaps"], step.metrics["bus/tasks_dispatched_again"]) == (1, 2)
+        assert find_undeclared(step.metrics) == []
         alert, _ = await bus.get_last(subjects.ALERTS, subjects.ALERT, Alert) or (None, 0)
         assert alert is not None and alert.resolved and "TRAIN_ROLLOUTS was made anew" in alert.reason
         assert alert.reason.endswith("2 tasks are dispatched again")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightningbus.learner.batching.batch import Batch, BatchBuilder
+from lightningbus.learner.batching.batch import Batch
 from lightningbus.learner.engine import cpu_platform
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.training.correction import apply_rollout_correction
@@ -18,6 +18,7 @@ from lightningbus.learner.training.loss import policy_loss
 from lightningbus.learner.training.tensors import ForwardConfig, Segments, TokenInputs
 from lightningbus.learner.training.token_weights import loss_weights
 from tests.factories import group, model_call, rollout
+from tests.learner.conftest import builder_for
 
 A = 0.5 / math.sqrt(0.5)
 SETTINGS = LearnerSettings(model_path=Path("model"))
@@ -28,7 +29,7 @@ def example(settings: LearnerSettings = SETTINGS) -> Batch:
     won = [model_call(0, [5, 6, 7], [8, 9]), model_call(1, [5, 6, 7, 8, 9, 4], [10, 11, 12])]
     lost = [model_call(0, [5, 6, 7], [13])]
     groups = group("a", rollout("a", 0, 1.0, calls=won), rollout("a", 1, 0.0, calls=lost))
-    return BatchBuilder(settings).build([groups], 0)
+    return builder_for(settings).build([groups], 0)
 
 
 def test_rows() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightningbus.learner.training.trainer import Trainer
+from lightningbus.learner.training.verl_trainer import VerlTrainer
 from lightningbus.learner.transitions.sequences import TrainSequence
 from tests.learner.conftest import settings_for
 
@@ -34,7 +34,7 @@ def two_humped(count: int) -> list[int]:
     return [LONGEST if number % 8 == 0 else 6 + number % 5 for number in range(count)]
 
 
-def sizes(trainer: Trainer, rows: Sequence[TrainSequence]) -> tuple[list[int], list[Any]]:
+def sizes(trainer: VerlTrainer, rows: Sequence[TrainSequence]) -> tuple[list[int], list[Any]]:
     """Tokens of each forward pass, padding included, and the log-probabilities."""
     seen: list[int] = []
 
@@ -50,7 +50,7 @@ def sizes(trainer: Trainer, rows: Sequence[TrainSequence]) -> tuple[list[int], l
 
 @pytest.mark.parametrize("lengths", [lognormal, two_humped])
 def test_no_micro_batch_has_more_tokens_than_the_bound(
-    start: Callable[..., Trainer], lengths: Callable[[int], list[int]]
+    start: Callable[..., VerlTrainer], lengths: Callable[[int], list[int]]
 ) -> None:
     """And packed ones are close to it: rows are not padded."""
     rows = [row(number, length, (0.5, 1.0)[number % 2]) for number, length in enumerate(lengths(64))]

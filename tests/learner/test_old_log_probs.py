@@ -9,15 +9,15 @@ import torch
 
 from lightningbus.learner.training.correction import needs_log_probs
 from lightningbus.learner.training.effective_sample import effective_sample_size
-from lightningbus.learner.training.trainer import Trainer
+from lightningbus.learner.training.verl_trainer import VerlTrainer
 from tests.learner.conftest import settings_for
 from tests.learner.test_trainer import batch_of, close, conversations, gradient_of, masters, sampled_by
 
-Start = Callable[..., Trainer]
+Start = Callable[..., VerlTrainer]
 PASS_METRICS = {"rollout_corr/k3_kl", "rollout_corr/kl"}
 
 
-def count_passes(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def count_passes(trainer: VerlTrainer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by the number of sequences of each pass without a gradient."""
     counts: list[int] = []
     infer = trainer._engine.infer_batch

@@ -12,16 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from lightningbus.learner.batching.advantages import make_estimator
-from lightningbus.learner.batching.batch import BatchBuilder
 from lightningbus.learner.batching.credit import Episode, resolve_credit_fn
 from lightningbus.learner.errors import LearnerError, as_learner_error
 from lightningbus.learner.settings.algorithm import ActorSettings, AlgorithmSettings, CreditSettings
 from lightningbus.learner.settings.own_function import OwnFunction, OwnFunctionError
 from lightningbus.learner.settings.user_code import describe_error
+from lightningbus.learner.training.estimators import make_estimator
 from lightningbus.learner.training.own_loss import compute_own_loss
 from tests.factories import group, rollout
-from tests.learner.conftest import settings_for
+from tests.learner.conftest import builder_for, settings_for
 from tests.learner.test_trainer import Start, batch_of, conversations, masters, sampled_by
 
 HERE = Path(__file__)
@@ -115,7 +114,7 @@ def test_credit_that_asks_a_broken_estimator_names_the_estimator(monkeypatch: py
     module.broken, module.share = broken, lambda episodes, estimate, settings: estimate([1.0], ["a"], [1])
     monkeypatch.setitem(sys.modules, "mine", module)
     fields = {"credit": "mine:share", "algorithm": {"adv_estimator": "mine:broken"}}
-    builder = BatchBuilder(settings_for(Path("m"), **fields))
+    builder = builder_for(settings_for(Path("m"), **fields))
     with pytest.raises(OwnFunctionError, match=r"^algorithm.adv_estimator: mine:broken raised KeyError"):
         builder.build([group("a", rollout("a", 0, 1.0), rollout("a", 1, 0.0))], 0)
 

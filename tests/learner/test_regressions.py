@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from lightningbus.learner.batching.batch import Batch, BatchBuilder
+from lightningbus.learner.batching.batch import Batch
 from lightningbus.learner.batching.credit import resolve_credit_fn
 from lightningbus.learner.dispatch.task_order import TaskOrder
 from lightningbus.learner.rollouts import groups as groups_module
@@ -22,6 +22,7 @@ from lightningbus.learner.transitions.sequences import SequenceConfig, build_seq
 from lightningbus.learner.transitions.transitions import build_transitions
 from lightningbus.schemas.spans import VersionSpan
 from tests.factories import group, model_call, rollout
+from tests.learner.conftest import builder_for
 from tests.learner.test_trainer import Start, batch_of, conversations, gradient_of, sampled_by
 
 
@@ -30,7 +31,7 @@ def settings(**changes: Any) -> LearnerSettings:
 
 
 def make_batch(*groups: RolloutGroup, version: int = 0, **changes: Any) -> Batch:
-    return BatchBuilder(settings(**changes)).build(list(groups), version)
+    return builder_for(settings(**changes)).build(list(groups), version)
 
 
 def test_01_advantages_are_taken_over_whole_groups_before_anything_is_dropped() -> None:
@@ -89,7 +90,7 @@ def test_05_what_is_too_long_after_a_break_is_counted_and_never_silently_dropped
 
 def test_06_making_a_batch_twice_gives_the_same_batch() -> None:
     groups = group("a", rollout("a", 0, 1.0), rollout("a", 1, 0.0))
-    maker = BatchBuilder(settings())
+    maker = builder_for(settings())
     first = maker.build([groups], 0).compute_sha256()
     assert maker.build([groups], 0).compute_sha256() == first == make_batch(groups).compute_sha256()
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightningbus.learner.training.trainer import Trainer
+from lightningbus.learner.training.verl_trainer import VerlTrainer
 
 TOKENS, VOCABULARY = 2500, 11
 
@@ -28,7 +28,7 @@ class Watch(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_log_probs_and_their_gradient_are_torchs(start: Callable[..., Trainer], dtype: torch.dtype) -> None:
+def test_log_probs_and_their_gradient_are_torchs(start: Callable[..., VerlTrainer], dtype: torch.dtype) -> None:
     """With no loop over tokens, and of bfloat16 logits with no float32 copy of all."""
     from verl.utils import torch_functional
 

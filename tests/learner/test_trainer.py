@@ -17,16 +17,16 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from lightningbus.learner.batching.batch import Batch, BatchBuilder
+from lightningbus.learner.batching.batch import Batch
 from lightningbus.learner.rollouts.assembler import Rollout
-from lightningbus.learner.training.trainer import Trainer
+from lightningbus.learner.training.verl_trainer import VerlTrainer
 from lightningbus.learner.transitions.sequences import SequenceConfig, build_sequences
 from lightningbus.learner.transitions.transitions import build_transitions
 from tests.factories import group, model_call, rollout
-from tests.learner.conftest import LEARNING_RATE, settings_for
+from tests.learner.conftest import LEARNING_RATE, builder_for, settings_for
 from tests.learner.reference import Named, Rule, gradient, mean_entropy
 
-Start = Callable[..., Trainer]
+Start = Callable[..., VerlTrainer]
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -48,7 +48,7 @@ def conversations(seed: int = 0, count: int = 8) -> list[Rollout]:
     return built
 
 
-def sampled_by(trainer: Trainer, rollouts: Sequence[Rollout], shift: float) -> list[Rollout]:
+def sampled_by(trainer: VerlTrainer, rollouts: Sequence[Rollout], shift: float) -> list[Rollout]:
     """The rollouts as if the current weights had sampled them, each log-probability moved by up to ``shift``."""
     rng = np.random.default_rng(1)
     built = []
@@ -64,13 +64,13 @@ def sampled_by(trainer: Trainer, rollouts: Sequence[Rollout], shift: float) -> l
     return built
 
 
-def batch_of(trainer: Trainer, rollouts: Sequence[Rollout]) -> Batch:
+def batch_of(trainer: VerlTrainer, rollouts: Sequence[Rollout]) -> Batch:
     """The training batch of rollouts, by the trainer's settings."""
     groups = [group(task, *[item for item in rollouts if item.task_id == task]) for task in ("task0", "task1")]
-    return BatchBuilder(trainer._settings).build(groups, 0)
+    return builder_for(trainer._settings).build(groups, 0)
 
 
-def gradient_of(trainer: Trainer, batch: Batch) -> tuple[dict[str, float], list[Named]]:
+def gradient_of(trainer: VerlTrainer, batch: Batch) -> tuple[dict[str, float], list[Named]]:
     """Metrics of a step that changes nothing, and the gradient of each optimiser step in it."""
     seen: list[Named] = []
     engine = trainer._engine
@@ -92,7 +92,7 @@ def whole(tensor: Any) -> torch.Tensor:
     return actual.detach().clone() if actual is not None else torch.zeros(())
 
 
-def masters(trainer: Trainer) -> Named:
+def masters(trainer: VerlTrainer) -> Named:
     """What the optimiser moves, in float32."""
     return {name: whole(part) for name, part in trainer._engine.module.named_parameters()}
 
@@ -318,7 +318,7 @@ def test_adapters_alone_are_trained_and_merge_to_what_the_learner_computes(start
         np.testing.assert_allclose(item, other, atol=1e-5)
 
 
-def _distributed(trainer: Trainer, name: str, tensor: torch.Tensor) -> Any:
+def _distributed(trainer: VerlTrainer, name: str, tensor: torch.Tensor) -> Any:
     from torch.distributed.tensor import distribute_tensor
 
     local = trainer._engine.module.state_dict()[name]
@@ -368,7 +368,7 @@ def test_rows_of_advantage_zero_are_not_computed_and_the_update_is_the_same(
     for keeps_all in (False, True):
         if keeps_all:
             monkeypatch.setattr(
-                "lightningbus.learner.training.trainer.find_rows_with_gradient",
+                "lightningbus.learner.training.verl_trainer.find_rows_with_gradient",
                 lambda settings, rows: list(range(len(rows))),
             )
         trainer = start(sequence_mode="transition", **changes)

@@ -10,12 +10,11 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from lightningbus.learner.batching.batch import BatchBuilder
 from lightningbus.learner.errors import LearnerError
 from lightningbus.learner.settings.own_function import OwnFunction
 from lightningbus.learner.training_loop import TrainingLoop
 from tests.factories import group, rollout
-from tests.learner.conftest import settings_for
+from tests.learner.conftest import builder_for, settings_for
 
 GROUP = group("a", rollout("a", 0, 1.0), rollout("a", 1, 0.0))
 
@@ -34,7 +33,7 @@ def make_loop(changes: dict[str, Any], **parts: Any) -> TrainingLoop:
     assert {field.name for field in fields(TrainingLoop)} >= set(required)
     mocks: dict[str, Any] = {name: Mock() for name in required}
     audits = Mock(refresh=AsyncMock(), state=Mock(verdicts=()))
-    mocks |= {"settings": settings, "builder": BatchBuilder(settings), "audits": audits, "in_thread": call, **parts}
+    mocks |= {"settings": settings, "builder": builder_for(settings), "audits": audits, "in_thread": call, **parts}
     mocks["state"].version = 0
     return TrainingLoop(**mocks)
 

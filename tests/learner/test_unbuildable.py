@@ -8,16 +8,16 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from lightningbus.learner.accounting import ExcludedRollouts
-from lightningbus.learner.batching.batch import Batch, BatchBuilder
+from lightningbus.learner.batching.batch import Batch
 from lightningbus.learner.batching.unbuildable import MAX_IN_A_ROW
 from lightningbus.learner.checkpointing.checkpoint import LearnerState
 from lightningbus.learner.errors import LearnerError
 from lightningbus.learner.rollouts.groups import GroupBuffer, RolloutGroup
-from lightningbus.learner.training.trainer import Trainer
+from lightningbus.learner.training.verl_trainer import VerlTrainer
 from lightningbus.learner.training_loop import TrainingLoop
 from lightningbus.schemas.training import TrainingStep
 from tests.factories import group, model_call, rollout
-from tests.learner.conftest import settings_for
+from tests.learner.conftest import builder_for, settings_for
 
 BAD = "bad-task"
 SETTINGS: dict[str, Any] = {
@@ -33,24 +33,24 @@ BATCH_STEPS = (
     "lightningbus.learner.batching.batch.find_penalty",
     "lightningbus.learner.batching.batch.Episode.of_calls",
     "lightningbus.learner.batching.credit._outcome",
-    "lightningbus.learner.batching.batch.build_transitions",
-    "lightningbus.learner.batching.batch.build_sequences",
-    "lightningbus.learner.batching.batch.max_staleness_of",
-    "lightningbus.learner.batching.batch.mask_stale_tokens",
-    "lightningbus.learner.batching.batch.is_cut",
+    "lightningbus.learner.batching.built_rollout.build_transitions",
+    "lightningbus.learner.batching.built_rollout.build_sequences",
+    "lightningbus.learner.batching.built_rollout.max_staleness_of",
+    "lightningbus.learner.batching.built_rollout.mask_stale_tokens",
+    "lightningbus.learner.batching.built_rollout.is_cut",
     "lightningbus.learner.batching.batch.disposition_of",
-    "lightningbus.learner.batching.batch._metrics",
+    "lightningbus.learner.batching.batch.compute_metrics",
     "lightningbus.learner.batching.batch.Batch.token_advantages",
     "lightningbus.learner.batching.batch.Batch.compute_sha256",
 )
 TRAINER_STEPS = (
-    "lightningbus.learner.training.trainer.Segments",
-    "lightningbus.learner.training.trainer.leave_uncorrected",
-    "lightningbus.learner.training.trainer.TokenInputs",
-    "lightningbus.learner.training.trainer.split_mini_batches",
-    "lightningbus.learner.training.trainer.loss_weights",
-    "lightningbus.learner.training.trainer.balance_by_tokens",
-    "lightningbus.learner.training.trainer.find_rows_with_gradient",
+    "lightningbus.learner.training.verl_trainer.Segments",
+    "lightningbus.learner.training.verl_trainer.leave_uncorrected",
+    "lightningbus.learner.training.verl_trainer.TokenInputs",
+    "lightningbus.learner.training.verl_trainer.split_mini_batches",
+    "lightningbus.learner.training.verl_trainer.loss_weights",
+    "lightningbus.learner.training.verl_trainer.balance_by_tokens",
+    "lightningbus.learner.training.verl_trainer.find_rows_with_gradient",
 )
 
 
@@ -75,7 +75,7 @@ class Loop:
         self.excluded = ExcludedRollouts(consumer, settings)
         self.training = TrainingLoop(
             bus=Mock(), settings=settings, state=LearnerState(run_id="run", model="policy"), consumer=consumer,
-            dispatcher=self.dispatcher, recovery=Mock(status=dict), builder=BatchBuilder(settings), trainer=trainer,
+            dispatcher=self.dispatcher, recovery=Mock(status=dict), builder=builder_for(settings), trainer=trainer,
             committer=Mock(), excluded=self.excluded, nodes=Mock(),
             audits=Mock(refresh=AsyncMock(), state=Mock(verdicts=())), in_thread=call,
         )  # fmt: skip
@@ -140,7 +140,7 @@ async def test_an_error_in_any_step_of_building_a_batch_excludes_the_groups_at_f
 
 
 async def test_an_error_in_the_trainer_before_it_changes_anything_excludes_the_batch(
-    break_step: Callable[[str, str], None], start: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+    break_step: Callable[[str, str], None], start: Callable[..., VerlTrainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = Loop(start())
     for number, path in enumerate(TRAINER_STEPS):
@@ -155,7 +155,9 @@ async def test_an_error_in_the_trainer_before_it_changes_anything_excludes_the_b
         loop.steps.clear()
 
 
-async def test_an_error_once_the_weights_have_begun_to_change_ends_the_learner(start: Callable[..., Trainer]) -> None:
+async def test_an_error_once_the_weights_have_begun_to_change_ends_the_learner(
+    start: Callable[..., VerlTrainer],
+) -> None:
     trainer = start()
     loop = Loop(trainer)
     trainer._update_policy = Mock(side_effect=ArithmeticError("in the middle"))  # type: ignore[method-assign]
@@ -168,7 +170,7 @@ async def test_a_run_ends_with_the_reason_when_no_batch_at_all_can_be_built(
 ) -> None:
     """It is no fault of single rollouts then."""
     loop = Loop(fake_trainer())
-    break_step("lightningbus.learner.batching.batch.build_sequences", "")
+    break_step("lightningbus.learner.batching.built_rollout.build_sequences", "")
     for number in range(MAX_IN_A_ROW - 1):
         await loop.train(rewarded(f"{number}"))
     sentence = f"the last {MAX_IN_A_ROW} batches could not be built: ArithmeticError: an odd number"
@@ -180,7 +182,7 @@ async def test_groups_at_fault_in_every_batch_end_no_run_that_trains_others(
     break_step: Callable[[str, str], None],
 ) -> None:
     loop = Loop(fake_trainer())
-    break_step("lightningbus.learner.batching.batch.build_sequences", BAD)
+    break_step("lightningbus.learner.batching.built_rollout.build_sequences", BAD)
     for number in range(3 * MAX_IN_A_ROW):
         await loop.train(rewarded(f"{BAD}{number}"), rewarded(f"good{number}"))
         loop.pop_ready()

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from transformers import AutoModelForCausalLM
 
-from lightningbus.learner.training.trainer import Trainer
+from lightningbus.learner.training.verl_trainer import VerlTrainer
 from lightningbus.schemas.weights.delta import encode_delta
 from tests.learner.conftest import settings_for, tiny_model
 from tests.learner.test_trainer import batch_of, conversations, masters, sampled_by
@@ -29,7 +29,7 @@ def bf16_model(tmp_path: Path) -> Path:
 
 def test_of_a_bf16_model_a_step_is_published_in_a_fiftieth_of_the_bytes(bf16_model: Path, tmp_path: Path) -> None:
     """In bfloat16 most of its elements round to what they were; in the checkpoint every element has moved."""
-    trainer = Trainer(settings_for(bf16_model, actor={"optim": {"lr": RATE}}))
+    trainer = VerlTrainer(settings_for(bf16_model, actor={"optim": {"lr": RATE}}))
     before = masters(trainer)
     trainer.write_weights(tmp_path / "0")
     trainer.step(batch_of(trainer, sampled_by(trainer, conversations(), shift=0.5)))
@@ -48,7 +48,7 @@ def test_of_a_bf16_model_a_step_is_published_in_a_fiftieth_of_the_bytes(bf16_mod
 
 def test_the_mismatch_of_a_step_is_against_what_was_served(bf16_model: Path, tmp_path: Path) -> None:
     """The rounding of the published weights is in it, and nothing else."""
-    trainer = Trainer(settings_for(bf16_model, actor={"optim": {"lr": 1e-2}}))
+    trainer = VerlTrainer(settings_for(bf16_model, actor={"optim": {"lr": 1e-2}}))
     rollouts = sampled_by(trainer, conversations(), shift=0.0)
     trainer.step(batch_of(trainer, rollouts))
     trainer.write_weights(tmp_path / "served")
@@ -57,7 +57,7 @@ def test_the_mismatch_of_a_step_is_against_what_was_served(bf16_model: Path, tmp
     node = AutoModelForCausalLM.from_pretrained(bf16_model, dtype=torch.float32)
     node.load_state_dict(load_file(tmp_path / "served"), strict=False)
     served = [log_probs(node, row.token_ids) for row in rows]
-    sampled = Trainer(settings_for(bf16_model))
+    sampled = VerlTrainer(settings_for(bf16_model))
     sampled._engine.module.load_state_dict(trainer._engine.module.state_dict())
     behind = [np.where(row.trained, values, 0) for row, values in zip(rows, served, strict=True)]
     for row, values in zip(rows, behind, strict=True):
@@ -85,12 +85,12 @@ def test_a_tensor_that_a_models_files_keep_in_float32_is_published_so(bf16_model
     file = bf16_model / "model.safetensors"
     tensors = load_file(file)
     save_file({**tensors, "model.norm.weight": tensors["model.norm.weight"].float()}, file, {"format": "pt"})
-    trainer = Trainer(settings_for(bf16_model))
+    trainer = VerlTrainer(settings_for(bf16_model))
     trainer.write_weights(tmp_path / "weights")
     published = load_file(tmp_path / "weights")
     assert {name for name, part in published.items() if part.dtype == torch.float32} == {"model.norm.weight"}
     assert published.keys() == tensors.keys()
-    wide = Trainer(settings_for(bf16_model, weights={"dtype": "float32"}))
+    wide = VerlTrainer(settings_for(bf16_model, weights={"dtype": "float32"}))
     wide.write_weights(tmp_path / "weights")
     assert {part.dtype for part in load_file(tmp_path / "weights").values()} == {torch.float32}
 

@@ -21,7 +21,7 @@ from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import free_port
 from lightningbus.common.processes.procfs import descendants, is_alive
 from lightningbus.common.processes.subprocesses import kill_group, spawn
-from lightningbus.inference.engine.vllm_server import VllmServer
+from lightningbus.inference.engine.vllm_engine import VllmEngine
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.preflight.trial_rollout import TrialTask, try_agent
 from lightningbus.runners.agent.factory import RELAY_SCRIPT, sandbox_paths
@@ -272,7 +272,7 @@ async def test_the_documented_sandbox_reaches_the_gateway_and_nothing_else(
     settings = InferenceSettings(
         model_path=tmp_path, work_dir=tmp_path / "work", vllm_command=[sys.executable, STAND_IN]
     )
-    async with serve_readonly(tmp_path / "store") as store, VllmServer(settings) as vllm:
+    async with serve_readonly(tmp_path / "store") as store, VllmEngine(settings) as vllm:
         await vllm.start()
         _, (steering,) = ports_and_sockets(child(STAND_IN))
         names = {"bus": nats_url, "clickhouse": store, "node": engine.address}

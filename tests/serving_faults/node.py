@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ def install() -> None:
     """Patch the node's gateway, its LoRA manager and its loading of weights."""
     import lightningbus.inference.gateway.served_model as served
     import lightningbus.inference.lora.manager as lora
+    from lightningbus.inference.engine.base import BroadcastContent, WeightSource
     from lightningbus.inference.engine.peft import write_directory
     from lightningbus.inference.gateway.version_stamp import stamp_event
     from lightningbus.inference.node_model import NodeModel
@@ -36,15 +36,16 @@ def install() -> None:
         written.append(adapters)
 
     async def load_while_serving(
-        self: NodeModel, files: Sequence[Path], version: int, change: float | None = None
+        self: NodeModel, source: WeightSource, version: int, change: float | None = None
     ) -> float:
-        if acts("requests answered during an update") and len(files) == 1:
-            half = files[0].with_name(f"{files[0].stem}{HALF}")
+        is_fault = acts("requests answered during an update")
+        if is_fault and not isinstance(source, BroadcastContent) and len(source) == 1:
+            half = source[0].with_name(f"{source[0].stem}{HALF}")
             half.unlink(missing_ok=True)
-            half.hardlink_to(files[0])
+            half.hardlink_to(source[0])
             await load(self, [half], version, None)
             await asyncio.sleep(UPDATE_SECONDS)
-        return await load(self, files, version, change)
+        return await load(self, source, version, change)
 
     served.stamp_event = stamp_older  # type: ignore[attr-defined, assignment]
     lora.write_directory = write_other  # type: ignore[attr-defined]

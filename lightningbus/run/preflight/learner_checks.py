@@ -59,8 +59,8 @@ def resolve_names(learner: LearnerSettings) -> None:
     if importlib.util.find_spec("verl") is None:
         return
     with _without_news_of_verl():
-        from lightningbus.learner.batching.advantages import make_estimator
         from lightningbus.learner.engine.cpu_platform import select_platform
+        from lightningbus.learner.training.estimators import make_estimator
         from lightningbus.learner.training.loss import actor_config
 
         select_platform()

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightningbus.inference.engine.vllm_server import URL, EngineError, VllmServer
+from lightningbus.inference.engine.base import Engine, EngineError
+from lightningbus.inference.engine.vllm_engine import VllmEngine
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.errors import UserError
 
@@ -37,7 +38,7 @@ class ModelCall:
 
 
 @asynccontextmanager
-async def scripted_vllm(node: InferenceSettings, models: Sequence[str]) -> AsyncIterator[VllmServer]:
+async def scripted_vllm(node: InferenceSettings, models: Sequence[str]) -> AsyncIterator[Engine]:
     """The server of a node's vLLM, with its parsers, template and limits, while the block runs.
 
     It serves all ``models``. Raises `VllmStartError`.
@@ -54,24 +55,24 @@ async def scripted_vllm(node: InferenceSettings, models: Sequence[str]) -> Async
             "work_dir": work,
         }
     )
-    async with VllmServer(scripted) as server:
+    async with VllmEngine(scripted) as engine:
         try:
-            await server.start()
+            await engine.start()
         except EngineError as error:
             raise VllmStartError(f"{node.model_path}: vLLM would not start: {error}") from error  # which names its log
         try:
-            yield server
+            yield engine
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
 
-async def find_refusals(server: VllmServer, calls: Iterable[ModelCall]) -> AsyncIterator[str]:
+async def find_refusals(engine: Engine, calls: Iterable[ModelCall]) -> AsyncIterator[str]:
     """What vLLM refuses of these calls, and the tools that a model would never see, each in a sentence."""
     for call in calls:
-        status, text = await _post(server, call.path, call.body)
+        status, text = await _post(engine, call.path, call.body)
         if status >= 400:
             yield explain(status, text)
-        elif await _are_tools_ignored(server, call.body):
+        elif await _are_tools_ignored(engine, call.body):
             names = ", ".join(map(repr, _tool_names(call.body)))
             yield (
                 f"the chat template ignores tools: the model would not know of {names}; take a model whose template "
@@ -90,7 +91,7 @@ def explain(status: int, text: str) -> str:
     return f"vLLM answers {status}: {message}" + (f"; {advice}" if advice else "")
 
 
-async def _are_tools_ignored(server: VllmServer, body: dict[str, Any]) -> bool:
+async def _are_tools_ignored(engine: Engine, body: dict[str, Any]) -> bool:
     """Whether a chat is the same to the model without its tools, and says nothing of them itself."""
     if not body.get("tools") or body.get("tool_choice") == "none" or "messages" not in body:
         return False
@@ -98,8 +99,8 @@ async def _are_tools_ignored(server: VllmServer, body: dict[str, Any]) -> bool:
     if any(name in messages for name in _tool_names(body)):
         return False
     chat: dict[str, Any] = {name: body[name] for name in ("model", "messages", "chat_template_kwargs") if name in body}
-    without_tools = await _post(server, "/tokenize", chat)
-    with_tools = await _post(server, "/tokenize", {**chat, "tools": body["tools"]})
+    without_tools = await _post(engine, "/tokenize", chat)
+    with_tools = await _post(engine, "/tokenize", {**chat, "tools": body["tools"]})
     return with_tools == without_tools and with_tools[0] == 200
 
 
@@ -107,6 +108,7 @@ def _tool_names(body: dict[str, Any]) -> list[str]:
     return [str(tool.get("function", {}).get("name", "")) for tool in body["tools"]]
 
 
-async def _post(server: VllmServer, path: str, body: dict[str, Any]) -> tuple[int, str]:
-    async with server.session.post(URL + path, json=body, headers={"Connection": "close"}) as response:
-        return response.status, await response.text()
+async def _post(engine: Engine, path: str, body: dict[str, Any]) -> tuple[int, str]:
+    headers = {"Connection": "close", "Content-Type": "application/json"}
+    async with engine.forward("POST", path, json.dumps(body).encode(), headers) as response:
+        return response.status, (await response.read()).decode()

@@ -119,8 +119,8 @@ async def _check_calls(runner: RunnerSettings, trial: TrialTask, calls: Sequence
             yield f"{node.model_path}: a vllm_command starts its vLLM: what that refuses is not known here"
             continue
         try:
-            async with scripted_vllm(node, node.models) as server:
-                async for refusal in find_refusals(server, of_node):
+            async with scripted_vllm(node, node.models) as engine:
+                async for refusal in find_refusals(engine, of_node):
                     raise UserError(f"{_name_of(runner)}: a call of task {trial.task.id!r} would fail: {refusal}")
         except VllmStartError as error:
             if trial.is_here:

@@ -37,7 +37,7 @@ def inference(
     """
     with require_extra("inference"):
         from lightningbus.inference import node
-        from lightningbus.inference.engine import vllm_server
+        from lightningbus.inference.engine.base import EngineError
         from lightningbus.inference.settings import InferenceSettings
 
     options = {"model_path": model_path, "model": model, "port": port, "host": host, "advertise_url": advertise_url}
@@ -45,4 +45,4 @@ def inference(
         InferenceSettings, "inference", settings, context.args, **options, health_address=health_address
     )
     at = exit_on_user_error(discover_bus, bus, "inference")
-    run_role(at, "inference", node.run, with_api_key(checked, at), vllm_server.EngineError)
+    run_role(at, "inference", node.run, with_api_key(checked, at), EngineError)

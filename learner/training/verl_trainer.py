@@ -20,8 +20,12 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.training.correction import apply_rollout_correction, leave_uncorrected, needs_log_probs
 from lightningbus.learner.training.critic import Critic, compute_gae
 from lightningbus.learner.training.distributed import ProcessGroup, balance_by_tokens
-from lightningbus.learner.training.effective_sample import EffectiveSample, effective_sample_size, ess_scale
-from lightningbus.learner.training.learning_rate import scaled_learning_rate
+from lightningbus.learner.training.effective_sample import (
+    EffectiveSample,
+    effective_sample_size,
+    ess_scale,
+    scaled_learning_rate,
+)
 from lightningbus.learner.training.loss import (
     actor_config,
     divide_entropy,
@@ -41,11 +45,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _collective(method: "Callable[Concatenate[Trainer, P], T]") -> "Callable[Concatenate[Trainer, P], T]":
-    """The first rank's call is every rank's: the others are in `Trainer.follow` and do the same."""
+def _collective(method: "Callable[Concatenate[VerlTrainer, P], T]") -> "Callable[Concatenate[VerlTrainer, P], T]":
+    """The first rank's call is every rank's: the others are in `VerlTrainer.run_worker` and do the same."""
 
     @wraps(method)
-    def call(self: "Trainer", *arguments: P.args, **named: P.kwargs) -> T:
+    def call(self: "VerlTrainer", *arguments: P.args, **named: P.kwargs) -> T:
         if self.group.rank == 0:
             self.group.broadcast((method.__name__, arguments, named))
         return method(self, *arguments, **named)
@@ -53,8 +57,8 @@ def _collective(method: "Callable[Concatenate[Trainer, P], T]") -> "Callable[Con
     return call  # type: ignore[return-value]
 
 
-class Trainer:
-    """A model, its optimiser, and one step of training; calls block, so run them in a thread.
+class VerlTrainer:
+    """A `lightningbus.learner.trainer.Trainer` on verl's engines.
 
     Raises ValueError with a sentence for a name of a loss or an estimator that is not known, `OwnFunctionError` for a
     user's own loss that cannot be trained on.

@@ -1,0 +1,19 @@
+"""The choice of verl as trainer and for estimators; another trainer is chosen here."""
+
+from lightningbus.learner.batching.batch import BatchBuilder
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.trainer import Trainer
+from lightningbus.learner.training.estimators import make_estimator
+from lightningbus.learner.training.verl_trainer import VerlTrainer
+from lightningbus.learner.transitions.tokenizer import find_vocabulary_size, load_detokenizer
+
+
+def make_trainer(settings: LearnerSettings) -> Trainer:
+    """Make the trainer of the settings; raises ValueError with a sentence."""
+    return VerlTrainer(settings)
+
+
+def make_builder(settings: LearnerSettings) -> BatchBuilder:
+    """Make the builder of the batches that the trainer trains on; raises ValueError with a sentence."""
+    model, estimate = settings.model_path, make_estimator(settings.algorithm)
+    return BatchBuilder(settings, estimate, load_detokenizer(model), find_vocabulary_size(model))

@@ -1,0 +1,71 @@
+"""Counts what a batch was made of, and computes the batch's metrics from the counts. Pure."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from lightningbus.learner.batching.batch_warnings import (
+    IGNORE_STEP_REWARDS,
+    IGNORED_REWARDS,
+    TRUNCATED_CALLS,
+    TRUNCATED_SHARE,
+)
+from lightningbus.learner.batching.built_rollout import OTHER_MODEL, BuiltRollout
+from lightningbus.learner.batching.staleness import token_staleness
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.transitions.prefix_tree import Detokenize, find_parents, find_prefix_breaks
+from lightningbus.learner.transitions.sequences import TrainSequence
+from lightningbus.schemas.training import RolloutDisposition
+
+
+def count_rollout(built: BuiltRollout, settings: LearnerSettings, detokenize: Detokenize | None) -> Counter[str]:
+    """Count calls and tokens of a rollout that is trained, by the names of metrics; see `BatchBuilder`."""
+    rollout, calls, counts = built.rollout, built.calls or [], Counter[str]()
+    own_calls = [call for call in rollout.calls if call.model == settings.model]
+    counts["calls"] += len(calls)
+    counts["calls/clipped"] += sum(call.finish_reason == "length" for call in own_calls)
+    if num_others := len(rollout.calls) - len(calls):
+        counts[f"excluded/{OTHER_MODEL}"] += num_others
+    counts["tokens/sampled"] += sum(call.num_tokens for call in calls)
+    if settings.credit.method in IGNORE_STEP_REWARDS:
+        counts[IGNORED_REWARDS] += sum(reward != 0 for reward in rollout.rewards)
+    for index, call in enumerate(calls):
+        if index not in built.excluded_calls and call.truncations:
+            counts["tokens/truncated"] += call.num_tokens
+            counts.update(f"{TRUNCATED_CALLS}/{name}" for name in call.truncations)
+    for index, reason in built.excluded_calls.items():
+        counts[f"excluded/{reason}"] += 1
+        counts["tokens/excluded"] += calls[index].num_tokens
+    if settings.sequence_mode == "trajectory" and detokenize is not None:
+        for reason in find_prefix_breaks(own_calls, find_parents(calls), detokenize).values():
+            counts[f"prefix_breaks/{reason}"] += 1
+    counts["tokens/masked"] += built.num_masked
+    return counts
+
+
+def compute_metrics(
+    counts: Counter[str],
+    dispositions: Sequence[RolloutDisposition],
+    sequences: Sequence[TrainSequence],
+    version: int,
+) -> dict[str, float]:
+    """Compute the metrics of a batch, its counts among them."""
+    rewards = [disposition.reward for disposition in dispositions if disposition.reward is not None]
+    staleness = token_staleness(sequences, version)
+    trainable = counts["tokens/sampled"] - counts["tokens/excluded"] - counts["tokens/masked"]
+    return {
+        **{name: float(count) for name, count in counts.items()},
+        "reward/mean": float(np.mean(rewards)) if rewards else 0.0,
+        "reward/std": float(np.std(rewards)) if rewards else 0.0,
+        "rollouts": float(len(dispositions)),
+        "rollouts/trained": float(sum(disposition.trained for disposition in dispositions)),
+        "sequences": float(len(sequences)),
+        "tokens": float(len(staleness)),
+        "response_length/mean": counts["tokens/sampled"] / max(counts["calls"], 1),
+        "response_length/clip_ratio": counts["calls/clipped"] / max(counts["calls"], 1),
+        TRUNCATED_SHARE: counts["tokens/truncated"] / max(counts["tokens/sampled"] - counts["tokens/excluded"], 1),
+        "coverage": len(staleness) / trainable if trainable else 1.0,
+        "staleness/mean": float(staleness.mean()) if len(staleness) else 0.0,
+        "staleness/max": float(staleness.max()) if len(staleness) else 0.0,
+    }

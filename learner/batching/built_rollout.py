@@ -1,0 +1,112 @@
+"""One rollout of a batch: its calls as sequences to train on, or the reason why it is left out. Pure."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightningbus.learner.batching.overlong import OVERLONG, is_cut
+from lightningbus.learner.batching.rollout_dispositions import STALE, describe_missing_reward, failure_reason
+from lightningbus.learner.batching.staleness import mask_stale_tokens, max_staleness_of
+from lightningbus.learner.rollouts.assembler import Rollout
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.transitions.sequences import SequenceConfig, TrainSequence, build_sequences
+from lightningbus.learner.transitions.transitions import Transition, build_transitions
+
+OTHER_MODEL = "model"
+"""Why a call is excluded that another model answered."""
+WITHOUT_CREDIT = "credit"
+"""Why a call is excluded that the credit method does not train."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltRollout:
+    """A rollout with its sequences; with a ``reason`` it is not trained."""
+
+    rollout: Rollout
+    reward: float | None
+    credit: Sequence[float | None]
+    """Advantage of each call; None: it is not trained."""
+    positions: Sequence[int]
+    """Where the calls of this model are among all calls."""
+    calls: Sequence[Transition] | None
+    """Calls of this model; None: one is malformed."""
+    excluded_calls: dict[int, str]
+    """Reasons, by index among ``calls``."""
+    sequences: Sequence[TrainSequence]
+    num_sampled: int
+    """Tokens of the sequences, those masked as stale included."""
+    staleness: int
+    reason: str
+
+    @property
+    def advantages(self) -> list[float]:
+        """The advantage of each call, 0 where it is not trained."""
+        return [value or 0.0 for value in self.credit]
+
+    @property
+    def num_masked(self) -> int:
+        """Tokens masked as stale."""
+        return self.num_sampled - sum(sequence.num_tokens for sequence in self.sequences)
+
+
+class RolloutBuilder:
+    """Builds rollouts by the rules of a run."""
+
+    def __init__(self, settings: LearnerSettings, vocabulary_size: int | None = None) -> None:
+        """``vocabulary_size`` is the number of tokens the model has; None: every token id is taken to be valid."""
+        self._settings, self._vocabulary_size = settings, vocabulary_size or 2**32
+        self._sequence_config = SequenceConfig(
+            settings.train_roles, settings.sequence_mode, settings.seq_len, settings.overlong
+        )
+
+    def build(
+        self, rollout: Rollout, reward: float | None, credit: Sequence[float | None], version: int, quarantine: str
+    ) -> BuiltRollout:
+        """Build the sequences, and decide whether they are trained; ``quarantine``: a reason that comes first."""
+        settings = self._settings
+        positions = rollout.models.get(settings.model, [])
+        calls = self._build_transitions(rollout)
+        without_credit = {index: WITHOUT_CREDIT for index, position in enumerate(positions) if credit[position] is None}
+        sequences, excluded_calls = build_sequences(rollout.id, calls or [], self._sequence_config, without_credit)
+        num_sampled = sum(sequence.num_tokens for sequence in sequences)
+        staleness = max_staleness_of(sequences, version)
+        if settings.staleness.on_exceed == "mask":
+            sequences = mask_stale_tokens(sequences, version, settings.max_staleness)
+            staleness = max_staleness_of(sequences, version) if sequences else staleness
+        reason = quarantine or self._exclusion_reason(rollout, reward, calls, sequences, excluded_calls, staleness)
+        return BuiltRollout(
+            rollout, reward, credit, positions, calls, excluded_calls, sequences, num_sampled, staleness, reason
+        )
+
+    def _build_transitions(self, rollout: Rollout) -> list[Transition] | None:
+        """The calls of this model in a rollout; None if one is malformed, or has tokens that the model has not."""
+        try:
+            transitions = build_transitions(rollout.calls, self._settings.model)
+        except (ValueError, LookupError, OverflowError):
+            return None
+        token_ids = (ids for call in transitions for ids in (call.prompt_ids, call.response_ids))
+        return transitions if all(ids.max(initial=0) < self._vocabulary_size for ids in token_ids) else None
+
+    def _exclusion_reason(
+        self,
+        rollout: Rollout,
+        reward: float | None,
+        calls: Sequence[Transition] | None,
+        sequences: Sequence[TrainSequence],
+        excluded_calls: dict[int, str],
+        staleness: int,
+    ) -> str:
+        if reward is None:
+            return failure_reason(rollout, self._settings) or describe_missing_reward(self._settings)
+        if calls is None:
+            return "no sequence: malformed"
+        if staleness > self._settings.max_staleness and self._settings.staleness.on_exceed != "keep":
+            return STALE
+        if self._settings.algorithm.overlong_filtering and is_cut(rollout, self._settings.model):
+            return OVERLONG
+        if not sequences:
+            counted = Counter(excluded_calls.values())
+            counted[OTHER_MODEL] += len(rollout.calls) - len(calls)
+            reasons = sorted((+counted).items())
+            return f"no sequence: {', '.join(f'{count} {reason}' for reason, count in reasons) or 'no model call'}"
+        return ""

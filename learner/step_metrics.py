@@ -1,0 +1,91 @@
+"""Every metric of a training step: its name, unit and meaning. Pure.
+
+Prometheus' metrics are others: `lightningbus.common.observability.metrics`.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetric:
+    """A metric as it is stored. A placeholder in the name, as ``{reason}``, stands for any text without a slash."""
+
+    name: str
+    unit: str
+    meaning: str
+
+    def matches(self, name: str) -> bool:
+        """Whether a name is this metric's."""
+        parts = re.split(r"\{\w+\}", self.name)
+        return re.fullmatch("[^/]+".join(map(re.escape, parts)), name) is not None
+
+
+STEP_METRICS: tuple[StepMetric, ...] = (
+    StepMetric("reward/mean", "reward", "Mean over rollouts that have a reward."),
+    StepMetric("reward/std", "reward", "Standard deviation over the same rollouts."),
+    StepMetric("rewards/ignored", "calls", "Calls with a reward of their own that the credit method does not use."),
+    StepMetric("overlong/penalty", "reward", "Mean of what long answers add to the reward, 0 at most."),
+    StepMetric("rollouts", "rollouts", "Rollouts in the groups of the step."),
+    StepMetric("rollouts/trained", "rollouts", "Rollouts that were trained on."),
+    StepMetric("sequences", "sequences", "Token sequences that were trained on."),
+    StepMetric("calls", "calls", "The model's calls in trained rollouts."),
+    StepMetric("calls/clipped", "calls", "Calls whose answer ended at its length limit."),
+    StepMetric("excluded/{reason}", "calls", "Calls of trained rollouts that were left out, by reason."),
+    StepMetric("prefix_breaks/{reason}", "calls", "Calls that continue a conversation without extending its tokens."),
+    StepMetric("tokens", "tokens", "Tokens that were trained on."),
+    StepMetric("tokens/sampled", "tokens", "Tokens of the model's answers in trained rollouts."),
+    StepMetric("tokens/excluded", "tokens", "Tokens of calls that were left out."),
+    StepMetric("tokens/masked", "tokens", "Tokens masked as stale."),
+    StepMetric("tokens/truncated", "tokens", "Tokens sampled with truncation, penalties or constraints."),
+    StepMetric("truncated_share", "share", "Share of trained tokens that were sampled so."),
+    StepMetric("truncated/{setting}", "calls", "Calls sampled so, by the setting of the request."),
+    StepMetric("response_length/mean", "tokens", "Mean length of an answer."),
+    StepMetric("response_length/clip_ratio", "share", "Share of answers that ended at their length limit."),
+    StepMetric("coverage", "share", "Share of trainable tokens that were trained on."),
+    StepMetric("staleness/mean", "versions", "Mean number of versions between sampling and training, over tokens."),
+    StepMetric("staleness/max", "versions", "Largest such number."),
+    StepMetric("seconds/idle", "s", "Time that the learner waited for groups before the step."),
+    StepMetric("learner/idle_share", "share", "The same as a share of waiting and training."),
+    StepMetric("bus/gaps", "gaps", "Gaps in the stream of rollouts since the last step; absent if there was none."),
+    StepMetric("bus/tasks_dispatched_again", "tasks", "Tasks dispatched again because of these gaps."),
+    StepMetric("actor/loss", "loss", "Policy loss, with KL and entropy terms."),
+    StepMetric("actor/pg_loss", "loss", "Policy loss alone."),
+    StepMetric("actor/kl_loss", "nats", "Mean divergence from the reference model."),
+    StepMetric("actor/entropy", "nats", "Mean entropy of the policy over trained tokens."),
+    StepMetric("actor/entropy_loss", "nats", "The entropy that the loss rewards; absent if `entropy_coeff` is 0."),
+    StepMetric("actor/grad_norm", "norm", "Norm of the gradient before clipping."),
+    StepMetric("actor/lr", "rate", "Learning rate of the schedule in this step."),
+    StepMetric("actor/skipped_updates", "updates", "Updates that changed nothing: their gradient was not finite."),
+    StepMetric("actor/pg_clipfrac", "share", "Share of tokens whose ratio was clipped."),
+    StepMetric("actor/pg_clipfrac_lower", "share", "Share of tokens clipped by `clip_ratio_c`."),
+    StepMetric("actor/ppo_kl", "nats", "Mean log-ratio of the old policy to the current one."),
+    StepMetric("critic/vf_loss", "loss", "Value loss of the critic."),
+    StepMetric("critic/vf_clipfrac", "share", "Share of values that were clipped."),
+    StepMetric("critic/grad_norm", "norm", "Norm of the critic's gradient before clipping."),
+    StepMetric("critic/skipped_updates", "updates", "The critic's updates that changed nothing."),
+    StepMetric("off_policy/ess", "share", "Effective sample size as a share of all tokens."),
+    StepMetric("off_policy/ess_scale", "factor", "Factor of the learning rate, by `ess_bound`."),
+    StepMetric("rollout_corr/kl", "nats", "Mean log-ratio of the engine to the learner."),
+    StepMetric("rollout_corr/k3_kl", "nats", "k3 estimate of the divergence of engine and learner."),
+    StepMetric("rollout_corr/training_ppl", "perplexity", "Perplexity of answers under the learner."),
+    StepMetric("rollout_corr/training_log_ppl", "nats", "Its logarithm, mean over calls."),
+    StepMetric("rollout_corr/rollout_ppl", "perplexity", "Perplexity of answers under the engine."),
+    StepMetric("rollout_corr/rollout_log_ppl", "nats", "Its logarithm, mean over calls."),
+    StepMetric("rollout_corr/ppl_ratio", "ratio", "Perplexity under the learner by that under the engine."),
+    StepMetric("rollout_corr/log_ppl_diff", "nats", "Mean difference of both logarithms."),
+    StepMetric("rollout_corr/log_ppl_abs_diff", "nats", "Mean of its absolute value."),
+    StepMetric("rollout_corr/log_ppl_diff_max", "nats", "Largest difference of a call."),
+    StepMetric("rollout_corr/log_ppl_diff_min", "nats", "Smallest difference of a call."),
+    StepMetric("rollout_corr/chi2_token", "chi²", "χ² divergence of learner and engine, over tokens."),
+    StepMetric("rollout_corr/chi2_seq", "chi²", "χ² divergence of learner and engine, over calls."),
+    StepMetric("rollout_corr/rollout_is_{statistic}", "weight", "A statistic of the importance weights, by verl."),
+    StepMetric("rollout_corr/rollout_rs_{statistic}", "statistic", "A statistic of the rejection rules, by verl."),
+)
+"""All of them; the learner reports no other. ``actor/``, ``critic/`` and ``rollout_corr/`` are verl's names."""
+
+
+def find_undeclared(names: Iterable[str]) -> list[str]:
+    """List the names that no metric has."""
+    return [name for name in names if not any(metric.matches(name) for metric in STEP_METRICS)]
