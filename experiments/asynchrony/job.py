@@ -20,7 +20,8 @@ from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.checkpointing.checkpoint import Checkpoints
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.evaluation.evaluation import evaluate
-from lightningbus.run.evaluation.publishing import expand_samples, publish_all
+from lightningbus.run.evaluation.publishing import publish_all
+from lightningbus.run.evaluation.request import RolloutRequest, expand_samples
 from lightningbus.run.processes.stack import LocalStack, start_stack
 from lightningbus.run.processes.supervisor import ChildSpec
 from lightningbus.run.run_directory.directory import RunDirectory
@@ -117,16 +118,10 @@ class Bench:
             lambda beat: beat.role == "inference" and beat.version == last, "the last version", 60
         )
         watching.cancel()
-        final = await evaluate(
-            self._at.bus,
-            self._sql,
-            name,
-            self._held_out,
-            label="final",
-            versions={"policy": last},
-            samples=2,
-            sampling=GREEDY,
+        request = RolloutRequest(
+            run=name, evaluation="final", weight_versions={"policy": last}, samples=2, sampling=GREEDY
         )
+        final = await evaluate(self._at.bus, self._sql, request, self._held_out)
         while (await asyncio.to_thread(query_row, self._sql, "SELECT count() FROM check_unfinished_rollouts"))[0]:
             await self._at.fleet.wait_for_change()
         measured = await asyncio.to_thread(_measured, self._sql, name)

@@ -19,6 +19,7 @@ from lightningbus.run.jobs import evaluate_job
 from lightningbus.run.results.results import Results
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.lookup import find_run
+from lightningbus.schemas.subjects import DEFAULT_POLICY
 
 NAME = "evaluation"
 """Of the run of a model directory, unless given."""
@@ -85,41 +86,30 @@ async def aevaluate(
             **_policies_of(runs, run, path, source),
         }
         checked = build_run_settings(base, settings, EvaluateSettings)
-        job = evaluate_job.parse_job(
-            checked,
-            samplings,
-            publishes_model=run is None,
-            label_prefix="" if run is None else f"{label or default_label()}-",
-            version=version,
-        )
+        name = "" if run is None else label or default_label()
+        job = evaluate_job.parse_job(checked, samplings, label=name, version=version)
         directory = checked.runs / checked.name
         release_files(directory)
-        return EvaluationResult(directory, await evaluate_job.run(checked, job))
+        return EvaluationResult(directory, await evaluate_job.run(checked, job, publishes_model=run is None))
 
 
 def _policies_of(runs: Path, run: str | None, path: str, source: str | dict[str, Any]) -> dict[str, Any]:
     """The sections of nodes and learners: a run's own models, or one model directory."""
     directory = RunDirectory.named(run, runs) if run is not None else None
     recorded = directory.read_learners() if directory is not None else {}
-    if len(recorded) < 2:
-        learner: dict[str, Any] = {"model_path": path, "tasks": source, "max_steps": 0}
-        node: dict[str, Any] = {"model_path": path}
-        for name, fields in recorded.items():
-            learner |= {"model": name, **_pick(fields)}
-            node["model"] = name
-        return {"inference": [node], "learner": learner}
-    paths = {name: fields["model_path"] for name, fields in recorded.items()}
-    return {
-        "inference": [{"model": name, "model_path": where} for name, where in paths.items()],
-        "learners": [
-            {
-                "model": name, "model_path": where, "tasks": source, "max_steps": 0,
-                **_pick(recorded[name]),
-            }
-            for name, where in paths.items()
-        ],
-        "role_models": next(iter(recorded.values())).get("role_models") or {},
-    }  # fmt: skip
+    has_several = len(recorded) > 1
+    learners = [
+        {
+            "model": name, "model_path": fields["model_path"] if has_several else path, "tasks": source, "max_steps": 0,
+            **_pick(fields),
+        }
+        for name, fields in (recorded or {DEFAULT_POLICY: {}}).items()
+    ]  # fmt: skip
+    nodes = [{key: learner[key] for key in ("model", "model_path")} for learner in learners]
+    if not has_several:
+        return {"inference": nodes, "learner": learners[0]}
+    role_models = next(iter(recorded.values())).get("role_models") or {}
+    return {"inference": nodes, "learners": learners, "role_models": role_models}
 
 
 def _pick(recorded: Mapping[str, Any]) -> dict[str, Any]:

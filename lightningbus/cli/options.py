@@ -1,7 +1,6 @@
 """What the commands share: options, checked settings, and one sentence when something is wrong."""
 
 import asyncio
-import re
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -19,6 +18,7 @@ from lightningbus.common.missing_modules import describe_missing_module
 from lightningbus.run.errors import UserError
 from lightningbus.run.processes.role_process import exit_with, on_stop_signals
 from lightningbus.run.run_directory.discovery import BusEndpoint
+from lightningbus.run.settings.policy_options import NAME
 from lightningbus.run.settings.run_file import load_fields, validate_settings
 from lightningbus.run.settings.sources import merge, name_origins, read_environment, read_flags
 from lightningbus.tasks.task_file import TaskFileError
@@ -83,8 +83,6 @@ PolicyOption = Annotated[
     list[str] | None,
     typer.Option("--policy", help="model that a learner trains; repeat it for several [default: policy]"),
 ]
-
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def load_settings(kind: type[S], role: str, file: Path | None, flags: Sequence[str], /, **options: Any) -> S:

@@ -1,30 +1,21 @@
 """A prompt optimisation from a run file: the processes that it names, then one round."""
 
-import asyncio
 from collections.abc import Mapping
 
 from clickhouse_connect.driver.client import Client
-from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from lightningbus.bus.fleet.node_state import is_ready
 from lightningbus.bus.weights.registry import WeightRegistry
-from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.optimize.early_checks import check_before_start
 from lightningbus.optimize.plan.budget import BudgetSpentError
 from lightningbus.optimize.result import OptimizeResult
 from lightningbus.optimize.round import RoundResult, optimize_round
 from lightningbus.run.errors import UserError
-from lightningbus.run.processes.stack import LocalStack, child_specs, start_stack
-from lightningbus.run.processes.supervisor import ChildSpec
+from lightningbus.run.jobs.children import publish_models, start_children, wait_for_model, wait_for_runner
+from lightningbus.run.processes.stack import LocalStack, placed_learners, start_stack
 from lightningbus.run.results.prompt_files import write_prompts_in_use
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.optimize import OptimizeSettings
 from lightningbus.run.settings.run_file import RunSettings
-from lightningbus.store.clickhouse.client import StoreUnavailableError, connect, query_row
-
-STORE_SECONDS, NODE_SECONDS, RUNNER_SECONDS = 60.0, 600.0, 120.0
-"""Longest waits for a store, a node that serves the model, and a runner that has started the agent."""
-STORED_TASKS = "SELECT count() FROM tasks WHERE run_id = {run_id:String}"
 
 
 async def run(settings: RunSettings, *, resume: bool) -> OptimizeResult:
@@ -66,36 +57,16 @@ async def _start(stack: LocalStack, settings: RunSettings, resume: bool) -> Clie
     assert settings.optimize is not None
     model = settings.optimize.model
     stack.view.set_phase("starting")
-    for child in child_specs(settings.model_copy(update={"learner": None}), stack.directory.path):
-        await stack.supervisor.start(child)
-    store = await stack.wait_for_member(lambda beat: beat.role == "store", "store", STORE_SECONDS)
-    stack.write_endpoints(store.address)
-    if settings.learner is not None and (await WeightRegistry(stack.bus, model).resolve_target()).serve is None:
-        stack.view.set_phase("publishing the model")
-        first = next(
-            child.settings
-            for child in child_specs(settings, stack.directory.path)
-            if isinstance(child.settings, LearnerSettings)
-        )
-        no_steps = first.model_copy(update={"max_steps": 0})
-        await stack.supervisor.start(ChildSpec("learner-first", "learner", no_steps))
-        await stack.or_child_failure(stack.supervisor.wait_finished("learner-first"))
-    if not any(model in runner.endpoints for runner in settings.runners):  # an external one answers
-        await stack.wait_for_member(
-            lambda beat: beat.role == "inference" and beat.model == model and is_ready(beat.state),
-            f"node that serves {model!r}",
-            NODE_SECONDS,
-        )
-    await stack.wait_for_member(lambda beat: (beat.role, beat.state) == ("runner", "running"), "runner", RUNNER_SECONDS)
-    database = settings.store.database if settings.store is not None else None
-    url = (settings.store.url if settings.store is not None else None) or store.address
-    try:
-        client = await asyncio.to_thread(connect, url, database) if database else await asyncio.to_thread(connect, url)
-        (num_tasks,) = await asyncio.to_thread(query_row, client, STORED_TASKS, {"run_id": settings.name})
-    except (StoreUnavailableError, ClickHouseError) as error:
-        raise UserError(f"the store cannot be asked: {' '.join(str(error).split())[:300]}") from error
+    client, num_tasks = await start_children(stack, settings)
     if num_tasks and not resume:
         raise UserError(f"the store holds a run {settings.name!r} already: give this one another name, or --resume it")
+    learners = placed_learners(settings, stack.directory.path)
+    if learners and (await WeightRegistry(stack.bus, model).resolve_target()).serve is None:
+        stack.view.set_phase("publishing the model")
+        await publish_models(stack, learners)
+    if not any(model in runner.endpoints for runner in settings.runners):  # an external one answers
+        await wait_for_model(stack, model, f"node that serves {model!r}")
+    await wait_for_runner(stack)
     return client
 
 

@@ -18,7 +18,6 @@ SELECT rollout_id, evaluation FROM tasks WHERE run_id = {run_id:String} AND matc
 UNION DISTINCT
 SELECT rollout_id, evaluation FROM rollouts WHERE run_id = {run_id:String} AND match(evaluation, {rounds:String})
 """
-NUM_ENDED = "SELECT count() FROM rollouts WHERE run_id = {run_id:String} AND rollout_id IN {ids:Array(String)}"
 ROLLOUTS = """
 SELECT rollout_id, execution_id, outcome, reward, rewards, error, result FROM rollouts
 WHERE run_id = {run_id:String} AND rollout_id IN {ids:Array(String)}
@@ -51,12 +50,6 @@ def read_published(client: Client, run: str) -> dict[str, str]:
     """The evaluation of each rollout that a run's rounds have published, by rollout id."""
     parameters = {"run_id": run, "rounds": ROUND_PATTERN}
     return dict(map(tuple, client.query(PUBLISHED, parameters=parameters).result_rows))
-
-
-def count_ended(client: Client, run: str, ids: Sequence[str]) -> int:
-    """How many of these have ended."""
-    ((count,),) = client.query(NUM_ENDED, parameters={"run_id": run, "ids": list(ids)}).result_rows
-    return int(count)
 
 
 def read_prompts_used(client: Client, run: str, ids: Sequence[str]) -> tuple[int, set[str]]:

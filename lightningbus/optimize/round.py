@@ -18,7 +18,7 @@ from gepa.core.state import GEPAState
 from lightningbus.bus.client import Bus
 from lightningbus.optimize.adapter import BusAdapter
 from lightningbus.optimize.catalog import PromptCatalog
-from lightningbus.optimize.evaluator import Conditions, Evaluator
+from lightningbus.optimize.evaluator import Evaluator
 from lightningbus.optimize.feedback import RolloutResult
 from lightningbus.optimize.plan.budget import Budget, BudgetSpentError
 from lightningbus.optimize.plan.candidates import Texts, round_name
@@ -31,10 +31,14 @@ from lightningbus.optimize.plan.round_plan import (
 )
 from lightningbus.optimize.plan.verdict import Comparison, compare
 from lightningbus.optimize.reflection import ReflectingModel
+from lightningbus.run.evaluation.request import RolloutRequest
 from lightningbus.run.settings.optimize import OptimizeSettings
 from lightningbus.tasks.task_file import TaskInput, load_tasks
 
 log = logging.getLogger(__name__)
+
+SPARE_SECONDS = 60.0
+"""How long rollouts that end may stay away beyond twice the time that one may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +82,20 @@ async def optimize_round(
     tasks, heldout = load_tasks(settings.tasks), load_tasks(settings.heldout)
     check_settings(settings, tasks, heldout, run)
     reflecting = ReflectingModel(settings.reflection)
-    conditions = Conditions(
-        run,
-        name,
-        settings.agent,
-        settings.model,
-        dict(role_models),
-        dict(weight_versions),
-        {} if settings.temperature is None else {"temperature": settings.temperature},
-        settings.deadline,
+    request = RolloutRequest(
+        run=run,
+        evaluation=name,
+        agent=settings.agent,
+        model=settings.model,
+        role_models=role_models,
+        weight_versions=weight_versions,
+        sampling={} if settings.temperature is None else {"temperature": settings.temperature},
+        rollout_timeout=settings.deadline,
+        deadline=settings.deadline + SPARE_SECONDS,
     )
     catalog = PromptCatalog(bus, run, name, settings.agent, settings.max_drop)
     async with bus.fleet("store") as stores:
-        evaluator = Evaluator(bus, stores, client, catalog, conditions)
+        evaluator = Evaluator(bus, stores, client, catalog, request)
         published = await evaluator.read_published()
         num_by_others = sum(each != name for each in published.values())
         limit = find_limit(settings, tasks, heldout, num_by_others)

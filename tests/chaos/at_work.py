@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lightningbus.common.aio import cancel_and_wait
-from lightningbus.run.evaluation.publishing import expand_samples, publish_all
+from lightningbus.run.evaluation.publishing import publish_all
+from lightningbus.run.evaluation.request import expand_samples
 from lightningbus.schemas import ids
 from lightningbus.tasks.task_file import TaskInput
 from tests.chaos.faults import Log

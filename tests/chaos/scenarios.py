@@ -9,7 +9,8 @@ from pathlib import Path
 
 from lightningbus.bus.embedded.nats_server import NatsServer, free_port
 from lightningbus.common.aio import first_completed
-from lightningbus.run.evaluation.publishing import expand_samples, publish_all
+from lightningbus.run.evaluation.publishing import publish_all
+from lightningbus.run.evaluation.request import expand_samples
 from lightningbus.tasks.task_file import TaskInput
 from tests.chaos import absence, faults, state_loss
 from tests.chaos.at_work import FINISH_SECONDS, at_work, small_disk, steps_for

@@ -12,7 +12,8 @@ from lightningbus.bus.security.permissions import LEAF_ROLES
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.publishing.publisher import WeightPublisher
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.run.evaluation.publishing import expand_samples, publish_all
+from lightningbus.run.evaluation.publishing import publish_all
+from lightningbus.run.evaluation.request import expand_samples
 from lightningbus.run.processes.supervisor import ChildSpec
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas import ids

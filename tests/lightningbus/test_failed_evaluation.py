@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from lightningbus.bus.client import Bus
+from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.evaluation import evaluate
+from lightningbus.run.evaluation.request import RolloutRequest
 from lightningbus.tasks.task_file import TaskInput
 from tests.optimize.conftest import world_of
 from tests.store.conftest import Start
@@ -20,10 +22,8 @@ async def test_the_most_frequent_error_is_kept_with_the_evaluation(bus: Bus, nat
 
         async def answer(run: str, inputs: list[dict[str, Any]]) -> Any:
             problems = [TaskInput(f"p{number}", fields) for number, fields in enumerate(inputs)]
-            return await evaluate(
-                bus, world.store.sql, run, problems,
-                label="greedy", versions={"policy": 3}, samples=1, sampling={}, agent="notes",
-            )  # fmt: skip
+            request = RolloutRequest(run=run, evaluation="greedy", weight_versions={"policy": 3}, agent="notes")
+            return await evaluate(bus, world.store.sql, request, problems)
 
         failed = await answer("bad", [{}, {}])
         assert (failed.ok, failed.rollouts) == (0, 2)
@@ -39,10 +39,25 @@ async def test_an_agent_that_hangs_counts_as_0_and_the_evaluation_goes_on(
     inputs: list[dict[str, Any]] = [{"hangs": True}] * num_hung + [{"number": "1", "right": "1"}]
     problems = [TaskInput(f"p{number}", fields) for number, fields in enumerate(inputs)]
     async with world_of(bus, nats_url, start_store, "notes") as world:
-        evaluation = await evaluate(
-            bus, world.store.sql, "run", problems,
-            label="greedy", versions={"policy": 3}, samples=1, sampling={}, agent="notes",
-            deadline=40.0, rollout_timeout=2.0,
-        )  # fmt: skip
+        request = RolloutRequest(
+            evaluation="greedy", weight_versions={"policy": 3}, agent="notes", deadline=40.0, rollout_timeout=2.0
+        )
+        evaluation = await evaluate(bus, world.store.sql, request, problems)
     assert (evaluation.ok, evaluation.rollouts, evaluation.mean_reward) == (1, 1 + num_hung, 1 / (1 + num_hung))
     assert f"{num_hung} of {1 + num_hung} rollouts failed: timeout: the agent did not end" in evaluation.failures
+
+
+async def test_an_evaluation_whose_rollouts_nobody_takes_is_given_up(
+    bus: Bus, nats_url: str, start_store: Start
+) -> None:
+    request = RolloutRequest(
+        evaluation="greedy", weight_versions={"policy": 3}, agent="nobody", deadline=1.0, rollout_timeout=0.5
+    )
+    store = start_store(nats_url, flush_interval_seconds=0.05)
+    with pytest.raises(UserError) as raised:
+        await evaluate(bus, store.sql, request, [TaskInput("p0", {})])
+    assert str(raised.value) == (
+        "evaluation greedy of version 3: 0 of 1 rollouts ended, and none in the last 1.5 s: "
+        "`lightningbus status` says what is up; or raise eval.deadline"
+    )
+    store.until("SELECT count() FROM tasks", 1)

@@ -14,6 +14,7 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.evaluation import Evaluation
 from lightningbus.run.evaluation.held_out import HeldOut, choose_due_versions
+from lightningbus.run.evaluation.request import RolloutRequest
 from lightningbus.run.jobs.prompt_rounds import is_round_due, put_round
 from lightningbus.run.preflight.preflight import TrainJob, parse_job
 from lightningbus.run.results.prompt_round import PromptRound
@@ -80,7 +81,7 @@ def test_a_version_is_complete_once_it_was_evaluated_in_the_ways_that_are_set(
     ended = evaluation("sampled", 3, 0.5).model_copy(update={"versions": {"policy": 3}})
     pins: Any = SimpleNamespace(main="policy")
     nothing: Any = None
-    held_out = HeldOut(nothing, nothing, "run", settings, pins, {}, [], [ended], nothing)
+    held_out = HeldOut(nothing, nothing, RolloutRequest(), [], settings, pins, [ended], nothing)
     assert held_out.is_complete({"policy": 3}) == is_complete and not held_out.is_complete({"policy": 4})
 
 

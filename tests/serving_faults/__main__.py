@@ -24,7 +24,8 @@ from lightningbus.common.aio import cancel_and_wait
 from lightningbus.common.processes import procfs
 from lightningbus.common.processes.subprocesses import spawn, terminate
 from lightningbus.inference.settings import AdapterSettings, InferenceSettings
-from lightningbus.run.evaluation.publishing import expand_samples, publish_all
+from lightningbus.run.evaluation.publishing import publish_all
+from lightningbus.run.evaluation.request import expand_samples
 from lightningbus.run.processes.stack import LocalStack, start_stack
 from lightningbus.run.processes.supervisor import ChildSpec
 from lightningbus.run.run_directory.directory import RunDirectory

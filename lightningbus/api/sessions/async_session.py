@@ -7,11 +7,12 @@ from typing import Any, Self, Unpack
 
 from lightningbus.analysis.transcript import Transcript
 from lightningbus.api.evaluation_result import EvaluationResult
-from lightningbus.api.sessions.options import EvaluateOptions, PublishOptions
+from lightningbus.api.sessions.options import EvaluateOptions
 from lightningbus.api.sessions.reward_curve import RewardCurve
 from lightningbus.api.sessions.session import Published, Session, connect
 from lightningbus.api.sessions.table import Table
 from lightningbus.api.tasks import Tasks
+from lightningbus.run.evaluation.publishing import PublishOptions
 from lightningbus.run.run_directory.directory import RUNS
 
 

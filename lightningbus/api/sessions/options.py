@@ -6,42 +6,14 @@ from typing import Any, TypedDict
 
 from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.run.errors import UserError
-from lightningbus.run.evaluation.evaluation import ROLLOUT_SECONDS, SAMPLINGS
-from lightningbus.run.evaluation.live_evaluation import LiveEvaluation
-from lightningbus.run.evaluation.publishing import NAME, Publication
+from lightningbus.run.evaluation.request import ROLLOUT_SECONDS, SAMPLINGS, EvaluationJob, RolloutRequest
 from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.settings.policy_options import NAME
 from lightningbus.schemas.subjects import DEFAULT_POLICY
 from lightningbus.tasks.task_file import TaskInput
 
 DEADLINE_SECONDS = 600.0
 """Of an evaluation, unless given."""
-
-
-class PublishOptions(TypedDict, total=False):
-    """Keyword arguments of `Session.publish`."""
-
-    samples: int
-    """Rollouts of each task."""
-    run: str
-    """Run the results belong to; default: the session's."""
-    agent: str
-    """Name of the agent the tasks are for."""
-    mode: str
-    """``train`` or ``eval``; default: train, eval with ``evaluation``."""
-    evaluation: str
-    """Name of the evaluation they belong to."""
-    weight_versions: Mapping[str, int]
-    """By model: answer its calls from this weight version only."""
-    role_models: Mapping[str, str]
-    """Models that answer for some roles of the agent."""
-    prompt_versions: Mapping[str, int]
-    """By prompt: put this version into the calls."""
-    pass_name: str
-    """Part of task ids, to publish the same tasks again."""
-    temperature: float
-    """Forced on every model call."""
-    deadline: float
-    """Seconds a rollout may take."""
 
 
 class EvaluateOptions(TypedDict, total=False):
@@ -71,34 +43,32 @@ class EvaluateOptions(TypedDict, total=False):
     """Seconds a rollout may take, which then counts as 0; default: the learner's `rollout_timeout_seconds`."""
 
 
-def build_publication(options: Mapping[str, Any]) -> Publication:
-    """How tasks are published; raises `UserError` for an option that is not known."""
-    _check_names(options, PublishOptions)
-    return Publication(**options)
-
-
-def build_live_evaluation(
+def build_evaluation_job(
     directory: RunDirectory, problems: Sequence[TaskInput], options: Mapping[str, Any]
-) -> LiveEvaluation:
+) -> EvaluationJob:
     """How tasks are evaluated; raises `UserError` for an option that is not known or cannot be."""
-    _check_names(options, EvaluateOptions)
-    values = {
-        "sampling": tuple(SAMPLINGS), "label": default_label(), "samples": 2, "version": None, "agent": "default",
-        "deadline": DEADLINE_SECONDS, **options,
-    }  # fmt: skip
+    check_options(options, EvaluateOptions)
     learners = directory.read_learners()
-    main = values.setdefault("model", _find_model(directory, learners))
+    main = options.get("model") or _find_model(directory, learners)
     learner = learners.get(main, {})
-    models = list(learners) if learner else [main]
-    values["versions"] = _versions_of(models, main, values.pop("version"))
-    values.setdefault("role_models", learner.get("role_models") or {})
-    values["reward"] = learner.get("reward") or ""
-    values.setdefault("rollout_timeout", learner.get("rollout_timeout_seconds") or ROLLOUT_SECONDS)
-    samplings = parse_samplings(values.pop("sampling"))
-    check_label(values["label"])
-    if values["samples"] < 1:
-        raise UserError(f"samples: {values['samples']} is less than 1")
-    return LiveEvaluation(run=directory.path.resolve().name, problems=problems, samplings=samplings, **values)
+    fields: dict[str, Any] = {
+        "samples": 2, "deadline": DEADLINE_SECONDS, "role_models": learner.get("role_models") or {},
+        "rollout_timeout": learner.get("rollout_timeout_seconds") or ROLLOUT_SECONDS,
+        **{name: value for name, value in options.items() if name not in ("version", "sampling", "label", "model")},
+    }  # fmt: skip
+    request = RolloutRequest(
+        run=directory.path.resolve().name,
+        model=main,
+        evaluation=options.get("label", default_label()),
+        reward=learner.get("reward") or "",
+        **fields,
+    )
+    versions = _versions_of(list(learners) if learner else [main], main, options.get("version"))
+    samplings = parse_samplings(options.get("sampling", tuple(SAMPLINGS)))
+    check_label(request.evaluation)
+    if request.samples < 1:
+        raise UserError(f"samples: {request.samples} is less than 1")
+    return EvaluationJob(request, problems, samplings, versions)
 
 
 def parse_samplings(sampling: str | Sequence[str]) -> list[str]:
@@ -135,6 +105,7 @@ def _versions_of(models: Sequence[str], main: str, version: int | Mapping[str, i
     return {model: named.get(model) for model in models}
 
 
-def _check_names(options: Mapping[str, Any], kind: type) -> None:
+def check_options(options: Mapping[str, Any], kind: type) -> None:
+    """Raise `UserError` for an option that is none of a kind's."""
     for name in options.keys() - kind.__annotations__.keys():
         raise UserError(f"{name}: no such option; {suggest_name(name, kind.__annotations__)}".rstrip("; "))

@@ -11,7 +11,7 @@ from clickhouse_connect.driver.client import Client
 from lightningbus.analysis.transcript import Transcript
 from lightningbus.api.evaluation_result import EvaluationResult
 from lightningbus.api.event_loop import run_blocking
-from lightningbus.api.sessions.options import EvaluateOptions, PublishOptions, build_live_evaluation, build_publication
+from lightningbus.api.sessions.options import EvaluateOptions, build_evaluation_job, check_options
 from lightningbus.api.sessions.reward_curve import RewardCurve
 from lightningbus.api.sessions.sql_source import SqlSource
 from lightningbus.api.sessions.table import Table
@@ -19,7 +19,7 @@ from lightningbus.api.tasks import Tasks, read_tasks
 from lightningbus.api.user_errors import as_user_error, require_package
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.live_evaluation import evaluate_live
-from lightningbus.run.evaluation.publishing import publish_all
+from lightningbus.run.evaluation.publishing import PublishOptions, build_tasks, publish_all
 from lightningbus.run.run_directory.directory import RUNS, RunDirectory
 from lightningbus.run.run_directory.discovery import connect as connect_bus
 from lightningbus.run.run_directory.lookup import find_run
@@ -138,15 +138,16 @@ class Session:
             directory = self._directory
             if directory is None or directory.read_endpoints() is None:
                 raise UserError(f"run {self._run!r} is not up: `lightningbus.evaluate` evaluates one that has ended")
-            job = build_live_evaluation(directory, read_tasks(tasks), options)
+            job = build_evaluation_job(directory, read_tasks(tasks), options)
             async with connect_bus(self._bus, "evaluate", "admin", run=directory) as bus:
                 client = await asyncio.to_thread(self._source.ask, lambda client: client)
                 return EvaluationResult(directory.path, await evaluate_live(bus, client, job))
 
     async def _publish(self, tasks: Tasks, timeout: float, options: PublishOptions) -> Published:
         with as_user_error():
-            problems = read_tasks(tasks)
-            expanded = build_publication({"run": self._run or "run", **options}).tasks(problems)
+            check_options(options, PublishOptions)
+            options.setdefault("run", self._run or "run")
+            expanded = build_tasks(read_tasks(tasks), **options)
             if self._bus is None and self._directory is not None and self._directory.read_endpoints() is None:
                 raise UserError(f"run {self._directory.path.name!r} is not up: tasks are published while it is")
             async with connect_bus(self._bus, "publish", run=self._directory) as bus:

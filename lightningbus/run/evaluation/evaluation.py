@@ -1,37 +1,21 @@
 """Held-out reward of one weight version, measured through the same bus, runners and inference nodes."""
 
-import asyncio
-import logging
 import time
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import replace
 from typing import Any
 
 from clickhouse_connect.driver.client import Client
-from clickhouse_connect.driver.exceptions import ClickHouseError
 from pydantic import BaseModel, ConfigDict, Field
 
 from lightningbus.bus.client import Bus
 from lightningbus.run.errors import UserError
+from lightningbus.run.evaluation.batch import RolloutBatch
 from lightningbus.run.evaluation.failures import describe_failures
-from lightningbus.run.evaluation.publishing import expand_samples, publish_all
-from lightningbus.schemas import ids
-from lightningbus.schemas.subjects import DEFAULT_POLICY
+from lightningbus.run.evaluation.request import RolloutRequest
+from lightningbus.run.evaluation.retrying_store import RetryingStore
 from lightningbus.tasks.task_file import TaskInput
 
-log = logging.getLogger(__name__)
-
-NO_ROLES: Mapping[str, str] = MappingProxyType({})
-NO_PROMPTS: Mapping[str, int] = MappingProxyType({})
-SAMPLINGS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 1.0}}
-"""How problems are answered, by the label of the evaluation."""
-ROLLOUT_SECONDS = 60.0
-"""How long a rollout may take where no learner of the run says it."""
-NODE_SECONDS = 600.0
-"""Longest wait for a node that serves the version."""
-
-ENDED = "SELECT rollout_id FROM rollouts WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String})"
-NUM_ENDED = "SELECT count() FROM rollouts WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String})"
 # By problem first: the answers to one problem are not independent of each other.
 RESULTS = """
 SELECT sum(num_ok), ifNull(avg(reward), 0.), if(count(reward) > 1, stddevSamp(reward) / sqrt(count(reward)), NULL)
@@ -107,96 +91,43 @@ def format_label(versions: Mapping[str, int]) -> str:
     return "versions " + ", ".join(f"{model} {versions[model]}" for model in sorted(versions))
 
 
-async def evaluate(
-    bus: Bus,
-    sql: Client,
-    run: str,
-    problems: Sequence[TaskInput],
-    *,
-    label: str,
-    versions: Mapping[str, int],
-    samples: int,
-    sampling: dict[str, Any],
-    deadline: float = 120.0,
-    rollout_timeout: float = ROLLOUT_SECONDS,
-    model: str = DEFAULT_POLICY,
-    role_models: Mapping[str, str] = NO_ROLES,
-    prompt_versions: Mapping[str, int] = NO_PROMPTS,
-    agent: str = "default",
-    reward: str = "",
-) -> Evaluation:
-    """Publish every problem ``samples`` times, pinned to weight versions, and wait for all results in ClickHouse.
+async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, problems: Sequence[TaskInput]) -> Evaluation:
+    """Answer problems under the versions that a request pins, its ``model``'s among them, and read the rewards.
 
-    ``versions`` has one version of each model that is pinned, ``model`` among them: the one agents call by name.
-    ``role_models`` are the models that answer for some roles, ``prompt_versions`` the prompts of all rollouts.
-    ``reward`` names the reward that counts; empty: the main one. Results that are there already count: only what is
-    missing is published. A rollout that takes longer than ``rollout_timeout`` seconds ends as `timeout`; like any other
-    that fails it counts as 0. Raises `UserError` when none ends for ``deadline`` seconds more than that, or when a
-    token came from another version.
+    Results that are there already count: only what is missing is published. A rollout that times out counts as 0, like
+    any other that fails. Raises `UserError` when none ends for the request's `patience`, or when a token came from
+    another version.
     """
-    started, patience = time.monotonic(), deadline + rollout_timeout
-    suffix = f"@{run}-{label}-v{format_versions(versions)}"
-    if prompt_versions:
-        suffix += f"-p{format_versions(prompt_versions)}"
-    parameters = {"run_id": run, "suffix": suffix, "reward": reward}
-    tasks = list(
-        expand_samples(
-            problems,
-            samples,
-            suffix,
-            run_id=run,
-            agent=agent,
-            mode="eval",
-            evaluation=label,
-            model=model,
-            role_models=dict(role_models),
-            weight_versions=dict(versions),
-            prompt_versions=dict(prompt_versions),
-            sampling_params=sampling,
-            deadline=rollout_timeout,
+    started, label, versions = time.monotonic(), request.evaluation, request.weight_versions
+    prompts = f"p{format_versions(request.prompt_versions)}" if request.prompt_versions else ""
+    request = replace(request, id_parts=(label, f"v{format_versions(versions)}", prompts))
+    batch = RolloutBatch(request, problems)
+    parameters = {"run_id": request.run, "suffix": request.id_suffix, "reward": request.reward}
+
+    def read(client: Client) -> list[Sequence[Sequence[Any]]]:
+        return [client.query(sql, parameters=parameters).result_rows for sql in (VERSIONS, RESULTS, FAILED)]
+
+    async with bus.fleet("store") as stores:
+        actual_versions, ((num_ok, mean, standard_error),), failed = await batch.run(
+            bus,
+            RetryingStore(sql, stores),
+            read,
+            what=f"evaluation {label} of version {format_versions(versions)}",
+            advice="`lightningbus status` says what is up; or raise eval.deadline",
         )
-    )
-    num_ended = 0
-    try:
-        async with asyncio.timeout(patience) as limit, bus.fleet("store") as stores:
-
-            async def query(statement: str) -> Sequence[Sequence[Any]]:
-                while True:
-                    try:
-                        return (await asyncio.to_thread(sql.query, statement, parameters=parameters)).result_rows
-                    except ClickHouseError as error:  # the store may be being started again
-                        log.warning("the store cannot be asked: %s", " ".join(str(error).split())[:200])
-                        await stores.wait_for_change()
-
-            ended_ids = {rollout_id for (rollout_id,) in await query(ENDED)}
-            missing = [task for task in tasks if ids.rollout_id(task.id, task.sample_index) not in ended_ids]
-            await publish_all(bus, missing, timeout=patience, on_done=lambda: None)
-            while (ended := (await query(NUM_ENDED))[0][0]) < len(tasks):
-                if ended > num_ended:
-                    limit.reschedule(asyncio.get_running_loop().time() + patience)
-                num_ended = ended
-                await stores.wait_for_change()  # the store says each second what it has inserted
-            actual_versions = await query(VERSIONS)
-            ((num_ok, mean, standard_error),) = await query(RESULTS)
-            failed = await query(FAILED) if num_ok < len(tasks) else []
-    except TimeoutError:
-        raise UserError(
-            f"evaluation {label} of version {format_versions(versions)}: {num_ended} of {len(tasks)} rollouts ended, "
-            f"and none in the last {patience:g} s: `lightningbus status` says what is up; or raise eval.deadline"
-        ) from None
     for name, actual in actual_versions:
         if name in versions and list(actual) not in ([], [versions[name]]):
             pinned = versions[name]
             raise UserError(f"evaluation {label} was pinned to version {pinned} of {name!r}, but {actual} answered")
     return Evaluation(
         label=label,
-        version=versions[model],
+        version=versions[request.model],
         versions=dict(versions),
-        prompt_versions=dict(prompt_versions),
+        prompt_versions=dict(request.prompt_versions),
         mean_reward=mean,
         standard_error=standard_error,
         num_problems=len(problems),
-        rollouts=len(tasks),
+        rollouts=len(batch.tasks),
         ok=num_ok,
         failures=describe_failures([*((outcome, error) for outcome, error in failed), *[("ok", "")] * num_ok]),
         seconds=round(time.monotonic() - started, 1),

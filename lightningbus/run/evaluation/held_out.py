@@ -1,15 +1,16 @@
 """Evaluations of a training job: before and after training, and of chosen versions while it goes on."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from clickhouse_connect.driver.client import Client
 
-from lightningbus.run.evaluation.evaluation import NODE_SECONDS, ROLLOUT_SECONDS, SAMPLINGS, Evaluation, evaluate
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.run.evaluation.evaluation import Evaluation, evaluate
 from lightningbus.run.evaluation.pinned_version import VersionPins
-from lightningbus.run.evaluation.prompt_versions import read_prompt_versions
+from lightningbus.run.evaluation.prompt_versions import pin_versions
+from lightningbus.run.evaluation.request import ROLLOUT_SECONDS, RolloutRequest
 from lightningbus.run.processes.stack import LocalStack
-from lightningbus.run.settings.run_file import EvalSettings
+from lightningbus.run.settings.run_file import EvalSettings, RunSettings
 from lightningbus.schemas.weights.events import ReleaseState, WeightManifest
 from lightningbus.schemas.weights.release_policy import is_servable
 from lightningbus.tasks.task_file import TaskInput
@@ -29,55 +30,29 @@ def choose_due_versions(published: Iterable[int], evaluated: Iterable[int], ever
     return list(due.values())
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyVersions:
-    """One version of each model of a run that is trained."""
-
-    versions: Mapping[str, int]
-    main: str
-    """The model that agents call by name."""
-    role_models: Mapping[str, str]
-    """Models that answer for roles of the agent."""
-    reward: str = ""
-    """Name of the reward that counts, as the main model is trained on it; empty: the main one."""
-    prompt_versions: Mapping[str, int] = field(default_factory=dict)
-    """By prompt; one that is not here: the version that is in use."""
+def held_out_request(settings: RunSettings, held_out: EvalSettings, learner: LearnerSettings | None) -> RolloutRequest:
+    """The conditions of all evaluations of a run, as the learner of the main model has them, where there is one."""
+    return RolloutRequest(
+        run=settings.name,
+        agent=held_out.agent,
+        model=learner.model if learner else settings.main_model,
+        role_models=settings.role_models,
+        samples=held_out.samples,
+        deadline=held_out.deadline,
+        rollout_timeout=learner.rollout_timeout_seconds if learner else ROLLOUT_SECONDS,
+        reward=learner.reward if learner else "",
+    )
 
 
 async def evaluate_once_served(
-    stack: LocalStack,
-    client: Client,
-    run: str,
-    settings: EvalSettings,
-    problems: Sequence[TaskInput],
-    sampling: str,
-    policies: PolicyVersions,
-    rollout_timeout: float,
-    label_prefix: str = "",
+    stack: LocalStack, client: Client, request: RolloutRequest, problems: Sequence[TaskInput]
 ) -> Evaluation:
-    """Answer the problems under versions as ``sampling`` of `SAMPLINGS` says, once nodes serve them.
+    """`evaluate`, once nodes serve the versions that the request pins.
 
     Raises `UserError` when a process of the run fails for good, or no node serves a version in time.
     """
-    await stack.wait_until_served(policies.versions, NODE_SECONDS)
-    work = evaluate(
-        stack.bus,
-        client,
-        run,
-        problems,
-        label=label_prefix + sampling,
-        versions=policies.versions,
-        model=policies.main,
-        role_models=policies.role_models,
-        prompt_versions=policies.prompt_versions,
-        samples=settings.samples if sampling == "sampled" else 1,
-        sampling=SAMPLINGS[sampling],
-        deadline=settings.deadline,
-        rollout_timeout=rollout_timeout,
-        agent=settings.agent,
-        reward=policies.reward,
-    )
-    return await stack.or_child_failure(work)
+    await stack.wait_until_served(request.weight_versions)
+    return await stack.or_child_failure(evaluate(stack.bus, client, request, problems))
 
 
 class HeldOut:
@@ -87,24 +62,16 @@ class HeldOut:
         self,
         stack: LocalStack,
         client: Client,
-        run: str,
+        request: RolloutRequest,
+        problems: Sequence[TaskInput],
         settings: EvalSettings,
         pins: VersionPins,
-        role_models: Mapping[str, str],
-        problems: list[TaskInput],
         evaluations: Iterable[Evaluation],
         on_evaluation: Callable[[Evaluation], Awaitable[None]],
-        reward: str = "",
-        rollout_timeout: float = ROLLOUT_SECONDS,
     ) -> None:
-        """``reward`` names the reward that counts; empty: the main one.
-
-        ``rollout_timeout``: seconds a rollout may take; ``evaluations``: those of earlier starts; ``on_evaluation`` is
-        called with each new one.
-        """
-        self._stack, self._client, self._run, self._settings = stack, client, run, settings
-        self._pins, self._main, self._role_models, self._reward = pins, pins.main, role_models, reward
-        self._problems, self._on_evaluation, self._rollout_timeout = problems, on_evaluation, rollout_timeout
+        """``evaluations``: those of earlier starts; ``on_evaluation`` is called with each new one."""
+        self._stack, self._client, self._request, self._problems = stack, client, request, problems
+        self._settings, self._pins, self._on_evaluation = settings, pins, on_evaluation
         self._ended = {
             (evaluation.label, _key(evaluation.versions), _key(evaluation.prompt_versions))
             for evaluation in evaluations
@@ -120,16 +87,13 @@ class HeldOut:
 
         What has ended already is not done again.
         """
-        prompts = await read_prompt_versions(self._stack.bus, self._settings.agent)
-        policies = PolicyVersions(versions, self._main, self._role_models, self._reward, prompts)
+        pinned = await pin_versions(self._stack.bus, self._request, versions)
         for label in self._settings.sampling:
-            key = label, _key(versions), _key(prompts)
+            key = label, _key(versions), _key(pinned.prompt_versions)
             if key in self._ended:
                 continue
-            evaluation = await evaluate_once_served(
-                self._stack, self._client, self._run, self._settings, self._problems, label, policies,
-                self._rollout_timeout,
-            )  # fmt: skip
+            request = pinned.with_sampling(label)
+            evaluation = await evaluate_once_served(self._stack, self._client, request, self._problems)
             self._ended.add(key)
             await self._on_evaluation(evaluation)
 
@@ -142,21 +106,21 @@ class HeldOut:
         assert self._settings.every is not None, "somebody wants versions evaluated during training"
         if await self._pins.is_taken():
             return None
-        main = self._pins.registries[self._main]
+        main = self._pins.registries[self._pins.main]
         due = await self._find_due(main.state, self._settings.every, is_over)
         if not due or main.state.pinned != due[0]:
             await self._pins.unpin()  # so that the other models go on to their newest versions
-        others = await self._pins.find_newest(but=self._main) if due else None
+        others = await self._pins.find_newest(but=self._pins.main) if due else None
         if others is None:
             return None
-        versions = {self._main: due[0], **others}
+        versions = {self._pins.main: due[0], **others}
         await self._pins.pin(versions, "held-out problems are being answered")
         return versions
 
     async def _find_due(self, release: ReleaseState, every: int, is_over: bool) -> list[int]:
         """The versions to evaluate now, oldest first; without the last one, which is evaluated after."""
-        registry = self._pins.registries[self._main]
-        evaluated = {dict(key)[self._main] for _, key, _ in self._ended if self.is_complete(dict(key))}
+        registry = self._pins.registries[self._pins.main]
+        evaluated = {dict(key)[self._pins.main] for _, key, _ in self._ended if self.is_complete(dict(key))}
         published: dict[int, WeightManifest] = {}
         async for manifest, _ in registry.list_versions():
             published.setdefault(manifest.version, manifest)

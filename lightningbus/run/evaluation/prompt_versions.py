@@ -1,7 +1,11 @@
 """The prompt versions that an agent's rollouts have now."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from lightningbus.bus.client import Bus
 from lightningbus.bus.prompts import PromptRegistry, find_prompt_names
+from lightningbus.run.evaluation.request import RolloutRequest
 from lightningbus.schemas.prompts import PromptVersion
 
 
@@ -24,3 +28,9 @@ async def read_prompts_in_use(bus: Bus, agent: str) -> dict[str, PromptVersion]:
         if used is not None and used.agent == agent:
             prompts[name] = used
     return prompts
+
+
+async def pin_versions(bus: Bus, request: RolloutRequest, weight_versions: Mapping[str, int]) -> RolloutRequest:
+    """The request under these weight versions, with the prompts in use; raises as `read_prompt_versions`."""
+    prompts = await read_prompt_versions(bus, request.agent)
+    return replace(request, weight_versions=weight_versions, prompt_versions=prompts)

@@ -1,14 +1,14 @@
-"""Publishing the tasks of a file, with progress."""
+"""Publishing tasks, with progress; and the options of whoever publishes some of their own."""
 
 import asyncio
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from lightningbus.bus.client import Bus
 from lightningbus.run.errors import UserError
+from lightningbus.run.evaluation.request import ROLLOUT_SECONDS, RolloutRequest
+from lightningbus.run.settings.policy_options import NAME
 from lightningbus.schemas import ids
 from lightningbus.schemas.tasks import Task
 from lightningbus.tasks.task_file import TaskInput
@@ -19,83 +19,75 @@ CHUNK_SIZE, MAX_CHUNKS_IN_FLIGHT = 64, 4
 
 MAX_ROLLOUT_CHARACTERS = 200
 """Of a rollout's id, as `lightningbus.schemas.base.Identifier` has it."""
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-@dataclass(frozen=True, slots=True)
-class Publication:
-    """How tasks are published: for which agent, in which run, how often, and under which weight version."""
+class PublishOptions(TypedDict, total=False):
+    """Keyword arguments of `Session.publish`."""
 
-    samples: int = 1
-    run: str = "run"
-    agent: str = "default"
-    mode: str | None = None
-    """train or eval; None: train, eval with an ``evaluation``."""
-    evaluation: str = ""
-    weight_versions: Mapping[str, int] = field(default_factory=dict)
-    """By model: answer its calls from this version only."""
-    role_models: Mapping[str, str] = field(default_factory=dict)
+    samples: int
+    """Rollouts of each task."""
+    run: str
+    """Run the results belong to; default: the session's."""
+    agent: str
+    """Name of the agent the tasks are for."""
+    mode: str | None
+    """``train`` or ``eval``; default: train, eval with ``evaluation``."""
+    evaluation: str
+    """Name of the evaluation they belong to."""
+    weight_versions: Mapping[str, int]
+    """By model: answer its calls from this weight version only."""
+    role_models: Mapping[str, str]
     """Models that answer for some roles of the agent."""
-    prompt_versions: Mapping[str, int] = field(default_factory=dict, kw_only=True)
-    """By prompt: put this version into the calls; a prompt that is not here: its released version."""
-    pass_name: str = ""
-    """Part of task ids, to publish the same tasks again under the same run."""
-    temperature: float | None = None
-    deadline: float = 60.0
+    prompt_versions: Mapping[str, int]
+    """By prompt: put this version into the calls."""
+    pass_name: str
+    """Part of task ids, to publish the same tasks again."""
+    temperature: float | None
+    """Forced on every model call."""
+    deadline: float
     """Seconds a rollout may take."""
-    option_prefix: str = ""
-    """Put in front of a field's name in errors, such as ``--``."""
-
-    def tasks(self, problems: Sequence[TaskInput]) -> Iterator[Task]:
-        """Each problem ``samples`` times; raises `UserError` where they could not be published like this."""
-        mode = self.mode or ("eval" if self.evaluation else "train")
-        dash = self.option_prefix
-        if mode not in ("train", "eval"):
-            raise UserError(f"{dash}mode: {mode!r} is neither train nor eval")
-        if self.evaluation and mode != "eval":
-            raise UserError(
-                f"{dash}evaluation names an evaluation, and {dash}mode train publishes training tasks: leave one of "
-                "them out"
-            )
-        if self.samples < 1:
-            raise UserError(f"{dash}samples: {self.samples} is less than 1")
-        self._check_names()
-        suffix = "@" + "-".join(filter(None, (self.run, self.evaluation, self.pass_name)))
-        longest = max((problem.id for problem in problems), key=len)
-        if (length := len(ids.rollout_id(longest + suffix, self.samples - 1))) > MAX_ROLLOUT_CHARACTERS:
-            raise UserError(
-                f"id {longest!r} with {dash}run and {dash}pass has {length} characters; "
-                f"the limit is {MAX_ROLLOUT_CHARACTERS}"
-            )
-        return expand_samples(
-            problems, self.samples, suffix, run_id=self.run, agent=self.agent, mode=mode, evaluation=self.evaluation,
-            weight_versions=dict(self.weight_versions), role_models=dict(self.role_models),
-            prompt_versions=dict(self.prompt_versions), deadline=self.deadline,
-            sampling_params={} if self.temperature is None else {"temperature": self.temperature},
-        )  # fmt: skip
-
-    def _check_names(self) -> None:
-        required = {"run": self.run, "agent": self.agent}
-        optional = {"evaluation": self.evaluation, "pass": self.pass_name}
-        for option, name in {**required, **{option: name for option, name in optional.items() if name}}.items():
-            if not NAME.fullmatch(name):
-                raise UserError(
-                    f"{self.option_prefix}{option}: {name!r} is not a name: letters, digits, _ and -, at most 64"
-                )
 
 
-def expand_samples(problems: Iterable[TaskInput], samples: int, suffix: str = "", **fields: Any) -> Iterator[Task]:
-    """``samples`` tasks per problem; ``fields`` are `Task`'s others, the same for all."""
-    for problem in problems:
-        for sample in range(samples):
-            yield Task(
-                id=problem.id + suffix,
-                input=problem.input,
-                labels=problem.labels,
-                sample_index=sample,
-                group_size=samples,
-                **fields,
-            )
+def build_tasks(
+    problems: Sequence[TaskInput], *, option_prefix: str = "", **options: Unpack[PublishOptions]
+) -> Iterator[Task]:
+    """The tasks to publish; raises `UserError` where they could not be published like this.
+
+    ``option_prefix``: put in front of an option's name in errors, such as ``--``.
+    """
+    fields: dict[str, Any] = {**options}
+    pass_name, temperature = fields.pop("pass_name", ""), fields.pop("temperature", None)
+    timeout = fields.pop("deadline", ROLLOUT_SECONDS)
+    request = RolloutRequest(
+        **fields,
+        sampling={} if temperature is None else {"temperature": temperature},
+        rollout_timeout=timeout,
+        id_parts=(options.get("evaluation", ""), pass_name),
+    )
+    _check_request(request, pass_name, option_prefix)
+    longest = max((problem.id for problem in problems), key=len)
+    if (length := len(ids.rollout_id(longest + request.id_suffix, request.samples - 1))) > MAX_ROLLOUT_CHARACTERS:
+        raise UserError(
+            f"id {longest!r} with {option_prefix}run and {option_prefix}pass has {length} characters; "
+            f"the limit is {MAX_ROLLOUT_CHARACTERS}"
+        )
+    return request.tasks(problems)
+
+
+def _check_request(request: RolloutRequest, pass_name: str, dash: str) -> None:
+    if request.mode and request.mode not in ("train", "eval"):
+        raise UserError(f"{dash}mode: {request.mode!r} is neither train nor eval")
+    if request.evaluation and request.mode == "train":
+        raise UserError(
+            f"{dash}evaluation names an evaluation, and {dash}mode train publishes training tasks: leave one of "
+            "them out"
+        )
+    if request.samples < 1:
+        raise UserError(f"{dash}samples: {request.samples} is less than 1")
+    names = {"run": request.run, "agent": request.agent, "evaluation": request.evaluation, "pass": pass_name}
+    for option, name in names.items():
+        if not NAME.fullmatch(name) and (name or option in ("run", "agent")):
+            raise UserError(f"{dash}{option}: {name!r} is not a name: letters, digits, _ and -, at most 64")
 
 
 async def publish_all(bus: Bus, tasks: Iterable[Task], timeout: float, on_done: Callable[[], None]) -> tuple[int, int]:

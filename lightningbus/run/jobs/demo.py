@@ -14,7 +14,7 @@ from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.algorithm import ActorSettings, OptimSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
-from lightningbus.run.evaluation.evaluation import SAMPLINGS
+from lightningbus.run.evaluation.request import SAMPLINGS
 from lightningbus.run.jobs import train_job
 from lightningbus.run.processes.stack import LocalStack, start_stack
 from lightningbus.run.results.train_result import TrainResult, report

@@ -6,7 +6,6 @@ from typing import Protocol
 from clickhouse_connect.driver.client import Client
 
 from lightningbus.bus.client import Bus
-from lightningbus.run.evaluation.evaluation import NODE_SECONDS
 from lightningbus.run.evaluation.pinned_version import VersionPins
 from lightningbus.run.processes.stack import LocalStack
 from lightningbus.run.results.prompt_round import PromptRound
@@ -66,7 +65,7 @@ class PromptRounds:
         """Run a round under versions that are pinned; raises `UserError`, or as `Bus.publish`."""
         begun = PromptRound(state="begun", weight_versions=dict(versions))
         self._keep(begun)
-        await self._stack.wait_until_served(versions, NODE_SECONDS)
+        await self._stack.wait_until_served(versions)
         work = self._runner.run(self._stack.bus, self._client, self._run, versions, self._stack.view.set_note)
         finished = await self._stack.or_child_failure(work)
         if finished is None:

@@ -8,20 +8,20 @@ from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from lightningbus.bus.fleet.node_state import is_ready
 from lightningbus.bus.weights.registry import ServingTarget, WeightRegistry
 from lightningbus.common.aio import cancel_and_wait, run_unless
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.display.live_view import console
 from lightningbus.run.errors import UserError
-from lightningbus.run.evaluation.evaluation import NODE_SECONDS, Evaluation, format_label
-from lightningbus.run.evaluation.held_out import HeldOut
+from lightningbus.run.evaluation.evaluation import Evaluation, format_label
+from lightningbus.run.evaluation.held_out import HeldOut, held_out_request
 from lightningbus.run.evaluation.pinned_version import VersionPins, wait_for_evaluations
 from lightningbus.run.evaluation.version_turns import Turn, take_turns
+from lightningbus.run.jobs.children import publish_models, start_children, wait_for_model, wait_for_runner
 from lightningbus.run.jobs.prompt_rounds import PromptRounds, RoundRunner
 from lightningbus.run.preflight.preflight import TrainJob
 from lightningbus.run.preflight.process import run_checks_apart
-from lightningbus.run.processes.stack import LocalStack, child_specs, learner_names, start_stack
+from lightningbus.run.processes.stack import LocalStack, learner_names, start_stack
 from lightningbus.run.processes.supervisor import ChildSpec
 from lightningbus.run.results.best_version import find_best, version_of
 from lightningbus.run.results.prompt_files import write_prompts_in_use
@@ -32,16 +32,13 @@ from lightningbus.run.results.run_record import check_resumable, describe_job, w
 from lightningbus.run.results.train_result import TrainResult
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.run_file import EvalSettings, RunSettings
-from lightningbus.store.clickhouse.client import StoreUnavailableError, connect, query_row
+from lightningbus.store.clickhouse.client import query_row
 from lightningbus.tasks.task_file import load_tasks
 
 CANARY_TIMEOUT_SECONDS = 600.0
 """Longest wait for a node that tries a version."""
-RUNNER_SECONDS = 120.0
-"""Longest wait for a runner that has started its agent."""
 SAVE_SECONDS = 5.0
 """How often the seconds of a phase are saved: a job that is killed loses no more of them."""
-STORED_TASKS = "SELECT count() FROM tasks WHERE run_id = {run_id:String}"
 
 
 async def run(
@@ -114,13 +111,12 @@ class _Training:
         """See `train`."""
         results, problems = self._results, load_tasks(self._heldout.tasks)
         async with self._phase("starting", "starting"):
-            self._client = await self._wait_until_serving(ready)
+            self._client = await self._start_children(ready)
             models = [learner.model for learner in self._learners]
             self._pins = VersionPins(self._stack.bus, results.run, models)
             self._held_out = HeldOut(
-                self._stack, self._client, results.run, self._heldout, self._pins, self._settings.role_models, problems,
-                results.evaluations, self._add_evaluation, self._learners[0].reward,
-                self._learners[0].rollout_timeout_seconds,
+                self._stack, self._client, held_out_request(self._settings, self._heldout, self._learners[0]), problems,
+                self._heldout, self._pins, results.evaluations, self._add_evaluation,
             )  # fmt: skip
             self._rounds: list[Turn] = []
             if self._runner is not None:
@@ -131,11 +127,11 @@ class _Training:
                 ))  # fmt: skip
             is_untrained = not self._held_out.is_complete(dict.fromkeys(models, 0))
             if is_untrained:
-                await self._publish_first()
-            await self._wait_for_frozen()
-            await self._stack.wait_for_member(
-                lambda beat: (beat.role, beat.state) == ("runner", "running"), "runner", RUNNER_SECONDS
-            )
+                self._stack.view.set_phase("publishing version 0")
+                await publish_models(self._stack, dict(zip(self._names, self._learners, strict=True)))
+            for model in {node.model for node in self._settings.inference if node.frozen}:  # before evaluations' time
+                await wait_for_model(self._stack, model, f"node with the frozen model {model!r}")
+            await wait_for_runner(self._stack)
         if is_untrained:
             await self._evaluate_newest()
         if self._rounds:
@@ -279,44 +275,15 @@ class _Training:
             raise UserError(f"no weight version of {model!r} is left to serve: `lightningbus weights list` says why")
         return choice.serve.version
 
-    async def _wait_until_serving(self, ready: Awaitable[object] | None) -> Client:
+    async def _start_children(self, ready: Awaitable[object] | None) -> Client:
         """Every process of the job but the learner; a client on its store."""
-        for child in child_specs(self._settings.without_learners(), self._stack.directory.path):
-            await self._stack.supervisor.start(child)
-        if ready is not None:
-            await self._stack.or_child_failure(ready)
-        store = await self._stack.wait_for_member(lambda beat: beat.role == "store", "store", 60)
-        self._stack.write_endpoints(store.address)
-        settings, run = self._settings.store, self._results.run
-        assert settings is not None, "a training job has a store"
-        try:
-            client = await asyncio.to_thread(connect, settings.url or store.address, settings.database)
-            (num_tasks,) = await asyncio.to_thread(query_row, client, STORED_TASKS, {"run_id": run})
-        except (StoreUnavailableError, ClickHouseError) as error:
-            raise UserError(f"the store cannot be asked: {' '.join(str(error).split())[:300]}") from error
+        client, num_tasks = await start_children(self._stack, self._settings, ready)
+        run = self._results.run
         if num_tasks and self._results.num_starts == 1:
             raise UserError(f"the store holds a run {run!r} already: give this one another name")
         if self._results.evaluations and not num_tasks:
             raise UserError(f"the store holds nothing of run {run!r}: name the store that it began with")
         return client
-
-    async def _wait_for_frozen(self) -> None:
-        """Wait for the models that nobody trains: the time an evaluation may take is not for their start."""
-        for name in {node.model for node in self._settings.inference if node.frozen}:
-            await self._stack.wait_for_member(
-                lambda beat, name=name: beat.role == "inference" and beat.model == name and is_ready(beat.state),  # type: ignore[misc]
-                f"node with the frozen model {name!r}",
-                NODE_SECONDS,
-            )
-
-    async def _publish_first(self) -> None:
-        """A learner of no steps publishes each model, writes its checkpoint and ends."""
-        self._stack.view.set_phase("publishing version 0")
-        names = [f"{name}-first" for name in self._names]
-        for name, settings in zip(names, self._learners, strict=True):
-            first = settings.model_copy(update={"max_steps": 0})
-            await self._stack.supervisor.start(ChildSpec(name, "learner", first))
-        await self._stack.or_child_failure(self._wait_finished(names))
 
     async def _wait_until_stored(self) -> None:
         """Wait until everything published has ended, evaluations of others too.

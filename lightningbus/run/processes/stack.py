@@ -27,6 +27,7 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.display.live_view import LiveView, console
 from lightningbus.run.display.notebook_view import choose_view
 from lightningbus.run.errors import UserError
+from lightningbus.run.processes.members import NODE_SECONDS, STORE_SECONDS, find_member, is_store
 from lightningbus.run.processes.process_liveness import LivenessWatch
 from lightningbus.run.processes.role_process import on_stop_signals
 from lightningbus.run.processes.supervisor import ChildSpec, Supervisor
@@ -105,25 +106,17 @@ class LocalStack:
 
     async def wait_for_member(self, fits: Callable[[Heartbeat], bool], what: str, seconds: float) -> Heartbeat:
         """Wait for a process that fits; raises `UserError` when a child fails or nobody comes in time."""
-
-        async def find_member() -> Heartbeat:
-            while True:
-                for beat in self.fleet.members():
-                    if fits(beat):
-                        return beat
-                await self.fleet.wait_for_change()
-
         try:
             async with asyncio.timeout(seconds):
-                return await self.or_child_failure(find_member())
+                return await self.or_child_failure(find_member(self.fleet, fits))
         except TimeoutError:
             raise UserError(f"no {what} within {seconds:g} s: see {self.directory.path / 'logs'}") from None
 
-    async def wait_until_served(self, versions: Mapping[str, int], seconds: float) -> None:
+    async def wait_until_served(self, versions: Mapping[str, int]) -> None:
         """Wait for a node that serves the version of each model; raises as `wait_for_member`."""
         for model, version in versions.items():
             serves = partial(is_serving, model=model, version=version)
-            await self.wait_for_member(serves, f"node with version {version} of {model!r}", seconds)
+            await self.wait_for_member(serves, f"node with version {version} of {model!r}", NODE_SECONDS)
 
     async def or_child_failure(self, work: Awaitable[T]) -> T:
         """The result of ``work``; raises `UserError` as soon as a child fails for good."""
@@ -234,7 +227,7 @@ async def _run(stack: LocalStack, settings: RunSettings, stop: asyncio.Event) ->
     for child in child_specs(settings, stack.directory.path):
         await stack.supervisor.start(child)
     if settings.store is not None:
-        store = await stack.wait_for_member(lambda beat: beat.role == "store", "store", 60)
+        store = await stack.wait_for_member(is_store, "store", STORE_SECONDS)
         stack.write_endpoints(store.address)
     stack.view.set_phase("running; Ctrl-C stops")
     ends: list[Awaitable[object]] = [stop.wait()]
@@ -279,6 +272,12 @@ def child_specs(settings: RunSettings, where: Path) -> list[ChildSpec]:
         audited = _with_defaults(settings.auditor, work_dir=where / "auditor", id="auditor", **as_nodes)
         specs.append(ChildSpec("auditor", "auditor", audited))
     return specs
+
+
+def placed_learners(settings: RunSettings, where: Path) -> dict[str, LearnerSettings]:
+    """Settings of the learners by name of the process, as `child_specs` completes them."""
+    specs = child_specs(settings, where)
+    return {spec.name: spec.settings for spec in specs if isinstance(spec.settings, LearnerSettings)}
 
 
 def learner_names(settings: RunSettings) -> list[str]:

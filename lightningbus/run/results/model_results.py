@@ -5,7 +5,7 @@ from collections import defaultdict
 from clickhouse_connect.driver.client import Client
 from pydantic import BaseModel, ConfigDict, Field
 
-from lightningbus.run.evaluation.evaluation import SAMPLINGS
+from lightningbus.run.evaluation.request import SAMPLINGS
 
 MODELS = """
 SELECT v.model, s.steps, v.weight_versions, r.tokens_trained, r.share_trained, l.max_staleness

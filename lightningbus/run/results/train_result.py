@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from lightningbus.run.display.terminal import render_html, render_text
-from lightningbus.run.evaluation.evaluation import SAMPLINGS, Evaluation, format_mean
+from lightningbus.run.evaluation.evaluation import Evaluation, format_mean
+from lightningbus.run.evaluation.request import SAMPLINGS
 from lightningbus.run.results.reward_picture import PICTURE
 from lightningbus.run.run_directory.directory import RunDirectory
 

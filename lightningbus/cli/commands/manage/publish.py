@@ -66,25 +66,18 @@ def publish(
 
     A task that the bus has already is not sent again, and counted: --pass makes new ones of the same file.
     """
-    from lightningbus.run.evaluation.publishing import Publication, publish_all
+    from lightningbus.run.evaluation.publishing import build_tasks, publish_all
     from lightningbus.run.settings.policy_options import parse_prompt_versions, parse_role_models, parse_versions
 
     problems = exit_on_user_error(load_tasks, _parse_source(tasks, columns, id_column, split, config))
-    publication = Publication(
-        samples,
-        run,
-        agent,
-        mode,
-        evaluation,
-        exit_on_user_error(parse_versions, version or ()),
-        exit_on_user_error(parse_role_models, role or ()),
-        pass_,
-        temperature,
-        deadline,
-        option_prefix="--",
-        prompt_versions=exit_on_user_error(parse_prompt_versions, prompt or ()),
-    )
-    expanded = exit_on_user_error(publication.tasks, problems)
+    expanded = exit_on_user_error(
+        lambda: build_tasks(
+            problems, option_prefix="--", samples=samples, run=run, agent=agent, mode=mode, evaluation=evaluation,
+            weight_versions=parse_versions(version or ()), role_models=parse_role_models(role or ()),
+            prompt_versions=parse_prompt_versions(prompt or ()), pass_name=pass_, temperature=temperature,
+            deadline=deadline,
+        )
+    )  # fmt: skip
 
     async def send() -> tuple[int, int]:
         from rich.progress import Progress

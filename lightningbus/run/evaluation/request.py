@@ -1,0 +1,110 @@
+"""Rollouts that somebody wants: of which run and agent, how often, and under which versions. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from lightningbus.schemas.subjects import DEFAULT_POLICY
+from lightningbus.schemas.tasks import Task
+from lightningbus.tasks.task_file import TaskInput
+
+SAMPLINGS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 1.0}}
+"""Sampling settings by the name of the sampling, which ends the name of the evaluation."""
+ROLLOUT_SECONDS = 60.0
+"""How long a rollout may take where no learner of the run says it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRequest:
+    """The conditions of rollouts, the same for each task."""
+
+    run: str = "run"
+    agent: str = "default"
+    mode: str | None = None
+    """``train`` or ``eval``; None: train, eval with an ``evaluation``."""
+    evaluation: str = ""
+    """Name of the evaluation they belong to."""
+    model: str = DEFAULT_POLICY
+    """The model that agents call by name."""
+    role_models: Mapping[str, str] = field(default_factory=dict)
+    """Models that answer for some roles of the agent."""
+    weight_versions: Mapping[str, int] = field(default_factory=dict)
+    """By model: answer its calls from this version only; a model that is not here: from its current version."""
+    prompt_versions: Mapping[str, int] = field(default_factory=dict)
+    """By prompt: put this version into the calls; a prompt that is not here: its released version."""
+    samples: int = 1
+    """Rollouts of each task."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling settings forced on every model call."""
+    rollout_timeout: float = ROLLOUT_SECONDS
+    """Seconds a rollout may take; one that takes longer ends as ``timeout``."""
+    deadline: float = 120.0
+    """Seconds without the end of a rollout, beyond ``rollout_timeout``, after which they are given up."""
+    reward: str = ""
+    """Name of the reward that counts; empty: the main one."""
+    id_parts: Sequence[str] = ()
+    """Parts of task ids after the run's name: what keeps rollouts under other conditions apart."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds without the end of a rollout after which they are given up."""
+        return self.deadline + self.rollout_timeout
+
+    @property
+    def id_suffix(self) -> str:
+        """End of all task ids: ``@run-greedy-v3``."""
+        return "@" + "-".join(filter(None, (self.run, *self.id_parts)))
+
+    def with_sampling(self, name: str) -> Self:
+        """The request for one of `SAMPLINGS`: an evaluation of its own, with one greedy answer to each task."""
+        return replace(
+            self,
+            evaluation="-".join(filter(None, (self.evaluation, name))),
+            sampling=SAMPLINGS[name],
+            samples=self.samples if name == "sampled" else 1,
+        )
+
+    def tasks(self, problems: Iterable[TaskInput]) -> Iterator[Task]:
+        """``samples`` tasks of each problem."""
+        return expand_samples(
+            problems,
+            self.samples,
+            self.id_suffix,
+            run_id=self.run,
+            agent=self.agent,
+            mode=self.mode or ("eval" if self.evaluation else "train"),
+            evaluation=self.evaluation,
+            model=self.model,
+            role_models=dict(self.role_models),
+            weight_versions=dict(self.weight_versions),
+            prompt_versions=dict(self.prompt_versions),
+            sampling_params=dict(self.sampling),
+            deadline=self.rollout_timeout,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationJob:
+    """Evaluations of one version of each model, by sampling."""
+
+    request: RolloutRequest
+    """Its ``evaluation`` begins their names, which end with the sampling."""
+    problems: Sequence[TaskInput]
+    samplings: Sequence[str]
+    """Of `SAMPLINGS`."""
+    versions: Mapping[str, int | None]
+    """By model, all that are pinned; None: the newest."""
+
+
+def expand_samples(problems: Iterable[TaskInput], samples: int, suffix: str = "", **fields: Any) -> Iterator[Task]:
+    """``samples`` tasks per problem; ``fields`` are `Task`'s others, the same for all."""
+    for problem in problems:
+        for sample in range(samples):
+            yield Task(
+                id=problem.id + suffix,
+                input=problem.input,
+                labels=problem.labels,
+                sample_index=sample,
+                group_size=samples,
+                **fields,
+            )
