@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from docs.reference.alarms import render_alarms
 from docs.reference.commands import render_commands
 from docs.reference.events import render_events
 from docs.reference.metrics import render_metrics
@@ -46,4 +47,5 @@ PARTS = (
     GeneratedPart(DOCS / "settings.md", "settings", render_settings),
     GeneratedPart(DOCS / "wire.md", "events", render_events),
     GeneratedPart(DOCS / "operations.md", "metrics", render_metrics),
+    GeneratedPart(DOCS / "operations.md", "alarms", render_alarms),
 )
