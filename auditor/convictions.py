@@ -4,6 +4,8 @@ import logging
 import time
 from collections.abc import Collection
 
+from lightningbus.alerts.publisher import AlertPublisher, Reason
+from lightningbus.alerts.table import describe
 from lightningbus.auditor.evidence import Finding
 from lightningbus.auditor.judge import is_convicted, verdicts_on
 from lightningbus.bus.client import Bus
@@ -11,9 +13,7 @@ from lightningbus.bus.errors import BusError
 from lightningbus.bus.weights.audit_log import AuditLog
 from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.common.observability import metrics
-from lightningbus.schemas import subjects
 from lightningbus.schemas.audits.events import AuditVerdict
-from lightningbus.schemas.fleet import Alert
 from lightningbus.schemas.weights.events import MAX_ACTOR_CHARS
 
 log = logging.getLogger(__name__)
@@ -24,8 +24,9 @@ class Convictions:
 
     def __init__(self, bus: Bus, model: str, actor: str, is_frozen: bool = False) -> None:
         """Prepare the record; ``actor`` revokes versions, but never a frozen model's only one."""
-        self._bus, self._actor, self._is_frozen = bus, actor[:MAX_ACTOR_CHARS], is_frozen
+        self._actor, self._is_frozen = actor[:MAX_ACTOR_CHARS], is_frozen
         self._verdicts, self._releases = AuditLog(bus, model), WeightRegistry(bus, model)
+        self._publisher = AlertPublisher(bus, "audit")
         self._alerts: dict[str, str] = {}
         """Reasons by engine, of engines that still serve."""
 
@@ -54,33 +55,32 @@ class Convictions:
             await self._verdicts.append(verdict)
             metrics.audit_verdicts.inc()
             sentence = describe_verdict(verdict)
-            log.error("%s", sentence)
             if verdict.engine_id:
                 self._alerts[engine_id] = sentence
-                await self._publish_alert(sentence)
-            elif not self._is_frozen:
+                await self._publish_alerts()
+                continue
+            log.error("%s", sentence)
+            if not self._is_frozen:
                 await self._releases.append_decision(
                     "revoked", verdict.version, actor=self._actor, reason=verdict.reason
                 )
 
     async def resolve_alerts(self, living: Collection[str]) -> None:
         """End the alerts of engines that are gone; ``living`` are the engines that serve."""
-        for engine_id in [engine_id for engine_id in self._alerts if engine_id not in living]:
-            await self._publish_alert(self._alerts.pop(engine_id), resolved=True)
+        self._alerts = {engine_id: self._alerts[engine_id] for engine_id in self._alerts if engine_id in living}
+        await self._publish_alerts()
 
-    async def _publish_alert(self, reason: str, resolved: bool = False) -> None:
-        alert = Alert(role="inference", reason=reason, resolved=resolved, fired_at_ns=time.time_ns())
+    async def _publish_alerts(self) -> None:
         try:
-            await self._bus.publish(subjects.ALERT, alert, msg_id=f"alert:auditor:{alert.fired_at_ns}")
+            await self._publisher.update(
+                {engine_id: Reason("inference", sentence) for engine_id, sentence in self._alerts.items()}
+            )
         except BusError as error:
             log.warning("an alert is not published: %s", error)
 
 
 def describe_verdict(verdict: AuditVerdict) -> str:
     """Word a verdict as a sentence. Pure."""
-    what = (
-        f"engine {verdict.engine_id} fails the audit since version {verdict.version}"
-        if verdict.engine_id
-        else f"version {verdict.version} fails the audit"
-    )
-    return f"{what}: {verdict.reason} ({verdict.num_tokens} tokens, odds e^{verdict.evidence:.0f})"
+    values = {"version": verdict.version, "reason": verdict.reason, "num_tokens": verdict.num_tokens}
+    name = "engine_fails_audit" if verdict.engine_id else "version_fails_audit"
+    return describe(name, engine=verdict.engine_id, evidence=verdict.evidence, **values)

@@ -23,11 +23,11 @@ from lightningbus.schemas.tasks import Task
 from lightningbus.schemas.trajectory.prefix_encoding import expand_calls
 from lightningbus.store.clickhouse import migrations
 from lightningbus.store.clickhouse.client import connect, query_row
+from lightningbus.store.embedded.serving import serve_embedded
 from lightningbus.store.ingest import arrow
 from lightningbus.store.ingest.batch import load_column_types
 from lightningbus.store.ingest.rows.events import build_rows
 from lightningbus.store.ingest.rows.row import EventMetadata, Row
-from lightningbus.store.service import serve_embedded
 
 TURNS, TOKENS, SAMPLED = 100, 320, 64
 """A conversation of 32k tokens: each turn adds so many, so many of them sampled."""

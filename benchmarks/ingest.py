@@ -20,6 +20,7 @@ from lightningbus.schemas.codec import encode, schema_of
 from lightningbus.schemas.spans import AttemptResult, ModelCall, Span, SpanBatch, VersionSpan
 from lightningbus.store.clickhouse import migrations
 from lightningbus.store.clickhouse.client import connect, query_row
+from lightningbus.store.embedded.serving import serve_embedded
 from lightningbus.store.ingest import arrow
 from lightningbus.store.ingest.batch import load_column_types
 from lightningbus.store.ingest.ingester import Ingester
@@ -27,7 +28,6 @@ from lightningbus.store.ingest.inserter import INSERT_SETTINGS, Insert
 from lightningbus.store.ingest.rows.events import build_rows
 from lightningbus.store.ingest.rows.row import EventMetadata, Row
 from lightningbus.store.ingest.writer import Writer
-from lightningbus.store.service import serve_embedded
 from lightningbus.store.settings import StoreSettings
 
 PER_ATTEMPT = 10

@@ -24,8 +24,8 @@ from benchmarks import before_after
 from lightningbus.store.clickhouse import migrations
 from lightningbus.store.clickhouse.client import DATABASE, connect, connect_readonly, query_row
 from lightningbus.store.clickhouse.query_limits import UI
+from lightningbus.store.embedded.serving import serve_embedded
 from lightningbus.store.reports import REPORTS, Report
-from lightningbus.store.service import serve_embedded
 from lightningbus.store.ui.client import Reader
 from lightningbus.store.ui.server import UiServer, serve
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from lightningbus.alerts.table import RESTART_WINDOW_SECONDS
 from lightningbus.bus.fleet.node_state import DONE
 from lightningbus.schemas.fleet import Heartbeat
 
@@ -16,8 +17,6 @@ ROLES_OF_MODELS = ("learner", "inference")
 """Roles whose processes are each of one model."""
 RESET_AFTER_SECONDS = 120.0
 """A role that returns after this long counts as new."""
-RESTART_WINDOW_SECONDS = 600.0
-"""Starts further apart are not a restart loop."""
 
 
 @dataclass(frozen=True, order=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
+from lightningbus.alerts.table import FULL, describe
 from lightningbus.bus.client import Bus
 from lightningbus.bus.errors import BusError
 from lightningbus.bus.streams.specs import StreamState, learner_consumer
@@ -16,8 +17,6 @@ from lightningbus.schemas import subjects
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 2.0
-FULL = 0.75
-"""Share of the stream's bound at which room is made; a learner writes checkpoints of its own from 0.5 on."""
 KEPT = 0.25
 """Share of the stream's messages, the newest, that stays for a learner that is behind."""
 
@@ -57,10 +56,8 @@ class RolloutRetention:
             await self._bus.reset_consumer(learner_consumer(model), sequence)
             passed = waiting[model] - int(KEPT * stream.num_messages)
             metrics.rollout_messages_passed.labels(model).inc(passed)
-            log.error(
-                "stream %s is filling: the learner of %r is behind and will not get %d messages, so that others go on",
-                stream.name, model, passed,
-            )  # fmt: skip
+            values = {"stream": stream.name, "model": model, "num_messages": passed}
+            log.error("%s", describe("learner_passed_by", **values))
 
 
 def find_fill(stream: StreamState) -> float:

@@ -3,17 +3,13 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from clickhouse_connect.driver.client import Client
 
+from lightningbus.alerts.table import describe as describe_alarm
 from lightningbus.bus.client import Bus
-from lightningbus.bus.directory_lock import lock_directory
 from lightningbus.bus.fleet.heartbeats import default_instance_id
-from lightningbus.bus.security.secrets import new_key, read_key, write_secret
 from lightningbus.bus.streams.specs import STORE_CONSUMERS
 from lightningbus.common.aio import WorkInterruptedError, cancel_and_wait, run_in_daemon_thread, run_unless
 from lightningbus.common.flat_settings import without_secrets
@@ -22,9 +18,7 @@ from lightningbus.store.clickhouse import migrations
 from lightningbus.store.clickhouse import probe as probing
 from lightningbus.store.clickhouse.client import StoreUnavailableError, connect
 from lightningbus.store.clickhouse.probe import ClickHouseProbe
-from lightningbus.store.embedded.engine import DirectoryLock, EmbeddedClickHouse
-from lightningbus.store.embedded.http_interface import HttpInterface
-from lightningbus.store.embedded.readonly_guard import KEY_FILE, WRITER
+from lightningbus.store.embedded.serving import serve_embedded
 from lightningbus.store.ingest.batch import ColumnTypes, load_column_types
 from lightningbus.store.ingest.ingester import Ingester
 from lightningbus.store.ingest.inserter import Insert
@@ -37,7 +31,6 @@ from lightningbus.store.training_bias import find_bias
 
 log = logging.getLogger(__name__)
 
-WRITER_KEY_NAME = "key of the writer"
 RETRY_SECONDS = 2.0
 COUNT_INTERVAL_SECONDS = 10.0
 COMPARE_INTERVAL_SECONDS = 60.0
@@ -58,43 +51,6 @@ async def run(bus: Bus, settings: StoreSettings, stop: asyncio.Event) -> None:
     ):
         # The engine is in this process, so inserts skip HTTP.
         await _ingest(bus, settings, url, stop, engine.insert)
-
-
-@asynccontextmanager
-async def serve_readonly(path: Path, lock: DirectoryLock = lock_directory) -> AsyncIterator[str]:
-    """Serve the embedded engine of a directory over ClickHouse's HTTP interface while the block runs.
-
-    Yields the URL for readers; raises `engine.EngineBusyError`. With
-    `lightningbus.bus.directory_lock.lock_for_reading` the caller leaves the block when the directory is wanted.
-    """
-    async with serve_embedded(path, lock=lock) as (_, url):
-        yield without_secrets(url)
-
-
-@asynccontextmanager
-async def serve_embedded(
-    path: Path,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    allowed_hosts: Collection[str] = (),
-    lock: DirectoryLock = lock_directory,
-) -> AsyncIterator[tuple[EmbeddedClickHouse, str]]:
-    """Serve as `serve_readonly`, but yield the engine and the writer's URL, whose key is a file in the directory."""
-    engine = await asyncio.to_thread(EmbeddedClickHouse, path, lock)
-    try:
-        if not (path / KEY_FILE).exists():
-            write_secret(path / KEY_FILE, new_key())
-        async with HttpInterface(
-            engine, host, port, read_key(path / KEY_FILE, WRITER_KEY_NAME), allowed_hosts
-        ) as interface:
-            yield engine, writer_url(path, interface.url)
-    finally:
-        await asyncio.to_thread(engine.close)
-
-
-def writer_url(path: Path, url: str) -> str:
-    """Build the writer's URL of an embedded engine, with the key from its directory; raise `CredentialsError`."""
-    return url.replace("://", f"://{WRITER}:{read_key(path / KEY_FILE, WRITER_KEY_NAME)}@", 1)
 
 
 class Database(NamedTuple):
@@ -154,7 +110,7 @@ async def _ingest(
                 log.warning("cannot count the missing rollouts: %s", error)
             metrics.rollouts_missing.set(lost_rollouts.missing)
             if lost_rollouts.missing > previous:
-                log.error("%d tasks that the bus has settled have no end in ClickHouse", lost_rollouts.missing)
+                log.error("%s", describe_alarm("rollouts_missing", num_missing=lost_rollouts.missing))
 
     async def compare_loop() -> None:
         """Compare trained rollouts with dispatched ones, for ever."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from nats.errors import Error as NatsError
 
+from lightningbus.alerts.publisher import AlertPublisher, Reason
+from lightningbus.alerts.table import MIN_FAILED_ATTEMPTS, NUM_STARTS, describe
 from lightningbus.bus.client import Bus
 from lightningbus.bus.errors import BusError
 from lightningbus.bus.fleet.heartbeats import Fleet
@@ -16,7 +18,7 @@ from lightningbus.bus.fleet.readiness import READY_STATES
 from lightningbus.bus.streams.specs import rollout_consumers
 from lightningbus.common.observability import metrics
 from lightningbus.schemas import subjects
-from lightningbus.schemas.fleet import Alert, Heartbeat
+from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.store.ingest.ingester import Ingester
 from lightningbus.store.ingest.writer import Writer
 from lightningbus.store.role_liveness import RoleKey, RoleLiveness
@@ -25,8 +27,6 @@ from lightningbus.store.settings import StoreSettings
 log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_SECONDS = 2.0
-MIN_FAILED_ATTEMPTS = 16
-"""In a row: fewer may be chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class StallThresholds:
 
     stall_timeout_seconds: float
     absent_seconds: float
-    num_starts: int = 4
+    num_starts: int = NUM_STARTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +108,18 @@ def diagnose(snapshot: SystemSnapshot, limits: StallThresholds) -> list[Stall]:
 def _find_full_disks(snapshot: SystemSnapshot) -> Iterator[Stall]:
     for beat in (*snapshot.members_in("store"), *snapshot.members_in("learner")):
         if beat.status.get("disk") and beat.state != DONE:
-            yield Stall(beat.role, f"{beat.role} {beat.id}: {beat.status['disk']}")
+            yield Stall(beat.role, describe("disk_full", role=beat.role, id=beat.id, problem=beat.status["disk"]))
 
 
 def _find_missing_roles(snapshot: SystemSnapshot, limits: StallThresholds) -> Iterator[Stall]:
     for key, seconds in snapshot.absent.items():
         if seconds >= limits.absent_seconds and (key.role == "learner" or snapshot.is_work_left):
-            what = f"no {snapshot.name_of(key.role, key.model)} has been there for {seconds:.0f} s"
-            yield Stall(key.role, f"{what}: it ended without a word, or is cut off", key.model)
+            who = snapshot.name_of(key.role, key.model)
+            yield Stall(key.role, describe("role_gone", who=who, seconds=seconds), key.model)
     for model, num_starts in snapshot.num_starts.items():
         if num_starts >= limits.num_starts:
             who = snapshot.name_of("learner", model)
-            restarts = f"the {who} has started {num_starts} times without a training step between"
-            yield Stall("learner", f"{restarts}: its log says why it ends", model)
+            yield Stall("learner", describe("restart_loop", who=who, num_starts=num_starts), model)
 
 
 def _find_stalled_roles(snapshot: SystemSnapshot, limits: StallThresholds) -> Iterator[Stall]:
@@ -131,47 +130,42 @@ def _find_stalled_roles(snapshot: SystemSnapshot, limits: StallThresholds) -> It
         seconds = snapshot.seconds_since_step.get(model, 0.0)
         if seconds < limits.stall_timeout_seconds:
             continue
-        state = f"{learner.state}, {_format_status(learner)}"
-        doing = f"no training step for {seconds:.0f} s: the {snapshot.name_of('learner', model)} is {state}"
-        if learner.state == "training":
-            doing += "; its process is there and does not get on"
+        details = "; its process is there and does not get on" if learner.state == "training" else ""
         if snapshot.num_failed_attempts >= MIN_FAILED_ATTEMPTS:
             count = f"{snapshot.num_failed_attempts:,}"
-            doing += f"; the last {count} training attempts failed, the newest with {snapshot.last_failure}"
-        yield Stall("learner", doing if snapshot.num_tasks else f"{doing}; no task is left in the queue", model)
+            details += f"; the last {count} training attempts failed, the newest with {snapshot.last_failure}"
+        details += "" if snapshot.num_tasks else "; no task is left in the queue"
+        who, state = snapshot.name_of("learner", model), f"{learner.state}, {_format_status(learner)}"
+        yield Stall("learner", describe("no_step", seconds=seconds, who=who, state=state, details=details), model)
 
 
 def _explain_missing_rollouts(snapshot: SystemSnapshot) -> Stall:
-    symptom = f"no rollout has finished for {snapshot.seconds_since_rollout:.0f} s and {snapshot.num_tasks} tasks wait"
+    def stall(role: str, alarm: str, model: str = "", **values: object) -> Stall:
+        waited = {"seconds": snapshot.seconds_since_rollout, "num_tasks": snapshot.num_tasks}
+        return Stall(role, describe(alarm, **waited, **values), model)
+
     if snapshot.store_problem:
-        return Stall("store", f"{symptom}: the store cannot write: {snapshot.store_problem}")
+        return stall("store", "store_cannot_write", problem=snapshot.store_problem)
     runners, nodes = snapshot.members_in("runner"), snapshot.members_in("inference")
     if not [beat for beat in runners if beat.state == "running"]:
-        return Stall("runner", f"{symptom}: no runner is there to take them")
+        return stall("runner", "no_runner")
     if not [beat for beat in nodes if is_ready(beat.state)]:
-        states = ", ".join(f"{beat.id} is {beat.state}" for beat in nodes) or "there is none"
-        return Stall("runner", f"{symptom}: no inference node is ready ({states})")
-    if full := next((beat.status["waits_for_room"] for beat in runners if beat.status.get("waits_for_room")), ""):
-        return _explain_lag(
-            f"{symptom}: {full} is full", snapshot.lags.get(str(full).split(", ")[0], {}), snapshot.num_pending
+        return stall(
+            "runner", "no_node", states=", ".join(f"{beat.id} is {beat.state}" for beat in nodes) or "there is none"
         )
+    if full := next((beat.status["waits_for_room"] for beat in runners if beat.status.get("waits_for_room")), ""):
+        lags = snapshot.lags.get(str(full).split(", ")[0], {})
+        if not any(lags.values()):
+            return stall("store", "store_behind", stream=full, num_pending=snapshot.num_pending)
+        slowest = max(lags, key=lambda durable: lags[durable])
+        counts = ", ".join(f"{durable} {count}" for durable, count in sorted(lags.items()))
+        is_learner = subjects.is_learner_durable(slowest)
+        role, model = ("learner", subjects.model_of_durable(slowest)) if is_learner else (slowest, "")
+        return stall(role, "stream_full", model, stream=full, slowest=slowest, counts=counts)
     if not any(str(beat.status.get("busy", "0")).split("/")[0] != "0" for beat in runners):
         agents = ", ".join(sorted({str(beat.status.get("agent")) for beat in runners}))
-        return Stall(
-            "runner", f"{symptom}: the runners, of agent {agents}, get none of them; are they another agent's?"
-        )
-    return Stall("runner", f"{symptom}: the runners are busy, but no agent comes to an end")
-
-
-def _explain_lag(full: str, lags: Mapping[str, int], num_pending: int) -> Stall:
-    """Blame the reader with the largest backlog."""
-    if not any(lags.values()):
-        return Stall("store", f"{full}, {num_pending} messages are not written yet")
-    slowest = max(lags, key=lambda durable: lags[durable])
-    counts = ", ".join(f"{durable} {count}" for durable, count in sorted(lags.items()))
-    role = "learner" if subjects.is_learner_durable(slowest) else slowest
-    model = subjects.model_of_durable(slowest) if subjects.is_learner_durable(slowest) else ""
-    return Stall(role, f"{full}: {slowest} lags (messages not acknowledged: {counts})", model)
+        return stall("runner", "other_agent", agents=agents)
+    return stall("runner", "agents_hang")
 
 
 def _format_status(beat: Heartbeat) -> str:
@@ -186,7 +180,8 @@ class StallDetector:
         self._bus, self._fleet = bus, fleet
         self._limits = StallThresholds(settings.stall_timeout_seconds, settings.absent_seconds)
         self._ingester, self._writer = ingester, writer
-        self._firing: dict[RoleKey, Stall] = {}
+        self._alerts = AlertPublisher(bus, "stall")
+        self._firing_roles: set[str] = set()
         self._work_since = time.monotonic()
         self._liveness = RoleLiveness(settings.expected, self._work_since)
         self.alert = ""
@@ -209,13 +204,11 @@ class StallDetector:
 
     async def _update_alerts(self, stalls: list[Stall]) -> None:
         self.alert = "; ".join(stall.reason for stall in stalls)
-        stall_by_key = {stall.key: stall for stall in stalls}
-        for key in [key for key in self._firing if key not in stall_by_key]:
-            stall = self._firing.pop(key)
-            await self._publish(stall, over=True)
-        for key in [key for key in stall_by_key if key not in self._firing]:
-            await self._publish(stall_by_key[key], over=False)
-            self._firing[key] = stall_by_key[key]
+        roles = {stall.role for stall in stalls}
+        for role in roles | self._firing_roles:
+            metrics.alert_firing.labels(role).set(role in roles)
+        self._firing_roles = roles
+        await self._alerts.update({f"{stall.role}:{stall.model}": Reason(stall.role, stall.reason) for stall in stalls})
 
     async def _consumer_lags(self) -> Mapping[str, Mapping[str, int]]:
         """Unacknowledged messages of each reader of the rollout streams, read only while a publisher is blocked."""
@@ -256,12 +249,3 @@ class StallDetector:
             last_failure=writer.last_failure,
             training_bias=self.training_bias,
         )
-
-    async def _publish(self, stall: Stall, over: bool) -> None:
-        if over:
-            log.info("over: %s", stall.reason)
-        else:
-            log.warning("ALERT: %s", stall.reason)
-        metrics.alert_firing.labels(stall.role).set(not over or any(key.role == stall.role for key in self._firing))
-        alert = Alert(role=stall.role, reason=stall.reason, resolved=over, fired_at_ns=time.time_ns())  # type: ignore[arg-type]
-        await self._bus.publish(subjects.ALERT, alert, msg_id=f"alert:{alert.role}:{stall.model}:{alert.fired_at_ns}")

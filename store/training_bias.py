@@ -4,11 +4,8 @@ from collections import Counter
 
 from clickhouse_connect.driver.client import Client
 
-NUM_STEPS = 50
-"""Newest training steps of a run that are looked at."""
-MIN_ROLLOUTS = 200
-MAX_GAP = 0.1
-"""By so much the share trained of the slowest tenth may be below the share of all."""
+from lightningbus.alerts.table import MAX_GAP, MIN_ROLLOUTS, NUM_STEPS, describe
+
 SHARES = """
 WITH last AS
 (
@@ -44,9 +41,13 @@ def find_bias(client: Client) -> str:
     rows = client.query(SHARES, parameters={"num_steps": NUM_STEPS}).result_rows
     num_models = Counter(run_id for run_id, *_ in rows)
     return "; ".join(
-        f"run {run_id}{f', model {model},' if num_models[run_id] > 1 else ''} leaves out slow rollouts: "
-        f"of the slowest tenth {slow_share:.0%} is trained, of all {share:.0%} "
-        "(`lightningbus report fairness` has more)"
+        describe(
+            "slow_left_out",
+            run=run_id,
+            of_model=f", model {model}," if num_models[run_id] > 1 else "",
+            slow_share=slow_share,
+            share=share,
+        )
         for run_id, model, num_rollouts, share, slow_share in rows
         if num_rollouts >= MIN_ROLLOUTS and share - slow_share > MAX_GAP
     )

@@ -33,12 +33,12 @@ from lightningbus.schemas.spans import SpanBatch, VersionSpan
 from lightningbus.schemas.tasks import Task
 from lightningbus.store.clickhouse import migrations
 from lightningbus.store.clickhouse.client import connect, query_row
+from lightningbus.store.embedded.serving import serve_embedded
 from lightningbus.store.ingest.batch import load_column_types
 from lightningbus.store.ingest.ingester import Ingester
 from lightningbus.store.ingest.rows.events import build_rows
 from lightningbus.store.ingest.rows.row import EventMetadata
 from lightningbus.store.ingest.writer import Writer
-from lightningbus.store.service import serve_embedded
 from lightningbus.store.settings import StoreSettings
 
 SHAPES = ((1, 100), (1, 1000), (8, 100), (8, 500), (32, 100))

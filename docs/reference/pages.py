@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from docs.reference.alarms import render_alarms
 from docs.reference.commands import render_commands
 from docs.reference.events import render_events
 from docs.reference.metrics import render_metrics
@@ -48,4 +49,5 @@ PARTS = (
     GeneratedPart(DOCS / "wire.md", "events", render_events),
     GeneratedPart(DOCS / "operations.md", "metrics", render_metrics),
     GeneratedPart(DOCS / "store.md", "step metrics", render_step_metrics),
+    GeneratedPart(DOCS / "operations.md", "alarms", render_alarms),
 )

@@ -1,18 +1,17 @@
 """Recovery of tasks that the bus lost: they are dispatched again, and reported by log, alert and next step."""
 
 import logging
-import time
 
 from nats.errors import Error as NatsError
 
+from lightningbus.alerts.publisher import AlertPublisher, Reason
+from lightningbus.alerts.table import describe
 from lightningbus.bus.client import Bus
 from lightningbus.bus.errors import BusError
 from lightningbus.common.observability import metrics
 from lightningbus.learner.dispatch.dispatcher import Dispatcher
 from lightningbus.learner.rollouts.consumer import RolloutConsumer
 from lightningbus.learner.rollouts.stream_position import StreamMark
-from lightningbus.schemas import subjects
-from lightningbus.schemas.fleet import Alert
 
 log = logging.getLogger(__name__)
 
@@ -21,9 +20,9 @@ class LossRecovery:
     """Works on the gaps that the intake finds."""
 
     def __init__(self, bus: Bus, consumer: RolloutConsumer, dispatcher: Dispatcher) -> None:
-        self._bus, self._consumer, self._dispatcher = bus, consumer, dispatcher
+        self._consumer, self._dispatcher = consumer, dispatcher
         self._gaps = self._tasks = 0
-        self._alert: Alert | None = None
+        self._alerts, self._alert = AlertPublisher(bus, "loss"), ""
 
     async def run(self) -> None:
         """Recover losses for ever."""
@@ -38,10 +37,8 @@ class LossRecovery:
             self._gaps += 1
             self._tasks += tasks
             metrics.bus_gaps.inc()
-            reason = f"the bus lost messages: {gap.reason}; {tasks} tasks are dispatched again"
-            log.error("%s", reason)
-            self._alert = Alert(role="learner", reason=reason, fired_at_ns=time.time_ns())
-            await self._publish(self._alert)
+            self._alert = describe("messages_lost", reason=gap.reason, tasks=tasks)
+            await self._publish()
 
     @property
     def mark(self) -> StreamMark:
@@ -56,13 +53,11 @@ class LossRecovery:
 
     async def resolve(self) -> None:
         """Resolve the alert after a training step."""
-        alert, self._alert = self._alert, None
-        if alert is not None:
-            await self._publish(Alert(role=alert.role, reason=alert.reason, resolved=True, fired_at_ns=time.time_ns()))
+        self._alert = ""
+        await self._publish()
 
-    async def _publish(self, alert: Alert) -> None:
-        msg_id = f"alert:{alert.role}:{alert.fired_at_ns}"
+    async def _publish(self) -> None:
         try:
-            await self._bus.publish(subjects.ALERT, alert, msg_id=msg_id)
+            await self._alerts.update({self._alert: Reason("learner", self._alert)} if self._alert else {})
         except (BusError, NatsError) as error:  # the log has it
             log.warning("the alert is not published: %s", error)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
+from lightningbus.alerts.table import describe
 from lightningbus.schemas.text import shorten
 
 MAX_REASONS, MAX_ERROR_CHARS = 3, 300
@@ -74,7 +75,7 @@ class RejectionStreak:
         """The streak in a sentence; empty: it is not too long."""
         if not self.is_too_long:
             return ""
-        return f"{self._findings}: they are tried one by one now"
+        return describe("groups_rejected", findings=self._findings)
 
     @property
     def verdict(self) -> str:

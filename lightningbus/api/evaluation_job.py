@@ -7,16 +7,16 @@ from typing import Any, Unpack
 
 from lightningbus.api.agent_function import runner_fields
 from lightningbus.api.evaluation_result import EvaluationResult
-from lightningbus.api.event_loop import run_blocking
 from lightningbus.api.sessions.options import check_label, default_label, parse_samplings
-from lightningbus.api.sessions.sql_source import release_files
 from lightningbus.api.settings import EvaluateSettings, build_run_settings, runs_directory
 from lightningbus.api.tasks import Tasks, save_tasks
 from lightningbus.api.training import CONCURRENCY
 from lightningbus.api.user_errors import as_user_error
+from lightningbus.common.event_loop import run_blocking
 from lightningbus.run.errors import UserError
 from lightningbus.run.jobs import evaluate_job
 from lightningbus.run.results.results import Results
+from lightningbus.run.run_data.run_data import release_files
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.lookup import find_run
 from lightningbus.schemas.subjects import DEFAULT_POLICY

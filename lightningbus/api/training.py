@@ -5,14 +5,14 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from lightningbus.api.agent_function import runner_fields
-from lightningbus.api.event_loop import run_blocking
-from lightningbus.api.sessions.sql_source import release_files
 from lightningbus.api.settings import TrainSettings, build_run_settings, runs_directory
 from lightningbus.api.tasks import Tasks, save_tasks
 from lightningbus.api.user_errors import as_user_error, require_package
+from lightningbus.common.event_loop import run_blocking
 from lightningbus.run.jobs import train_job
 from lightningbus.run.preflight import preflight
 from lightningbus.run.results.train_result import TrainResult
+from lightningbus.run.run_data.run_data import release_files
 from lightningbus.run.settings.run_file import RunSettings
 
 CONCURRENCY = 8

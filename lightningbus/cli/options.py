@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import closing, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
@@ -29,6 +29,9 @@ P = ParamSpec("P")
 
 BusOption = Annotated[
     str | None, typer.Option("--bus", help="NATS URL [default: $LIGHTNINGBUS_BUS, else the run that is up here]")
+]
+RunBusOption = Annotated[
+    str | None, typer.Option("--run", help="name or directory of a run, up or ended [default: the bus that is up]")
 ]
 SqlOption = Annotated[
     str | None, typer.Option("--sql", help="ClickHouse URL [default: $LIGHTNINGBUS_SQL, else the running store's]")
@@ -143,23 +146,17 @@ def with_sql_client(sql: str | None, database: str, work: Callable[[Any], T], ru
     ClickHouse's errors end in one sentence.
     """
     with require_extra("store"):
-        from clickhouse_connect.driver.exceptions import ClickHouseError
+        from lightningbus.run.run_data.run_data import RunData
+        from lightningbus.run.run_data.store_files import FilesInUseError
 
-        from lightningbus.run.run_data.store_discovery import sql_client
-        from lightningbus.store.clickhouse.client import StoreUnreachableError
-        from lightningbus.store.clickhouse.query_limits import explain_error
-
-    async def ask() -> T:
-        async with sql_client(sql, database, run=run or "") as client:
+    def ask() -> T:
+        with closing(RunData.of(run or "", sql, database)) as data:
             try:
-                return await asyncio.to_thread(work, client)
-            except ClickHouseError as error:
-                raise UserError(explain_error(error)) from error
+                return data.ask(work)
+            except FilesInUseError as error:
+                raise UserError(f"{error}; give the store's address with --sql") from error
 
-    try:
-        return run_async(ask())
-    except StoreUnreachableError as error:
-        exit_with(error)
+    return exit_on_user_error(ask)
 
 
 def with_sql_client_redirected(sql: str | None, database: str, work: Callable[[Any], T], run: str | None = None) -> T:

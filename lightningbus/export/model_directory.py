@@ -14,7 +14,6 @@ from lightningbus.bus.weights.version_cache import WeightCache
 from lightningbus.export.base_model import BaseModel, read_base_model
 from lightningbus.export.lora_merge import merge_adapters
 from lightningbus.export.model_card import CARD, CardFacts, render_card
-from lightningbus.export.run_source import RunSource
 from lightningbus.inference.engine.peft import CONFIG, write_directory
 from lightningbus.inference.engine.peft import WEIGHTS as ADAPTERS
 from lightningbus.run.errors import UserError
@@ -22,6 +21,7 @@ from lightningbus.run.machine.hardware import read_versions
 from lightningbus.run.results.best_version import find_best, version_of
 from lightningbus.run.results.results import Results
 from lightningbus.run.run_data.model_choice import choose_model, choose_model_on_bus
+from lightningbus.run.run_data.run_bus import RunBus
 from lightningbus.run.run_directory.new_directory import is_vacant, written_beside
 from lightningbus.schemas.weights.delta import DeltaError, fingerprint
 from lightningbus.schemas.weights.events import WeightManifest
@@ -61,13 +61,13 @@ class ExportRequest:
     """Also a version that may not be served."""
 
 
-async def export_version(source: RunSource, request: ExportRequest) -> WeightManifest:
+async def export_version(source: RunBus, request: ExportRequest) -> WeightManifest:
     """Write the model directory of a version, whole or not at all; returns the version's manifest.
 
     The weights are fetched and verified by the code that nodes use, and are the file that nodes loaded. Raises
     `UserError`, also when the version's files have expired.
     """
-    learners = source.read_learners()
+    learners = source.directory.read_learners() if source.directory is not None else {}
     if learners:
         model = choose_model(request.model, list(learners))
     else:
@@ -75,7 +75,7 @@ async def export_version(source: RunSource, request: ExportRequest) -> WeightMan
     learner = learners.get(model, {})
     base_model = _find_base_model(source, request, learner)
     base = read_base_model(base_model, request.base_name)
-    results = Results.read(source.directory) if source.directory is not None else None
+    results = Results.read(source.directory.path) if source.directory is not None else None
     manifest = await _select_version(WeightRegistry(source.bus, model), model, request, results)
     if request.is_adapter and manifest.kind != "lora":
         raise UserError(f"version {manifest.version} has no adapters: it holds all weights; leave out --adapter")
@@ -139,9 +139,10 @@ async def _find_best(registry: WeightRegistry, model: str, results: Results | No
     return version
 
 
-def _find_base_model(source: RunSource, request: ExportRequest, learner: dict[str, object]) -> Path:
+def _find_base_model(source: RunBus, request: ExportRequest, learner: dict[str, object]) -> Path:
     """Find the directory with configuration and tokenizer."""
-    recorded = learner.get("model_path") or source.read_settings("inference-0").get("model_path")
+    node = source.directory.read_settings("inference-0") if source.directory is not None else {}
+    recorded = learner.get("model_path") or node.get("model_path")
     if request.base_model is None and recorded is None:
         raise UserError("the model's configuration and tokenizer are not known here: give --base-model DIRECTORY")
     path = request.base_model or Path(str(recorded))

@@ -49,32 +49,27 @@ class OtherRuns(Protocol):
         """The store of one of them; raises `lightningbus.store.ui.client.StoreGoneError`."""
 
 
-class NoOtherRuns:
-    """There are none: the page reads one store that holds everything."""
-
-    def has(self, run_id: str) -> bool:
-        """No."""
-        return False
-
-    def list(self) -> Sequence[OtherRun]:
-        """None."""
-        return ()
-
-    async def open(self, run_id: str) -> OpenRun:
-        """Raises LookupError."""
-        raise LookupError(run_id)
-
-
 class RunReader:
-    """Sends each query to the store that has the run of its parameter ``run_id``."""
+    """Sends each query to the store that has the run of its parameter ``run_id``.
 
-    def __init__(self, latest: Reader, others: OtherRuns) -> None:
-        self._latest, self.others = latest, others
+    ``others`` is None where one store holds everything.
+    """
+
+    def __init__(self, latest: Reader, others: OtherRuns | None) -> None:
+        self._latest, self._others = latest, others
         self._states: dict[str, StoreState] = {}
+
+    def is_elsewhere(self, run_id: str) -> bool:
+        """Whether a run has a store of its own."""
+        return self._others is not None and self._others.has(run_id)
+
+    def list_others(self) -> Sequence[OtherRun]:
+        """All runs with a store of their own. May block."""
+        return self._others.list() if self._others is not None else ()
 
     def state_of(self, run_id: str) -> StoreState:
         """What the last query about a run read; without one, of the store that the page reads."""
-        return self._states.get(run_id, self._latest.state) if self.others.has(run_id) else self._latest.state
+        return self._states.get(run_id, self._latest.state) if self.is_elsewhere(run_id) else self._latest.state
 
     async def query(self, sql: str, **parameters: Any) -> list[QueryRow]:
         """All rows of a query, as JSON values; raises `QueryFailedError` or `StoreGoneError`."""
@@ -84,9 +79,9 @@ class RunReader:
     async def query_all(self, values: Mapping[str, Any], *statements: str) -> list[list[QueryRow]]:
         """All rows of each query, which all take the same parameters; raises as `query`."""
         run_id = values.get("run_id", "")
-        if not run_id or not self.others.has(run_id):
+        if not run_id or self._others is None or not self._others.has(run_id):
             return await self._latest.query_all(values, *statements)
-        run = await self.others.open(run_id)
+        run = await self._others.open(run_id)
         try:
             return await run.reader.query_all({**values, "run_id": run.run_id}, *statements)
         finally:

@@ -18,7 +18,7 @@ from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.store.embedded import origin_check
 from lightningbus.store.ui import curves, queries, run_list, run_state
 from lightningbus.store.ui.client import QueryFailedError, Reader, StoreGoneError, StoreState
-from lightningbus.store.ui.other_run import NoOtherRuns, OtherRuns, RunReader
+from lightningbus.store.ui.other_run import OtherRuns, RunReader
 from lightningbus.store.ui.responses import json_response, require_param
 from lightningbus.store.ui.rollouts import queries as rollout_queries
 from lightningbus.store.ui.rollouts.routes import RolloutRoutes
@@ -63,7 +63,7 @@ class UiServer:
     """The page's application; ``members`` is called for each view of the fleet."""
 
     def __init__(self, reader: Reader, host: str, members: ListMembers, others: OtherRuns | None = None) -> None:
-        self._reader = RunReader(reader, others or NoOtherRuns())
+        self._reader = RunReader(reader, others)
         self._host, self._list_members = host, members
 
     def application(self) -> web.Application:
@@ -113,17 +113,17 @@ class UiServer:
         now_ms = time.time() * 1000
         state = self._reader.state_of("")
         runs = run_list.build_runs(times, sets, results, last_steps, self._members(""), state, now_ms)
-        others = await asyncio.to_thread(self._reader.others.list)
+        others = await asyncio.to_thread(self._reader.list_others)
         return json_response(run_list.merge_runs(runs, others))
 
     def _members(self, run_id: str) -> Sequence[Heartbeat] | None:
         """List the living processes; None: no bus answers, or none that the run is on."""
         members = self._list_members()
-        return None if isinstance(members, str) or self._reader.others.has(run_id) else members
+        return None if isinstance(members, str) or self._reader.is_elsewhere(run_id) else members
 
     async def _fleet(self, request: web.Request) -> web.Response:
         members, run_id = self._list_members(), request.query.get("run_id", "")
-        if self._reader.others.has(run_id):
+        if self._reader.is_elsewhere(run_id):
             members = f"{run_id} is not the latest run, and only the latest run's bus is listened to"
         if isinstance(members, str):
             return json_response({"members": [], "problem": members})

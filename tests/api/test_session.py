@@ -116,7 +116,7 @@ def test_a_long_table_says_how_many_rows_there_are() -> None:
 
 INTERRUPTED = """
 import asyncio, os, signal, threading
-from lightningbus.api.event_loop import run_blocking
+from lightningbus.common.event_loop import run_blocking
 
 async def work():
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()

@@ -4,7 +4,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from lightningbus.store.service import serve_embedded
+from lightningbus.store.embedded.serving import serve_embedded
 
 
 async def main() -> None:

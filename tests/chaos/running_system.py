@@ -29,7 +29,7 @@ from lightningbus.run.processes.supervisor import ChildSpec, Supervisor
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.store.clickhouse.client import connect
-from lightningbus.store.service import writer_url
+from lightningbus.store.embedded.serving import writer_url
 from lightningbus.store.settings import StoreSettings
 from tests.chaos.proxy import Proxy
 from tests.chaos.tap import CONSUMERS, Tap

@@ -18,7 +18,7 @@ from lightningbus.bus.security.secrets import CONF, INFERENCE_API_KEY, SERVER_DI
 from lightningbus.cli.commands.roles.store import ADMIN_VARIABLE, READER_VARIABLE, URL_VARIABLE, WRITER_VARIABLE
 from lightningbus.common.role_settings import parse_address
 from lightningbus.inference.settings import InferenceSettings
-from lightningbus.run.run_data.store_discovery import SQL_VARIABLE
+from lightningbus.run.run_data.run_data import SQL_VARIABLE
 from lightningbus.run.run_directory.discovery import API_KEY_VARIABLE
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.runners.task_handler import NAK_DELAY_SECONDS

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from lightningbus.cli.app import app
 from lightningbus.cli.commands.start import doctor
-from lightningbus.run.machine import facts as machine_facts
 from lightningbus.run.machine.checks import PACKAGES, Facts, check_machine, is_prevented
 from lightningbus.run.machine.facts import read_facts
+from lightningbus.run.machine.hardware import read_gpus
 from tests.commands import ROOT
 
 GOOD = Facts(
@@ -96,7 +96,7 @@ def test_gpus_are_those_of_nvidia_smi(
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert machine_facts._read_gpus() == expected
+    assert read_gpus() == expected
 
 
 @pytest.mark.integration

@@ -11,13 +11,13 @@ from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import nats_server
 from lightningbus.bus.errors import BusError
 from lightningbus.bus.prompts import PromptRegistry
-from lightningbus.cli import run_bus
 from lightningbus.cli.app import app
 from lightningbus.optimize.plan.verdict import compare
 from lightningbus.optimize.result import OptimizeResult
 from lightningbus.optimize.round import RoundResult
 from lightningbus.run.errors import UserError
 from lightningbus.run.results.prompt_files import write_prompts
+from lightningbus.run.run_data.run_bus import open_bus
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.schemas.prompts import PromptVersion, digest_of
 
@@ -57,7 +57,7 @@ async def test_an_address_that_is_given_is_not_taken_for_an_ended_run(
     directory = RunDirectory(Path("runs/small")).create()
     (directory.path / "bus" / "jetstream").mkdir()
     with pytest.raises(BusError):
-        async with run_bus.open_bus("nats://127.0.0.1:1", None, "test"):
+        async with open_bus("nats://127.0.0.1:1", None, "test"):
             pass
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from lightningbus.analysis.run_history import RecordedStep, RunHistory
 from lightningbus.cli.app import app
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.run.run_data import store_discovery
+from lightningbus.run.run_data.run_data import RunData
 from tests.factories import group, rollout
 from tests.learner.conftest import settings_for, tiny_model
 
@@ -63,22 +63,9 @@ def test_what_is_wrong_with_an_own_function_is_the_learners_sentence(
     module.nan, module.broken = lambda log_prob, *_: log_prob * NAN, broken
     monkeypatch.setitem(sys.modules, "mine", module)
     monkeypatch.setattr(RunHistory, "open", lambda *_: OneStep(recorded))
-    monkeypatch.setattr(store_discovery, "sql_client", AsyncClient)
+    monkeypatch.setattr(RunData, "open", lambda *_: Mock())
     (tmp_path / "other.yaml").write_text(json.dumps(changes))
     command = ["steps", "replay", "--step", "1", "--train", tmp_path / "out", "--settings", tmp_path / "other.yaml"]
     done = CliRunner().invoke(app, list(map(str, command)))
     assert done.exit_code == 2 and isinstance(done.exception, SystemExit)
     assert sentence in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
-
-
-class AsyncClient:
-    """A ClickHouse that nobody asks."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    async def __aenter__(self) -> Any:
-        return Mock()
-
-    async def __aexit__(self, *_: object) -> None:
-        pass

@@ -9,7 +9,7 @@ import pytest
 from lightningbus.bus.client import Bus
 from lightningbus.bus.errors import CredentialsError
 from lightningbus.bus.security.credentials import Credentials
-from lightningbus.run.processes.stack import CREDENTIALS, start_stack
+from lightningbus.run.processes.stack import start_stack
 from lightningbus.run.processes.supervisor import ChildSpec
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.discovery import connect, discover_bus
@@ -35,7 +35,7 @@ async def test_the_bus_of_a_run_is_open_to_nobody_by_default() -> None:
     """Its users are made for it, in its directory; other terminals find them, and a stranger is sent away."""
     directory = RunDirectory(Path("runs/one")).create()
     async with start_stack(directory, BusSettings(port=0), "test") as stack:
-        access = directory.path / CREDENTIALS
+        access = directory.credentials
         assert access.stat().st_mode & 0o777 == 0o700
         with pytest.raises(CredentialsError, match="rejects unknown users"):
             async with Bus.connect(stack.url):

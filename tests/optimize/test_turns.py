@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from lightningbus.store.clickhouse.client import connect
-from lightningbus.store.service import serve_embedded
+from lightningbus.store.embedded.serving import serve_embedded
 from tests.agents.ruled import RULE, SYSTEM
 from tests.commands import ROOT, environment
 from tests.examples.endpoint import Endpoint

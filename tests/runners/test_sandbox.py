@@ -31,7 +31,7 @@ from lightningbus.runners.agent.output import BURST_BYTES, READ_BYTES
 from lightningbus.runners.agent.process import ProcessWatchdog
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas.spans import SpanBatch
-from lightningbus.store.service import serve_readonly
+from lightningbus.store.embedded.serving import serve_readonly
 from lightningbus.tasks.task_file import TaskInput
 from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.listening import child, ports_and_sockets

@@ -96,7 +96,7 @@ def start_store(tmp_path: Path) -> Iterator[Start]:
 SERVE = """
 import asyncio, sys
 from pathlib import Path
-from lightningbus.store.service import serve_embedded
+from lightningbus.store.embedded.serving import serve_embedded
 
 async def main():
     async with serve_embedded(Path(sys.argv[1])) as (_, url):

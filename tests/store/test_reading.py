@@ -21,8 +21,8 @@ from lightningbus.store.clickhouse.client import connect, connect_readonly
 from lightningbus.store.clickhouse.query_limits import INTERACTIVE, UI, explain_error
 from lightningbus.store.embedded import readonly_guard
 from lightningbus.store.embedded.readonly_guard import KEY_FILE
+from lightningbus.store.embedded.serving import writer_url
 from lightningbus.store.reports import REPORTS
-from lightningbus.store.service import writer_url
 from tests.polling import HANG_SECONDS
 from tests.store.conftest import StoreProcess, prepared
 

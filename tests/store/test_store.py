@@ -21,8 +21,8 @@ from lightningbus.schemas.trajectory.attempt_selection import select_attempt
 from lightningbus.schemas.weights.events import SwapLockState, WeightsActivated
 from lightningbus.store.clickhouse import migrations
 from lightningbus.store.clickhouse.migrations import Migration, MigrationError, migrate
+from lightningbus.store.embedded.serving import writer_url
 from lightningbus.store.ingest.batch import deduplication_token
-from lightningbus.store.service import writer_url
 from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.factories import batches
 from tests.polling import HANG_SECONDS

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from lightningbus.alerts.table import MIN_ROLLOUTS
 from lightningbus.schemas.base import Event
 from lightningbus.schemas.spans import SpanBatch
 from lightningbus.schemas.training import TrainingStep
-from lightningbus.store.training_bias import MIN_ROLLOUTS, find_bias
+from lightningbus.store.training_bias import find_bias
 from tests import seed_store
 from tests.store.conftest import prepared
 

@@ -13,8 +13,8 @@ from lightningbus.bus.fleet.readiness import not_ready_reason
 from lightningbus.bus.streams.specs import runner_consumer
 from lightningbus.schemas import subjects
 from lightningbus.schemas.tasks import Task
+from lightningbus.store.embedded.serving import writer_url
 from lightningbus.store.lost_rollouts import LostRolloutCounter
-from lightningbus.store.service import writer_url
 from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.factories import batches
 from tests.polling import HANG_SECONDS

@@ -10,16 +10,16 @@ from clickhouse_connect.driver.client import Client
 
 from lightningbus.analysis.transcript import Transcript
 from lightningbus.api.evaluation_result import EvaluationResult
-from lightningbus.api.event_loop import run_blocking
 from lightningbus.api.sessions.options import EvaluateOptions, build_evaluation_job, check_options
 from lightningbus.api.sessions.reward_curve import RewardCurve
-from lightningbus.api.sessions.sql_source import SqlSource
 from lightningbus.api.sessions.table import Table
 from lightningbus.api.tasks import Tasks, read_tasks
 from lightningbus.api.user_errors import as_user_error, require_package
+from lightningbus.common.event_loop import run_blocking
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.live_evaluation import evaluate_live
 from lightningbus.run.evaluation.publishing import PublishOptions, build_tasks, publish_all
+from lightningbus.run.run_data.run_data import RunData
 from lightningbus.run.run_directory.directory import RUNS, RunDirectory
 from lightningbus.run.run_directory.discovery import connect as connect_bus
 from lightningbus.run.run_directory.lookup import find_run
@@ -54,8 +54,8 @@ class Session:
     where something is wrong. What methods return shows itself in Jupyter and in a terminal.
     """
 
-    def __init__(self, directory: RunDirectory | None, run: str | None, bus: str | None, source: SqlSource) -> None:
-        self._directory, self._run, self._bus, self._source = directory, run, bus, source
+    def __init__(self, directory: RunDirectory | None, run: str | None, bus: str | None, data: RunData) -> None:
+        self._directory, self._run, self._bus, self._data = directory, run, bus, data
 
     def __enter__(self) -> Self:
         return self
@@ -70,16 +70,16 @@ class Session:
 
     def close(self) -> None:
         """Release the run's files, so that other processes can open them; a later question opens them again."""
-        self._source.close()
+        self._data.close()
 
     def query(self, sql: str, **parameters: Any) -> Table:
         """The answer of ClickHouse; ``{name:Type}`` in ``sql`` stands for a parameter. It only reads."""
-        return self._source.ask(lambda client: _query(client, sql, parameters))
+        return self._data.ask(lambda client: _query(client, sql, parameters))
 
     def query_df(self, sql: str, **parameters: Any) -> Any:
         """As `query`, as a ``pandas.DataFrame`` with ClickHouse's types."""
         require_package("pandas", "notebook")
-        return self._source.ask(lambda client: client.query_df(sql, parameters=parameters or None))
+        return self._data.ask(lambda client: client.query_df(sql, parameters=parameters or None))
 
     def runs(self) -> Table:
         """Runs in the store by mode and evaluation, the newest first."""
@@ -105,11 +105,11 @@ class Session:
 
     def transcript(self, rollout_id: str, run: str | None = None) -> Transcript:
         """One rollout, call by call: requests, answers, tools, weight versions, reward."""
-        return self._source.ask(lambda client: Transcript.load(client, rollout_id, run or self._run or ""))
+        return self._data.ask(lambda client: Transcript.load(client, rollout_id, run or self._run or ""))
 
     def reward_curve(self, run: str | None = None) -> RewardCurve:
         """Reward by weight version, of training and of each evaluation; without a run, of the newest in the store."""
-        return self._source.ask(lambda client: RewardCurve.load(client, run or self._run or _newest_run(client)))
+        return self._data.ask(lambda client: RewardCurve.load(client, run or self._run or _newest_run(client)))
 
     def publish(self, tasks: Tasks, *, timeout: float = 300.0, **options: Unpack[PublishOptions]) -> Published:
         """Publish tasks to a run that is up, as ``lightningbus publish`` does.
@@ -140,7 +140,7 @@ class Session:
                 raise UserError(f"run {self._run!r} is not up: `lightningbus.evaluate` evaluates one that has ended")
             job = build_evaluation_job(directory, read_tasks(tasks), options)
             async with connect_bus(self._bus, "evaluate", "admin", run=directory) as bus:
-                client = await asyncio.to_thread(self._source.ask, lambda client: client)
+                client = await asyncio.to_thread(self._data.ask, lambda client: client)
                 return EvaluationResult(directory.path, await evaluate_live(bus, client, job))
 
     async def _publish(self, tasks: Tasks, timeout: float, options: PublishOptions) -> Published:
@@ -178,7 +178,7 @@ def connect(
     with as_user_error():
         directory = find_run(run, Path(runs)) if sql is None else None
         name = directory.path.resolve().name if directory is not None else run
-        return Session(directory, name, bus, SqlSource(directory, sql, database))
+        return Session(directory, name, bus, RunData(directory, sql, database))
 
 
 def _query(client: Client, sql: str, parameters: dict[str, Any]) -> Table:

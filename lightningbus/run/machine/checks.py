@@ -1,4 +1,4 @@
-"""What of a machine prevents a run, or slows it, with what to do about it. Pure: `machine_facts` reads the facts."""
+"""What of a machine prevents a run, or slows it, with what to do about it. Pure: `facts` reads them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ MIN_TIME = 1_735_689_600
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A machine as `machine_facts.read_facts` found it."""
+    """A machine as `facts.read_facts` found it."""
 
     platform: str
     python: tuple[int, int]

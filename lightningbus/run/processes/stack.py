@@ -46,9 +46,6 @@ from lightningbus.trackers.run_trackers import follow_run
 S = TypeVar("S", bound=BaseModel)
 T = TypeVar("T")
 
-CREDENTIALS = "credentials"
-"""Where a run keeps the users, or without any the signing keys alone, of a bus of its own."""
-
 
 @dataclass(frozen=True, slots=True)
 class KeyPaths:
@@ -70,14 +67,14 @@ class KeyPaths:
         """
         users = credentials_dir = settings.credentials or find_credentials_directory()
         if credentials_dir is None and settings.url is None and is_loopback(settings.host) and not settings.insecure:
-            users = credentials_dir = directory.path / CREDENTIALS
+            users = credentials_dir = directory.credentials
             if not (credentials_dir / CONF).exists():
                 shutil.rmtree(credentials_dir, ignore_errors=True)  # of a run that ended while it made them
                 list(create_users(credentials_dir, tls=False, policies=policies))
             allow_policies(credentials_dir, policies)
         key = find_api_key("inference", credentials_dir)
         if credentials_dir is None and settings.url is None:
-            credentials_dir = directory.path / CREDENTIALS
+            credentials_dir = directory.credentials
             if not credentials_dir.exists():
                 make_keys(credentials_dir, PERMISSIONS, FILE)
         if key is None and settings.url is None:

@@ -4,17 +4,16 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from lightningbus.bus.errors import BusError
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.run.errors import UserError
 from lightningbus.run.results.results import Results
-from lightningbus.run.run_data.followed_store import FollowedStore
+from lightningbus.run.run_data.followed_run import OPENING_ERRORS, followed
 from lightningbus.run.run_directory.directory import RUNS, RunDirectory
-from lightningbus.store.clickhouse.client import StoreUnreachableError
-from lightningbus.store.ui.client import Reader, StoreGoneError
+from lightningbus.store.ui.client import StoreGoneError
 from lightningbus.store.ui.other_run import OpenRun, OtherRun
 
 UNUSED_SECONDS = 60.0
@@ -23,12 +22,11 @@ STORED_RUNS = "SELECT run_id FROM runs GROUP BY run_id ORDER BY max(last_ended_a
 
 
 @dataclass(slots=True)
-class _Follower:
-    reader: Reader
-    store: FollowedStore
-    task: "asyncio.Task[None]"
+class _Opened:
+    run: OpenRun
+    following: "asyncio.Task[None]"
+    exits: AsyncExitStack
     used_at: float
-    run_id: str = ""
 
 
 class OtherRuns:
@@ -36,7 +34,7 @@ class OtherRuns:
 
     def __init__(self, database: str) -> None:
         self._database = database
-        self._followers: dict[str, _Follower] = {}
+        self._opened: dict[str, _Opened] = {}
         self._opening = asyncio.Lock()
 
     def find(self, name: str) -> RunDirectory | None:
@@ -58,31 +56,27 @@ class OtherRuns:
     async def open(self, run_id: str) -> OpenRun:
         """The store of one of them; raises `StoreGoneError` when it cannot be opened."""
         async with self._opening:
-            follower = self._followers.get(run_id)
-            if follower is None or follower.task.done():
-                follower = await self._start(run_id)
-            follower.used_at = time.monotonic()
-            return OpenRun(follower.reader, follower.run_id)
+            opened = self._opened.get(run_id)
+            if opened is None or opened.following.done():
+                await self._close(run_id)
+                opened = self._opened[run_id] = await self._start(run_id)
+            opened.used_at = time.monotonic()
+            return opened.run
 
-    async def _start(self, name: str) -> _Follower:
-        reader = Reader()
-        store = FollowedStore(reader, None, self._database, self.find(name))
-        task = asyncio.create_task(store.follow())
-        try:
-            await asyncio.wait(
-                (task, opened := asyncio.ensure_future(store.wait_until_opened())),
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if task.done():
-                await cancel_and_wait(opened)
-                task.result()
-        except (UserError, BusError, StoreUnreachableError) as error:
-            raise StoreGoneError(f"Run {name} cannot be opened: {error}") from error
-        follower = self._followers[name] = _Follower(reader, store, task, time.monotonic(), name)
-        stored = [row["run_id"] for row in await reader.query(STORED_RUNS)]
-        if stored and name not in stored:  # the directory was moved aside, with a time at the end of its name
-            follower.run_id = stored[0]
-        return follower
+    async def _start(self, name: str) -> _Opened:
+        async with AsyncExitStack() as exits:
+            try:
+                run = await exits.enter_async_context(followed(self.find(name), None, self._database))
+            except OPENING_ERRORS as error:
+                raise StoreGoneError(f"Run {name} cannot be opened: {error}") from error
+            stored = [row["run_id"] for row in await run.reader.query(STORED_RUNS)]
+            # its directory may have been moved aside, with a time at the end of its name
+            run_id = name if name in stored or not stored else stored[0]
+            return _Opened(OpenRun(run.reader, run_id), run.following, exits.pop_all(), time.monotonic())
+
+    async def _close(self, name: str) -> None:
+        if (opened := self._opened.pop(name, None)) is not None:
+            await opened.exits.aclose()
 
     @asynccontextmanager
     async def closing(self) -> AsyncIterator[None]:
@@ -91,16 +85,17 @@ class OtherRuns:
         try:
             yield
         finally:
-            await cancel_and_wait(sweeper, *(follower.task for follower in self._followers.values()))
+            await cancel_and_wait(sweeper)
+            for name in list(self._opened):
+                await self._close(name)
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(UNUSED_SECONDS / 4)
             async with self._opening:
-                for name, follower in list(self._followers.items()):
-                    if time.monotonic() - follower.used_at > UNUSED_SECONDS:
-                        del self._followers[name]
-                        await cancel_and_wait(follower.task)
+                for name, opened in list(self._opened.items()):
+                    if time.monotonic() - opened.used_at > UNUSED_SECONDS:
+                        await self._close(name)
 
 
 def _describe(run: RunDirectory) -> OtherRun:

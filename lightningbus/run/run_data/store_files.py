@@ -1,20 +1,18 @@
-"""Answers SQL on a finished run's files until its input closes; its arguments are ``DIRECTORY [--shared]``.
+"""Serves a run's files to SQL, in a process of its own, so that none of ours has ClickHouse in it.
 
-Prints the address, or ``error: `` and a sentence. A process of its own keeps ClickHouse out of the caller's process,
-where only one directory could be open. With ``--shared`` it ends as soon as another process wants the files.
+The process takes ``DIRECTORY [--shared]``. It prints the address, or ``error: `` and a sentence, and ends when its
+input closes. With ``--shared`` it also ends as soon as another process wants the files.
 """
 
 import asyncio
+import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
+from weakref import finalize
 
 from lightningbus.bus.directory_lock import is_wanted, lock_directory, lock_for_reading
 from lightningbus.common.aio import first_completed
 from lightningbus.run.errors import UserError
-from lightningbus.store.embedded.engine import EngineBusyError
-from lightningbus.store.service import serve_readonly
 
 ERROR = "error: "
 SHARED = "--shared"
@@ -23,29 +21,49 @@ WANTED_SECONDS = 0.2
 """Between two checks whether another process wants the files."""
 
 
-@asynccontextmanager
-async def open_shared_files(directory: Path) -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
-    """The address of the store in ``directory`` while the block runs, and the process that ends when it is wanted.
+class FilesInUseError(UserError):
+    """The files are not read, most often because another process has them."""
 
-    Raises `UserError` when the files cannot be read.
+
+class StoreFiles:
+    """The files of a store, served until `close`. Calls block.
+
+    Raises `FilesInUseError`. ``is_shared``: they are given up as soon as another process wants them.
     """
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *COMMAND, str(directory), SHARED, stdin=pipe, stdout=pipe, start_new_session=True
-    )  # in a session of its own: Ctrl-C is for this process
-    assert process.stdout is not None and process.stdin is not None
-    try:
-        answer = (await process.stdout.readline()).decode().strip()
-        if not answer or answer.startswith(ERROR):
-            raise UserError(answer.removeprefix(ERROR) or f"the files in {directory} cannot be read")
-        yield answer, process
-    finally:
-        process.stdin.close()
-        await asyncio.shield(process.wait())
+
+    def __init__(self, directory: Path, is_shared: bool) -> None:
+        self.directory = directory
+        if is_shared and is_wanted(directory):  # no process is started only to be refused
+            raise self._wanted()
+        self._process = subprocess.Popen(
+            [*COMMAND, str(directory), *([SHARED] if is_shared else [])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for this process
+            text=True,
+        )
+        self.close = finalize(self, self._process.communicate)
+        """Ends the process, and waits for that."""
+        assert self._process.stdout is not None
+        self.url = self._process.stdout.readline().strip()
+        if not self.url or self.url.startswith(ERROR):
+            self.close()
+            raise FilesInUseError(self.url.removeprefix(ERROR) or f"the files in {directory} cannot be read")
+
+    def check(self) -> None:
+        """Raise `FilesInUseError` if they were given up."""
+        if self._process.poll() is not None:
+            raise self._wanted()
+
+    def _wanted(self) -> FilesInUseError:
+        return FilesInUseError(f"another process has opened the files of run {self.directory.parent.name}")
 
 
 async def serve(directory: Path, is_shared: bool) -> None:
     """Serve the store in ``directory`` until standard input closes; shared: or another process wants it."""
+    from lightningbus.store.embedded.engine import EngineBusyError  # takes long to import
+    from lightningbus.store.embedded.serving import serve_readonly
+
     try:
         async with serve_readonly(directory, lock_for_reading if is_shared else lock_directory) as url:
             print(url, flush=True)

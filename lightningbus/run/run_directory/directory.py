@@ -194,6 +194,11 @@ class RunDirectory:
         """Where the embedded ClickHouse keeps its data."""
         return self.path / "store"
 
+    @property
+    def credentials(self) -> Path:
+        """Where a bus of its own has its users, or without any the signing keys alone."""
+        return self.path / "credentials"
+
     def has_stored_data(self) -> bool:
         """Whether an embedded ClickHouse has been there; lock files do not count."""
         return any(self.store.glob("[!.]*"))

@@ -10,10 +10,10 @@ import msgspec
 import typer
 
 from lightningbus.bus.prompts import PromptRegistry, check_prompt_exists, find_prompt_names
-from lightningbus.cli.options import BusOption, JsonOption, check_names, run_async
+from lightningbus.cli.options import BusOption, JsonOption, RunBusOption, check_names, run_async
 from lightningbus.cli.output import print_result
-from lightningbus.cli.run_bus import RunBusOption, open_bus
 from lightningbus.run.errors import UserError
+from lightningbus.run.run_data.run_bus import open_bus
 from lightningbus.run.run_directory.discovery import connect
 from lightningbus.schemas.prompts import PromptReleaseState, PromptVersion
 from lightningbus.schemas.weights.release_policy import is_pending_canary, is_revoked, latest_verdict

@@ -15,11 +15,11 @@ from lightningbus.bus.client import Bus
 from lightningbus.bus.fleet.node_state import SUSPECT_SECONDS, is_ready, serves_version
 from lightningbus.bus.weights.registry import WeightRegistry, can_list_files
 from lightningbus.cli.commands.manage.weights_export import export
-from lightningbus.cli.options import BusOption, JsonOption, check_names, run_async
+from lightningbus.cli.options import BusOption, JsonOption, RunBusOption, check_names, run_async
 from lightningbus.cli.output import print_result
-from lightningbus.cli.run_bus import RunBusOption, open_bus
 from lightningbus.run.errors import UserError
 from lightningbus.run.run_data.model_choice import choose_model_on_bus
+from lightningbus.run.run_data.run_bus import open_bus
 from lightningbus.run.run_directory.discovery import connect
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.weights.events import ReleaseState, WeightManifest

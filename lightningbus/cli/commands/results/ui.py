@@ -16,7 +16,6 @@ from lightningbus.common.aio import first_completed
 from lightningbus.common.listeners import AddressInUseError
 from lightningbus.run.errors import UserError
 from lightningbus.run.processes.role_process import exit_with, on_stop_signals
-from lightningbus.run.run_data.store_discovery import SQL_VARIABLE
 from lightningbus.run.run_directory.discovery import connect
 from lightningbus.run.run_directory.page_address import Announce, claim_page
 from lightningbus.schemas.fleet import Heartbeat
@@ -63,36 +62,38 @@ def ui(
     the address of the first.
     """
     with require_extra("store"):
-        from lightningbus.run.run_data.followed_store import FollowedStore
+        from lightningbus.run.run_data.followed_run import followed
         from lightningbus.run.run_data.other_runs import OtherRuns
+        from lightningbus.run.run_data.run_data import SQL_VARIABLE
         from lightningbus.store.clickhouse.client import StoreUnreachableError
-        from lightningbus.store.ui.client import Reader
         from lightningbus.store.ui.server import UiServer, serve
+
+    url = sql or os.environ.get(SQL_VARIABLE)
+
+    async def show(listener: Listener, announce: Announce, stop: asyncio.Event) -> None:
+        others = None if url else OtherRuns(database)
+        async with (
+            followed(None, url, database) as run,
+            others.closing() if others else nullcontext(),
+            serve(UiServer(run.reader, host, listener.members, others), host, port) as address,
+        ):
+            announce(address)
+            print(f"UI at {address}", file=sys.stderr, flush=True)
+            if run.problem:
+                print(f"{run.problem}; the page shows it then", file=sys.stderr, flush=True)
+            await first_completed(run.following, stop.wait())
 
     async def run(announce: Announce) -> None:
         stop = asyncio.Event()
         on_stop_signals(asyncio.get_running_loop(), stop)
-        listener, reader = Listener(bus), Reader()
-        store = FollowedStore(reader, sql, database)
-        others = None if sql or os.environ.get(SQL_VARIABLE) else OtherRuns(database)
-
-        async def show() -> None:
-            problem = await store.wait_until_opened()
-            pages = UiServer(reader, host, listener.members, others)
-            async with others.closing() if others else nullcontext(), serve(pages, host, port) as url:
-                announce(url)
-                print(f"UI at {url}", file=sys.stderr, flush=True)
-                if problem:
-                    print(f"{problem}; the page shows it then", file=sys.stderr, flush=True)
-                await stop.wait()
-
+        listener = Listener(bus)
         try:
-            await first_completed(show(), store.follow(), listener.listen(), stop.wait())
+            await first_completed(show(listener, announce, stop), listener.listen(), stop.wait())
         except AddressInUseError as error:
             raise UserError(str(error)) from error
 
     try:
-        with claim_page((host, sql or os.environ.get(SQL_VARIABLE), database, bus)) as page:
+        with claim_page((host, url, database, bus)) as page:
             if isinstance(page, str):
                 print(f"UI at {page} already", file=sys.stderr)
             else:

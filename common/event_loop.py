@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, run by an event loop in a thread of its own.
+    """Run ``work`` by an event loop in a thread of its own, and return its result.
 
     Ctrl-C cancels it, waits until it has cleaned up, and raises KeyboardInterrupt.
     """

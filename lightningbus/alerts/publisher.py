@@ -1,0 +1,48 @@
+"""Publishes the alerts of one detector: each when it begins, and again when it is over."""
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from lightningbus.bus.client import PUBLISH_SECONDS, Bus
+from lightningbus.schemas import subjects
+from lightningbus.schemas.fleet import Alert
+
+log = logging.getLogger(__name__)
+
+
+class Reason(NamedTuple):
+    """The role that is stalled, missing or wrong, and why."""
+
+    role: str
+    sentence: str
+
+
+class AlertPublisher:
+    """Keeps what is firing; ``detector`` is a part of the ids of its messages."""
+
+    def __init__(self, bus: Bus, detector: str, timeout: float = PUBLISH_SECONDS) -> None:
+        self._bus, self._detector, self._timeout = bus, detector, timeout
+        self._firing: dict[str, Reason] = {}
+
+    async def update(self, reasons: Mapping[str, Reason]) -> None:
+        """Publish what has begun and what is over since the last call; ``reasons`` are all that hold now, by a key.
+
+        An alert ends with the sentence it began with. Raises as `Bus.publish`; what was not published is published by
+        the next call.
+        """
+        for key in [key for key in self._firing if key not in reasons]:
+            log.info("over: %s", self._firing[key].sentence)
+            await self._publish(key, self._firing[key], is_over=True)
+            del self._firing[key]
+        for key in [key for key in reasons if key not in self._firing]:
+            log.warning("ALERT: %s", reasons[key].sentence)
+            await self._publish(key, reasons[key], is_over=False)
+            self._firing[key] = reasons[key]
+
+    async def _publish(self, key: str, reason: Reason, is_over: bool) -> None:
+        now_ns = time.time_ns()
+        alert = Alert(role=reason.role, reason=reason.sentence, resolved=is_over, fired_at_ns=now_ns)  # type: ignore[arg-type]
+        msg_id = f"alert:{self._detector}:{key}:{now_ns}"
+        await self._bus.publish(subjects.ALERT, alert, msg_id=msg_id, timeout=self._timeout)

@@ -1,0 +1,100 @@
+"""The bus of a run: while it is up, then a server on its files; or the bus that is up, or one by its address."""
+
+import os
+import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from lightningbus.bus.client import Bus
+from lightningbus.bus.embedded.nats_server import STORE_GIB, nats_server
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.security.credentials import Credentials
+from lightningbus.bus.security.secrets import CONF
+from lightningbus.run.errors import UserError
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.run.run_directory.discovery import BUS_VARIABLE, connect
+from lightningbus.run.run_directory.lookup import find_run
+
+
+class RunBus(NamedTuple):
+    """A bus, and the directory of its run; None if only an address is known."""
+
+    bus: Bus
+    directory: RunDirectory | None
+
+
+@asynccontextmanager
+async def open_bus(url: str | None, run: str | None, name: str) -> AsyncIterator[Bus]:
+    """The bus of ``run``, else the one that `connect` finds.
+
+    Raises `UserError` where none answers and the latest run has ended with its bus: it can be read by its name.
+    """
+    async with AsyncExitStack() as exits:
+        if run is not None:
+            yield (await exits.enter_async_context(open_run_bus(url, run, name))).bus
+            return
+        try:
+            bus = await exits.enter_async_context(connect(url, name))
+        except BusError as error:
+            if (ended := _find_ended_run(url)) is None:
+                raise
+            raise UserError(f"{error}; run {ended!r} has ended: --run {ended} reads its files") from error
+        yield bus
+
+
+@asynccontextmanager
+async def open_run_bus(url: str | None, run: str | None, name: str, role: str = "client") -> AsyncIterator[RunBus]:
+    """The bus at ``url``, or that of a run: its name, its directory, or None for the latest one.
+
+    If the run has stopped, a server serves the run's files while the block runs, and no other process can use them
+    then. ``name`` and ``role`` are those of the connection.
+    Raises `UserError` if there is no such run, `BusError` if its bus cannot be read.
+    """
+    directory = find_run(run) if url is None or run is not None else None
+    if directory is not None:
+        directory = RunDirectory(directory.path.resolve())
+    elif url is None:
+        raise UserError("there is no run here: give --run DIRECTORY or --bus URL")
+    async with AsyncExitStack() as exits:
+        if directory is None or url is not None:
+            bus = await exits.enter_async_context(connect(url, name, role))
+        else:
+            address, keys = await exits.enter_async_context(_served(directory))
+            credentials = Credentials.read(keys, role) if keys is not None else None
+            bus = await exits.enter_async_context(Bus.connect(address, name, credentials=credentials))
+        yield RunBus(bus, directory)
+
+
+@asynccontextmanager
+async def _served(run: RunDirectory) -> AsyncIterator[tuple[str, Path | None]]:
+    """The address of a run's bus, up or opened here, and the directory of its users' keys."""
+    endpoints = run.read_endpoints()
+    if endpoints is not None:
+        yield endpoints.bus, Path(endpoints.credentials) if endpoints.credentials else None
+        return
+    if not run.has_own_bus():
+        raise UserError(f"run {run.path.name!r} has no bus of its own: give --bus URL")
+    keys = run.credentials if run.credentials.is_dir() else None
+    users = run.credentials.resolve() if (run.credentials / CONF).exists() else None
+    more_mib = _read_more_mib(run.path / "bus" / "nats.conf")
+    async with nats_server(run.path / "bus", users=users, more_mib=more_mib) as server:
+        yield server.url, keys
+
+
+def _read_more_mib(config: Path) -> int:
+    """Room for enlarged streams that the run's server had: with less it would not open them."""
+    try:
+        limit = re.search(r"max_file_store: (\d+)GB", config.read_text())
+    except OSError:
+        limit = None
+    return max(0, int(limit.group(1)) - STORE_GIB) * 1024 if limit is not None else 0
+
+
+def _find_ended_run(url: str | None) -> str | None:
+    """The latest run here if it has ended and its bus can be read; None: an address was given, or there is none."""
+    latest = RunDirectory.latest() if url is None and BUS_VARIABLE not in os.environ else None
+    if latest is None or not latest.has_own_bus() or latest.read_endpoints() is not None:
+        return None
+    return latest.path.name
