@@ -35,8 +35,8 @@ def test_a_fragment_is_known_by_its_first_word(text: str, is_fragment: bool) -> 
 def test_an_unknown_name_is_found(tmp_path: Path, text: str, unknown: list[str]) -> None:
     path = tmp_path / "module.py"
     path.write_text(f'def take(rows):\n    """{text}"""\n')
-    found = backticks.find_unknown_names(path, frozenset(["Batch", "add"]), frozenset())
-    assert [name for _, name in found] == unknown
+    names = backticks.find_unknown_names(path, frozenset(["Batch", "add"]), frozenset())
+    assert [name for _, name in names] == unknown
 
 
 MODULE = '''"""Module."""
