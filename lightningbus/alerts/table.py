@@ -11,9 +11,9 @@ RESTART_WINDOW_SECONDS = 600.0
 MIN_FAILED_ATTEMPTS = 16
 """In a row, before the sentence of a step that does not come names them: fewer may be chance."""
 START_SECONDS = 300.0
-"""How long a child may take until its first heartbeat: a large model is loaded by then."""
+"""Seconds a child may take until its first heartbeat: a large model is loaded by then."""
 ABSENT_SECONDS = 10.0
-"""How long a child that was there may be missing from the fleet, which itself forgets whoever is silent for 10 s."""
+"""Seconds a child that was there may be missing from the fleet, which itself forgets whoever is silent for 10 s."""
 NUM_STEPS, MIN_ROLLOUTS, MAX_GAP = 50, 200, 0.1
 """Newest training steps of a run that are compared; rollouts of them; and by so much the share trained of the slowest
 tenth may be below that of all."""

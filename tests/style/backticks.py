@@ -21,7 +21,8 @@ KNOWN = frozenset([
     "fsdp_config", "getpeercert", "json", "msg_1", "pandas", "ps", "publish_async", "repr", "resp_1", "run_slot",
     "sched_yield", "sdpa", "send_insert", "verify_and_map",
     "DELETE", "STREAM", "TASKS", "always", "auto", "checker", "clip_cov", "dro", "f32", "greedy", "length",
-    "lightningbus", "output_format_schema", "param_x", "results", "rewards", "sampled", "u32", "_ms",
+    "lightningbus", "output_format_schema", "param_x", "reasoning", "results", "rewards", "sampled", "tool", "u32",
+    "_ms",
 ])  # fmt: skip
 """Names of other projects and of programs, values of settings, and types of arrays."""
 EXCEPTIONS = {
