@@ -40,13 +40,13 @@ class OtherRuns(Protocol):
     """Finds and opens them."""
 
     def has(self, run_id: str) -> bool:
-        """Whether there is such a run."""
+        """Return whether there is such a run."""
 
     def list(self) -> Sequence[OtherRun]:
-        """All of them. May block."""
+        """List all of them. May block."""
 
     async def open(self, run_id: str) -> OpenRun:
-        """The store of one of them; raises `lightningbus.store.ui.client.StoreGoneError`."""
+        """Open the store of one of them; raises `lightningbus.store.ui.client.StoreGoneError`."""
 
 
 class RunReader:
@@ -60,24 +60,24 @@ class RunReader:
         self._states: dict[str, StoreState] = {}
 
     def is_elsewhere(self, run_id: str) -> bool:
-        """Whether a run has a store of its own."""
+        """Return whether a run has a store of its own."""
         return self._others is not None and self._others.has(run_id)
 
     def list_others(self) -> Sequence[OtherRun]:
-        """All runs with a store of their own. May block."""
+        """List all runs with a store of their own. May block."""
         return self._others.list() if self._others is not None else ()
 
     def state_of(self, run_id: str) -> StoreState:
-        """What the last query about a run read; without one, of the store that the page reads."""
+        """Return what the last query about a run read; without one, of the store that the page reads."""
         return self._states.get(run_id, self._latest.state) if self.is_elsewhere(run_id) else self._latest.state
 
     async def query(self, sql: str, **parameters: Any) -> list[QueryRow]:
-        """All rows of a query, as JSON values; raises `QueryFailedError` or `StoreGoneError`."""
+        """Return all rows of a query, as JSON values; raises `QueryFailedError` or `StoreGoneError`."""
         (rows,) = await self.query_all(parameters, sql)
         return rows
 
     async def query_all(self, values: Mapping[str, Any], *statements: str) -> list[list[QueryRow]]:
-        """All rows of each query, which all take the same parameters; raises as `query`."""
+        """Return all rows of each query, which all take the same parameters; raises as `query`."""
         run_id = values.get("run_id", "")
         if not run_id or self._others is None or not self._others.has(run_id):
             return await self._latest.query_all(values, *statements)

@@ -20,7 +20,7 @@ ASK_AMX = "import sys; from lightningbus.inference.engine.plugin import request_
 
 
 def read_facts(runs: Path) -> Facts:
-    """The facts of this machine for a run below ``runs``; takes about two seconds."""
+    """Return the facts of this machine for a run below ``runs``; takes about two seconds."""
     existing = next(path for path in (runs.absolute(), *runs.absolute().parents) if path.exists())
     gpus, versions = read_gpus(), read_versions(PACKAGES)
     hardware = read_hardware(gpus)

@@ -41,7 +41,7 @@ class Gpus(NamedTuple):
 
 
 def read_hardware(gpus: Gpus | None = None) -> Hardware:
-    """The hardware of this machine; ``gpus`` are its own, if they were read before."""
+    """Return the hardware of this machine; ``gpus`` are its own, if they were read before."""
     return Hardware(
         cpu=_find_value(CPUINFO, "model name") or platform.machine(),
         num_cores=len(os.sched_getaffinity(0)),
@@ -51,7 +51,7 @@ def read_hardware(gpus: Gpus | None = None) -> Hardware:
 
 
 def read_gpus() -> Gpus:
-    """The GPUs that `nvidia-smi` names; without an answer those that the kernel names."""
+    """Return the GPUs that `nvidia-smi` names; without an answer those that the kernel names."""
     named_by_kernel = [_find_value(path, "Model") for path in sorted(NVIDIA.glob("*/information"))]
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -68,12 +68,12 @@ def read_gpus() -> Gpus:
 
 
 def has_cpu_flag(flag: str) -> bool:
-    """Whether the processor says that it has a feature."""
+    """Return whether the processor says that it has a feature."""
     return flag in _find_value(CPUINFO, "flags").split()
 
 
 def read_versions(names: Iterable[str] = RECORDED) -> dict[str, str]:
-    """The version of each package that is installed here."""
+    """Return the version of each package that is installed here."""
     versions: dict[str, str] = {}
     for name in names:
         for distribution in OTHER_NAMES.get(name, (name,)):
@@ -83,7 +83,7 @@ def read_versions(names: Iterable[str] = RECORDED) -> dict[str, str]:
 
 
 def _find_value(path: Path, name: str) -> str:
-    """The first value of a ``name : value`` file; empty if there is none."""
+    """Return the first value of a ``name : value`` file; empty if there is none."""
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:

@@ -38,23 +38,23 @@ class OtherRuns:
         self._opening = asyncio.Lock()
 
     def find(self, name: str) -> RunDirectory | None:
-        """The directory of one of them."""
+        """Return the directory of one of them."""
         run, latest = RunDirectory.named(name), RunDirectory.latest()
         if run is None or name.startswith(".") or run.path.is_symlink() or not run.has_stored_data():
             return None
         return None if latest is not None and latest.path.resolve() == run.path.resolve() else run
 
     def has(self, run_id: str) -> bool:
-        """Whether this is one of them."""
+        """Return whether this is one of them."""
         return self.find(run_id) is not None
 
     def list(self) -> list[OtherRun]:
-        """What their files say. Blocks."""
+        """Describe all of them from their files. Blocks."""
         names = sorted(path.name for path in RUNS.iterdir()) if RUNS.is_dir() else []
         return [_describe(run) for name in names if (run := self.find(name)) is not None]
 
     async def open(self, run_id: str) -> OpenRun:
-        """The store of one of them; raises `StoreGoneError` when it cannot be opened."""
+        """Open the store of one of them; raises `StoreGoneError` when it cannot be opened."""
         async with self._opening:
             opened = self._opened.get(run_id)
             if opened is None or opened.following.done():

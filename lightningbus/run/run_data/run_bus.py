@@ -27,7 +27,7 @@ class RunBus(NamedTuple):
 
 @asynccontextmanager
 async def open_bus(url: str | None, run: str | None, name: str) -> AsyncIterator[Bus]:
-    """The bus of ``run``, else the one that `connect` finds.
+    """Open the bus of ``run``, else the one that `connect` finds.
 
     Raises `UserError` where none answers and the latest run has ended with its bus: it can be read by its name.
     """
@@ -46,7 +46,7 @@ async def open_bus(url: str | None, run: str | None, name: str) -> AsyncIterator
 
 @asynccontextmanager
 async def open_run_bus(url: str | None, run: str | None, name: str, role: str = "client") -> AsyncIterator[RunBus]:
-    """The bus at ``url``, or that of a run: its name, its directory, or None for the latest one.
+    """Open the bus at ``url``, or that of a run: its name, its directory, or None for the latest one.
 
     If the run has stopped, a server serves the run's files while the block runs, and no other process can use them
     then. ``name`` and ``role`` are those of the connection.
@@ -69,7 +69,7 @@ async def open_run_bus(url: str | None, run: str | None, name: str, role: str = 
 
 @asynccontextmanager
 async def _served(run: RunDirectory) -> AsyncIterator[tuple[str, Path | None]]:
-    """The address of a run's bus, up or opened here, and the directory of its users' keys."""
+    """Serve a run's bus, unless it is up; yields its address, and the directory of its users' keys."""
     endpoints = run.read_endpoints()
     if endpoints is not None:
         yield endpoints.bus, Path(endpoints.credentials) if endpoints.credentials else None
@@ -84,7 +84,7 @@ async def _served(run: RunDirectory) -> AsyncIterator[tuple[str, Path | None]]:
 
 
 def _read_more_mib(config: Path) -> int:
-    """Room for enlarged streams that the run's server had: with less it would not open them."""
+    """Return the room for enlarged streams that the run's server had: with less it would not open them."""
     try:
         limit = re.search(r"max_file_store: (\d+)GB", config.read_text())
     except OSError:
@@ -93,7 +93,7 @@ def _read_more_mib(config: Path) -> int:
 
 
 def _find_ended_run(url: str | None) -> str | None:
-    """The latest run here if it has ended and its bus can be read; None: an address was given, or there is none."""
+    """Find the latest run, if it has ended and its bus can be read; None: an address was given, or there is none."""
     latest = RunDirectory.latest() if url is None and BUS_VARIABLE not in os.environ else None
     if latest is None or not latest.has_own_bus() or latest.read_endpoints() is not None:
         return None

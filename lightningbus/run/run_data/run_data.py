@@ -84,7 +84,7 @@ class RunData:
 
     @classmethod
     def of(cls, run: str, url: str | None, database: str) -> Self:
-        """The data of a run by its name or directory; empty: of the latest.
+        """Find the data of a run by its name or directory; empty: of the latest.
 
         A store that is not the run's own raises `UserError` when it is opened, if it has no such run.
         """
@@ -103,14 +103,14 @@ class RunData:
         return self._opened is not None and self._opened.files is not None
 
     def open(self) -> Client:
-        """The client; raises `UserError`, `BusError` or `StoreUnreachableError` where the data cannot be opened."""
+        """Return the client; raises `UserError`, `BusError` or `StoreUnreachableError` if there is none."""
         with self._opening:
             if self._opened is None:
                 self._opened = self._open()
             return self._opened.client
 
     def ask(self, work: Callable[[Client], T]) -> T:
-        """The result of ``work``; a store that has ended meanwhile is looked for once more. Raises `UserError`."""
+        """Return the result of ``work``; look once more for a store that has ended meanwhile. Raises `UserError`."""
         was_open = self.is_open
         try:
             return self._ask(work)
@@ -142,7 +142,7 @@ class RunData:
                 self._opened = None
 
     def is_on_files_of(self, directory: Path) -> bool:
-        """Whether it holds the files of this run's directory."""
+        """Return whether it holds the files of this run's directory."""
         files = self._opened.files if self._opened is not None else None
         return files is not None and files.directory.resolve() == RunDirectory(directory).store.resolve()
 
@@ -178,7 +178,7 @@ class RunData:
 
 
 def _find_store() -> str | Path:
-    """The address of the latest run's store, else of one on the bus, else the latest run's files."""
+    """Return the address of the latest run's store, else of one on the bus, else the latest run's files."""
     latest = RunDirectory.latest()
     own_store = _find_own_store(latest) if latest is not None else None
     if isinstance(own_store, str):
