@@ -36,14 +36,6 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     print(f"seed {args.seed}", flush=True)
     report = Report(args.seed)
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
-        for name in args.only:
-            place = (args.keep or Path(directory)) / name
-            prepare(place)
-            asyncio.run(SCENARIOS[name](place, report, random.Random(args.seed), args.kills, args.rollouts))
-            print(f"[{time.monotonic() - started:.0f} s] {name}: {report.verdicts[name]}", flush=True)
-    print(report.table(), flush=True)
     whole = args.only == list(SCENARIOS)
     command = f"make chaos SEED={args.seed}" + ("" if whole else f' ONLY="{" ".join(args.only)}"')
     command += "".join(
@@ -51,14 +43,26 @@ def main() -> None:
         for name, value in (("kills", args.kills), ("rollouts", args.rollouts))
         if value != parser.get_default(name)
     )
-    # Scenarios that were not run keep what was measured last.
-    known = json.loads(args.out.read_text()) if args.out.exists() else {}
-    by_name = {name: item for name, item in {**known, **report.as_dict(command)}.items() if name in SCENARIOS}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(by_name, indent=2) + "\n")
-    if args.out == RESULTS:
-        PAGE.write_text(filled(PAGE.read_text(), markdown(by_name, SCENARIOS)))
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
+        for name in args.only:
+            place = (args.keep or Path(directory)) / name
+            prepare(place)
+            asyncio.run(SCENARIOS[name](place, report, random.Random(args.seed), args.kills, args.rollouts))
+            print(f"[{time.monotonic() - started:.0f} s] {name}: {report.verdicts[name]}", flush=True)
+            save(report, command, args.out)
+    print(report.table(), flush=True)
     raise SystemExit(0 if report.good else 1)
+
+
+def save(report: Report, command: str, out: Path) -> None:
+    """Write the results so far; scenarios that were not run keep what was measured last."""
+    known = json.loads(out.read_text()) if out.exists() else {}
+    by_name = {name: item for name, item in {**known, **report.as_dict(command)}.items() if name in SCENARIOS}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(by_name, indent=2) + "\n")
+    if out == RESULTS:
+        PAGE.write_text(filled(PAGE.read_text(), markdown(by_name, SCENARIOS)))
 
 
 def prepare(place: Path, problems: int = 64) -> None:

@@ -20,7 +20,7 @@ from lightningbus.schemas.weights.events import WeightManifest
 from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.chaos.proxy import Fault
 from tests.chaos.running_system import LEASE_SECONDS, RUN, RunningSystem
-from tests.polling import until_answered
+from tests.polling import HANG_SECONDS, until_answered
 from tests.stream_limits import limit
 
 STOP_SECONDS = 3 * LEASE_SECONDS
@@ -232,7 +232,8 @@ async def bad_agent(system: RunningSystem, log: Log, name: str) -> None:
     """A bad agent, then a good rollout of the same runner."""
     outcome, settings = NASTY[name]
     await system.runner(name, entrypoint=f"hostile:{name}", **settings)
-    fields = {"run_id": RUN, "agent": name, "mode": "eval", "deadline": 15.0}
+    deadline = 15.0 if outcome == "timeout" else HANG_SECONDS
+    fields = {"run_id": RUN, "agent": name, "mode": "eval", "deadline": deadline}
     bad = [Task(id=f"{name}-{n}", input={}, **fields) for n in range(2)]
     for task in bad:
         await TaskPublisher(system.bus).publish_task(task)
