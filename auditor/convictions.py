@@ -55,11 +55,11 @@ class Convictions:
             await self._verdicts.append(verdict)
             metrics.audit_verdicts.inc()
             sentence = describe_verdict(verdict)
+            log.error("%s", sentence)
             if verdict.engine_id:
                 self._alerts[engine_id] = sentence
                 await self._publish_alerts()
                 continue
-            log.error("%s", sentence)
             if not self._is_frozen:
                 await self._releases.append_decision(
                     "revoked", verdict.version, actor=self._actor, reason=verdict.reason

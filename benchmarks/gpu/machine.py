@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.gpu.context import Context
 from benchmarks.results import Result
 from lightningbus.inference.engine.vllm_command import has_gpu
-from lightningbus.run.machine.hardware import read_hardware, read_versions
+from lightningbus.run.machine.hardware import read_gpus, read_hardware, read_versions
 from lightningbus.run.preflight.memory_check import GIB, measure_matrix_tflops
 
 QUERY = ("name", "memory.total", "driver_version")
@@ -41,7 +41,7 @@ def check_gpu() -> None:
 
 def read_environment() -> dict[str, Any]:
     """GPU, driver, versions and host; the GPU's fields are empty where there is none."""
-    hardware = read_hardware()
+    hardware = read_hardware(read_gpus())
     gpus = query_gpus()
     return {
         "gpu": gpus[0]["name"] if gpus else "",

@@ -2,5 +2,6 @@
 
 from docs.reference.pages import PARTS
 
-for part in PARTS:
-    part.write()
+if __name__ == "__main__":
+    for part in PARTS:
+        part.write()

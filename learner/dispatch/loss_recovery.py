@@ -22,7 +22,9 @@ class LossRecovery:
     def __init__(self, bus: Bus, consumer: RolloutConsumer, dispatcher: Dispatcher) -> None:
         self._consumer, self._dispatcher = consumer, dispatcher
         self._gaps = self._tasks = 0
-        self._alerts, self._alert = AlertPublisher(bus, "loss"), ""
+        self._alerts = AlertPublisher(bus, "loss")
+        self._reasons: dict[str, Reason] = {}
+        """Losses since the last training step, by the nonce of their gap."""
 
     async def run(self) -> None:
         """Recover losses for ever."""
@@ -37,7 +39,9 @@ class LossRecovery:
             self._gaps += 1
             self._tasks += tasks
             metrics.bus_gaps.inc()
-            self._alert = describe("messages_lost", reason=gap.reason, tasks=tasks)
+            reason = Reason("learner", describe("messages_lost", reason=gap.reason, tasks=tasks))
+            log.error("%s", reason.sentence)
+            self._reasons[str(gap.nonce)] = reason
             await self._publish()
 
     @property
@@ -52,12 +56,12 @@ class LossRecovery:
         return {"bus/gaps": gaps, "bus/tasks_dispatched_again": tasks} if gaps else {}
 
     async def resolve(self) -> None:
-        """Resolve the alert after a training step."""
-        self._alert = ""
+        """Resolve the alerts after a training step."""
+        self._reasons.clear()
         await self._publish()
 
     async def _publish(self) -> None:
         try:
-            await self._alerts.update({self._alert: Reason("learner", self._alert)} if self._alert else {})
+            await self._alerts.update(self._reasons)
         except (BusError, NatsError) as error:  # the log has it
             log.warning("the alert is not published: %s", error)

@@ -1,4 +1,4 @@
-"""StalenessBound of groups: how many may be dispatched and untrained, given the progress of training and sampling."""
+"""Bound of groups by staleness: how many may be dispatched and untrained, by the progress of training and sampling."""
 
 from collections.abc import Callable
 

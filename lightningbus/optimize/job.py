@@ -60,8 +60,12 @@ async def _start(stack: LocalStack, settings: RunSettings, resume: bool) -> Clie
     client, num_tasks = await start_children(stack, settings)
     if num_tasks and not resume:
         raise UserError(f"the store holds a run {settings.name!r} already: give this one another name, or --resume it")
-    learners = placed_learners(settings, stack.directory.path)
-    if learners and (await WeightRegistry(stack.bus, model).resolve_target()).serve is None:
+    learners = {
+        name: learner
+        for name, learner in placed_learners(settings, stack.directory.path).items()
+        if (await WeightRegistry(stack.bus, learner.model).resolve_target()).serve is None
+    }
+    if learners:
         stack.view.set_phase("publishing the model")
         await publish_models(stack, learners)
     if not any(model in runner.endpoints for runner in settings.runners):  # an external one answers

@@ -73,6 +73,18 @@ def test_files_that_another_process_has_are_not_opened(seeded: Path) -> None:
         assert len(other.runs()) == 1
 
 
+def test_a_run_without_data_is_not_answered_for_by_the_latest_one(
+    seeded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").symlink_to(seeded)
+    monkeypatch.chdir(tmp_path)
+    with lb.connect() as session:
+        assert len(session.runs()) == 1
+    (tmp_path / "others" / "empty" / "store").mkdir(parents=True)
+    with lb.connect("empty", runs="others") as session, pytest.raises(lb.UserError, match="no store is running"):
+        session.runs()
+
+
 async def test_it_follows_a_run_from_its_store_to_its_files(
     bus: Bus, nats_url: str, start_store: Start, tmp_path: Path
 ) -> None:

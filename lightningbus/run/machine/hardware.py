@@ -41,18 +41,18 @@ class Gpus(NamedTuple):
 
 
 def read_hardware(gpus: Gpus | None = None) -> Hardware:
-    """Return the hardware of this machine; ``gpus`` are its own, if they were read before."""
+    """Return the hardware of this machine, without blocking; ``gpus`` are its own, if they were read before."""
     return Hardware(
         cpu=_find_value(CPUINFO, "model name") or platform.machine(),
         num_cores=len(os.sched_getaffinity(0)),
         memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB, 1),
-        gpus=(gpus or read_gpus()).models,
+        gpus=gpus.models if gpus is not None else _name_gpus(),
     )
 
 
 def read_gpus() -> Gpus:
-    """Return the GPUs that `nvidia-smi` names; without an answer those that the kernel names."""
-    named_by_kernel = [_find_value(path, "Model") for path in sorted(NVIDIA.glob("*/information"))]
+    """Return the GPUs that `nvidia-smi` names; without an answer those that the kernel names. Blocks."""
+    named_by_kernel = _name_gpus()
     program = shutil.which("nvidia-smi")
     if program is None:
         return Gpus(named_by_kernel)
@@ -80,6 +80,11 @@ def read_versions(names: Iterable[str] = RECORDED) -> dict[str, str]:
             with suppress(PackageNotFoundError):
                 versions.setdefault(name, version(distribution))
     return versions
+
+
+def _name_gpus() -> list[str]:
+    """Return the models of the GPUs that the kernel knows."""
+    return [_find_value(path, "Model") for path in sorted(NVIDIA.glob("*/information"))]
 
 
 def _find_value(path: Path, name: str) -> str:

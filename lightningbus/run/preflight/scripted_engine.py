@@ -110,5 +110,8 @@ def _tool_names(body: dict[str, Any]) -> list[str]:
 
 async def _post(engine: Engine, path: str, body: dict[str, Any]) -> tuple[int, str]:
     headers = {"Connection": "close", "Content-Type": "application/json"}
-    async with engine.forward("POST", path, json.dumps(body).encode(), headers) as response:
-        return response.status, (await response.read()).decode()
+    try:
+        async with engine.forward("POST", path, json.dumps(body).encode(), headers) as response:
+            return response.status, (await response.read()).decode()
+    except EngineError as error:
+        raise VllmStartError(f"vLLM ended amid the checks: {error}") from error

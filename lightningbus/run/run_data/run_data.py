@@ -62,8 +62,8 @@ class RunData:
     """A client on the data of a run, opened when it is first needed. Calls block and may come from several threads.
 
     The data is at ``url``, else where the environment says. Else it is in the run's own store: the process, or the
-    files once that has ended. A run without a store of its own here, and None, have the latest run's store, else one on
-    the bus, else the latest run's files.
+    files once that has ended. A run without a store of its own here has one on the bus that knows the run. None stands
+    for the latest run's store, else one on the bus, else the latest run's files.
 
     ``is_shared``: files are given up as soon as another process wants them.
     """
@@ -163,13 +163,16 @@ class RunData:
 
     def _open(self) -> _Opened:
         own_store = _find_own_store(self._run) if self._run is not None else None
-        place = self._url or own_store or _find_store()
+        place = self._url or own_store or _find_store(self._run)
         files = StoreFiles(place, self._is_shared) if isinstance(place, Path) else None
         url = files.url if files is not None else str(place)
         try:
             client = connect_readonly(url, self._database, self._limits)
-            if self._expected_run and place != own_store:
-                check_run(client, find_run_id(self._expected_run))
+            expected_run = self._expected_run
+            if self._run is not None and place not in (self._url, own_store):
+                expected_run = str(self._run.path)
+            if expected_run and place != own_store:
+                check_run(client, find_run_id(expected_run))
         except BaseException:
             if files is not None:
                 files.close()
@@ -177,9 +180,12 @@ class RunData:
         return _Opened(client, url, files)
 
 
-def _find_store() -> str | Path:
-    """Return the address of the latest run's store, else of one on the bus, else the latest run's files."""
-    latest = RunDirectory.latest()
+def _find_store(run: RunDirectory | None) -> str | Path:
+    """Return the address of a store on the bus; without a run the latest run's comes first, and its files last.
+
+    Raises `NoStoreError`.
+    """
+    latest = RunDirectory.latest() if run is None else None
     own_store = _find_own_store(latest) if latest is not None else None
     if isinstance(own_store, str):
         return own_store

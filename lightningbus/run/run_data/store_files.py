@@ -1,7 +1,7 @@
 """Serves a run's files to SQL, in a process of its own, so that none of ours has ClickHouse in it.
 
-The process takes ``DIRECTORY [--shared]``. It prints the address, or ``error: `` and a sentence, and ends when its
-input closes. With ``--shared`` it also ends as soon as another process wants the files.
+The process takes ``DIRECTORY [--shared]``. It prints the address, or ``in use: `` or ``error: `` and a sentence, and
+ends when its input closes. With ``--shared`` it also ends as soon as another process wants the files.
 """
 
 import asyncio
@@ -12,9 +12,10 @@ from weakref import finalize
 
 from lightningbus.bus.directory_lock import is_wanted, lock_directory, lock_for_reading
 from lightningbus.common.aio import first_completed
+from lightningbus.common.missing_modules import describe_missing_module
 from lightningbus.run.errors import UserError
 
-ERROR = "error: "
+IN_USE, ERROR = "in use: ", "error: "
 SHARED = "--shared"
 COMMAND = (sys.executable, "-P", "-m", "lightningbus.run.run_data.store_files")
 WANTED_SECONDS = 0.2
@@ -22,13 +23,14 @@ WANTED_SECONDS = 0.2
 
 
 class FilesInUseError(UserError):
-    """The files are not read, most often because another process has them."""
+    """Another process has the files."""
 
 
 class StoreFiles:
     """The files of a store, served until `close`. Calls block.
 
-    Raises `FilesInUseError`. ``is_shared``: they are given up as soon as another process wants them.
+    Raises `FilesInUseError`, or another `UserError`. ``is_shared``: they are given up as soon as another process wants
+    them.
     """
 
     def __init__(self, directory: Path, is_shared: bool) -> None:
@@ -46,9 +48,12 @@ class StoreFiles:
         """Ends the process, and waits for that."""
         assert self._process.stdout is not None
         self.url = self._process.stdout.readline().strip()
+        if self.url.startswith(IN_USE):
+            self.close()
+            raise FilesInUseError(self.url.removeprefix(IN_USE))
         if not self.url or self.url.startswith(ERROR):
             self.close()
-            raise FilesInUseError(self.url.removeprefix(ERROR) or f"the files in {directory} cannot be read")
+            raise UserError(self.url.removeprefix(ERROR) or f"the files in {directory} cannot be read")
 
     def check(self) -> None:
         """Raise `FilesInUseError` if they were given up."""
@@ -61,15 +66,18 @@ class StoreFiles:
 
 async def serve(directory: Path, is_shared: bool) -> None:
     """Serve the store in ``directory`` until standard input closes; shared: or another process wants it."""
-    from lightningbus.store.embedded.engine import EngineBusyError  # takes long to import
-    from lightningbus.store.embedded.serving import serve_readonly
-
+    try:
+        from lightningbus.store.embedded.engine import EngineBusyError  # takes long to import
+        from lightningbus.store.embedded.serving import serve_readonly
+    except ModuleNotFoundError as error:
+        print(f"{ERROR}{describe_missing_module(error.name, 'store')}", flush=True)
+        return
     try:
         async with serve_readonly(directory, lock_for_reading if is_shared else lock_directory) as url:
             print(url, flush=True)
             await first_completed(_wait_for_input_end(), *([_wait_until_wanted(directory)] if is_shared else []))
     except EngineBusyError as error:
-        print(f"{ERROR}{error}", flush=True)
+        print(f"{IN_USE}{error}", flush=True)
 
 
 async def _wait_for_input_end() -> None:
