@@ -110,7 +110,16 @@ def collector() -> Iterator[Collector]:
 def loop(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Loop]:
     """``lightningbus up``, ready to serve; stopped by Ctrl-C at the end, which must be clean."""
     directory = tmp_path_factory.mktemp("loop")
-    make = [sys.executable, str(CALCULATOR / "model.py"), "--steps", "60", "--out", str(directory / "model")]
+    make = [
+        sys.executable,
+        str(CALCULATOR / "model.py"),
+        "--steps",
+        "60",
+        "--threads",
+        "1",
+        "--out",
+        str(directory / "model"),
+    ]
     subprocess.run(make, check=True, capture_output=True)
     runner = {"entrypoint": "agent:solve", "working_dir": str(CALCULATOR), "concurrency": 2}
     odd = {"working_dir": str(ROOT / "tests" / "agents"), "concurrency": 1, "drain_timeout_seconds": 1}
