@@ -21,6 +21,7 @@ from lightningbus.bus.client import Bus
 from lightningbus.bus.security.secrets import bearer_header
 from lightningbus.common import http_server
 from lightningbus.common.processes.procfs import rss_bytes
+from lightningbus.inference.engine.vllm_client import VllmClient
 from lightningbus.inference.gateway.served_model import ServedModel
 from lightningbus.inference.gateway.server import Gateway as NodeGateway
 from lightningbus.runners.gateway.admission import MAX_IN_FLIGHT_BYTES, Admission, RateLimitedError, RateLimits
@@ -250,7 +251,7 @@ def test_a_head_that_arrived_while_the_server_was_stopped_is_answered(
 async def node(http: aiohttp.ClientSession) -> AsyncIterator[NodeGateway]:
     """The gateway of a node that is ready."""
     model = ServedModel("policy")
-    async with NodeGateway("http://127.0.0.1:1", http, "127.0.0.1", 0, [model], KEY) as gateway:
+    async with NodeGateway(VllmClient(http, "http://127.0.0.1:1").forward, "127.0.0.1", 0, [model], KEY) as gateway:
         model.state, model.version = "ready", 1
         yield gateway
 

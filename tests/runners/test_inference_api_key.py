@@ -11,6 +11,7 @@ import pytest
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.security.secrets import new_key
+from lightningbus.inference.engine.vllm_client import VllmClient
 from lightningbus.inference.gateway.served_model import ServedModel
 from lightningbus.inference.gateway.server import Gateway
 from lightningbus.tasks.task_publisher import TaskPublisher
@@ -46,7 +47,7 @@ async def test_a_rollout_goes_through_with_the_nodes_key_only(
     async with (
         ScriptedEngine().serving(bus) as engine,
         aiohttp.ClientSession() as http,
-        Gateway(engine.address, http, "127.0.0.1", 0, [model], key) as node,
+        Gateway(VllmClient(http, engine.address).forward, "127.0.0.1", 0, [model], key) as node,
     ):
         model.state, model.version = "ready", engine.version
         attributes = {"state": "ready", "address": node.address, "model": "behind", "version": engine.version}
@@ -120,7 +121,7 @@ async def serving_behind(bus: Bus, engine: ScriptedEngine, id: str, key: str = "
     model = ServedModel("behind")
     async with (
         aiohttp.ClientSession() as http,
-        Gateway(engine.address, http, "127.0.0.1", 0, [model], key or new_key()) as node,
+        Gateway(VllmClient(http, engine.address).forward, "127.0.0.1", 0, [model], key or new_key()) as node,
     ):
         model.state, model.version = "ready", engine.version
         alive = {"state": "ready", "address": node.address, "model": "behind", "version": engine.version}

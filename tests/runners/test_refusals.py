@@ -9,6 +9,7 @@ import pytest
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.security.secrets import bearer_header
+from lightningbus.inference.engine.vllm_client import VllmClient
 from lightningbus.inference.gateway.served_model import ServedModel
 from lightningbus.inference.gateway.server import Gateway as NodeGateway
 from lightningbus.tasks.task_publisher import TaskPublisher
@@ -48,7 +49,7 @@ async def test_a_body_that_is_not_packed_as_it_says_is_400_at_a_node_too() -> No
     key, model = "k" * 16, ServedModel("policy")
     async with (
         aiohttp.ClientSession() as http,
-        NodeGateway("http://127.0.0.1:1", http, "127.0.0.1", 0, [model], key) as node,
+        NodeGateway(VllmClient(http, "http://127.0.0.1:1").forward, "127.0.0.1", 0, [model], key) as node,
     ):
         model.state, model.version = "ready", 1
         headers = {**bearer_header(key), "Content-Encoding": "gzip"}
