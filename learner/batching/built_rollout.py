@@ -27,7 +27,7 @@ class BuiltRollout:
     credit: Sequence[float | None]
     """Advantage of each call; None: it is not trained."""
     positions: Sequence[int]
-    """Where the calls of this model are among all calls."""
+    """Indices of this model's calls among all calls of the rollout."""
     calls: Sequence[Transition] | None
     """Calls of this model; None: one is malformed."""
     excluded_calls: dict[int, str]

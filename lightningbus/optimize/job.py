@@ -11,7 +11,7 @@ from lightningbus.optimize.result import OptimizeResult
 from lightningbus.optimize.round import RoundResult, optimize_round
 from lightningbus.run.errors import UserError
 from lightningbus.run.jobs.children import publish_models, start_children, wait_for_model, wait_for_runner
-from lightningbus.run.processes.stack import LocalStack, placed_learners, start_stack
+from lightningbus.run.processes.stack import LocalStack, complete_learner_settings, start_stack
 from lightningbus.run.results.prompt_files import write_prompts_in_use
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.optimize import OptimizeSettings
@@ -62,7 +62,7 @@ async def _start(stack: LocalStack, settings: RunSettings, resume: bool) -> Clie
         raise UserError(f"the store holds a run {settings.name!r} already: give this one another name, or --resume it")
     learners = {
         name: learner
-        for name, learner in placed_learners(settings, stack.directory.path).items()
+        for name, learner in complete_learner_settings(settings, stack.directory.path).items()
         if (await WeightRegistry(stack.bus, learner.model).resolve_target()).serve is None
     }
     if learners:

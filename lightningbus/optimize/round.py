@@ -38,7 +38,7 @@ from lightningbus.tasks.task_file import TaskInput, load_tasks
 log = logging.getLogger(__name__)
 
 SPARE_SECONDS = 60.0
-"""How long rollouts that end may stay away beyond twice the time that one may take."""
+"""Seconds without the end of a rollout, beyond twice the limit of one rollout, after which the round is given up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,6 @@ KNOWN = frozenset([
 ])  # fmt: skip
 """Names of other projects and of programs, values of settings, and types of arrays."""
 EXCEPTIONS = {
-    "lightningbus/cli/commands/start/init.py": {"project_template"},
-    "lightningbus/run/machine/checks.py": {"machine_facts", "machine_facts.read_facts"},
     "lightningbus/run/settings/sources.py": {"LIGHTNINGBUS_LEARNER_", "LIGHTNINGBUS_LEARNER_ACTOR__OPTIM__LR"},
 }
 """Names left to correct, by module; the list only gets shorter."""

@@ -28,7 +28,7 @@ class RolloutBatch:
     def __init__(self, request: RolloutRequest, problems: Sequence[TaskInput]) -> None:
         self.request = request
         self.tasks = {ids.rollout_id(task.id, task.sample_index): task for task in request.tasks(problems)}
-        """By rollout id."""
+        """The tasks, keyed by rollout id."""
 
     async def run(
         self,

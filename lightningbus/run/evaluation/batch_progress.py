@@ -1,4 +1,4 @@
-"""How far the rollouts of a batch are, and when they are given up. Pure."""
+"""Progress of a batch: which rollouts have ended, and the time at which the rest is given up. Pure."""
 
 from collections.abc import Collection, Iterable
 

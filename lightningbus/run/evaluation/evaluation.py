@@ -66,7 +66,7 @@ class Evaluation(BaseModel):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What was evaluated in which way."""
+        """Identity of the evaluation: its label, and the versions of weights and prompts."""
         return self.label, self.version, sorted(self.versions.items()), sorted(self.prompt_versions.items())
 
     def format_mean(self) -> str:

@@ -30,8 +30,10 @@ def choose_due_versions(published: Iterable[int], evaluated: Iterable[int], ever
     return list(due.values())
 
 
-def held_out_request(settings: RunSettings, held_out: EvalSettings, learner: LearnerSettings | None) -> RolloutRequest:
-    """The conditions of all evaluations of a run, as the learner of the main model has them, where there is one."""
+def build_held_out_request(
+    settings: RunSettings, held_out: EvalSettings, learner: LearnerSettings | None
+) -> RolloutRequest:
+    """Build the conditions of a run's evaluations: those of the main model's learner, where there is one."""
     return RolloutRequest(
         run=settings.name,
         agent=held_out.agent,

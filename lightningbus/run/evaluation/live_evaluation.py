@@ -18,7 +18,7 @@ from lightningbus.run.evaluation.request import EvaluationJob
 from lightningbus.run.processes.members import NODE_SECONDS, find_member, is_running_runner
 from lightningbus.schemas.fleet import Heartbeat
 
-RUNNER_SECONDS = 10.0
+LIVE_RUNNER_SECONDS = 10.0
 """Longest wait for a runner: one that is up says so each second."""
 
 
@@ -30,7 +30,7 @@ async def evaluate_live(bus: Bus, client: Client, job: EvaluationJob) -> dict[st
     """
     request, registries = job.request, {model: WeightRegistry(bus, model) for model in job.versions}
     async with bus.fleet("*") as fleet:
-        await _wait_for_member(fleet, is_running_runner, "runner", RUNNER_SECONDS)
+        await _wait_for_member(fleet, is_running_runner, "runner", LIVE_RUNNER_SECONDS)
         versions = {model: await find_version(registry, job.versions[model]) for model, registry in registries.items()}
         for model, registry in registries.items():
             await _check_free(bus, registry, request.deadline, model, versions[model])

@@ -18,7 +18,7 @@ CHUNK_SIZE, MAX_CHUNKS_IN_FLIGHT = 64, 4
 """Samples that are recorded together, and how many such lots are on their way at once."""
 
 MAX_ROLLOUT_CHARACTERS = 200
-"""Of a rollout's id, as `lightningbus.schemas.base.Identifier` has it."""
+"""Longest rollout id, in characters: the limit of `lightningbus.schemas.base.Identifier`."""
 
 
 class PublishOptions(TypedDict, total=False):
@@ -35,15 +35,15 @@ class PublishOptions(TypedDict, total=False):
     evaluation: str
     """Name of the evaluation they belong to."""
     weight_versions: Mapping[str, int]
-    """By model: answer its calls from this weight version only."""
+    """Weight version, by model, that alone may answer the model's calls."""
     role_models: Mapping[str, str]
     """Models that answer for some roles of the agent."""
     prompt_versions: Mapping[str, int]
-    """By prompt: put this version into the calls."""
+    """Version of each prompt, by its name, that is put into the calls."""
     pass_name: str
     """Part of task ids, to publish the same tasks again."""
     temperature: float | None
-    """Forced on every model call."""
+    """Temperature that replaces the agent's own in every model call."""
     deadline: float
     """Seconds a rollout may take."""
 

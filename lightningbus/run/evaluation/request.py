@@ -29,9 +29,9 @@ class RolloutRequest:
     role_models: Mapping[str, str] = field(default_factory=dict)
     """Models that answer for some roles of the agent."""
     weight_versions: Mapping[str, int] = field(default_factory=dict)
-    """By model: answer its calls from this version only; a model that is not here: from its current version."""
+    """Weight version, by model, that alone may answer the model's calls; other models answer from their current one."""
     prompt_versions: Mapping[str, int] = field(default_factory=dict)
-    """By prompt: put this version into the calls; a prompt that is not here: its released version."""
+    """Version of each prompt, by its name, that is put into the calls; other prompts have their released one."""
     samples: int = 1
     """Rollouts of each task."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class RolloutRequest:
         )
 
     def tasks(self, problems: Iterable[TaskInput]) -> Iterator[Task]:
-        """``samples`` tasks of each problem."""
+        """Yield ``samples`` tasks of each problem."""
         return expand_samples(
             problems,
             self.samples,
@@ -91,13 +91,13 @@ class EvaluationJob:
     """Its ``evaluation`` begins their names, which end with the sampling."""
     problems: Sequence[TaskInput]
     samplings: Sequence[str]
-    """Of `SAMPLINGS`."""
+    """Names of `SAMPLINGS`."""
     versions: Mapping[str, int | None]
-    """By model, all that are pinned; None: the newest."""
+    """Pinned version of each model; None: the newest."""
 
 
 def expand_samples(problems: Iterable[TaskInput], samples: int, suffix: str = "", **fields: Any) -> Iterator[Task]:
-    """``samples`` tasks per problem; ``fields`` are `Task`'s others, the same for all."""
+    """Yield ``samples`` tasks of each problem; ``fields`` are `Task`'s others, the same for all."""
     for problem in problems:
         for sample in range(samples):
             yield Task(

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.run.evaluation.evaluation import Evaluation, format_label
-from lightningbus.run.evaluation.held_out import evaluate_once_served, held_out_request
+from lightningbus.run.evaluation.held_out import build_held_out_request, evaluate_once_served
 from lightningbus.run.evaluation.pinned_version import all_pinned, find_version
 from lightningbus.run.evaluation.prompt_versions import pin_versions
 from lightningbus.run.evaluation.request import EvaluationJob
 from lightningbus.run.jobs.children import publish_models, start_children
-from lightningbus.run.processes.stack import placed_learners, start_stack
+from lightningbus.run.processes.stack import complete_learner_settings, start_stack
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.tasks.task_file import load_tasks
@@ -23,7 +23,7 @@ def parse_job(settings: RunSettings, samplings: Sequence[str], *, label: str, ve
     ``version`` of the model that agents call by name; None: the newest, as of all other models.
     """
     assert settings.eval is not None
-    request = held_out_request(settings, settings.eval, next(iter(settings.all_learners), None))
+    request = build_held_out_request(settings, settings.eval, next(iter(settings.all_learners), None))
     versions = {**dict.fromkeys(settings.policies), settings.main_model: version}
     return EvaluationJob(replace(request, evaluation=label), load_tasks(settings.eval.tasks), samplings, versions)
 
@@ -46,7 +46,7 @@ async def run(settings: RunSettings, job: EvaluationJob, *, publishes_model: boo
             client, _ = await start_children(stack, settings)
             if publishes_model:
                 stack.view.set_phase("publishing the model")
-                await publish_models(stack, placed_learners(settings, directory.path))
+                await publish_models(stack, complete_learner_settings(settings, directory.path))
                 await registries[settings.main_model].refresh()
             async with all_pinned(registries, versions):
                 pinned = await pin_versions(stack.bus, job.request, versions)

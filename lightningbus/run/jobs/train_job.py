@@ -14,7 +14,7 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.display.live_view import console
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.evaluation import Evaluation, format_label
-from lightningbus.run.evaluation.held_out import HeldOut, held_out_request
+from lightningbus.run.evaluation.held_out import HeldOut, build_held_out_request
 from lightningbus.run.evaluation.pinned_version import VersionPins, wait_for_evaluations
 from lightningbus.run.evaluation.version_turns import Turn, take_turns
 from lightningbus.run.jobs.children import publish_models, start_children, wait_for_model, wait_for_runner
@@ -114,8 +114,9 @@ class _Training:
             self._client = await self._start_children(ready)
             models = [learner.model for learner in self._learners]
             self._pins = VersionPins(self._stack.bus, results.run, models)
+            request = build_held_out_request(self._settings, self._heldout, self._learners[0])
             self._held_out = HeldOut(
-                self._stack, self._client, held_out_request(self._settings, self._heldout, self._learners[0]), problems,
+                self._stack, self._client, request, problems,
                 self._heldout, self._pins, results.evaluations, self._add_evaluation,
             )  # fmt: skip
             self._rounds: list[Turn] = []

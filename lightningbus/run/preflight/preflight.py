@@ -16,7 +16,7 @@ from lightningbus.run.preflight.memory_check import Target, check_memory
 from lightningbus.run.preflight.model_checks import check_configuration, check_model, find_weights
 from lightningbus.run.preflight.port_checks import check_ports
 from lightningbus.run.preflight.trial_rollout import TrialTask, WantedReward, try_agent
-from lightningbus.run.processes.stack import placed_learners
+from lightningbus.run.processes.stack import complete_learner_settings
 from lightningbus.run.results.prompt_files import read_prompt_text
 from lightningbus.run.settings.run_file import EvalSettings, RunSettings, describe_problems
 from lightningbus.runners.protocol.prompts import PromptChoice
@@ -48,7 +48,7 @@ def parse_job(settings: RunSettings, source: str) -> TrainJob:
     lacking += [] if settings.all_learners else ["learner"]
     if lacking:
         raise UserError(f"{source}: a training job needs {', '.join(lacking)} too")
-    learners = tuple(placed_learners(settings, settings.runs / settings.name).values())
+    learners = tuple(complete_learner_settings(settings, settings.runs / settings.name).values())
     if any(learner.tasks is None for learner in learners):
         raise UserError(f"{source}: learner.tasks: a training job has tasks to train on")
     heldout = settings.eval

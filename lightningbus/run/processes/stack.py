@@ -271,8 +271,8 @@ def child_specs(settings: RunSettings, where: Path) -> list[ChildSpec]:
     return specs
 
 
-def placed_learners(settings: RunSettings, where: Path) -> dict[str, LearnerSettings]:
-    """Settings of the learners by name of the process, as `child_specs` completes them."""
+def complete_learner_settings(settings: RunSettings, where: Path) -> dict[str, LearnerSettings]:
+    """Return the settings of the learners as `child_specs` completes them, by process name."""
     specs = child_specs(settings, where)
     return {spec.name: spec.settings for spec in specs if isinstance(spec.settings, LearnerSettings)}
 

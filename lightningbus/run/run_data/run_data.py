@@ -77,7 +77,9 @@ class RunData:
         is_shared: bool = False,
     ) -> None:
         self._run, self._url, self._database, self._limits = run, url or os.environ.get(SQL_VARIABLE), database, limits
-        self._is_shared, self._expected_run = is_shared, ""
+        self._is_shared = is_shared
+        self._expected_run = str(run.path) if run is not None and self._url is None else ""
+        """The run that a store other than its own must know; empty: none."""
         self._opened: _Opened | None = None
         self._opening = threading.Lock()
         _open_data.add(self)
@@ -168,11 +170,8 @@ class RunData:
         url = files.url if files is not None else str(place)
         try:
             client = connect_readonly(url, self._database, self._limits)
-            expected_run = self._expected_run
-            if self._run is not None and place not in (self._url, own_store):
-                expected_run = str(self._run.path)
-            if expected_run and place != own_store:
-                check_run(client, find_run_id(expected_run))
+            if self._expected_run and place != own_store:
+                check_run(client, find_run_id(self._expected_run))
         except BaseException:
             if files is not None:
                 files.close()

@@ -31,11 +31,11 @@ def auditor(
     Every field of its settings is an option too, such as --tolerance 0.1.
     """
     with require_extra("learner"):
-        from lightningbus.auditor import auditor as room
+        from lightningbus.auditor import auditor as role
         from lightningbus.auditor.settings import AuditorSettings
 
     options = {"model_path": model_path, "model": model, "share": share}
     checked = load_settings(
         AuditorSettings, "auditor", settings, context.args, **options, health_address=health_address
     )
-    run_role(exit_on_user_error(discover_bus, bus, "auditor"), "auditor", room.run, checked, room.AuditorError)
+    run_role(exit_on_user_error(discover_bus, bus, "auditor"), "auditor", role.run, checked, role.AuditorError)

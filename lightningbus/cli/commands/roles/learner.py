@@ -48,7 +48,7 @@ def learner(
     """
     with require_extra("learner"):
         from lightningbus.learner import errors
-        from lightningbus.learner import learner as room
+        from lightningbus.learner import learner as role
         from lightningbus.learner.checkpointing import checkpoint
         from lightningbus.learner.settings.learner import LearnerSettings
         from lightningbus.learner.training import distributed
@@ -72,10 +72,10 @@ def learner(
         return
     if distributed.is_worker_rank():
         try:
-            room.run_worker(checked)
+            role.run_worker(checked)
         except errors.LearnerError as error:
             exit_with(error)
         return
     expected = (errors.LearnerError, checkpoint.CheckpointError, TaskFileError)
     at = exit_on_user_error(discover_bus, bus, "learner", model=checked.model)
-    run_role(at, "learner", room.run, checked, *expected)
+    run_role(at, "learner", role.run, checked, *expected)

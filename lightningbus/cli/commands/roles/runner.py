@@ -44,7 +44,7 @@ def runner(
     Every field of its settings is an option too, such as --memory-limit-gib 2.
     """
     from lightningbus.common.processes.subprocesses import ProcessGuard
-    from lightningbus.runners import runner as room
+    from lightningbus.runners import runner as role
     from lightningbus.runners.agent.launcher import AgentStartError
     from lightningbus.runners.settings import RunnerSettings
 
@@ -62,4 +62,4 @@ def runner(
     checked = load_settings(RunnerSettings, "runner", settings, context.args, **options)
     at = exit_on_user_error(discover_bus, bus, "runner")
     ProcessGuard.enable()
-    run_role(at, "runner", room.run, with_api_key(checked, at), AgentStartError)
+    run_role(at, "runner", role.run, with_api_key(checked, at), AgentStartError)

@@ -51,7 +51,7 @@ def store(
     if context.invoked_subcommand is not None:
         return
     with require_extra("store"):
-        from lightningbus.store import service as room
+        from lightningbus.store import service as role
         from lightningbus.store.clickhouse import client, migrations
         from lightningbus.store.embedded import engine
         from lightningbus.store.settings import StoreSettings
@@ -59,7 +59,7 @@ def store(
     options = {"url": url, "data_dir": data_dir, "http_port": http_port, "health_address": health_address}
     checked = load_settings(StoreSettings, "store", settings, context.args, **options)
     expected = (AddressInUseError, engine.EngineBusyError, client.StoreUnreachableError, migrations.MigrationError)
-    run_role(exit_on_user_error(discover_bus, bus, "store"), "store", room.run, checked, *expected)
+    run_role(exit_on_user_error(discover_bus, bus, "store"), "store", role.run, checked, *expected)
 
 
 @app.command("create-users")

@@ -16,7 +16,7 @@ NUM_NEXT = 3
 
 
 class Framework(StrEnum):
-    """What an agent is written in: the names of `project_template`."""
+    """What an agent is written in: the names of `lightningbus.run.projects.template`."""
 
     openai = "openai"
     langgraph = "langgraph"
