@@ -3,11 +3,9 @@
 import asyncio
 import json
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -42,6 +40,7 @@ from lightningbus.runners.protocol.dialects.base import error as dialect_error
 from lightningbus.runners.protocol.json_text import encode_json
 from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.runners.recording.open_call import OpenCall
 from lightningbus.schemas import ids, subjects
 from lightningbus.schemas.fleet import Heartbeat
 
@@ -83,9 +82,8 @@ class ModelCallHandler:
         if attempt.deadly_requests and (reason := attempt.deadly_requests.get(_fingerprint(call))):
             raise EnginesFailedError(reason, is_deadly=True)
         node_ids: list[str] = []
-        started_ns = time.time_ns()
         parent = ids.parse_span_id(request.headers.get(subjects.TRACE_HEADER, ""))
-        recording = _Recording(partial(_record, attempt, call, node_ids, parent, started_ns, prompt_versions))
+        recording = _Recording(attempt, OpenCall(call, parent, prompt_versions), node_ids)
         with running.open_call(), recording:
             prompt = await self._prompt(context, call, task.sampling_params)
             completion = StreamAccumulator(call, task.sampling_params, context.pinned, prompt)
@@ -108,12 +106,11 @@ class ModelCallHandler:
             except (AgentDisconnectedError, asyncio.CancelledError) as reason:
                 if stream is None:
                     raise
-                recording.choices = _cut_choices(completion, is_seen=stream.has_begun)
-                recording.is_in_history = completion.stopped_at_eos
+                recording.take(completion, _cut_choices(completion, is_seen=stream.has_begun))
                 if isinstance(reason, AgentDisconnectedError):
                     return stream.response
                 raise
-            recording.choices, recording.is_in_history = answer.choices, completion.stopped_at_eos
+            recording.take(completion, answer.choices)
             await send_ahead(self._send, attempt)  # earlier calls first: the agent waits while the bus is full
             # Where an agent reads slowly, the record does not wait for it.
             asyncio.get_running_loop().call_soon(recording.run)
@@ -189,12 +186,11 @@ class CompletedCall:
 class _Recording:
     """Recording a call once: after its answer was handed to the socket, at the latest when the block ends."""
 
-    def __init__(self, record: Callable[[list[SampledChoice], bool], None]) -> None:
-        self._record = record
-        self.choices: list[SampledChoice] = []
-        """Recorded choices; empty: nothing yet, or nothing any more."""
-        self.is_in_history = False
-        """Whether a later turn may continue with the tokens of the answer."""
+    def __init__(self, recorder: AttemptRecorder, open_call: OpenCall, node_ids: list[str]) -> None:
+        self._recorder, self._open_call, self._node_ids = recorder, open_call, node_ids
+        self._choices: list[SampledChoice] = []
+        self._last_token_ns = 0
+        self._is_in_history = False
 
     def __enter__(self) -> "_Recording":
         return self
@@ -202,38 +198,20 @@ class _Recording:
     def __exit__(self, *_: object) -> None:
         self.run()
 
+    def take(self, completion: StreamAccumulator, choices: list[SampledChoice]) -> None:
+        """Set what to record; a later turn may continue with the tokens of an answer that ended with the model's."""
+        self._choices, self._last_token_ns = choices, completion.last_token_ns
+        self._is_in_history = completion.stopped_at_eos
+
     def run(self) -> None:
         """Record it, unless that was done."""
-        choices, self.choices = self.choices, []
-        if choices:
-            self._record(choices, self.is_in_history)
-
-
-def _record(
-    recorder: AttemptRecorder,
-    call: ChatRequest,
-    node_ids: list[str],
-    parent: str,
-    started_ns: int,
-    prompt_versions: Mapping[str, int],
-    choices: list[SampledChoice],
-    is_in_history: bool,
-) -> None:
-    first = choices[0]
-    if call.chat and is_in_history and not first.missing_tokens:
-        recorder.history.add(call, json.loads(first.response), first.num_tokens)
-    request, node, ended_ns = call.to_record(), ",".join(node_ids), max(time.time_ns(), started_ns)
-    for choice in choices:
-        recorder.add_call(
-            choice,
-            node=node,
-            role=call.role,
-            request=request,
-            parent=parent,
-            prompt_versions=prompt_versions,
-            started_ns=started_ns,
-            ended_ns=ended_ns,
-        )
+        choices, self._choices = self._choices, []
+        if not choices:
+            return
+        call, first = self._open_call.request, choices[0]
+        if call.chat and self._is_in_history and not first.missing_tokens:
+            self._recorder.history.add(call, json.loads(first.response), first.num_tokens)
+        self._open_call.record(self._recorder, choices, self._last_token_ns, ",".join(self._node_ids))
 
 
 def _fingerprint(call: ChatRequest) -> bytes:

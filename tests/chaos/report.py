@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from statistics import quantiles
 from typing import Any
@@ -83,8 +83,8 @@ class Report:
 BEGIN, END = "<!-- make chaos: begin -->", "<!-- make chaos: end -->"
 
 
-def markdown(actual: dict[str, Any], scenarios: Iterable[str]) -> str:
-    """The table of a result file, as `docs/guarantees.md` shows it: one row per fault, over all scenarios.
+def markdown(actual: dict[str, Any], scenarios: Collection[str]) -> str:
+    """The table of a result file, as `docs/guarantees.md` shows it: one row per fault, in the order of ``scenarios``.
 
     ``scenarios`` that have no result yet are named.
     """
@@ -97,7 +97,7 @@ def markdown(actual: dict[str, Any], scenarios: Iterable[str]) -> str:
         "| fault | times | lost | doubled | recovery p50 / p95, s |",
         "|---|---|---|---|---|",
     ]
-    for row in (row for item in actual.values() for row in item["faults"]):
+    for row in (row for name in scenarios if name in actual for row in actual[name]["faults"]):
         recovery = f"{row['recovery_p50_s']:.1f} / {row['recovery_p95_s']:.1f}"
         lines.append(f"| {row['fault']} | {row['injected']} | {row['lost']} | {row['duplicated']} | {recovery} |")
     if unmeasured := [name for name in scenarios if name not in actual]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from array import array
 from collections.abc import AsyncIterator
 from typing import Any
@@ -159,6 +160,21 @@ async def test_an_answer_of_which_the_agent_got_nothing_has_no_tokens_and_says_w
         span = await left(node, slot, recorder)
     assert span.call is not None and span.call.response_ids == b""
     assert span.status_message == "the agent left before it got anything of the answer"
+
+
+@pytest.mark.parametrize("until", ["</tool>", "stop"])
+async def test_a_call_ended_before_the_agent_had_its_last_token(until: str) -> None:
+    """What the agent does next, such as giving a reward, comes after the call: it belongs to this call."""
+    node = TokenNode(*[{"finish_reason": "stop"}] * (until == "stop"))
+    async with serving(node, sent) as (_, slot, recorder):
+        seen_at_ns = 0
+        async with openai_of(slot) as client, await client.chat.completions.create(**BODY, stream=True) as stream:
+            async for chunk in stream:
+                if until in (chunk.choices[0].delta.content, chunk.choices[0].finish_reason):
+                    seen_at_ns = time.time_ns()
+                    break
+        span = await left(node, slot, recorder)
+    assert 0 < span.start_ns <= span.end_ns <= seen_at_ns
 
 
 async def test_calls_that_are_open_when_the_agent_ends_are_cut_and_recorded() -> None:

@@ -2,10 +2,8 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from functools import partial
 from typing import Any
 
 import aiohttp
@@ -33,8 +31,7 @@ from lightningbus.runners.protocol.answers.engine_errors import (
 from lightningbus.runners.protocol.answers.external_answer import external_choices, is_visible
 from lightningbus.runners.protocol.dialects.base import Dialect
 from lightningbus.runners.protocol.json_text import decode_json
-from lightningbus.runners.protocol.request import ChatRequest
-from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.runners.recording.open_call import OpenCall
 from lightningbus.schemas import ids, subjects
 
 log = logging.getLogger(__name__)
@@ -60,9 +57,7 @@ class ExternalCallHandler:
             pin = f"model {call.model!r} is external and has no versions; the task pins version {context.pinned}"
             raise ApiError(400, "invalid_request_error", pin)
         stream = SseResponse(request, dialect, live=True) if call.stream else None
-        started_ns = time.time_ns()
-        parent = ids.parse_span_id(request.headers.get(subjects.TRACE_HEADER, ""))
-        record = partial(_record, recorder, call, parent, started_ns, prompt_versions)
+        open_call = OpenCall(call, ids.parse_span_id(request.headers.get(subjects.TRACE_HEADER, "")), prompt_versions)
         completion = StreamAccumulator(call, task.sampling_params)
         with running.open_call():
             try:
@@ -81,11 +76,12 @@ class ExternalCallHandler:
                     raise
                 completion.cut()
                 host = self._endpoints.host(call.model)
-                record(external_choices(call, task.sampling_params, completion.to_response(), host))
+                choices = external_choices(call, task.sampling_params, completion.to_response(), host)
+                open_call.record(recorder, choices, completion.last_token_ns)
                 if isinstance(reason, AgentDisconnectedError):
                     return stream.response
                 raise
-            record(choices)
+            open_call.record(recorder, choices, completion.last_token_ns)
         await send_ahead(self._send, recorder)
         return web.json_response(body) if stream is None else await stream.finish()
 
@@ -119,28 +115,6 @@ class ExternalCallHandler:
                 except (InvalidEngineOutputError, aiohttp.ClientError, ValueError) as error:
                     log.warning("endpoint %r: a call failed amid the answer: %s", name, error)
         raise AssertionError("attempt_call yields until an answer is whole, or raises")
-
-
-def _record(
-    recorder: AttemptRecorder,
-    call: ChatRequest,
-    parent: str,
-    started_ns: int,
-    prompt_versions: Mapping[str, int],
-    choices: list[SampledChoice],
-) -> None:
-    ended_ns = max(time.time_ns(), started_ns)
-    for choice in choices:
-        recorder.add_call(
-            choice,
-            node="",
-            role=call.role,
-            request=call.to_record(),
-            parent=parent,
-            prompt_versions=prompt_versions,
-            started_ns=started_ns,
-            ended_ns=ended_ns,
-        )
 
 
 async def _read_answer(

@@ -5,6 +5,7 @@ version of each token. Pure: dictionaries in, dictionaries and bytes out.
 """
 
 import math
+import time
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -57,6 +58,8 @@ class StreamAccumulator:
         """Whether an answer that breaks off can be resumed; one that cannot is buffered until it is complete."""
         self.is_resuming = False
         """Whether there is a part to resume from."""
+        self.last_token_ns = 0
+        """When the last chunk with a choice came, Unix time in ns: before the agent got it. 0: none yet."""
         self.reset()
 
     def reset(self) -> None:
@@ -136,6 +139,8 @@ class StreamAccumulator:
         self._head = self._head or {key: chunk[key] for key in ("id", "created", "model") if key in chunk}
         self._usage = chunk.get("usage") or self._usage
         self._prompt_ids = chunk.get("prompt_token_ids") or self._prompt_ids
+        if chunk.get("choices"):
+            self.last_token_ns = time.time_ns()
         for part in chunk.get("choices", ()):
             if part.get("token_ids") and chunk.get("weight_version") is None:
                 raise InvalidEngineOutputError("the node did not say which weight version made these tokens")
