@@ -17,7 +17,7 @@ ARCH_REQ_XCOMP_PERM = 0x1023
 XFEATURE_XTILEDATA = 18
 
 RECHECK_MS = 1
-"""How long a reader of vLLM's queue sleeps while messages are frequent."""
+"""Milliseconds that a reader of vLLM's queue sleeps while messages are frequent."""
 
 
 def register() -> None:

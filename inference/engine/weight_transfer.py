@@ -58,7 +58,7 @@ class LightningbusWeightEngine(WeightTransferEngine[Init, Update]):
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """As the base class, which waits for the accelerator; a CPU-only torch has none and raises."""
+        """Receive and load weights; the base class waits for the accelerator, which raises on a CPU-only torch."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
@@ -111,7 +111,7 @@ def tensors(path: str, adapters: str | None = None) -> Iterator[tuple[str, torch
 
 
 def _products(path: str) -> dict[str, torch.Tensor]:
-    """By the name of the weights they are added to."""
+    """Compute the products of an adapter file, by the name of the weights they are added to."""
     products = {}
     with safe_open(path, framework="pt", device="cpu") as file:
         scale = float(file.metadata()["scale"])

@@ -13,9 +13,9 @@ from lightningbus.learner.transitions.sequences import SequenceConfig, TrainSequ
 from lightningbus.learner.transitions.transitions import Transition, build_transitions
 
 OTHER_MODEL = "model"
-"""Why a call is excluded that another model answered."""
+"""Reason for excluding a call that another model answered."""
 WITHOUT_CREDIT = "credit"
-"""Why a call is excluded that the credit method does not train."""
+"""Reason for excluding a call that the credit method does not train."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class RolloutBuilder:
         )
 
     def _build_transitions(self, rollout: Rollout) -> list[Transition] | None:
-        """The calls of this model in a rollout; None if one is malformed, or has tokens that the model has not."""
+        """Return this model's calls in a rollout; None if one is malformed or has token ids beyond the vocabulary."""
         try:
             transitions = build_transitions(rollout.calls, self._settings.model)
         except (ValueError, LookupError, OverflowError):

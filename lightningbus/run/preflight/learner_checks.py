@@ -1,4 +1,4 @@
-"""What a learner refuses at its start, asked before there is a learner: names, own functions, adapters, the engine."""
+"""Checks, before a learner starts, everything that it would refuse: names, own functions, adapters, the engine."""
 
 import copy
 import importlib.util
@@ -17,9 +17,10 @@ from lightningbus.run.preflight.memory_check import Target
 
 
 def check_learner(learner: LearnerSettings, target: Target) -> Iterator[str]:
-    """Warnings of what cannot be known here; raises `UserError` at the first thing that the learner would refuse.
+    """Yield warnings about settings that cannot be checked here; raises `UserError` at the first that the learner
+    refuses.
 
-    Packages are looked for here unless the learner is started in another environment, or on other machines.
+    Packages are checked here unless the learner starts in another environment, or on other machines.
     """
     _check(learner, resolve_names, learner)
     device, is_here = _find_device(target)
@@ -33,7 +34,7 @@ def check_learner(learner: LearnerSettings, target: Target) -> Iterator[str]:
 
 
 def check_adapters(learner: LearnerSettings, model: Any) -> None:
-    """Whether modules of a model on the meta device get the adapters; raises `UserError`."""
+    """Check that modules of a model on the meta device get the adapters; raises `UserError` otherwise."""
     if not learner.lora.lora_rank or importlib.util.find_spec("peft") is None:
         return
     import torch
@@ -49,9 +50,9 @@ def check_adapters(learner: LearnerSettings, model: Any) -> None:
 
 
 def resolve_names(learner: LearnerSettings) -> None:
-    """Look up the credit method, the estimator and the loss, as the learner does; raises ValueError.
+    """Look up credit method, estimator and loss as the learner does; raises ValueError for an unknown one.
 
-    Own functions of a learner in another environment cannot be imported here, and without verl none is known.
+    Own functions of a learner in another environment cannot be imported here, and without verl no name is known.
     """
     is_elsewhere = learner.python_executable is not None
     if not (is_elsewhere and is_import_path(learner.credit.method)):
@@ -72,7 +73,7 @@ def resolve_names(learner: LearnerSettings) -> None:
 
 @contextmanager
 def _without_news_of_verl() -> Iterator[None]:
-    """While it is imported it tells of each engine that is not installed."""
+    """Silence verl's log while it is imported, which reports each engine that is not installed."""
     before = logging.root.manager.disable
     logging.disable(logging.INFO)
     try:
@@ -84,7 +85,7 @@ def _without_news_of_verl() -> Iterator[None]:
 
 
 def _check_optimizers_elsewhere(learner: LearnerSettings) -> Iterator[str]:
-    """torch is the same everywhere; of other packages that are not here, a warning."""
+    """Warn of an optimiser whose package is not installed here; torch's own need no check."""
     for section, optim in (("actor", learner.actor.optim), ("critic", learner.critic.optim)):
         package = optim.optimizer_impl.partition(".")[0]
         if importlib.util.find_spec(package) is None:
@@ -95,7 +96,7 @@ def _check_optimizers_elsewhere(learner: LearnerSettings) -> Iterator[str]:
 
 
 def _find_device(target: Target) -> tuple[str, bool]:
-    """What the learner computes on, and whether it is in this machine."""
+    """Return the learner's device, and whether this machine has it."""
     import torch
 
     if torch.cuda.is_available():

@@ -29,13 +29,13 @@ LEFT JOIN
 ) AS l ON v.model = l.model
 ORDER BY v.model
 """
-"""The figures of each model."""
+"""Query of the figures of each model."""
 EVALUATIONS = """
 SELECT model, evaluation, version, mean_reward, standard_error FROM reward_by_version
 WHERE run_id = {run_id:String} AND mode = 'eval' AND evaluation IN {labels:Array(String)}
 ORDER BY model, version, evaluation
 """
-"""Held-out rewards of each model: those that it is trained on."""
+"""Query of each model's held-out rewards, by the reward that it is trained on."""
 
 
 class ModelEvaluation(BaseModel):
@@ -63,7 +63,7 @@ class ModelResults(BaseModel):
 
 
 def count_models(client: Client, run: str) -> dict[str, ModelResults]:
-    """The figures that the store counts of each model of a run."""
+    """Read the figures of each model of a run from the store."""
     evaluations = read_evaluations(client, run)
     rows = client.query(MODELS, parameters={"run_id": run}).result_rows
     fields = tuple(field for field in ModelResults.model_fields if field != "evaluations")
@@ -74,7 +74,7 @@ def count_models(client: Client, run: str) -> dict[str, ModelResults]:
 
 
 def read_evaluations(client: Client, run: str) -> dict[str, list[ModelEvaluation]]:
-    """By model: the rewards of the evaluations of a job."""
+    """Read the rewards of a job's evaluations from the store, by model."""
     rows = client.query(EVALUATIONS, parameters={"run_id": run, "labels": list(SAMPLINGS)}).result_rows
     evaluations: dict[str, list[ModelEvaluation]] = defaultdict(list)
     for model, label, version, mean, error in rows:

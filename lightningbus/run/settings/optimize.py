@@ -46,7 +46,7 @@ class ReflectionSettings(BaseModel):
 
 
 class OptimizeSettings(BaseModel):
-    """Which prompts are improved, on which problems, with how many rollouts."""
+    """Prompt optimisation: prompts, tasks, and numbers of rollouts."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,4 +1,4 @@
-"""A whole run in one YAML file: what `lightningbus up -c run.yaml` reads."""
+"""The run file: a whole run in one YAML file, as `lightningbus up -c run.yaml` reads it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
@@ -29,7 +29,7 @@ LOADERS = {
     r"^[A-Za-z0-9_-]{1,64}$": "it is no name: letters, digits, _ and -, at most 64",
     r"^[\w.]+:[\w.]+$": "it is not of the form module:function",
 }
-"""What the patterns of settings ask for, in words."""
+"""Explanation of each pattern that settings must match."""
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -56,7 +56,7 @@ class BusSettings(BaseModel):
 
 
 class EvalSettings(BaseModel):
-    """Problems the model is never trained on; answered before and after training and, on request, during it."""
+    """Evaluation: tasks the model is never trained on, run before and after training and, on request, during it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -82,7 +82,7 @@ class EvalSettings(BaseModel):
 
 
 class RunSettings(BaseModel):
-    """Every role of a run on this machine; leave one out and it is not started here."""
+    """Roles of a run on this machine; a role that is left out is not started here."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -126,17 +126,17 @@ class RunSettings(BaseModel):
 
     @property
     def all_learners(self) -> list[LearnerSettings]:
-        """The learners, whether there is one or several."""
+        """Settings of all learners, one or several."""
         return self.learners or ([self.learner] if self.learner is not None else [])
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """The models that are trained; without a learner here, the one agents call by name."""
+        """Models that are trained; without a learner here, the one that agents call by name."""
         return tuple(learner.model for learner in self.all_learners) or (self.main_model,)
 
     @property
     def main_model(self) -> str:
-        """The model that agents call by name: the first learner's, else the first node's."""
+        """Model that agents call by name: the first learner's, else the first node's."""
         first: Sequence[LearnerSettings | InferenceSettings] = self.all_learners or self.inference
         return first[0].model if first else DEFAULT_POLICY
 
@@ -146,7 +146,7 @@ class RunSettings(BaseModel):
         return self.optimize is not None and self.optimize.every is not None
 
     def without_learners(self) -> Self:
-        """The same run, without its learners."""
+        """Return the same run without its learners."""
         return self.model_copy(update={"learner": None, "learners": []})
 
 
@@ -158,16 +158,16 @@ ROLE_SECTIONS: "dict[str, tuple[str, type[BaseModel]]]" = {
     "runners": ("runner", RunnerSettings),
     "auditor": ("auditor", AuditorSettings),
 }
-"""Keys of a run file -> the role, and its settings."""
+"""Role and settings class by section of a run file."""
 
 
 def load_run_settings(path: Path) -> RunSettings:
-    """Settings of a run from its file and the environment; raises `UserError` naming the field that is wrong."""
+    """Load the settings of a run from its file and the environment; raises `UserError` naming every wrong field."""
     return validate_settings(RunSettings, load_run_fields(path), str(path))
 
 
 def load_run_fields(path: Path) -> dict[str, Any]:
-    """What a run file holds, with the variables of each role in its section, unchecked; raises `UserError`."""
+    """Read the fields of a run file, with each role's environment variables, unvalidated; raises `UserError`."""
     fields = load_fields(path)
     for section, (role, kind) in ROLE_SECTIONS.items():
         variables, value = read_environment(kind, role), fields.get(section)
@@ -179,7 +179,7 @@ def load_run_fields(path: Path) -> dict[str, Any]:
 
 
 def load_fields(path: Path) -> dict[str, Any]:
-    """What a YAML or JSON file holds, unchecked; raises `UserError` if it holds no fields."""
+    """Read the fields of a YAML or JSON file, unvalidated; raises `UserError` if it holds none."""
     try:
         fields = yaml.safe_load(path.read_text()) or {}
     except OSError as error:
@@ -196,9 +196,9 @@ def load_fields(path: Path) -> dict[str, Any]:
 def validate_settings(
     kind: type[M], fields: "Mapping[str, Any]", source: str, origins: "Mapping[str, str] | None" = None
 ) -> M:
-    """Settings from fields; raises `UserError` naming every field that is wrong.
+    """Validate fields as settings; raises `UserError` naming every wrong field.
 
-    ``origins``: what gave a field, as ``actor.optim.lr``, where it was not ``source``.
+    ``origins``: the flag or variable that gave a field such as ``actor.optim.lr``, if it was not ``source``.
     """
     try:
         return kind.model_validate(fields)
@@ -212,14 +212,14 @@ def validate_settings(
 
 
 def describe_problems(source: str, problems: "Sequence[str]") -> str:
-    """A sentence for what is wrong with a file of settings; one line each where it is several things."""
+    """Describe the errors of a settings file: a sentence for one, a line each for several."""
     if len(problems) == 1:
         return f"{source}: {problems[0]}"
     return "\n  ".join((f"{source}: {len(problems)} settings are wrong", *problems))
 
 
 def _explain(kind: type[BaseModel], error: "ErrorDetails") -> str:
-    """What is wrong with a field, in words of the settings rather than pydantic's."""
+    """Describe a field's error in words of the settings rather than pydantic's."""
     context = error.get("ctx", {})
     if error["type"] == "extra_forbidden":
         *above, name = error["loc"]
@@ -233,7 +233,7 @@ def _explain(kind: type[BaseModel], error: "ErrorDetails") -> str:
 
 
 def _fields_at(kind: object, above: "Sequence[int | str]") -> set[str]:
-    """Names of the settings where a wrong one stands; none where several kinds of settings could stand."""
+    """List the settings at a level of a class; none where several kinds of settings are allowed."""
     for part in above:
         if isinstance(part, str) and isinstance(kind, type) and issubclass(kind, BaseModel):
             field = kind.model_fields.get(part)
@@ -245,7 +245,7 @@ def _fields_at(kind: object, above: "Sequence[int | str]") -> set[str]:
 
 
 def _settings_in(annotation: object) -> object:
-    """The settings of ``list[Settings]`` or ``Settings | None``; None where there are none, or several."""
+    """Return the settings class in ``list[Settings]`` or ``Settings | None``; None for no class or several."""
     if not get_args(annotation):
         return annotation
     inner = [kind for argument in get_args(annotation) if (kind := _settings_in(argument)) not in (None, type(None))]
