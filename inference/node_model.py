@@ -55,7 +55,7 @@ class NodeModel:
         """A rendezvous that failed is not joined again."""
         self._updater: WeightUpdater | None = None
         self._ignored = IgnoredVersions(bus, name)
-        self.pulse: HeartbeatPublisher
+        self.heartbeat: HeartbeatPublisher
         """Heartbeat publisher; set before an engine is started."""
 
     def use_adapters(self, base: SharedBase) -> None:
@@ -142,10 +142,10 @@ class NodeModel:
         """See `lightningbus.inference.weights.target.WeightTarget`."""
         await self.transition("weights_applied")
 
-    async def transition(self, happening: NodeEvent) -> None:
+    async def transition(self, event: NodeEvent) -> None:
         """Move to the next state, and publish it at once."""
-        self.served.state = next_state(self.served.state, happening)
-        await self.pulse.send_now()
+        self.served.state = next_state(self.served.state, event)
+        await self.heartbeat.send_now()
 
     def describe(self, address: str, engine_id: str, num_in_flight: int) -> dict[str, Any]:
         """Return the heartbeat's fields. ``num_in_flight`` counts calls of all models, since they share the engine."""
@@ -167,6 +167,6 @@ class NodeModel:
                 **({"frozen": True} if self._settings.frozen else {}),
                 **({"versions": list(self.served.versions)} if self._lora else {}),
                 **({"broadcast": to_builtins(engine.broadcast)} if can_join else {}),
-                **({"wants_whole": True} if self._updater and self._updater.needs_full_weights else {}),
+                **({"needs_full_weights": True} if self._updater and self._updater.needs_full_weights else {}),
             },
         }

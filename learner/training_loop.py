@@ -162,7 +162,7 @@ class TrainingLoop:
         """Give up repeating steps: their groups are trained as any other."""
         groups = {trained.task_id: trained.group for trained in self.replay.abandon() if trained.group is not None}
         self.consumer.groups.members_at_close = {}
-        self.dispatcher.put_back(groups, self.consumer.groups.ended_rollouts())
+        self.dispatcher.requeue(groups, self.consumer.groups.ended_rollouts())
 
     async def _go_on_without_replay(self, reason: str, dropped: Sequence[str] = ()) -> None:
         """Give the present weights a version number that no others had, and write a checkpoint; ``dropped`` are not
@@ -273,7 +273,7 @@ class TrainingLoop:
         culprits = [group for group in groups if group.task_id in errors]
         if len(culprits) == len(groups):
             self._unbuildable.add(error)
-        self.consumer.groups.put_back(group for group in groups if group not in culprits)
+        self.consumer.groups.requeue(group for group in groups if group not in culprits)
         excluded = [exclude_group(group, errors[group.task_id], self.settings) for group in culprits]
         await self._drop_batch([disposition for dispositions in excluded for disposition in dispositions], culprits)
 

@@ -37,7 +37,7 @@ class BusAdapter:
         evaluate: Evaluate,
         catalog: PromptCatalog,
         ask: Callable[[str], Awaitable[str]],
-        num_problems: int,
+        num_tasks: int,
         max_chars: int,
         max_prompt_chars: int,
     ) -> None:
@@ -45,7 +45,7 @@ class BusAdapter:
         candidates.
         """
         self._loop, self._evaluate, self._catalog, self._ask = loop, evaluate, catalog, ask
-        self._num_problems, self._max_chars, self._max_prompt_chars = num_problems, max_chars, max_prompt_chars
+        self._num_tasks, self._max_chars, self._max_prompt_chars = num_tasks, max_chars, max_prompt_chars
         self._num_proposals = 0
         self._current: Future[Any] | None = None
         self.failure: BaseException | None = None
@@ -58,7 +58,7 @@ class BusAdapter:
         """Evaluate texts on tasks; a task's score is the mean reward of its rollouts."""
         results = self._run(self._evaluate(candidate, batch, capture_traces))
         scores = [sum(result.score for result in rollouts) / len(rollouts) for rollouts in results]
-        if len(batch) == self._num_problems and candidate not in [texts for texts, _ in self.scores]:
+        if len(batch) == self._num_tasks and candidate not in [texts for texts, _ in self.scores]:
             self.scores.append((dict(candidate), sum(scores) / len(scores)))
         return EvaluationBatch(outputs=results, scores=scores, trajectories=results if capture_traces else None)
 

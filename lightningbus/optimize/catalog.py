@@ -68,7 +68,7 @@ class PromptCatalog:
             self.is_resumed = True
             if begun[0].proposal_id != self._id(START, key):
                 raise UserError(
-                    f"run {self._run!r} began with other prompts, problems or settings of optimize: "
+                    f"run {self._run!r} began with other prompts, tasks or settings of optimize: "
                     "give this one another name"
                 )
             return begun[0]

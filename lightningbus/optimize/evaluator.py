@@ -67,7 +67,7 @@ class Evaluator:
         return True
 
     async def evaluate(
-        self, budget: Budget, texts: Texts, problems: Sequence[TaskInput], samples: int, with_traces: bool = False
+        self, budget: Budget, texts: Texts, tasks: Sequence[TaskInput], samples: int, with_traces: bool = False
     ) -> list[list[RolloutResult]]:
         """Run each task ``samples`` times under these texts, and return a list of results for each task.
 
@@ -77,7 +77,7 @@ class Evaluator:
         key = evaluation_key(texts, self._request.weight_versions, self._request.sampling)
         versions = self._catalog.versions_of(texts)
         request = replace(self._request, samples=samples, prompt_versions=versions, id_parts=(key,))
-        batch = RolloutBatch(request, problems)
+        batch = RolloutBatch(request, tasks)
         inputs = {rollout_id: task.input for rollout_id, task in batch.tasks.items()}
         results = await batch.run(
             self._bus,

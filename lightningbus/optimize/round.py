@@ -113,7 +113,7 @@ async def optimize_round(
         best = await search.run(start)
         if best == start:
             return RoundResult(best, None, {}, len(budget.published), search.num_candidates)
-        on_progress("held-out problems under the prompts in use, then under the best")
+        on_progress("held-out tasks under the prompts in use, then under the best")
         answers = []
         for texts in (start, best):
             answers.append(await evaluator.evaluate(budget, texts, heldout, settings.heldout_samples))
@@ -206,11 +206,9 @@ class _Search:
             or not self._budget.has_room(iteration_rollouts(settings, self._tasks), self._reserved)
         )
 
-    async def _evaluate(
-        self, texts: Texts, problems: Sequence[TaskInput], with_traces: bool
-    ) -> list[list[RolloutResult]]:
+    async def _evaluate(self, texts: Texts, tasks: Sequence[TaskInput], with_traces: bool) -> list[list[RolloutResult]]:
         samples = self._settings.samples
-        results = await self._evaluator.evaluate(self._budget, texts, problems, samples, with_traces)
+        results = await self._evaluator.evaluate(self._budget, texts, tasks, samples, with_traces)
         if self._must_check_prompts:  # the first to be evaluated are the prompts in use
             await self._evaluator.check_prompts_used(self._settings.prompts, results)
             self._must_check_prompts = False

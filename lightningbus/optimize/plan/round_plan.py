@@ -35,13 +35,13 @@ def check_settings(
     if (excess := len(longest) + len(run) + ID_CHARACTERS - MAX_ROLLOUT_CHARACTERS) > 0:
         raise UserError(f"id {longest!r} with the name of the run is {excess} characters too long")
     if both := {task.id for task in tasks} & {task.id for task in heldout}:
-        raise UserError(f"optimize.heldout: problem {min(both)!r} is in optimize.tasks too; ids must differ")
+        raise UserError(f"optimize.heldout: task {min(both)!r} is in optimize.tasks too; ids must differ")
     needed = round_rollouts(settings, tasks, heldout)
     for setting, limit in (("budget", settings.budget), ("round_budget", settings.round_budget)):
         if limit is not None and limit < needed:
             raise UserError(
-                f"optimize.{setting}: {limit} rollouts are too few: {len(tasks)} problems, one proposal and twice "
-                f"the held-out problems need {needed}"
+                f"optimize.{setting}: {limit} rollouts are too few: {len(tasks)} tasks, one proposal and twice "
+                f"the held-out tasks need {needed}"
             )
 
 
@@ -73,5 +73,5 @@ def describe_course(settings: OptimizeSettings, tasks: Sequence[TaskInput], held
         mode="json",
         exclude={**dict.fromkeys(LIMITS, True), "reflection": CHANGEABLE},
     )
-    problems = [[[task.id, task.input] for task in each] for each in (tasks, heldout)]
-    return run_key({"settings": fields, "problems": problems})
+    contents = [[[task.id, task.input] for task in each] for each in (tasks, heldout)]
+    return run_key({"settings": fields, "tasks": contents})

@@ -14,7 +14,7 @@ class Comparison:
     after: float
     standard_error: float | None
     """Standard error of the difference, over tasks; None for a single task."""
-    num_problems: int
+    num_tasks: int
     is_approved: bool
 
     @property
@@ -27,7 +27,7 @@ class Comparison:
     def metrics(self) -> dict[str, float]:
         """Figures for the record of decisions."""
         error = {} if self.standard_error is None else {"standard_error": self.standard_error}
-        return {"before": self.before, "after": self.after, "problems": float(self.num_problems), **error}
+        return {"before": self.before, "after": self.after, "tasks": float(self.num_tasks), **error}
 
 
 def compare(before: Sequence[float], after: Sequence[float], max_drop: float) -> Comparison:
