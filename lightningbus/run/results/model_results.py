@@ -43,23 +43,29 @@ class ModelEvaluation(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    label: str = Field(description="how the problems were answered: greedy or sampled")
+    label: str = Field(description="way of sampling: greedy or sampled")
     version: int = Field(description="weight version of this model")
     mean_reward: float = Field(
         description="mean of the reward that this model is trained on; a failed rollout counts as 0"
     )
-    standard_error: float | None = Field(description="of that mean, over problems; none for a single problem")
+    standard_error: float | None = Field(
+        description="standard error of `mean_reward`, over tasks; none for a single task"
+    )
 
 
 class ModelResults(BaseModel):
     """Figures of one model of a training job."""
 
-    steps: int = Field(0, description="training steps made")
-    weight_versions: int = Field(0, description="weight versions published")
-    tokens_trained: int = Field(0, description="tokens trained on")
-    share_trained: float | None = Field(None, description="share of the training rollouts that it was trained on")
-    max_staleness: int | None = Field(None, description="largest staleness of a trained token, in its versions")
-    evaluations: list[ModelEvaluation] = Field([], description="its held-out rewards, by version")
+    steps: int = Field(0, description="training steps of this model")
+    weight_versions: int = Field(0, description="published weight versions of this model")
+    tokens_trained: int = Field(0, description="tokens that this model was trained on")
+    share_trained: float | None = Field(
+        None, description="share of the training rollouts that this model was trained on"
+    )
+    max_staleness: int | None = Field(
+        None, description="largest staleness of a trained token, in versions of this model"
+    )
+    evaluations: list[ModelEvaluation] = Field([], description="held-out rewards of this model, by version")
 
 
 def count_models(client: Client, run: str) -> dict[str, ModelResults]:

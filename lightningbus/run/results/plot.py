@@ -45,7 +45,7 @@ def plot_rewards(path: Path, title: str, training: Sequence[Point], held_out: Se
             color=color,
             markersize=7,
             capsize=3,
-            label=f"held-out problems, {label}",
+            label=f"held-out tasks, {label}",
             zorder=3,
         )
     axes.set(title=title, xlabel="weight version", ylabel="mean reward")

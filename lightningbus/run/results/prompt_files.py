@@ -21,8 +21,8 @@ class PromptFile(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    version: int = Field(description="the version in use")
-    file: Path = Field(description="its text, within the directory of the run")
+    version: int = Field(description="prompt version in use")
+    file: Path = Field(description="file with the prompt's text, within the directory of the run")
 
 
 async def write_prompts_in_use(bus: Bus, agent: str, names: Collection[str], directory: Path) -> dict[str, PromptFile]:

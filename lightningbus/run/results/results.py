@@ -13,7 +13,7 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.evaluation import Evaluation
 from lightningbus.run.machine.hardware import Hardware, read_hardware, read_versions
-from lightningbus.run.results.model_results import ModelEvaluation, ModelResults, count_models
+from lightningbus.run.results.model_results import ModelResults, count_models
 from lightningbus.run.results.prompt_files import PromptFile
 from lightningbus.run.results.prompt_round import PromptRound
 from lightningbus.run.run_directory.whole_file import write_whole
@@ -49,19 +49,19 @@ class Results(BaseModel):
     """Figures of a training job; those that the store counts are there once it has finished."""
 
     run: str = Field(description="name of the run")
-    is_finished: bool = Field(False, description="the job has come to its end")
+    is_finished: bool = Field(False, description="whether the job has reached its end")
     num_starts: int = Field(1, description="times the job was started: 1, and one for each resume")
-    model: str = Field(description="name the versions are published under; of several, the one agents call by name")
-    models: dict[str, ModelResults] = Field({}, description="every model that is trained, with figures of its own")
+    model: str = Field(description="name of the trained model; of several, the one that agents call by name")
+    models: dict[str, ModelResults] = Field({}, description="figures of each trained model")
     model_path: Path = Field(description="model that training started from")
     settings_sha256: str = Field(description="digest of all settings but the name of the run and its directory")
-    seed: int = Field(description="order of the tasks, and what is random in training")
-    max_steps: int = Field(description="training steps asked for")
+    seed: int = Field(description="seed of the order of tasks and of random choices in training")
+    max_steps: int = Field(description="training steps that the job was set to make")
     max_reward: float = Field(description="reward of a perfect policy")
     steps: int = Field(0, description="training steps made; of several models, those of the slowest")
     weight_versions: int = Field(0, description="weight versions published, of all models")
     rollouts: int = Field(0, description="rollouts that ended, evaluations included")
-    rollouts_lost: int = Field(0, description="rollouts published that never ended")
+    rollouts_lost: int = Field(0, description="published rollouts that never ended")
     rollouts_trained_twice: int = Field(0, description="rollouts trained in two steps of a model; always 0")
     share_trained: float | None = Field(None, description="share of the training rollouts that were trained on")
     excluded: dict[str, int] = Field({}, description="training rollouts not trained on, by reason")
@@ -71,9 +71,7 @@ class Results(BaseModel):
     max_staleness: int | None = Field(None, description="largest staleness of a trained token, in versions")
     evaluations: list[Evaluation] = Field([], description="every evaluation, in the order in which they ended")
     prompt_rounds: list[PromptRound] = Field([], description="every round of prompt optimisation, in order")
-    prompts: dict[str, PromptFile] = Field(
-        {}, description="every prompt that was optimised, as it is in use at the end"
-    )
+    prompts: dict[str, PromptFile] = Field({}, description="optimised prompts in use at the end, by name")
     greedy_before: float | None = Field(None, description="mean held-out reward of the first version, greedy")
     sampled_before: float | None = Field(None, description="mean held-out reward of the first version, sampled")
     greedy_after: float | None = Field(None, description="mean held-out reward of the last version evaluated, greedy")
@@ -175,23 +173,3 @@ def compute_settings_sha256(settings: RunSettings, learners: Sequence[LearnerSet
         "eval": heldout.model_dump(mode="json"),
     }
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
-
-
-def render_fields() -> str:
-    """Render the fields of ``results.json`` as a Markdown table."""
-    lines = ["| field | what |", "|---|---|"]
-    for prefix, kind in (
-        ("", Results),
-        ("models.NAME.", ModelResults),
-        ("models.NAME.evaluations[].", ModelEvaluation),
-        ("evaluations[].", Evaluation),
-        ("prompt_rounds[].", PromptRound),
-        ("prompts.NAME.", PromptFile),
-        ("hardware.", Hardware),
-    ):
-        lines += [
-            f"| `{prefix}{name}` | {field.description} |"
-            for name, field in kind.model_fields.items()
-            if kind is not Results or name != "hardware"
-        ]
-    return "\n".join(lines)

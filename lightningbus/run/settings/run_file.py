@@ -38,19 +38,20 @@ class BusSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    url: str | None = Field(None, description="use this NATS server instead of starting one")
+    url: str | None = Field(None, description="URL of a NATS server to use instead of the embedded one")
     host: str = Field("127.0.0.1", description="address the embedded server listens on")
-    port: int = Field(4222, ge=0, le=65535, description="its port; 0 takes a free one")
+    port: int = Field(4222, ge=0, le=65535, description="port of the embedded server; 0 takes a free one")
     sync_interval: str = Field(
-        "2m", description="how long what was written may wait for the disk; 'always' survives a power loss"
+        "2m", description="longest time until a write is on disk, as 2m; always: every write survives a power loss"
     )
     credentials: Path | None = Field(
         None,
-        description="directory of `lightningbus bus create-users`: the server's users and TLS, each role's keys; "
-        "default: on loopback, users made in the run's directory",
+        description="directory written by `lightningbus bus create-users`, with the server's users, TLS and each "
+        "role's keys; default: on loopback, users are created in the run's directory",
     )
     insecure: bool = Field(
-        False, description="make no users, and listen beyond loopback without any: for a network nobody else is on"
+        False,
+        description="run without users, also on addresses beyond loopback: only for a network nobody else can reach",
     )
     streams: StreamSizes = StreamSizes()
 
@@ -60,25 +61,27 @@ class EvalSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    tasks: TaskSourceSetting = Field(description="tasks, as `learner.tasks` names them")
+    tasks: TaskSourceSetting = Field(description="held-out tasks, in the form of `learner.tasks`")
     sampling: list[Literal["greedy", "sampled"]] = Field(
-        ["greedy", "sampled"], min_length=1, description="how the problems are answered"
+        ["greedy", "sampled"],
+        min_length=1,
+        description="ways of sampling, each an evaluation of its own: greedy (temperature 0), sampled, or both",
     )
-    samples: int = Field(2, ge=1, description="sampled answers to each")
+    samples: int = Field(2, ge=1, description="rollouts of each task in the evaluation `sampled`")
     every: int | None = Field(
         None,
         ge=1,
-        description="evaluate every so many weight versions during training too; nodes keep the version until its "
-        "evaluation has ended; none: before and after only",
+        description="weight versions between two evaluations during training; nodes keep a version until its "
+        "evaluation has ended; none: evaluate only before and after training",
     )
     deadline: float = Field(
         120.0,
         gt=0,
         description="seconds without the end of a rollout, beyond learner.rollout_timeout_seconds, after which an "
-        "evaluation is given up",
+        "evaluation fails",
     )
-    agent: str = Field("default", description="agent that answers them")
-    max_reward: float = Field(1.0, description="what a perfect policy gets, for comparison")
+    agent: str = Field("default", description="name of the agent that runs the held-out tasks")
+    max_reward: float = Field(1.0, description="reward of a perfect policy, for comparison")
 
 
 class RunSettings(BaseModel):
@@ -86,14 +89,14 @@ class RunSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9_-]{1,64}$", description="name of the run, and of its directory")
-    runs: Path = Field(Path("runs"), description="where run directories are made")
+    name: str = Field("run", pattern=r"^[A-Za-z0-9_-]{1,64}$", description="name of the run and of its directory")
+    runs: Path = Field(Path("runs"), description="directory in which each run gets a directory of its own")
     bus: BusSettings = BusSettings()
     store: StoreSettings | None = None
     inference: list[InferenceSettings] = []
     learner: LearnerSettings | None = None
     learners: list[LearnerSettings] = Field(
-        [], description="several learners, each of another model; not with `learner`"
+        [], description="settings of several learners, each of another model; excludes `learner`"
     )
     role_models: dict[str, str] = Field(
         {},
@@ -102,7 +105,7 @@ class RunSettings(BaseModel):
     )
     auditor: AuditorSettings | None = None
     runners: list[RunnerSettings] = []
-    eval: EvalSettings | None = Field(None, description="what `lightningbus train` measures itself on")
+    eval: EvalSettings | None = Field(None, description="held-out tasks that `lightningbus train` evaluates on")
     optimize: OptimizeSettings | None = Field(
         None, description="prompts that `lightningbus optimize` improves, or training in turns with weights"
     )
