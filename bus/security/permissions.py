@@ -173,7 +173,7 @@ LEAF_ROLES: Mapping[str, str] = {f"leaf-{role}": role for role in ("runner", "in
 
 
 def via_hub_domain(what: Iterable[str]) -> tuple[str, ...]:
-    """Rewrite JetStream subjects to the hub's domain: a remote site's server renames them before it checks permissions."""
+    """Rewrite JetStream subjects to the hub's domain: a remote site's server renames before it checks permissions."""
     return tuple(each.replace(f"{API}.", f"$JS.{HUB_DOMAIN}.API.") for each in what)
 
 

@@ -45,7 +45,7 @@ def create_users(
         )
     if site and signing is None:
         raise CredentialsError(
-            "a remote site uses the cluster's signing keys: give --signing, the `inference` folder of the cluster's users"
+            "a remote site uses the cluster's signing keys: give --signing, the cluster's folder `inference`"
         )
     signers = [*learner_roles(policies), *(role for role in SIGNER_ROLES if role != LEARNER)]
     keys = SigningKeys.read(signing) if signing is not None else SigningKeys.create(signers)

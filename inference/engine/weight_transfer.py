@@ -98,7 +98,7 @@ def _repack_heads(model: torch.nn.Module) -> None:
 
 
 def tensors(path: str, adapters: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a file; with adapters ``W + scale * B A`` (LoRA, arXiv:2106.09685, section 4.1)."""
+    """Yield every tensor of a file; with adapters ``W + scale * B A`` (LoRA, arXiv:2106.09685, section 4.1)."""
     products = _products(adapters) if adapters is not None else {}
     with safe_open(path, framework="pt", device="cpu") as file:
         for name in file.keys():  # noqa: SIM118 - not a dict

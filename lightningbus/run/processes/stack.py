@@ -83,7 +83,7 @@ class KeyPaths:
         return cls(credentials_dir and credentials_dir.resolve(), key and key.resolve(), users and users.resolve())
 
     def environment(self) -> dict[str, str]:
-        """Environment variables that tell child processes these paths."""
+        """Return the environment variables that tell child processes these paths."""
         variables = {CREDENTIALS_VARIABLE: self.credentials, API_KEY_VARIABLE: self.inference_api_key}
         return {name: str(path) for name, path in variables.items() if path is not None}
 
