@@ -165,8 +165,9 @@ class TrainingLoop:
         self.dispatcher.requeue(groups, self.consumer.groups.ended_rollouts())
 
     async def _go_on_without_replay(self, reason: str, dropped: Sequence[str] = ()) -> None:
-        """Give the present weights a version number that no others had, and write a checkpoint; ``dropped`` are not
-        trained.
+        """Give the present weights a version number that no others had, and write a checkpoint.
+
+        Tasks in ``dropped`` are not trained, and dispatched again.
         """
         steps = self.replay.steps
         newest = max(self.committer.published_version, *(step.version for step in steps))

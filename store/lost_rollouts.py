@@ -43,9 +43,7 @@ async def read_settled(bus: Bus) -> SettledTasks:
 
 
 async def count_unwritten(bus: Bus) -> int:
-    """Count messages about ends of rollouts that the store has yet to write, also undelivered ones; raises nats'
-    errors.
-    """
+    """Count messages about ends of rollouts that the store has not written, delivered or not; raises nats' errors."""
     infos = [await bus.js.consumer_info(consumer.stream, consumer.durable) for consumer in END_CONSUMERS]
     return sum((info.num_pending or 0) + (info.num_ack_pending or 0) for info in infos)
 

@@ -18,8 +18,9 @@ def find_assignment(plan: BroadcastPlan | None, node_id: str, capability: Broadc
 
 
 def rendezvous_info(plan: BroadcastPlan, assignment: RankAssignment) -> dict[str, Any]:
-    """Return the settings that vLLM's workers need to join, the fields of
-    `lightningbus.inference.engine.broadcast_receiver.Rendezvous`.
+    """Return the settings that vLLM's workers need to join.
+
+    They are the fields of `lightningbus.inference.engine.broadcast_receiver.Rendezvous`.
     """
     return {
         "address": plan.address,

@@ -63,9 +63,7 @@ def stop_spinning() -> bool:
 
 
 def wait_for_message(condition: Any, timeout_ms: int | None = None) -> None:
-    """Replace `SpinCondition.wait` by a wait that never spins: as an idle reader does, in the busy second by the
-    millisecond.
-    """
+    """Wait as `SpinCondition.wait`, without spinning: by the millisecond in the second after a message."""
     last_read = condition.last_read
     is_busy = time.monotonic() <= last_read + condition.busy_loop_s
     condition.last_read = -math.inf

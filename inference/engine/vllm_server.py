@@ -94,9 +94,7 @@ class VllmServer:
             ) from None
 
     async def _was_killed(self) -> bool:
-        """Return whether a signal has ended the process; wait, because a connection closes before its process has
-        ended.
-        """
+        """Return whether a signal has ended the process. Waits, because a connection closes before its process ends."""
         assert self._process is not None
         try:
             async with asyncio.timeout(END_SECONDS):

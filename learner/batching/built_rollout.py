@@ -53,9 +53,7 @@ class RolloutBuilder:
     """Builds rollouts by the rules of a run."""
 
     def __init__(self, settings: LearnerSettings, vocabulary_size: int | None = None) -> None:
-        """Keep the rules. ``vocabulary_size`` is the number of tokens the model has; None: every token id is taken to
-        be valid.
-        """
+        """Keep the rules. ``vocabulary_size``: number of the model's tokens; None: every token id counts as valid."""
         self._settings, self._vocabulary_size = settings, vocabulary_size or 2**32
         self._sequence_config = SequenceConfig(
             settings.train_roles, settings.sequence_mode, settings.seq_len, settings.overlong

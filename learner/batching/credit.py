@@ -85,9 +85,7 @@ def identical(episodes: Sequence[Episode], estimate: Estimate, settings: CreditS
 
 
 def last_call(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float | None]]:
-    """Give the last call the advantage, ``A_t = A``; earlier calls are context: single-turn training of the final
-    answer.
-    """
+    """Give the last call the advantage, ``A_t = A``: single-turn training of the final answer, the rest is context."""
     return [
         [*[None] * (episode.num_calls - 1), *[outcome] * min(episode.num_calls, 1)]
         for outcome, episode in zip(_outcome(episodes, estimate), episodes, strict=True)
@@ -182,9 +180,7 @@ CREDIT_FUNCTIONS: dict[str, Credit] = {
 
 
 def resolve_credit_fn(name: str) -> Credit:
-    """Return the credit function of a name or an import path ``module:function``; raises ValueError for an unknown
-    name.
-    """
+    """Return the credit function of a name or an import path ``module:function``; raises ValueError if unknown."""
     if name in CREDIT_FUNCTIONS:
         return CREDIT_FUNCTIONS[name]
     if not is_import_path(name):

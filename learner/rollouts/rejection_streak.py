@@ -16,10 +16,9 @@ class RejectionStreak:
     """Counts groups since the last one that could be trained."""
 
     def __init__(self, limit: int, max_groups: int | None = None) -> None:
-        """Begin without a streak; after ``limit`` groups in a row without training data, groups are dispatched one by
-        one.
+        """Begin without a streak; after ``limit`` such groups in a row, groups are dispatched one by one.
 
-        ``max_groups``: number of such groups in a row after which the run ends; None: never.
+        ``max_groups``: number of groups in a row without training data after which the run ends; None: never.
         """
         self._limit, self._max_groups = limit, max_groups
         self._num_groups = self._num_failed = 0

@@ -55,7 +55,7 @@ class Critic:
         self.engine = make_engine(settings, device, settings.critic.optim, "value_model")
 
     def train(self, batch: Any) -> dict[str, Any]:
-        """Make one optimiser step on a batch with ``values``, ``returns`` and ``weights``; return verl's metrics by
+        """Make one optimiser step; ``batch`` has ``values``, ``returns`` and ``weights``. Return verl's metrics by
         name.
         """
         with self.engine.train_mode():

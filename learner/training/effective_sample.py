@@ -43,8 +43,9 @@ class EffectiveSample:
 
 
 def effective_sample_size(current: Sequence[Floats], behavior: Sequence[Floats], chosen: Sequence[Any]) -> float:
-    """Return the effective share of tokens. Each argument has one array per sequence; ``chosen``, ``bool[N]``, selects
-    them.
+    """Return the effective share of tokens.
+
+    Each argument has one array per sequence; ``chosen``, ``bool[N]`` each, selects the tokens that count.
     """
     log_ratios = [(now - sampled)[part] for now, sampled, part in zip(current, behavior, chosen, strict=True)]
     ratios = np.exp(np.clip(np.concatenate(log_ratios).astype(np.float64), -MAX_LOG_RATIO, MAX_LOG_RATIO))
@@ -61,8 +62,9 @@ def effective_share(count: float, total: float, squares: float) -> float:
 
 
 def ess_scale(ess: float, bound: float) -> float:
-    """Return the factor of a step's learning rate, ``min(1, ess / bound)``: few effective tokens move the weights
-    little.
+    """Return the factor of a step's learning rate, ``min(1, ess / bound)``.
+
+    So few effective tokens move the weights little.
     """
     return min(1.0, ess / bound) if bound > 0 else 1.0
 

@@ -178,8 +178,9 @@ def find_tokens_with_gradient(
 
 
 def has_no_gradient_at_zero(settings: LearnerSettings) -> bool:
-    """Return whether a token of advantage 0 has no gradient: KL, entropy and some losses do not depend on the
-    advantage.
+    """Return whether a token of advantage 0 has no gradient.
+
+    It has one from KL, entropy, and losses that are no product with the advantage.
     """
     actor = settings.actor
     is_product = is_reinforce(settings) or actor.policy_loss in PRODUCTS_WITH_ADVANTAGE

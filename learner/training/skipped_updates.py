@@ -32,9 +32,7 @@ class SkippedSteps:
     _in_a_row: dict[str, int] = field(default_factory=dict)
 
     def check(self, updates: Sequence[Mapping[str, float]]) -> list[str]:
-        """Return warnings about the updates of a training step; raises `LearnerError` if too many steps changed
-        nothing.
-        """
+        """Return warnings about a training step's updates; raises `LearnerError` if too many steps changed nothing."""
         warnings = []
         for name, count in count_skipped(updates).items():
             who = name.partition("/")[0]

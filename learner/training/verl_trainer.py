@@ -110,10 +110,10 @@ class VerlTrainer:
 
     @_collective
     def step(self, batch: Batch) -> dict[str, float]:
-        """Train one step on a batch; return metrics by name, of which ``actor/…`` and ``rollout_corr/…`` are verl's
-        own.
+        """Train one step on a batch; return metrics by name.
 
-        Metrics of the pass before the update are absent where it was not made (`actor.old_log_prob_interval`).
+        ``actor/…`` and ``rollout_corr/…`` are verl's own. Metrics of the pass before the update are absent where it was
+        not made (`actor.old_log_prob_interval`).
         """
         self._is_updating = False
         sequences, settings = batch.sequences, self._settings
@@ -257,9 +257,7 @@ class VerlTrainer:
         return [gathered[index] for index in range(len(sequences))]
 
     def _shard(self, inputs: TokenInputs, config: ForwardConfig) -> tuple[list[int], Any, Sequence[TrainSequence]]:
-        """Return the indices of this rank's sequences, and verl's batch of them, padded to the size of all ranks'
-        batches.
-        """
+        """Return the indices of this rank's sequences, and verl's batch of them, of the same size on all ranks."""
         shards = balance_by_tokens(inputs.sequences, self._engine.get_data_parallel_size())
         indices = shards[self._engine.get_data_parallel_rank()]  # ranks that share sequences have the same ones
         rows = config.rows_per_micro_batch(inputs.sequences)

@@ -41,7 +41,7 @@ class BusAdapter:
         max_chars: int,
         max_prompt_chars: int,
     ) -> None:
-        """Keep the arguments. ``ask`` asks the reflecting model; ``num_tasks`` is the size of the set that selects
+        """Keep the arguments. ``ask`` asks the reflecting model; ``num_tasks``: size of the set that selects
         candidates.
         """
         self._loop, self._evaluate, self._catalog, self._ask = loop, evaluate, catalog, ask

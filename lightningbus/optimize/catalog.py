@@ -31,10 +31,10 @@ class PromptCatalog:
         """Whether this round was begun before a restart."""
 
     async def open(self, prompts: Mapping[str, PromptSettings], key: str) -> Texts:
-        """Return the texts that the round starts from: those in use when it first began. ``key`` identifies its
-        settings.
+        """Return the texts that the round starts from: those in use when it first began.
 
-        Raises `UserError` where prompts or settings have changed since then, or as `Bus.publish`.
+        ``key`` identifies the round's settings. Raises `UserError` where prompts or settings have changed since then,
+        or as `Bus.publish`.
         """
         await self.publish_originals(prompts)
         for name in prompts:
@@ -42,9 +42,7 @@ class PromptCatalog:
         return {name: start.text for name, start in self._starts.items()}
 
     async def publish_originals(self, prompts: Mapping[str, PromptSettings]) -> None:
-        """Publish version 0 of each prompt that the bus lacks; raises `UserError` where the bus has it with another
-        text.
-        """
+        """Publish version 0 of each prompt that the bus lacks; raises `UserError` where the bus has another text."""
         for name, settings in prompts.items():
             registry = self._registries[name] = PromptRegistry(self._bus, name)
             self._versions[name] = await registry.read_all()

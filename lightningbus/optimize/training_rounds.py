@@ -18,8 +18,9 @@ class TrainingRounds:
     """Rounds of prompt optimisation between training steps, as the run file's section ``optimize`` sets them."""
 
     def __init__(self, settings: OptimizeSettings, run: str, role_models: Mapping[str, str]) -> None:
-        """Check the settings; raises `UserError` where they allow no round, or
-        `lightningbus.tasks.task_file.TaskFileError`.
+        """Check the settings, without starting anything.
+
+        Raises `UserError` where they allow no round, or `lightningbus.tasks.task_file.TaskFileError`.
         """
         assert settings.every is not None
         check_before_start(settings, run)

@@ -15,8 +15,7 @@ ROUND_PATTERN = "^optimize(-v[0-9_]+)?$"
 
 
 def round_name(weight_versions: Mapping[str, int]) -> str:
-    """Return the name of a round, which is also that of its evaluation: ``optimize-v3``, of two models
-    ``optimize-v3_7``.
+    """Return the name of a round and its evaluation: ``optimize-v3``, with two models ``optimize-v3_7``.
 
     Without weight versions it is ``optimize``.
     """

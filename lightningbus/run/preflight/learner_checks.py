@@ -17,8 +17,7 @@ from lightningbus.run.preflight.memory_check import Target
 
 
 def check_learner(learner: LearnerSettings, target: Target) -> Iterator[str]:
-    """Yield warnings about settings that cannot be checked here; raises `UserError` at the first that the learner
-    refuses.
+    """Yield warnings about what cannot be checked here; raises `UserError` at the first setting the learner refuses.
 
     Packages are checked here unless the learner starts in another environment, or on other machines.
     """
@@ -59,7 +58,7 @@ def resolve_names(learner: LearnerSettings) -> None:
         resolve_credit_fn(learner.credit.method)
     if importlib.util.find_spec("verl") is None:
         return
-    with _without_news_of_verl():
+    with _silence_verl():
         from lightningbus.learner.engine.cpu_platform import select_platform
         from lightningbus.learner.training.estimators import make_estimator
         from lightningbus.learner.training.loss import actor_config
@@ -72,7 +71,7 @@ def resolve_names(learner: LearnerSettings) -> None:
 
 
 @contextmanager
-def _without_news_of_verl() -> Iterator[None]:
+def _silence_verl() -> Iterator[None]:
     """Silence verl's log while it is imported, which reports each engine that is not installed."""
     before = logging.root.manager.disable
     logging.disable(logging.INFO)

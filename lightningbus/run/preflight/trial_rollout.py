@@ -58,7 +58,7 @@ class TrialTask:
 
 
 async def try_agent(runner: RunnerSettings, trial: TrialTask) -> list[str]:
-    """Yield sentences about the agent's rollout.
+    """Run the agent once with scripted answers; return sentences about its rollout.
 
     Raises `UserError` if the agent cannot be started, if its rollout fails, or if vLLM refuses one of its calls.
     External endpoints are not called: their models have scripted answers too. Their keys have to be there.

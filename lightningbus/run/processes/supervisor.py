@@ -62,9 +62,7 @@ class RestartPolicy:
         self._short_lives = 0
 
     def next_delay(self, code: int, lived: float) -> float | None:
-        """Return the seconds until the restart; None: the child has failed for good. ``lived`` is its lifetime in
-        seconds.
-        """
+        """Return the seconds until the restart; None: failed for good. ``lived`` is the child's lifetime in seconds."""
         if code == 2:  # the role said in one sentence that it cannot go on
             return None
         settled = STABLE_AFTER_SECONDS if code in (*KILLED, EX_TEMPFAIL) else CRASH_SECONDS
@@ -84,10 +82,10 @@ class Supervisor:
         environment: Mapping[str, str] | None = None,
         prepare: Callable[[ChildSpec], Awaitable[None]] | None = None,
     ) -> None:
-        """Prepare the supervisor. ``environment``: variables for children; a path to a secret may be in it, never the
-        secret.
+        """Prepare the supervisor.
 
-        ``prepare`` is called for a child before it starts.
+        ``environment``: variables for children, which may have a path to a secret, never a secret. ``prepare`` is
+        called for a child before it starts.
         """
         self._directory = directory
         self._bus_url = bus_url

@@ -87,8 +87,7 @@ def find_warnings(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def evaluations_table(evaluations: list[Evaluation], models: Mapping[str, Any], main: str) -> Table:
-    """Build a table of held-out rewards, with a row for each weight version and, if prompts are optimised, prompt
-    version.
+    """Build a table of held-out rewards: a row for each weight version and versions of optimised prompts.
 
     ``models``: with several, each has rows with the reward that it is trained on. ``main``: the model of
     ``evaluations``.

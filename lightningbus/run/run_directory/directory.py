@@ -157,8 +157,7 @@ class RunDirectory:
             raise BusError(f"the settings of {role} in {self.path} cannot be read: {error}") from error
 
     def read_learners(self) -> dict[str, dict[str, Any]]:
-        """Read the settings that the run's learners were started with, by model; the model that agents call by name is
-        first.
+        """Read the settings that the run's learners were started with, by model; the one that agents call comes first.
 
         Empty if unknown. Raises `bus.BusError` when they cannot be read.
         """

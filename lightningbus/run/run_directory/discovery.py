@@ -33,8 +33,7 @@ class BusEndpoint:
 
 
 def discover_bus(url: str | None, role: str, run: RunDirectory | None = None, model: str | None = None) -> BusEndpoint:
-    """Find the bus of a role: ``url``, else the environment's, else that of ``run`` or of the latest run that is up
-    here.
+    """Find the bus of a role: ``url``, else the environment's, else that of ``run`` or of the latest run here.
 
     Credentials and the inference API key come from the environment, else from the same run. ``model`` is the one that a
     learner trains, which may have a user of its own. Raises `BusError` for unusable credentials, or when the latest

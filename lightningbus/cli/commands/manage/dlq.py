@@ -28,9 +28,7 @@ StreamOption = Annotated[str | None, typer.Option(help="select only dead letters
 
 @app.command("list")
 def list_(stream: StreamOption = None, as_json: JsonOption = False, bus: BusOption = None) -> None:
-    """List dead letters, one per line. A line has number, stream, subject as claimed by the writer, deliveries, and
-    reason.
-    """
+    """List dead letters, one per line. A line has number, stream, subject by the writer, deliveries, and reason."""
 
     async def look() -> list[tuple[int, DeadLetter]]:
         async with connect(bus, "dead") as at:
