@@ -78,7 +78,7 @@ def test_a_heartbeat_is_in_words() -> None:
     }
     text = describe(Heartbeat(role="inference", id="n", state="ready", status=status, sent_at_ns=1))
     assert text == (
-        "calls in flight 2, versions 3 and 4, broadcast by gloo, needs full weights, reach engine 1.23 node 1"
+        "calls in flight 2, versions 3 and 4, broadcast by gloo, needs a whole version, reach engine 1.23 node 1"
     )
     learner = {"step": 3, "steps": 9, "reward": 0.25}
     assert describe(Heartbeat(role="learner", id="l", state="waiting", status=learner, sent_at_ns=1)) == (
