@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
-LOADERS = {
+PATTERN_ERRORS = {
     r"^[A-Za-z0-9_-]{1,64}$": "it is no name: letters, digits, _ and -, at most 64",
     r"^[\w.]+:[\w.]+$": "it is not of the form module:function",
 }
@@ -229,7 +229,7 @@ def _explain(kind: type[BaseModel], error: "ErrorDetails") -> str:
         near = suggest_name(str(name), _fields_at(kind, above))
         return "no such setting" + (f"; {near}" if near else "")
     if error["type"] == "string_pattern_mismatch":
-        return LOADERS.get(str(context.get("pattern")), "it has another form than it should")
+        return PATTERN_ERRORS.get(str(context.get("pattern")), "it has another form than it should")
     if error["type"] == "value_error":
         return str(context.get("error", error["msg"]))
     return "it is needed" if error["type"] == "missing" else error["msg"]
