@@ -34,7 +34,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[LocalStack]:
             "runners": [{"entrypoint": "steady:solve", "working_dir": ROOT / "tests" / "agents", "concurrency": 2}],
             "learner": {
                 "model_path": model, "tasks": tmp_path / "tasks.jsonl", "max_steps": 1, "group_size": 2,
-                "groups_per_step": 1, "cpu_threads": 1, "seq_len": 128,
+                "groups_per_step": 1, "cpu_threads": 1, "seq_len": 128, "engine": {"check_model": False},
             },
         }
     )  # fmt: skip
@@ -55,7 +55,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[LocalStack]:
     (tmp_path / "tasks.jsonl").write_text('{"id": "a", "input": {"question": "1"}}\n')
     learner = {
         "model_path": model, "tasks": tmp_path / "tasks.jsonl", "max_steps": 1, "group_size": 2, "groups_per_step": 1,
-        "cpu_threads": 1, "seq_len": 128,
+        "cpu_threads": 1, "seq_len": 128, "engine": {"check_model": False},
     }  # fmt: skip
     settings = RunSettings.model_validate(
         {

@@ -75,7 +75,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
             concurrency=2,
             inference=ENGINE,
             store=STORE,
-            learner={"cpu_threads": 1, "seq_len": 128},
+            learner={"cpu_threads": 1, "seq_len": 128, "engine": {"check_model": False}},
         )
 
     with pytest.MonkeyPatch.context() as patch:
@@ -162,7 +162,7 @@ def test_a_run_whose_rollouts_all_fail_ends_with_the_reasons(tmp_path: Path, mon
         NOTEBOOK.replace("    from openai", "    assert task['question'] == '0', 'an odd task'\n    from openai"), names
     )
     job = {"inference": ENGINE, "store": STORE, "group_size": 2, "groups_per_step": 2, "max_steps": 2}
-    learner = {"cpu_threads": 1, "seq_len": 128, "max_failed_groups": 2}
+    learner = {"cpu_threads": 1, "seq_len": 128, "engine": {"check_model": False}, "max_failed_groups": 2}
     sentence = raises(lambda: lb.train(names["solve"], tmp_path / "model", TRAIN, HELDOUT[:1], learner=learner, **job))
     assert "gave nothing to train on" in sentence and "an odd task" in sentence
     assert "correct that and resume the run, or raise max_failed_groups" in sentence

@@ -359,6 +359,7 @@ def learner_settings(directory: Path, steps: int, more: Mapping[str, Any]) -> Le
             "group_size": SAMPLES, "groups_per_step": GROUPS, "max_steps": steps, "max_staleness": 2, "cpu_threads": 1,
             "rollout_timeout_seconds": 120.0, "max_attempts": 30,
             "checkpoint_dir": directory / "checkpoints",
-            "seq_len": 128, "group_timeout_seconds": 120.0, "actor": {"optim": {"lr": 1e-5}}, **more,
+            "seq_len": 128, "group_timeout_seconds": 120.0,
+            "engine": {"check_model": False}, "actor": {"optim": {"lr": 1e-5}}, **more,
         }
     )  # fmt: skip

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +114,9 @@ class Engine:
         chat = request.path.endswith("/chat/completions")
         question = json.dumps(body["messages"]) if chat else body["prompt"]
         prompt = prompt_of(question, self.vocabulary) if isinstance(question, str) else question
-        if isinstance(prompt[0], list):  # several at once: nobody reads these answers
-            prompt = prompt[0]
+        version = self.version if adapters is None else adapters
+        if not body.get("stream"):  # runners stream, nodes do not
+            return web.json_response({"choices": list(_scores(body, prompt, logprob(version)))})
         limit = body.get("max_tokens") or LONGEST
         if len(prompt) + limit > self.context:
             return web.json_response({"error": {"message": "too long"}}, status=400)
@@ -127,7 +129,6 @@ class Engine:
             token = next_token(context, self.vocabulary)
             context.append(token)
             over = "stop" if ends(token) else "length" if place == limit - 1 else None
-            version = self.version if adapters is None else adapters
             await _say(response, _chunk(chat, token, over, logprob(version), prompt if not place else None))
             if over:
                 break
@@ -135,6 +136,17 @@ class Engine:
         await _say(response, {"choices": [], "usage": {"prompt_tokens": len(prompt), "completion_tokens": num_sampled}})
         await response.write(b"data: [DONE]\n\n")
         return response
+
+
+def _scores(body: dict[str, Any], prompts: list[Any], value: float) -> Iterator[dict[str, Any]]:
+    """One choice for each prompt, which gives every token the same log-probability."""
+    for index, prompt in enumerate(prompts if isinstance(prompts[0], list) else [prompts]):
+        choice: dict[str, Any] = {"index": index, "text": "", "finish_reason": "length"}
+        if body.get("logprobs") is not None:
+            choice["logprobs"] = {"token_logprobs": [value] * body["max_tokens"]}
+        if body.get("prompt_logprobs") is not None:
+            choice["prompt_logprobs"] = [None, *({str(token): {"logprob": value}} for token in prompt[1:])]
+        yield choice
 
 
 def _chunk(chat: bool, token: int, over: str | None, value: float, prompt: list[int] | None) -> dict[str, Any]:

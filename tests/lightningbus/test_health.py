@@ -146,7 +146,14 @@ async def test_every_role_says_whether_it_can_work_and_what_it_has_done(
     assert (await node.get("/healthz"))[0] == 200
     reasons = ("inference is starting", "inference is awaiting_weights")
     assert (await node.becomes(503)).startswith(reasons), "nobody has published weights"
-    small = {"group_size": 2, "groups_per_step": 1, "max_steps": 100_000, "cpu_threads": 1, "seq_len": 128}
+    small = {
+        "group_size": 2,
+        "groups_per_step": 1,
+        "max_steps": 100_000,
+        "cpu_threads": 1,
+        "seq_len": 128,
+        "engine": {"check_model": False},
+    }
     learner = await start("learner", model_path=model, tasks=tmp_path / "tasks.jsonl", **small)
     assert (await learner.becomes(503)).startswith(("learner is not connected to the bus", "learner is starting"))
     store = await start("store", data_dir=tmp_path / "store", http_port=0)

@@ -45,9 +45,20 @@ def job(directory: Path) -> dict[str, Any]:
             "max_steps": STEPS,
             "cpu_threads": 1,
             "seq_len": 128,
+            "engine": {"check_model": False},  # the stand-in computes no model
         },
         "eval": {"tasks": "heldout.jsonl", "samples": 2, "every": EVERY},
     }
+
+
+def test_a_job_whose_engine_disagrees_ends_before_the_first_step(tmp_path: Path) -> None:
+    """The stand-in for vLLM scores tokens as no model does."""
+    fitting_model(tmp_path / "model")
+    settings = job(tmp_path)
+    settings["learner"]["engine"]["check_model"] = True
+    (tmp_path / "train.yaml").write_text(yaml.safe_dump(settings))
+    done = run_command("train", "-c", "train.yaml", cwd=tmp_path, code=2)
+    assert "no weight version of 'policy' is left to serve: engine and learner differ by" in done.stderr
 
 
 def test_a_job_that_was_killed_goes_on_to_figures_and_a_picture(tmp_path: Path) -> None:
@@ -76,12 +87,12 @@ def test_a_job_that_was_killed_goes_on_to_figures_and_a_picture(tmp_path: Path) 
         run_printed_export(command.stderr, tmp_path)
 
 
-def run_command(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    """A command that ends well."""
+def run_command(*arguments: str, cwd: Path, code: int = 0) -> "subprocess.CompletedProcess[str]":
+    """A command that ends with a code."""
     command = [sys.executable, "-m", "lightningbus", *arguments]
     fields = {**environment(), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=cwd, env=fields, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == code, done.stderr[-3000:]
     return done
 
 

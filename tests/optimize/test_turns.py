@@ -56,6 +56,7 @@ def write_job(directory: Path, reflecting: str) -> None:
             "max_staleness": 1,
             "cpu_threads": 1,
             "seq_len": 128,
+            "engine": {"check_model": False},
         },
         "eval": {"tasks": write_tasks(directory / "evaluated.jsonl", EVALUATED), "samples": 1},
         "optimize": {

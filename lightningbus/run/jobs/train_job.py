@@ -273,7 +273,9 @@ class _Training:
                 f"no node has tried the last version within {CANARY_TIMEOUT_SECONDS:g} s: see the nodes' logs"
             ) from None
         if choice.serve is None:
-            raise UserError(f"no weight version of {model!r} is left to serve: `lightningbus weights list` says why")
+            revocations = (item.reason for item in reversed(releases.state.decisions) if item.action == "revoked")
+            reason = next(filter(None, revocations), "`lightningbus weights list` says why")
+            raise UserError(f"no weight version of {model!r} is left to serve: {reason}")
         return choice.serve.version
 
     async def _start_children(self, ready: Awaitable[object] | None) -> Client:
