@@ -79,7 +79,7 @@ class VerlTrainer:
             settings.actor.ppo_max_token_len_per_gpu, is_packed=settings.engine.use_remove_padding
         )
         self._train = replace(self._forward, entropy=True)
-        has_loss_scale = settings.engine.choose_precision(device == "cuda").param_dtype == "fp16"
+        has_loss_scale = settings.engine.choose_precision(device == "cuda") == "fp16"
         self._skipped_steps = SkippedSteps(MAX_SCALED_STEPS if has_loss_scale else MAX_STEPS)
         self._engine = make_engine(settings, device, settings.actor.optim)
         self._weight_writer = WeightWriter(

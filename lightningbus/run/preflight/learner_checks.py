@@ -49,7 +49,7 @@ def check_adapters(learner: LearnerSettings, model: Any) -> None:
 
 
 def resolve_names(learner: LearnerSettings) -> None:
-    """Look up the credit method, the estimator and the loss, as the learner does; raises ValueError.
+    """Look up the credit method, the estimator, the loss and fields of verl, as the learner does; raises ValueError.
 
     Own functions of a learner in another environment cannot be imported here, and without verl none is known.
     """
@@ -60,10 +60,12 @@ def resolve_names(learner: LearnerSettings) -> None:
         return
     with _without_news_of_verl():
         from lightningbus.learner.engine.cpu_platform import select_platform
+        from lightningbus.learner.engine.verl_fields import check_verl
         from lightningbus.learner.training.estimators import make_estimator
         from lightningbus.learner.training.loss import actor_config
 
         select_platform()
+        check_verl(learner)
         if not (is_elsewhere and is_import_path(learner.algorithm.adv_estimator)):
             make_estimator(learner.algorithm)
         if not (is_elsewhere and is_import_path(learner.actor.policy_loss)):
@@ -85,10 +87,10 @@ def _without_news_of_verl() -> Iterator[None]:
 
 def _check_optimizers_elsewhere(learner: LearnerSettings) -> Iterator[str]:
     """torch is the same everywhere; of other packages that are not here, a warning."""
-    for section, optim in (("actor", learner.actor.optim), ("critic", learner.critic.optim)):
-        package = optim.optimizer_impl.partition(".")[0]
+    for setting, optimizer in learner.verl.optimizers.items():
+        package = optimizer.module.partition(".")[0]
         if importlib.util.find_spec(package) is None:
-            setting = f"{section}.optim.optimizer_impl"
+            setting = f"{setting}.optimizer_impl"
             yield f"warning: {learner.model}: {setting}: {package} is not installed here; the learner needs it"
             return
     _check(learner, check_optimizers, learner)
