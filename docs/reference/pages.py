@@ -9,6 +9,7 @@ from docs.reference.alarms import render_alarms
 from docs.reference.commands import render_commands
 from docs.reference.events import render_events
 from docs.reference.metrics import render_metrics
+from docs.reference.results import render_results
 from docs.reference.settings import render_settings
 from docs.reference.step_metrics import render_step_metrics
 
@@ -50,4 +51,5 @@ PARTS = (
     GeneratedPart(DOCS / "operations.md", "metrics", render_metrics),
     GeneratedPart(DOCS / "store.md", "step metrics", render_step_metrics),
     GeneratedPart(DOCS / "operations.md", "alarms", render_alarms),
+    GeneratedPart(DOCS / "operations.md", "results", render_results),
 )

@@ -17,29 +17,29 @@ FOR_ADAPTERS = ("exclude_modules", "lora_adapter_path")
 def check_verl(settings: LearnerSettings) -> None:
     """Check all mappings of ``verl``; raise ValueError with a sentence that names the field."""
     verl = settings.verl
-    for section, given in (
+    for section, values in (
         (ENGINE, verl.engine),
         (MODEL, verl.model),
         (ACTOR, verl.actor),
         (OPTIM, verl.optim),
         (CRITIC_OPTIM, verl.critic_optim),
     ):
-        read_fields(section, given)
+        read_fields(section, values)
     for key in FOR_ADAPTERS:
         if key in verl.model and not settings.lora.lora_rank:
             raise ValueError(f"verl.model.{key} needs lora.lora_rank above 0: without adapters it changes nothing")
 
 
-def read_fields(section: Section, given: Mapping[str, Any]) -> dict[str, Any]:
+def read_fields(section: Section, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields with verl's types; raise ValueError with a sentence that names the field."""
-    if not given:
+    if not values:
         return {}
     hints = field_types(section.config)
-    for key in given:
+    for key in values:
         _check_key(section, key, hints)
-        for inner in given[key] if isinstance(given[key], dict) else ():
+        for inner in values[key] if isinstance(values[key], dict) else ():
             _check_key(section, f"{key}.{inner}", hints)
-    return {key: _read_value(section, key, value, hints[key]) for key, value in given.items()}
+    return {key: _read_value(section, key, value, hints[key]) for key, value in values.items()}
 
 
 @cache

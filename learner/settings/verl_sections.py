@@ -22,7 +22,7 @@ class Section:
     where: str
     """The setting that holds the mapping."""
     config: str
-    """Name of the class in ``verl.workers.config``."""
+    """Name of the class, among those of verl's workers."""
     named: Mapping[str, str]
     """Settings of ours, by verl's field; ``field.key`` is a key of a field that is a mapping."""
     refused: Mapping[str, str] = field(default_factory=dict)

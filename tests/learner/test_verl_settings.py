@@ -71,11 +71,11 @@ def test_each_field_of_verl_arrives_or_is_refused_with_a_reason(
         hints = field_types(section.config)
         free = [key for key in hints if section.find_refusal(key) is None]
         assert free, section.where
-        given = {key: _sample(key, section.types.get(key, hints[key])) for key in free}
-        settings = _settings(model_path, section, given)
+        values = {key: _sample(key, section.types.get(key, hints[key])) for key in free}
+        settings = _settings(model_path, section, values)
         check_verl(settings)
         configs = [each for each in _configurations(settings, monkeypatch) if type(each).__name__ == section.config]
-        for key, value in given.items():
+        for key, value in values.items():
             arrived = [_plain(each[key]) for each in configs]
             assert any(_contains(each, value) for each in arrived), f"{section.where}.{key}: {arrived}"
         for key in set(hints) - set(free):

@@ -18,13 +18,12 @@ from lightningbus.run.evaluation.request import RolloutRequest
 from lightningbus.run.jobs.prompt_rounds import is_round_due, put_round
 from lightningbus.run.preflight.preflight import TrainJob, parse_job
 from lightningbus.run.results.prompt_round import PromptRound
-from lightningbus.run.results.results import RESULTS, Results, compute_settings_sha256, render_fields
+from lightningbus.run.results.results import RESULTS, Results, compute_settings_sha256
 from lightningbus.run.results.run_record import check_resumable, describe_job, find_differences, write_record
 from lightningbus.run.settings.optimize import OptimizeSettings
 from lightningbus.run.settings.run_file import EvalSettings, RunSettings
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.store.settings import StoreSettings
-from tests.commands import ROOT
 
 
 def job_of(directory: Path, heldout: dict[str, Any] | None = None, **learner: Any) -> tuple[RunSettings, TrainJob]:
@@ -232,7 +231,3 @@ def test_equal_settings_have_equal_digests(tmp_path: Path) -> None:
         settings, job = job_of(tmp_path, seed=seed)
         digests.append(compute_settings_sha256(settings.model_copy(update={"name": name}), job.learners, job.eval))
     assert digests[0] == digests[1] != digests[2]
-
-
-def test_every_field_of_the_results_is_in_the_docs() -> None:
-    assert render_fields() in (ROOT / "docs" / "operations.md").read_text()

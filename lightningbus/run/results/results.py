@@ -13,7 +13,7 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.evaluation import Evaluation
 from lightningbus.run.machine.hardware import Hardware, read_hardware, read_versions
-from lightningbus.run.results.model_results import ModelEvaluation, ModelResults, count_models
+from lightningbus.run.results.model_results import ModelResults, count_models
 from lightningbus.run.results.prompt_files import PromptFile
 from lightningbus.run.results.prompt_round import PromptRound
 from lightningbus.run.run_directory.whole_file import write_whole
@@ -175,23 +175,3 @@ def compute_settings_sha256(settings: RunSettings, learners: Sequence[LearnerSet
         "eval": heldout.model_dump(mode="json"),
     }
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
-
-
-def render_fields() -> str:
-    """The fields of the file as a Markdown table."""
-    lines = ["| field | what |", "|---|---|"]
-    for prefix, kind in (
-        ("", Results),
-        ("models.NAME.", ModelResults),
-        ("models.NAME.evaluations[].", ModelEvaluation),
-        ("evaluations[].", Evaluation),
-        ("prompt_rounds[].", PromptRound),
-        ("prompts.NAME.", PromptFile),
-        ("hardware.", Hardware),
-    ):
-        lines += [
-            f"| `{prefix}{name}` | {field.description} |"
-            for name, field in kind.model_fields.items()
-            if kind is not Results or name != "hardware"
-        ]
-    return "\n".join(lines)
