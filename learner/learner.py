@@ -27,13 +27,14 @@ from lightningbus.learner.dispatch.dispatcher import Dispatcher
 from lightningbus.learner.dispatch.loss_recovery import LossRecovery
 from lightningbus.learner.errors import LearnerError, as_learner_error
 from lightningbus.learner.publishing.broadcaster import Broadcaster
+from lightningbus.learner.publishing.engine_check import watch_engine_check
 from lightningbus.learner.publishing.publisher import WeightPublisher, needs_full_weights
 from lightningbus.learner.rollouts.capacity import find_shortage
 from lightningbus.learner.rollouts.consumer import RolloutConsumer
 from lightningbus.learner.rollouts.served_version import ServedVersion
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.own_function import OwnFunctionError
-from lightningbus.learner.trainer import Trainer
+from lightningbus.learner.trainer import ModelProbe, Trainer
 from lightningbus.learner.training_loop import TrainingLoop
 from lightningbus.schemas.codec import decode
 from lightningbus.schemas.training import TrainingStep
@@ -98,6 +99,7 @@ class Learner:
                     loop.run(),
                     loop.recovery.run(),
                     self._watch_nodes(loop.dispatcher),
+                    watch_engine_check(self._bus, self._settings.model, self._publisher, self._nodes),
                     self._publisher.wait_until_fenced(loop.state.epoch),
                     self._publisher.keep_published(loop.consumer.was_reset),
                     stop.wait(),
@@ -134,10 +136,10 @@ class Learner:
         consumer.groups.members_at_close = replay.find_members()
         await self._check_capacity(consumer)
         try:
-            builder, trainer = await self._in_thread(
+            builder, trainer, probe = await self._in_thread(
                 self._load_trainer, checkpoint[0] / TRAINER if checkpoint else None
             )
-            committer = StepCommitter(settings, trainer, self._publisher, self._checkpoints, self._in_thread)
+            committer = StepCommitter(settings, trainer, self._publisher, self._checkpoints, self._in_thread, probe)
         except ValueError as error:
             raise as_learner_error(error) from error
         await committer.publish_base()
@@ -197,11 +199,12 @@ class Learner:
         if shortage.interval:
             log.warning("%s; until then checkpoints are written as the stream fills", shortage.interval)
 
-    def _load_trainer(self, checkpoint: Path | None) -> tuple[BatchBuilder, Trainer]:
+    def _load_trainer(self, checkpoint: Path | None) -> tuple[BatchBuilder, Trainer, ModelProbe | None]:
         builder, trainer = make_builder(self._settings), make_trainer(self._settings)
+        probe = trainer.check_model()
         if checkpoint is not None:
             trainer.load(checkpoint)
-        return builder, trainer
+        return builder, trainer, probe
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)

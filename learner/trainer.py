@@ -1,6 +1,7 @@
 """The operations that the learner needs of a trainer. `lightningbus.learner.training.verl_trainer` has them by verl."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,6 +10,17 @@ from numpy.typing import NDArray
 
 from lightningbus.learner.batching.batch import Batch
 from lightningbus.learner.transitions.sequences import TrainSequence
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProbe:
+    """Tokens that learner and inference engines score alike."""
+
+    rows: Sequence[TrainSequence]
+    tolerance: float
+    """Largest mean difference of an engine's log-probabilities, in nats per token, that rounding explains."""
 
 
 class Trainer(Protocol):
@@ -30,8 +42,15 @@ class Trainer(Protocol):
         """
         ...
 
-    def log_probs(self, sequences: Sequence[TrainSequence]) -> list[NDArray[np.float32]]:
+    def log_probs(self, sequences: Sequence[TrainSequence]) -> list[Floats]:
         """Return the log-probability of each token under the current weights, one ``float32[N]`` per sequence."""
+        ...
+
+    def check_model(self) -> ModelProbe | None:
+        """Raise ValueError if the model would be trained wrong; return what engines have to agree with, None: nothing.
+
+        Called before the first step, with the weights that the settings name.
+        """
         ...
 
     def write_weights(self, path: Path) -> None:

@@ -49,6 +49,7 @@ def test_a_role_with_a_model_imports_no_engine(module: str, tmp_path: Path) -> N
     assert module.partition(".")[0] in imported and not imported & {"vllm", "ray"}
 
 
+@pytest.mark.long
 def test_a_learner_trains_where_vllm_cannot_be_imported(tmp_path: Path) -> None:
     output = python("-c", LEARNER_WITHOUT_VLLM.format(root=str(ROOT)), tmp_path / "model", cwd=tmp_path)
     assert float(output.split()[-1]) > 0

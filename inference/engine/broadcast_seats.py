@@ -18,7 +18,7 @@ def find_assignment(plan: BroadcastPlan | None, node_id: str, capability: Broadc
 
 
 def rendezvous_info(plan: BroadcastPlan, assignment: RankAssignment) -> dict[str, Any]:
-    """The init_info for vLLM's workers: `lightningbus.inference.engine.broadcast_receiver.Rendezvous`."""
+    """The init_info for vLLM's workers: `lightningbus.inference.engine.worker.broadcast_receiver.Rendezvous`."""
     return {
         "address": plan.address,
         "group": plan.group,

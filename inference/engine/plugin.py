@@ -28,7 +28,7 @@ def register() -> None:
 
     if BACKEND not in WeightTransferEngineFactory._registry:  # vLLM loads plugins more than once in a process
         WeightTransferEngineFactory.register_engine(
-            BACKEND, "lightningbus.inference.engine.weight_transfer", "LightningbusWeightEngine"
+            BACKEND, "lightningbus.inference.engine.worker.weight_transfer", "LightningbusWeightEngine"
         )
 
 

@@ -69,7 +69,7 @@ class VllmEngine:
         await self._post("/resume")
 
     async def load_weights(self, source: WeightSource, version: int) -> None:
-        """Have `lightningbus.inference.engine.weight_transfer` load weights in each worker."""
+        """Have `lightningbus.inference.engine.worker.weight_transfer` load weights in each worker."""
         update_info: dict[str, Any] = (
             {"content": source.fingerprint, "size": source.size}
             if isinstance(source, BroadcastContent)

@@ -36,8 +36,9 @@ def evaluate(spec: CanarySpec, prompts: Logprobs, answers: Logprobs, previous_le
 
     ``prompts``: the engine's log-probability of each token of the prompts but their first; ``answers``: that of each
     token it sampled, prompt by prompt, at temperature 1. Metrics: ``k3_kl``, Schulman's k3 (mean of exp(d) - 1 - d, d
-    being the learner's log-probability less the engine's) in nats per token; ``entropy``, the mean of -log p over the
-    sampled tokens, in nats; ``length``, their mean number per answer; ``tokens``, how many were compared.
+    being the learner's log-probability less the engine's) in nats per token; ``difference``, the mean of abs(d), in
+    nats; ``tokens``, how many were compared. Unless it is an engine check also ``entropy``, the mean of -log p over
+    the sampled tokens, in nats; ``length``, their mean number per answer.
     """
     learners = np.concatenate([np.frombuffer(prompt.logprobs, "<f4").astype(np.float64) for prompt in spec.prompts])
     engines = np.array([value for logprobs in prompts for value in logprobs])
@@ -49,22 +50,36 @@ def evaluate(spec: CanarySpec, prompts: Logprobs, answers: Logprobs, previous_le
             return CanaryResult(f"{bad} of {len(values)} log-probabilities of {source} are not finite", {}, is_tainted)
     if len(engines) != len(learners):
         return CanaryResult(f"the engine gave {len(engines)} log-probabilities for {len(learners)} tokens", {})
-    if not len(sampled):
-        return CanaryResult("no token was sampled", {})
     difference = np.clip(learners - engines, -MAX_LOGPROB_DIFFERENCE, MAX_LOGPROB_DIFFERENCE)
     metrics = {
         "k3_kl": float(np.mean(np.exp(difference) - 1 - difference)),
-        "entropy": float(-np.mean(sampled)),
-        "length": float(np.mean([len(logprobs) for logprobs in answers])),
+        "difference": float(np.mean(np.abs(difference))),
         "tokens": float(len(engines)),
     }
-    return CanaryResult("; ".join(_violations(spec, metrics, previous_length)), metrics)
+    violations = _find_differences(spec, metrics)
+    if not spec.is_engine_check:
+        if not len(sampled):
+            return CanaryResult("no token was sampled", {})
+        metrics["entropy"] = float(-np.mean(sampled))
+        metrics["length"] = float(np.mean([len(logprobs) for logprobs in answers]))
+        violations += _find_odd_answers(spec, metrics, previous_length)
+    return CanaryResult("; ".join(violations), metrics)
 
 
-def _violations(spec: CanarySpec, metrics: Mapping[str, float], previous_length: float | None) -> list[str]:
+def _find_differences(spec: CanarySpec, metrics: Mapping[str, float]) -> list[str]:
     violations = []
     if metrics["k3_kl"] > spec.max_kl:
         violations.append(f"k3-KL to the learner is {metrics['k3_kl']:.4g} nats per token, above {spec.max_kl:g}")
+    if spec.max_difference is not None and metrics["difference"] > spec.max_difference:
+        violations.append(
+            f"engine and learner differ by {metrics['difference']:.3g} nats per token, where rounding explains "
+            f"{spec.max_difference:.3g}"
+        )
+    return violations
+
+
+def _find_odd_answers(spec: CanarySpec, metrics: Mapping[str, float], previous_length: float | None) -> list[str]:
+    violations = []
     if not spec.min_entropy <= metrics["entropy"] <= spec.max_entropy:
         bounds = f"{spec.min_entropy:g} to {spec.max_entropy:g}"
         violations.append(f"entropy is {metrics['entropy']:.4g} nats per token, outside {bounds}")
@@ -146,7 +161,9 @@ class EngineCanary:
             prompt_logprobs = await self._engine.score(model, prompts, version)
             if not np.isfinite([value for logprobs in prompt_logprobs for value in logprobs]).all():
                 return evaluate(spec, prompt_logprobs, [], None)
-            answers = await self._engine.sample(model, prompts, spec.max_tokens, version)
+            answers = (
+                [] if spec.is_engine_check else await self._engine.sample(model, prompts, spec.max_tokens, version)
+            )
         except NotFiniteError:
             return CanaryResult(NOT_FINITE, {}, is_kv_cache_tainted=True)
         except EngineRejectedError as error:

@@ -8,11 +8,12 @@ from lightningbus.bus.errors import FencedError
 from lightningbus.learner.checkpointing.checkpoint import TRAINER, Checkpoints, LearnerState
 from lightningbus.learner.checkpointing.journal import EpochClaim, Journal
 from lightningbus.learner.checkpointing.resume import resume
-from lightningbus.learner.publishing.canary_prompts import CanaryPrompts
+from lightningbus.learner.publishing.canary_prompts import CanaryPrompts, build_engine_check
 from lightningbus.learner.publishing.publisher import WeightPublisher, fenced_error
 from lightningbus.learner.publishing.weight_files import BASE, WEIGHTS, write_full, write_weights
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.learner.trainer import Trainer
+from lightningbus.learner.trainer import ModelProbe, Trainer
+from lightningbus.schemas.weights.events import CanarySpec
 
 InThread = Callable[..., Awaitable[Any]]
 """Runs a blocking call in the trainer's thread."""
@@ -28,9 +29,14 @@ class StepCommitter:
         publisher: WeightPublisher,
         checkpoints: Checkpoints,
         in_thread: InThread,
+        probe: ModelProbe | None = None,
     ) -> None:
-        """Read the canary's prompts; raise ValueError for unusable ones."""
-        self._settings, self._trainer = settings, trainer
+        """Read the canary's prompts; raise ValueError for unusable ones.
+
+        ``probe``: what the engines have to agree with the trainer on.
+        """
+        self._settings, self._trainer, self._probe = settings, trainer, probe
+        self._last_checked_version = 1 if settings.lora.lora_rank else 0  # new adapters are 0, and change nothing
         canary = settings.weights.canary
         self._canary_prompts = (
             CanaryPrompts(canary, settings.model_path, settings.seq_len) if canary is not None else None
@@ -120,11 +126,11 @@ class StepCommitter:
             raise fenced_error(state.model, state.epoch) from error
 
     async def _publish(self, path: Path, state: LearnerState) -> None:
-        canary = (
-            await self._in_thread(self._canary_prompts.build_spec, self._trainer)
-            if self._canary_prompts is not None
-            else None
-        )
+        canary: CanarySpec | None = None
+        if self._canary_prompts is not None:
+            canary = await self._in_thread(self._canary_prompts.build_spec, self._trainer)
+        elif self._probe is not None and state.version <= self._last_checked_version:
+            canary = await self._in_thread(build_engine_check, self._trainer, self._probe)
         await self._publisher.publish(
             path / WEIGHTS, version=state.version, epoch=state.epoch, step=state.step, canary=canary
         )

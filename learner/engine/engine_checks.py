@@ -3,12 +3,13 @@
 import importlib
 import importlib.util
 import json
+from pathlib import Path
 from typing import Any
 
-from lightningbus.learner.engine.verl_fields import check_verl
 from lightningbus.learner.settings.engine import EngineSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.verl import OptimizerClass
+from lightningbus.learner.settings.verl_fields import check_verl
 
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 EIGHT_BIT_HINT = "; set verl.optim.optimizer_impl to torchao.optim or bitsandbytes.optim"
@@ -30,12 +31,11 @@ def check_ranks(settings: LearnerSettings, device: str, num_ranks: int, *, knows
     ``knows_packages``: the learner's are those of this environment.
     """
     engine = settings.engine
-    config: dict[str, Any] = json.loads((settings.model_path / "config.json").read_text("utf-8"))
-    text = config.get("text_config", config)
+    text = read_text_config(settings.model_path)
     _check_divisions(engine, text, num_ranks)
     if engine.ulysses_sequence_parallel_size > 1 and knows_packages:
         _check_windows(engine, text, device)
-    if engine.use_remove_padding:
+    if engine.use_remove_padding or engine.ulysses_sequence_parallel_size > 1:
         _check_packing(text)
 
 
@@ -105,9 +105,21 @@ def _has_windows(config: dict[str, Any]) -> bool:
     return bool(config.get("sliding_window")) and bool(config.get("use_sliding_window", True))
 
 
-def _check_packing(config: dict[str, Any]) -> None:
+def read_text_config(model_path: Path) -> dict[str, Any]:
+    """Read ``config.json``, of a model with other inputs the part for text."""
+    config: dict[str, Any] = json.loads((model_path / "config.json").read_text("utf-8"))
+    text: dict[str, Any] = config.get("text_config", config)
+    return text
+
+
+def carries_state(config: dict[str, Any]) -> bool:
+    """Return whether a configuration, ``config.json`` or its text part, has layers beside attention."""
     others = set(config.get("layer_types") or []) - ATTENTION_LAYERS
-    if others or any(name.startswith(RECURRENT_FIELDS) for name in config):
+    return bool(others) or any(name.startswith(RECURRENT_FIELDS) for name in config)
+
+
+def _check_packing(config: dict[str, Any]) -> None:
+    if carries_state(config):
         raise ValueError(
             "engine.use_remove_padding must be false for this model: its layers carry a state from token to token, and "
             "from one packed row into the next"

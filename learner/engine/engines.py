@@ -1,16 +1,16 @@
 """verl's FSDP2 engines, made from our settings: the policy, its frozen reference, and the critic."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from lightningbus.learner.engine.engine_checks import uses_flash_attention
 from lightningbus.learner.engine.packed_attention import register_packed_attention
 from lightningbus.learner.engine.shared_attention import register_shared_attention
-from lightningbus.learner.engine.verl_fields import read_fields
 from lightningbus.learner.settings.algorithm import OptimSettings
 from lightningbus.learner.settings.engine import EngineSettings
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.settings.verl_fields import read_fields
 from lightningbus.learner.settings.verl_sections import CRITIC_OPTIM, ENGINE, MODEL, OPTIM
 
 STRATEGY = "fsdp2"
@@ -28,6 +28,8 @@ VERL_ENGINE_FIELDS = {
     "use_remove_padding",
 }
 """Settings that verl's engine configuration has by the same names."""
+NOISE = ("dropout", "pdrop", "jitter")
+"""Parts of the names by which configurations have noise in training."""
 
 
 def make_engine(
@@ -41,6 +43,7 @@ def make_engine(
 
     The platform must have been selected before, see `platform`.
     """
+    from transformers import AutoConfig
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine import EngineRegistry
@@ -55,7 +58,8 @@ def make_engine(
     if kind == "language_model" and not frozen:
         model |= settings.lora.model_dump()
     _compute_in_chunks(has_entropy_gradient=settings.actor.entropy_coeff > 0)
-    attention = _choose_attention(chosen, device)
+    config = AutoConfig.from_pretrained(settings.model_path, local_files_only=True)
+    attention = _choose_attention(chosen, device, find_model_class(config))
     if kind == "value_model":
         _load_value_models_with(attention)
     engine = EngineRegistry.new(
@@ -63,16 +67,14 @@ def make_engine(
         backend=STRATEGY,
         model_config=HFModelConfig(
             path=str(settings.model_path),
-            use_remove_padding=chosen.use_remove_padding,
+            use_remove_padding=bool(chosen.use_remove_padding),
             enable_gradient_checkpointing=chosen.is_checkpointing(on_gpu),
             enable_activation_offload=chosen.enable_activation_offload,
-            **verl_model
-            | model
-            | {"override_config": {**verl_model.get("override_config", {}), "attn_implementation": attention}},
+            **verl_model | model | {"override_config": _override(config, verl_model, attention)},
         ),
         engine_config=FSDPEngineConfig(
             strategy=STRATEGY,
-            **chosen.model_dump(include=VERL_ENGINE_FIELDS),
+            **{**chosen.model_dump(include=VERL_ENGINE_FIELDS), "use_remove_padding": bool(chosen.use_remove_padding)},
             forward_only=frozen and on_gpu,  # pins memory, which needs an accelerator
             **{"use_torch_compile": on_gpu}
             | verl_engine
@@ -141,13 +143,63 @@ def _warm_up_from_first_step(engine: Any) -> None:
         group["lr"] = rate
 
 
-def _choose_attention(settings: EngineSettings, device: str) -> str:
+def find_model_class(config: Any) -> Any:
+    """Find transformers' class of a model, as verl loads it; raise ValueError if it writes no text."""
+    from transformers import AutoModelForCausalLM
+    from verl.utils import model
+
+    # verl knows no model by this end of its name, such as GPT-2's, and would load it without its head.
+    model._architecture_to_auto_class.setdefault("LMHeadModel", AutoModelForCausalLM)
+    auto_class: Any = model.get_hf_auto_model_class(config)
+    try:
+        return auto_class._model_mapping[type(config)]
+    except KeyError:
+        raise ValueError(f"transformers has no language model of the kind {config.model_type!r}") from None
+
+
+def without_noise(config: Any) -> dict[str, Any]:
+    """Return the dropouts and jitters of a model's configuration as 0: the policy that sampled had none.
+
+    Those of the part for text stand in a dictionary of their own.
+    """
+
+    def zeros(config: Any) -> dict[str, Any]:
+        return {
+            name: 0.0
+            for name, value in config.to_dict().items()
+            if any(word in name for word in NOISE) and isinstance(value, float) and value > 0
+        }
+
+    text = config.get_text_config()
+    return zeros(config) | ({"text_config": zeros(text)} if text is not config else {})
+
+
+def _override(config: Any, verl_model: Mapping[str, Any], attention: str) -> dict[str, Any]:
+    """Return the changes to a model's configuration; those of ``verl.model`` come before ours, but for attention."""
+    ours = {**_complete(config), **without_noise(config)}
+    theirs: dict[str, Any] = verl_model.get("override_config", {})
+    text = {**ours.get("text_config", {}), **theirs.get("text_config", {})}
+    return {**ours, **theirs, **({"text_config": text} if text else {}), "attn_implementation": attention}
+
+
+def _complete(config: Any) -> dict[str, Any]:
+    """Return what verl reads of every configuration and some models, such as GPT-NeoX, lack."""
+    text = config.get_text_config()
+    return {} if hasattr(text, "num_key_value_heads") else {"num_key_value_heads": text.num_attention_heads}
+
+
+def _choose_attention(settings: EngineSettings, device: str, model_class: Any) -> str:
     """Choose the attention by transformers' name for it."""
     if uses_flash_attention(settings, device):
         return settings.attn_implementation if settings.attn_implementation != "auto" else "flash_attention_2"
     if settings.ulysses_sequence_parallel_size > 1:
         return register_shared_attention()
-    return "eager" if settings.attn_implementation == "eager" else register_packed_attention()
+    return "eager" if settings.attn_implementation == "eager" else name_sdpa(model_class)
+
+
+def name_sdpa(model_class: Any) -> str:
+    """Name torch's attention for a class of models: row by row, unless the class brings attentions of its own."""
+    return register_packed_attention() if model_class._supports_attention_backend else "sdpa"
 
 
 def _load_value_models_with(attention: str) -> None:

@@ -4,7 +4,7 @@ Every rank takes part in putting a tensor together, and the first one writes it:
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -87,33 +87,51 @@ class _SafetensorsFile:
 
 
 def full_tensors(engine: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every tensor by its Hugging Face name, without adapters; tied weights once. Every rank must call this.
+    """Yield every tensor as the model's own files name and divide it, without adapters; tied weights once.
 
-    A tensor must not be kept beyond the next one.
+    Every rank must call this. A tensor must not be kept beyond the next one.
     """
-    tied = bool(getattr(engine.model_config.hf_config, "tie_word_embeddings", False))
-    if engine.model_config.lora_rank > 0:
-        tensors = _without_adapters(engine)
-    else:
-        tensors, _ = engine.get_per_tensor_param()
-    for name, tensor in tensors:
-        if not (tied and name == "lm_head.weight"):
-            yield name, tensor
-
-
-def _without_adapters(engine: Any) -> Iterator[tuple[str, Any]]:
-    """Iterate over a model's tensors without adapters; verl's engine would first gather the whole model."""
     from verl.utils.device import get_device_id
     from verl.utils.fsdp_utils import normalize_peft_param_name
-    from verl.utils.model import convert_weight_keys
-    from verl.workers.engine.fsdp.utils import unfuse_moe_params
 
-    tensors = convert_weight_keys(normalize_peft_param_name(engine.module.state_dict()), engine.module)
-    whole = (
-        (name, tensor.to(get_device_id()).full_tensor() if hasattr(tensor, "full_tensor") else tensor)
-        for name, tensor in tensors.items()
-    )
-    yield from unfuse_moe_params(whole, engine.model_config.hf_config.model_type)
+    model, tensors = _published_model(engine), engine.module.state_dict()
+    if engine.model_config.lora_rank > 0:
+        tensors = normalize_peft_param_name(tensors)
+    tied = getattr(model, "all_tied_weights_keys", {})
+    device = get_device_id()
+    for group in _group_by_origin(model, [name for name in tensors if name not in tied]):
+        whole = {
+            name: tensors[name].to(device).full_tensor() if hasattr(tensors[name], "full_tensor") else tensors[name]
+            for name in group
+        }
+        yield from _revert(model, whole)
+
+
+def _published_model(engine: Any) -> Any:
+    """Return transformers' model below FSDP and PEFT."""
+    module = getattr(engine.module, "_fsdp_wrapped_module", engine.module)
+    return module.get_base_model() if hasattr(module, "peft_config") else module
+
+
+def _group_by_origin(model: Any, names: Iterable[str]) -> Iterator[list[str]]:
+    """Yield names by the tensors of the model's files that they were made of, in order of their first."""
+    from transformers.core_model_loading import WeightConverter, rename_source_key
+
+    inverted = [item.reverse_transform() for item in reversed(getattr(model, "_weight_conversions", None) or [])]
+    converters = [item for item in inverted if isinstance(item, WeightConverter)]
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(rename_source_key(name, [], converters)[0], []).append(name)
+    yield from groups.values()
+
+
+def _revert(model: Any, tensors: dict[str, Any]) -> Iterable[tuple[str, Any]]:
+    if not getattr(model, "_weight_conversions", None):
+        return tensors.items()
+    from transformers.core_model_loading import revert_weight_conversion
+
+    reverted: dict[str, Any] = revert_weight_conversion(model, tensors)
+    return reverted.items()
 
 
 def served_dtype(model_path: Path, dtype: str) -> ChooseDtype:

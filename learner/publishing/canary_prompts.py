@@ -1,13 +1,15 @@
 """Canary prompts: what every version is tried on, with the learner's own log-probabilities."""
 
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lightningbus.learner.settings.weights import CanarySettings
-from lightningbus.learner.trainer import Trainer
+from lightningbus.learner.trainer import ModelProbe, Trainer
 from lightningbus.learner.transitions.sequences import CONTEXT, TrainSequence
 from lightningbus.schemas.weights.events import CanaryPrompt, CanarySpec
 
@@ -27,21 +29,37 @@ class CanaryPrompts:
 
     def build_spec(self, trainer: Trainer) -> CanarySpec:
         """Compute the canary test of the trainer's current weights; blocks for a forward pass."""
-        log_probs = trainer.log_probs(self._prompts)
         settings = self._settings
         return CanarySpec(
-            prompts=tuple(
-                CanaryPrompt(
-                    ids=sequence.token_ids.astype("<u4").tobytes(), logprobs=values[1:].astype("<f4").tobytes()
-                )
-                for sequence, values in zip(self._prompts, log_probs, strict=True)
-            ),
+            prompts=_score(trainer, self._prompts),
             max_tokens=settings.max_tokens,
             max_kl=settings.max_kl,
             min_entropy=settings.min_entropy,
             max_entropy=settings.max_entropy,
             max_length_ratio=settings.max_length_ratio,
         )
+
+
+def build_engine_check(trainer: Trainer, probe: ModelProbe) -> CanarySpec:
+    """Compute what the first engine has to agree with; blocks for a forward pass."""
+    unbounded = sys.float_info.max
+    return CanarySpec(
+        prompts=_score(trainer, probe.rows),
+        max_tokens=1,
+        max_kl=unbounded,
+        min_entropy=0.0,
+        max_entropy=unbounded,
+        max_length_ratio=unbounded,
+        max_difference=probe.tolerance,
+        is_engine_check=True,
+    )
+
+
+def _score(trainer: Trainer, rows: Sequence[TrainSequence]) -> tuple[CanaryPrompt, ...]:
+    return tuple(
+        CanaryPrompt(ids=row.token_ids.astype("<u4").tobytes(), logprobs=values[1:].astype("<f4").tobytes())
+        for row, values in zip(rows, trainer.log_probs(rows), strict=True)
+    )
 
 
 def read_prompts(file: Path, model_path: Path) -> list[list[int]]:

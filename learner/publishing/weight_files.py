@@ -10,7 +10,7 @@ BASE = "base.safetensors"
 
 
 def write_weights(trainer: Trainer, path: Path) -> None:
-    """Write the trained weights in the form that nodes load: see `lightningbus.inference.engine.weight_transfer`."""
+    """Write the trained weights in the form that nodes load: `lightningbus.inference.engine.worker.weight_transfer`."""
     if (adapters := trainer.adapters()) is not None:
         tensors, scale = adapters
         _save(tensors, path, {"scale": str(scale)})

@@ -34,13 +34,18 @@ class EngineSettings(BaseModel):
     )
     attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = Field(
         "auto",
-        description="implementation of attention; auto: flash_attention_2 on a GPU where it is installed, else sdpa, "
-        "row by row",
+        description="implementation of attention; auto: flash_attention_2 on a GPU where it is installed, else sdpa "
+        "row by row, or eager for a model that sdpa computes wrong",
     )
-    use_remove_padding: bool = Field(
-        True,
+    use_remove_padding: bool | None = Field(
+        None,
         description="pack rows of a micro-batch one after another, without padding; false: side by side, padded to "
-        "the longest, and so fewer of them",
+        "the longest, and so fewer of them; none: packed, unless the model computes packed rows wrong",
+    )
+    check_model: bool = Field(
+        True,
+        description="before the first step, compare the learner's log-probabilities with those of transformers' own "
+        "model, and the first engine's with the learner's; takes the model in float32 in host memory for a moment",
     )
     use_no_sync_for_gradient_accumulation: bool = Field(
         False,
@@ -64,7 +69,7 @@ class EngineSettings(BaseModel):
 
     @model_validator(mode="after")
     def _parallel(self) -> Self:
-        if self.ulysses_sequence_parallel_size > 1 and not self.use_remove_padding:
+        if self.ulysses_sequence_parallel_size > 1 and self.use_remove_padding is False:
             raise ValueError(
                 "ulysses_sequence_parallel_size above 1 needs use_remove_padding: padded rows cannot be shared"
             )

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningbus.learner.engine.verl_fields import read_fields
 from lightningbus.learner.settings.import_path import is_import_path
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.own_function import OwnFunction
+from lightningbus.learner.settings.verl_fields import read_fields
 from lightningbus.learner.settings.verl_sections import ACTOR, POLICY_LOSS
 from lightningbus.learner.training.effective_sample import EffectiveSample
 from lightningbus.learner.training.own_loss import LOSS_SETTING, compute_own_loss

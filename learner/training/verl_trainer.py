@@ -16,7 +16,9 @@ from lightningbus.learner.engine import cpu_platform, engine_state
 from lightningbus.learner.engine.engine_checks import check_engine
 from lightningbus.learner.engine.engines import lora_state_dict, make_engine
 from lightningbus.learner.engine.weight_writer import WeightWriter, served_dtype
+from lightningbus.learner.model_check.check import check_model, refused_models
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.trainer import ModelProbe
 from lightningbus.learner.training.correction import apply_rollout_correction, leave_uncorrected, needs_log_probs
 from lightningbus.learner.training.critic import Critic, compute_gae
 from lightningbus.learner.training.distributed import ProcessGroup, balance_by_tokens
@@ -75,13 +77,17 @@ class VerlTrainer:
         actor_config(settings)
         self.group = ProcessGroup(device)
         check_engine(settings, device, self.group.size)
+        self._model_check = self.group.broadcast(check_model(settings, device) if self.group.rank == 0 else None)
+        settings = self._settings = self._model_check.settings
         self._forward = ForwardConfig(
-            settings.actor.ppo_max_token_len_per_gpu, is_packed=settings.engine.use_remove_padding
+            settings.actor.ppo_max_token_len_per_gpu, is_packed=bool(settings.engine.use_remove_padding)
         )
         self._train = replace(self._forward, entropy=True)
-        has_loss_scale = settings.engine.choose_precision(device == "cuda") == "fp16"
+        precision = settings.engine.choose_precision(device == "cuda")
+        self._is_float32, has_loss_scale = precision == "fp32", precision == "fp16"
         self._skipped_steps = SkippedSteps(MAX_SCALED_STEPS if has_loss_scale else MAX_STEPS)
-        self._engine = make_engine(settings, device, settings.actor.optim)
+        with refused_models():
+            self._engine = make_engine(settings, device, settings.actor.optim)
         self._weight_writer = WeightWriter(
             self._engine, served_dtype(settings.model_path, settings.weights.dtype), is_writer=self.group.rank == 0
         )
@@ -147,6 +153,18 @@ class VerlTrainer:
     def log_probs(self, sequences: Sequence[TrainSequence]) -> list[Floats]:
         """Log-probabilities of each token under the current weights, one ``float32[N]`` per sequence."""
         return self._infer(self._engine, sequences, "log_probs")
+
+    @_collective
+    def check_model(self) -> ModelProbe | None:
+        """Compare the engine, in training mode, with the reference; see `lightningbus.learner.model_check.check`."""
+        check = self._model_check
+        if not check.rows:
+            return None
+        if check.log_probs is not None:
+            with refused_models():
+                log_probs = self._infer_in_training(check.rows)
+            check.verify(log_probs, is_float32=self._is_float32)
+        return ModelProbe(check.rows, check.engine_tolerance)
 
     @_collective
     def write_weights(self, path: Path) -> None:
@@ -252,6 +270,16 @@ class VerlTrainer:
         indices, batch, rows = self._shard(TokenInputs(sequences, {}), self._forward)
         with engine.eval_mode():
             values = from_output(engine.infer_batch(batch)["model_output"][output], rows)
+        gathered = self.group.all_gather(dict(zip(indices, values, strict=False)))
+        return [gathered[index] for index in range(len(sequences))]
+
+    def _infer_in_training(self, sequences: Sequence[TrainSequence]) -> list[Floats]:
+        """Log-probabilities as an update computes them: with dropout, if a model has it."""
+        indices, batch, rows = self._shard(TokenInputs(sequences, {}), self._forward)
+        with self._engine.eval_mode():
+            self._engine.module.train()
+            values = from_output(self._engine.infer_batch(batch)["model_output"]["log_probs"], rows)
+            self._engine.module.eval()
         gathered = self.group.all_gather(dict(zip(indices, values, strict=False)))
         return [gathered[index] for index in range(len(sequences))]
 

@@ -54,6 +54,10 @@ class CanarySpec(Event, frozen=True, kw_only=True):
     max_entropy: float
     max_length_ratio: float
     """Largest ratio of the mean answer length to that of the version approved before, or its inverse."""
+    max_difference: float | None = None
+    """Largest mean distance of the log-probabilities of engine and learner, in nats per token; None: no bound."""
+    is_engine_check: bool = False
+    """Whether the engine is on trial, not the version: answers are not sampled, and their bounds do not count."""
 
 
 class BroadcastCapability(Event, frozen=True, kw_only=True):

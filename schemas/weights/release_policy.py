@@ -72,7 +72,7 @@ def versions_to_retain(release: ReleaseHistory, versions: Iterable[int]) -> set[
     """Choose the versions whose files are kept: the best so far, and fallbacks if newer ones are revoked."""
     existing = set(versions)
     not_revoked = {version for version in existing if not is_revoked(release, version)}
-    approved = {decision.version for decision in release.decisions if decision.action == "approved"} & not_revoked
+    approved = {decision.version for decision in release.decisions if _is_approval(decision)} & not_revoked
     pinned = {release.pinned} & existing if release.pinned is not None else set()
     kept = {release.kept} & not_revoked if release.kept is not None else set()
     return {*pinned, *kept, *([max(approved)] if approved else []), *([max(not_revoked)] if not_revoked else [])}
@@ -84,6 +84,11 @@ def last_approved_length(release: ReleaseHistory) -> float | None:
         decision.metrics["length"] for decision in reversed(release.decisions) if _passed_canary(release, decision)
     )
     return next(lengths, None)
+
+
+def _is_approval(decision: ReleaseDecision) -> bool:
+    """Return whether a person or a trial of its answers approved a version; an engine check judges the engine."""
+    return decision.action == "approved" and ("length" in decision.metrics or not decision.metrics)
 
 
 def _passed_canary(release: ReleaseHistory, decision: ReleaseDecision) -> bool:

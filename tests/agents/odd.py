@@ -34,8 +34,9 @@ def wants_another_model(task):
 def streams(task):
     """1.0 if a streamed answer is an ordinary one: text, a finish reason, no field of ours."""
     messages = [{"role": "user", "content": "what is 12 times 34 ?"}]
-    # Without `min_tokens` a small model may answer with nothing but the end.
-    request = {"max_tokens": 6, "temperature": 0, "stream": True, "extra_body": {"min_tokens": 2}}
+    # A small model may answer with nothing but the end, or with special tokens alone.
+    extra_body = {"min_tokens": 2, "skip_special_tokens": False}
+    request = {"max_tokens": 6, "temperature": 0, "stream": True, "extra_body": extra_body}
     chunks = list(client.chat.completions.create(model="policy", messages=messages, **request))
     extra = {key for chunk in chunks for choice in chunk.choices for key in (choice.model_extra or {})}
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)

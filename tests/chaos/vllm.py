@@ -52,7 +52,7 @@ class Engine:
         return web.json_response({})
 
     def receives(self) -> None:
-        from lightningbus.inference.engine.broadcast_receiver import (
+        from lightningbus.inference.engine.worker.broadcast_receiver import (
             BroadcastReceiver,
             Rendezvous,
         )  # torch: most who use this stand-in have no need of it

@@ -28,7 +28,7 @@ from lightningbus.bus.weights.collective import (
 )
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.inference import node
-from lightningbus.inference.engine.broadcast_receiver import BroadcastReceiver, Rendezvous
+from lightningbus.inference.engine.worker.broadcast_receiver import BroadcastReceiver, Rendezvous
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.publishing.broadcast_worker import bytes_of
 from lightningbus.learner.publishing.broadcaster import FILE, Broadcaster, assign_ranks
@@ -127,6 +127,7 @@ def fetched(directory: Path) -> list[int]:
     return sorted(int(path.stem.rpartition("-")[2]) for path in directory.glob("*.safetensors"))
 
 
+@pytest.mark.long
 async def test_versions_go_to_all_who_are_ready_over_one_group_and_who_comes_late_fetches(
     bus: Bus, tmp_path: Path
 ) -> None:
@@ -177,6 +178,7 @@ async def test_what_cannot_be_sent_is_not_offered_and_the_group_stays(bus: Bus, 
         assert learner.broadcaster.num_sent == 2 and fetched(a)[-1] == 2
 
 
+@pytest.mark.long
 async def test_who_never_comes_is_waited_for_within_a_bound_and_not_again(bus: Bus, tmp_path: Path) -> None:
     reach = to_builtins(BroadcastCapability(engine="gone", ranks=1, backends=("gloo",)))
 

@@ -59,9 +59,10 @@ def without_tensors(path: Path) -> None:
 def settings_for(model_path: Path, **changes: Any) -> LearnerSettings:
     """Settings of a small trainer; ``actor`` and ``algorithm`` are merged into its own."""
     actor = {"optim": {"lr": LEARNING_RATE}, "ppo_max_token_len_per_gpu": 128, **changes.pop("actor", {})}
+    engine = {"check_model": False, **changes.pop("engine", {})}  # tests of the check ask for it
     seq_len = min(128, actor["ppo_max_token_len_per_gpu"])
     return LearnerSettings.model_validate(
-        {"model_path": model_path, "cpu_threads": 1, "seq_len": seq_len, "actor": actor, **changes}
+        {"model_path": model_path, "cpu_threads": 1, "seq_len": seq_len, "actor": actor, "engine": engine, **changes}
     )
 
 

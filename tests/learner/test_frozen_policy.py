@@ -142,6 +142,7 @@ def digest_of(directory: Path) -> str:
     return digest.hexdigest()
 
 
+@pytest.mark.long
 async def test_batches_against_a_frozen_policy_are_those_against_a_fixed_endpoint(
     tmp_path: Path, model_path: Path
 ) -> None:

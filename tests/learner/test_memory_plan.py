@@ -67,6 +67,7 @@ CASES = [
 
 @pytest.mark.integration
 @pytest.mark.parametrize(("name", "checkpointing", "count"), [*CASES, ("qwen2, tied", False, 1)])
+@pytest.mark.long
 def test_the_peak_is_what_torch_tracks(name: str, checkpointing: bool, count: int, track: Callable[..., int]) -> None:
     """The plan is at most 5 % less, and at most 25 % more; with gradients of an earlier micro-batch.
 
@@ -79,6 +80,7 @@ def test_the_peak_is_what_torch_tracks(name: str, checkpointing: bool, count: in
 
 
 @pytest.mark.integration
+@pytest.mark.long
 def test_gradients_that_are_not_exchanged_are_whole(track: Callable[..., int]) -> None:
     """Each rank has all of them in float32, whatever the number of ranks."""
     name = "llama, GQA"

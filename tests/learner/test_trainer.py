@@ -294,7 +294,7 @@ def test_a_critic_learns_the_returns(start: Start) -> None:
 def test_adapters_alone_are_trained_and_merge_to_what_the_learner_computes(start: Start, tmp_path: Path) -> None:
     """LoRA: the files a node loads give the learner's own log-probabilities."""
     from lightningbus.inference.engine.peft import inspect_adapter
-    from lightningbus.inference.engine.weight_transfer import tensors
+    from lightningbus.inference.engine.worker.weight_transfer import tensors
     from lightningbus.learner.publishing.weight_files import write_full, write_weights
 
     trainer = start(lora={"lora_rank": 4, "lora_alpha": 8}, actor={"use_kl_loss": True, "optim": {"lr": 1e-2}})

@@ -9,8 +9,8 @@ import pytest
 
 from lightningbus.learner.engine import cpu_platform
 from lightningbus.learner.engine.engines import make_engine
-from lightningbus.learner.engine.verl_fields import check_verl, field_types, read_fields
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.settings.verl_fields import check_verl, field_types, read_fields
 from lightningbus.learner.settings.verl_sections import OPTIM, POLICY_LOSS, SECTIONS, Section
 from lightningbus.learner.training.loss import actor_config
 from lightningbus.learner.training.verl_trainer import VerlTrainer

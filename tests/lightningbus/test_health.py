@@ -225,6 +225,7 @@ async def test_a_runner_asked_to_stop_is_not_ready_and_finishes_what_it_has(
     assert end.end is not None and (end.end.outcome, end.end.reward) == ("ok", 1.0)
 
 
+@pytest.mark.long
 async def test_a_store_whose_clickhouse_is_silent_is_not_ready(bus: Bus, start: Start, tmp_path: Path) -> None:
     with prepared(tmp_path / "clickhouse") as clickhouse:
         store = await start("store", url=clickhouse.url)

@@ -63,6 +63,7 @@ def run(*command: str | Path, cwd: Path, text: str = "") -> "subprocess.Complete
     )
 
 
+@pytest.mark.long
 def test_a_training_job_takes_agent_reward_credit_and_loss_beside_its_run_file(directory: Path) -> None:
     tiny_tokenizer(directory / "model")
     Qwen2Config(num_hidden_layers=1, hidden_size=64, num_attention_heads=2, vocab_size=320).save_pretrained(

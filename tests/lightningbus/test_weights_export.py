@@ -242,6 +242,7 @@ async def test_the_best_version_of_a_run_without_evaluations_is_a_sentence(tmp_p
     assert "no held-out reward of model 'policy' is known here" in refused.stderr
 
 
+@pytest.mark.long
 async def test_a_card_has_base_licence_data_type_versions_and_a_program_that_runs(tmp_path: Path) -> None:
     base = tmp_path / "models--somebody--small" / "snapshots" / "0123"
     base.mkdir(parents=True)

@@ -215,6 +215,7 @@ async def test_what_makes_heldout_problems_worse_is_revoked(world: World, tmp_pa
     assert decision.reason == "held-out reward worse: 1 before, 0 after"
 
 
+@pytest.mark.long
 async def test_a_run_with_a_bus_of_its_own_is_stopped_and_goes_on(tmp_path: Path) -> None:
     """Its users and signing keys are made in its directory; the whole of it is ended by SIGTERM amid the search."""
     settings = {

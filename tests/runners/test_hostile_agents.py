@@ -61,6 +61,7 @@ async def test_memory_is_limited_and_the_next_rollout_starts_fresh(bus: Bus, eng
         assert leaked.end.error.endswith("the limit is memory_limit_gib: 0.5"), leaked.end
 
 
+@pytest.mark.long
 async def test_spans_without_end_are_dropped_and_counted(bus: Bus, engine: ScriptedEngine) -> None:
     async with running(bus, entrypoint="hostile:floods"):
         await TaskPublisher(bus).publish_task(task())

@@ -93,6 +93,7 @@ async def test_what_the_engine_refuses_the_agent_is_told(bus: Bus, engine: Scrip
     assert len(engine.requests) == 1
 
 
+@pytest.mark.long
 async def test_no_node_until_the_deadline_is_infra_and_tried_again(bus: Bus) -> None:
     async with running(bus, entrypoint="plain:asks"):
         await TaskPublisher(bus).publish_task(task(deadline=6.0, max_attempts=2))

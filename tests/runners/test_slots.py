@@ -159,6 +159,7 @@ ERRORS = (
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(thrown=st.dictionaries(st.integers(1, 40), st.sampled_from(ERRORS), min_size=1, max_size=3))
+@pytest.mark.long
 async def test_whatever_is_thrown_at_any_await_of_a_rollout_frees_the_slot_and_settles_the_task(
     bus: Bus, thrown: dict[int, type[BaseException]]
 ) -> None:

@@ -23,7 +23,7 @@ def install() -> None:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.sample.sampler import Sampler
 
-    import lightningbus.inference.engine.weight_transfer as transfer
+    import lightningbus.inference.engine.worker.weight_transfer as transfer
 
     _patch_caches(cache_keys, KVCacheManager)
     _patch_sampler(Sampler)

@@ -63,6 +63,7 @@ def fetch_value(sql: Client, statement: str) -> object:
     return row[0]
 
 
+@pytest.mark.long
 def test_a_million_spans_in_two_cuts_are_a_million(sql: Client) -> None:
     """Inserted twice, in batches that begin and end elsewhere: the key folds what the token of a batch cannot."""
     types = load_column_types(sql, sql.database or "")["raw_spans"]

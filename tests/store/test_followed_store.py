@@ -26,6 +26,7 @@ COMMAND = [sys.executable, "-P", "-m", "lightningbus"]
 NO_BUS = "nats://127.0.0.1:9"
 
 
+@pytest.mark.long
 async def test_the_page_outlives_its_run_and_never_keeps_a_store_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +80,7 @@ async def test_the_page_waits_for_the_first_run_and_says_how_to_start_one(
     assert await ui.wait() == 0
 
 
+@pytest.mark.long
 async def test_a_page_that_waits_for_a_command_never_says_that_the_store_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

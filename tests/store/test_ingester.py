@@ -76,6 +76,7 @@ async def test_several_share_a_stream_and_every_row_is_there_once(bus: Bus, stor
     assert store.fetch_value("SELECT uniqExact(rollout_id, call) FROM model_calls") == 600
 
 
+@pytest.mark.long
 async def test_two_batches_wait_for_the_one_in_flight_and_no_more(bus: Bus, store: StoreProcess) -> None:
     """ClickHouse stands still: the broker keeps what does not fit, and nothing is lost when it goes on."""
     going, request = threading.Event(), threading.Event()
@@ -180,6 +181,7 @@ async def test_failed_attempts_of_training_are_counted_until_one_ends_well(bus: 
         assert writer.last_failure == ""
 
 
+@pytest.mark.long
 async def test_poison_that_cannot_be_buried_now_does_not_end_the_ingester(bus: Bus, store: StoreProcess) -> None:
     await bus.js.delete_stream(subjects.DLQ)
     async with ingesting(bus, store):

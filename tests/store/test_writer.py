@@ -141,6 +141,7 @@ async def test_rollouts_that_the_store_has_not_written_yet_are_not_missing(
     await asyncio.to_thread(store.until, "SELECT count() FROM rollouts", 4)
 
 
+@pytest.mark.long
 async def test_rollouts_that_are_gone_from_clickhouse_are_counted_by_the_broker(
     bus: Bus, nats_url: str, start_store: Start, tmp_path: Path
 ) -> None:

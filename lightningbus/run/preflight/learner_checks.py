@@ -60,7 +60,7 @@ def resolve_names(learner: LearnerSettings) -> None:
         return
     with _without_news_of_verl():
         from lightningbus.learner.engine.cpu_platform import select_platform
-        from lightningbus.learner.engine.verl_fields import check_verl
+        from lightningbus.learner.settings.verl_fields import check_verl
         from lightningbus.learner.training.estimators import make_estimator
         from lightningbus.learner.training.loss import actor_config
 

@@ -73,7 +73,7 @@ def training_shape(learner: LearnerSettings, num_ranks: int, has_gpu: bool) -> T
         row_tokens=learner.seq_len,
         shard_ranks=max(0, engine.fsdp_size),
         ulysses_ranks=engine.ulysses_sequence_parallel_size,
-        use_remove_padding=engine.use_remove_padding,
+        use_remove_padding=engine.use_remove_padding is not False,
         checkpointing=engine.is_checkpointing(has_gpu),
         offload_policy=engine.offload_policy,
         param_bytes=param_bytes,

@@ -50,20 +50,33 @@ def find_weights(path: Path) -> list[Path]:
 
 
 def make_empty_model(path: Path) -> tuple[Any, Any]:
-    """A folder's configuration, and its causal language model on the meta device; raises `UserError`."""
+    """A folder's configuration, and its model on the meta device, by the class that the learner trains.
+
+    Raises `UserError`.
+    """
     if not path.is_dir():
         raise UserError(f"{path} is no model: there is no such directory")
     if not (path / "config.json").exists():
         raise UserError(f"{path} holds no model: it has no config.json")
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
         raise UserError(f"{path} holds no model: {' '.join(str(error).split())[:200]}") from error
+    has_images = type(config) in AutoModelForImageTextToText._model_mapping
+    auto_class: Any = AutoModelForImageTextToText if has_images else AutoModelForCausalLM
+    if type(config) not in auto_class._model_mapping and not hasattr(config, "auto_map"):
+        raise UserError(
+            f"{path} holds a model of the kind {config.model_type!r}, of which transformers has no language model: "
+            "only models that write text can be trained"
+        )
+    try:
+        with torch.device("meta"):
+            model = auto_class.from_config(config)
+    except Exception as error:  # a model's code may raise anything
+        raise UserError(f"{path} holds no model that can be made: {' '.join(str(error).split())[:200]}") from error
     _check_architecture(path, config, model)
     return config, model
 

@@ -6,17 +6,17 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from vllm.config import set_current_vllm_config
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from lightningbus.inference.engine.broadcast_receiver import BroadcastReceiver, Rendezvous
 from lightningbus.inference.engine.peft import A_SUFFIX, B_SUFFIX
+from lightningbus.inference.engine.worker.broadcast_receiver import BroadcastReceiver, Rendezvous
+from lightningbus.inference.engine.worker.layerwise_reload import finish_reload, start_reload
 
 
 @dataclass
@@ -55,11 +55,12 @@ class LightningbusWeightEngine(WeightTransferEngine[Init, Update]):
 
     def start_weight_update(self) -> None:
         """Make the model ready to take weights in checkpoint form."""
-        initialize_layerwise_reload(self.model)
+        start_reload(self.model, self.device)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """As the base class, which waits for the accelerator; a CPU-only torch has none and raises."""
-        self.receive_weights(self.parse_update_info(update_info))
+        with set_current_vllm_config(self.vllm_config):  # layers that are whole make their kernels
+            self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
@@ -77,24 +78,13 @@ class LightningbusWeightEngine(WeightTransferEngine[Init, Update]):
             self._receiver.receive(update_info.content, update_info.size, load)
 
     def finish_weight_update(self) -> None:
-        """Bring the loaded weights into the engine's own layout."""
-        finalize_layerwise_reload(self.model, self.model_config)
-        if self.device.type == "cpu":
-            _repack_heads(self.model)
+        """Bring the loaded weights into the engine's own layout; raise ValueError if a parameter did not arrive."""
+        with set_current_vllm_config(self.vllm_config):
+            finish_reload(self.model, self.model_config, self.device)
 
     def shutdown(self) -> None:
         """Leave the broadcast group."""
         self._receiver.leave()
-
-
-def _repack_heads(model: torch.nn.Module) -> None:
-    """Repack the output head: the CPU build computes from a packed copy, made when the head's weights are loaded.
-
-    A head tied to the embedding has no tensor of its own in the file, so that copy would keep the first version.
-    """
-    for module in model.modules():
-        if isinstance(module, ParallelLMHead):
-            module.quant_method.process_weights_after_loading(module)
 
 
 def tensors(path: str, adapters: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:

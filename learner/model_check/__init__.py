@@ -1,0 +1,1 @@
+"""Check that the learner computes a model right, before the first step."""

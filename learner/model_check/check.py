@@ -1,0 +1,186 @@
+"""The check that a learner computes its model as transformers publishes it; it also chooses how."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from lightningbus.learner.engine.engine_checks import carries_state, read_text_config, uses_flash_attention
+from lightningbus.learner.model_check.agreement import find_tolerance, mean_difference
+from lightningbus.learner.model_check.computation_file import CheckedComputation, read_computation, write_computation
+from lightningbus.learner.model_check.memory import find_shortage
+from lightningbus.learner.model_check.probe import make_probe
+from lightningbus.learner.model_check.reference import EAGER, SDPA, Computation, ReferenceModel
+from lightningbus.learner.settings.engine import EngineSettings
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.trainer import Floats
+from lightningbus.learner.transitions.sequences import TrainSequence
+from lightningbus.learner.transitions.tokenizer import find_vocabulary_size
+
+log = logging.getLogger(__name__)
+
+WAYS = (
+    Computation(SDPA, is_packed=True),
+    Computation(SDPA, is_packed=False),
+    Computation(EAGER, is_packed=False),
+    Computation(EAGER, is_packed=True),
+)
+"""From the fastest to the slowest. Eager attention over packed rows takes the square of all their tokens."""
+
+
+class ModelCheckError(ValueError):
+    """A model that would be trained wrong; the message says what differs and which setting is right."""
+
+
+@contextmanager
+def refused_models() -> Iterator[None]:
+    """Turn what transformers and verl raise at a model that they do not know into `ModelCheckError`."""
+    try:
+        yield
+    except (AssertionError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError) as error:
+        raise ModelCheckError(f"verl cannot train this model: {_describe(error)}") from error
+
+
+@dataclass(frozen=True)
+class ModelCheck:
+    """A right way to compute a model, and what shows that it is right."""
+
+    initial_settings: LearnerSettings
+    settings: LearnerSettings
+    """The initial ones, with the attention and the packing that are right."""
+    rows: Sequence[TrainSequence] = ()
+    """Tokens that all have to score alike; empty: nothing is checked."""
+    rounding: float = 0.0
+    """Mean difference that bfloat16 makes to the reference, in nats per token."""
+    vocabulary_size: int = 0
+    log_probs: Sequence[Floats] | None = None
+    """The reference's, one ``float32[N]`` per row; None: this learner was checked at an earlier start."""
+
+    def verify(self, log_probs: Sequence[Floats], *, is_float32: bool) -> None:
+        """Keep the computation for the next start; raise `ModelCheckError` if the learner differs from the reference.
+
+        ``log_probs``: the learner's, of the model that it starts from.
+        """
+        if self.log_probs is None:
+            return
+        difference = mean_difference(log_probs, self.log_probs)
+        tolerance = find_tolerance(self.rounding, is_float32=is_float32)
+        log.info("learner and transformers differ by %.2g nats per token (bound %.2g)", difference, tolerance)
+        if difference > tolerance:
+            raise ModelCheckError(
+                "this model would be trained wrong: the learner's log-probabilities differ by "
+                f"{difference:.3g} nats per token from those of transformers with eager attention, row by row, where "
+                f"rounding explains {tolerance:.3g}. Try engine.attn_implementation: eager, or "
+                "engine.use_remove_padding: false"
+            )
+        engine = self.settings.engine
+        write_computation(
+            self.initial_settings,
+            CheckedComputation(
+                engine.attn_implementation,
+                engine.use_remove_padding is not False,
+                self.rounding,
+                self.vocabulary_size,
+            ),
+        )
+
+    @property
+    def engine_tolerance(self) -> float:
+        """Largest mean difference of an inference engine to the learner, in nats per token, that is no fault."""
+        return find_tolerance(self.rounding, is_float32=False)
+
+
+def check_model(settings: LearnerSettings, device: str) -> ModelCheck:
+    """Compute a model by the reference, and in the ways that the settings allow until one of them agrees.
+
+    A learner that was checked before takes what was found then. Takes memory for the model in float32 on the CPU.
+    Raises `ModelCheckError`.
+    """
+    if not settings.engine.check_model:
+        return ModelCheck(settings, _with_way(settings, device, None))
+    path = settings.model_path
+    if known := read_computation(settings):
+        way = Computation(known.attention, known.is_packed)
+        rows = _make_rows(settings, known.vocabulary_size)
+        return ModelCheck(settings, _with_way(settings, device, way), rows, known.rounding, known.vocabulary_size)
+    if shortage := find_shortage(path):
+        log.warning("the model is not compared with transformers' own: %s", shortage)
+        return ModelCheck(settings, _with_way(settings, device, None))
+    try:
+        reference = ReferenceModel(path)
+        vocabulary_size = find_vocabulary_size(path) or reference.vocabulary_size
+        rows = _make_rows(settings, vocabulary_size)
+        log_probs = reference.log_probs(rows)
+    except Exception as error:  # a model's code may raise anything
+        raise ModelCheckError(f"{path} cannot be trained: {_describe(error)}") from error
+    chosen = _choose_way(settings.engine, device, _Differences(reference, rows, log_probs))
+    rounding = mean_difference(reference.rounded_log_probs(rows), log_probs)
+    return ModelCheck(settings, _with_way(settings, device, chosen), rows, rounding, vocabulary_size, log_probs)
+
+
+def _with_way(settings: LearnerSettings, device: str, way: Computation | None) -> LearnerSettings:
+    engine = settings.engine
+    if way is not None:
+        changes: dict[str, object] = {"attn_implementation": way.attention, "use_remove_padding": way.is_packed}
+    elif engine.use_remove_padding is None:
+        changes = {"use_remove_padding": not carries_state(read_text_config(settings.model_path))}
+    else:
+        return settings
+    return settings.model_copy(update={"engine": engine.model_copy(update=changes)})
+
+
+def _make_rows(settings: LearnerSettings, vocabulary_size: int) -> list[TrainSequence]:
+    """Make the probe, cut to the longest sequence that is trained."""
+    names = ("token_ids", "call_index", "logprobs", "weight_versions")
+    return [
+        replace(row, **{name: getattr(row, name)[: settings.seq_len] for name in names})
+        for row in make_probe(settings.model_path, vocabulary_size)
+    ]
+
+
+class _Differences:
+    """The mean difference of each way to the reference, computed when it is asked for; infinite if it is refused."""
+
+    def __init__(self, reference: ReferenceModel, rows: Sequence[TrainSequence], log_probs: Sequence[Floats]) -> None:
+        self._reference, self._rows, self._log_probs = reference, rows, log_probs
+        self._known: dict[Computation, float] = {}
+
+    def __getitem__(self, way: Computation) -> float:
+        if way not in self._known:
+            try:
+                log_probs = self._reference.compute(self._rows, way)
+                self._known[way] = mean_difference(log_probs, self._log_probs)
+            except Exception as error:  # gpt_oss refuses sdpa, for example
+                log.info("%s: the model refuses it: %s", way, _describe(error))
+                self._known[way] = float("inf")
+        return self._known[way]
+
+    def find_right(self, ways: Sequence[Computation]) -> Iterator[Computation]:
+        """Yield the ways that agree with the reference."""
+        tolerance = find_tolerance(0.0, is_float32=True)
+        return (way for way in ways if self[way] <= tolerance)
+
+
+def _choose_way(engine: EngineSettings, device: str, differences: _Differences) -> Computation | None:
+    if uses_flash_attention(engine, device):
+        return None
+    name, packed = engine.attn_implementation, engine.use_remove_padding
+    allowed = [
+        way
+        for way in WAYS
+        if name in ("auto", way.attention)
+        and packed in (None, way.is_packed)
+        and (engine.ulysses_sequence_parallel_size == 1 or way == WAYS[0])
+    ]
+    if way := next(differences.find_right(allowed), None):
+        if way != allowed[0]:
+            log.warning("%s computes this model wrong (%s): %s is used", allowed[0], differences[allowed[0]], way)
+        return way
+    differing = "; ".join(f"{way}: {differences[way]:.3g} nats per token off" for way in allowed)
+    right = next(differences.find_right(WAYS), None)
+    advice = f"set {right}" if right else "transformers computes rows of it together in no right way"
+    raise ModelCheckError(f"this model would be trained wrong. {differing}. {advice}")
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -1,0 +1,1 @@
+"""Tiny models of many families, and how learner and engine compute them."""

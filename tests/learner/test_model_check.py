@@ -1,0 +1,183 @@
+"""A model is computed as transformers publishes it, or refused before the first step; faults put in on purpose."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightningbus.learner.engine import engines, packed_attention
+from lightningbus.learner.model_check import check
+from lightningbus.learner.model_check.agreement import find_tolerance, mean_difference
+from lightningbus.learner.model_check.check import ModelCheckError, check_model
+from lightningbus.learner.model_check.computation_file import FILE
+from lightningbus.learner.model_check.memory import find_shortage
+from lightningbus.learner.model_check.probe import LENGTHS, make_probe
+from lightningbus.learner.model_check.reference import EAGER, SDPA, ReferenceModel
+from lightningbus.learner.training.verl_trainer import VerlTrainer
+from tests.families.families import FAMILIES, SIZES, save_tiny_model
+from tests.learner.conftest import settings_for, tiny_tokenizer
+
+pytestmark = pytest.mark.timeout(300)
+Save = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def save(tmp_path_factory: pytest.TempPathFactory) -> Save:
+    """Saves a family's tiny model, with a tokenizer, once."""
+    saved: dict[tuple[str, int], Path] = {}
+
+    def save(name: str, seed: int = 0) -> Path:
+        if (name, seed) not in saved:
+            saved[name, seed] = save_tiny_model(FAMILIES[name], tmp_path_factory.mktemp(name), seed)
+            tiny_tokenizer(saved[name, seed])
+        return saved[name, seed]
+
+    return save
+
+
+def trainer_for(model: Path, tmp_path: Path, **engine: Any) -> VerlTrainer:
+    return VerlTrainer(settings_for(model, checkpoint_dir=tmp_path, engine={"check_model": True, **engine}))
+
+
+@pytest.mark.parametrize(
+    ("family", "attention", "is_packed"),
+    [
+        ("llama", SDPA, True),
+        ("gemma2", EAGER, False),  # sdpa has no soft-capping
+        ("gpt_oss", EAGER, False),  # it has no sdpa, and its packed rows see each other
+        ("afmoe", SDPA, False),
+        ("nemotron", SDPA, True),  # a class with attentions of its own
+        ("bloom", EAGER, False),
+        ("gpt_neox", SDPA, True),  # no num_key_value_heads
+        ("gpt2", SDPA, True),  # no ForCausalLM
+        ("lfm2", SDPA, False),
+        ("qwen3_vl", SDPA, True),
+    ],
+)
+def test_a_family_is_computed_in_the_first_way_that_is_right(
+    save: Save, tmp_path: Path, family: str, attention: str, is_packed: bool
+) -> None:
+    trainer = trainer_for(save(family), tmp_path)
+    engine = trainer._settings.engine
+    assert (engine.attn_implementation, engine.use_remove_padding) == (attention, is_packed)
+    probe = trainer.check_model()
+    assert probe is not None and [len(row.token_ids) for row in probe.rows] == list(LENGTHS)
+
+
+@pytest.mark.parametrize(
+    ("family", "engine", "right"),
+    [
+        ("gemma2", {"attn_implementation": "sdpa"}, "attn_implementation: eager with engine.use_remove_padding: false"),
+        ("afmoe", {"use_remove_padding": True}, "attn_implementation: sdpa with engine.use_remove_padding: false"),
+    ],
+)
+def test_a_setting_that_computes_a_model_wrong_is_refused_with_the_right_one(
+    save: Save, tmp_path: Path, family: str, engine: dict[str, Any], right: str
+) -> None:
+    with pytest.raises(ModelCheckError, match=f"would be trained wrong.* nats per token off. set .*{right}"):
+        trainer_for(save(family), tmp_path, **engine)
+
+
+def _scale_attention(model: Any) -> None:
+    model.model.layers[0].self_attn.scaling *= 2
+
+
+def _change_rope(model: Any) -> None:
+    frequencies = model.model.rotary_emb.inv_freq
+    frequencies.copy_(frequencies**1.2)
+
+
+def _forget_layer(model: Any) -> None:
+    model.model.layers[1].mlp.up_proj.weight.data.normal_(0, 0.08)
+
+
+def _keep_old_head(model: Any) -> None:
+    model.lm_head.weight.data.normal_(0, 0.08)
+
+
+@pytest.mark.parametrize("break_model", [_scale_attention, _change_rope, _forget_layer, _keep_old_head])
+def test_a_learner_that_computes_something_else_is_refused(
+    save: Save, tmp_path: Path, break_model: Callable[[Any], None]
+) -> None:
+    trainer = trainer_for(save("llama"), tmp_path)
+    with torch.no_grad():
+        break_model(trainer._engine.module)
+    with pytest.raises(ModelCheckError, match="log-probabilities differ by"):
+        trainer.check_model()
+    assert not (tmp_path / FILE).exists()
+
+
+def test_packed_rows_that_see_each_other_are_refused_or_padded(
+    save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention over all packed tokens, as of a mask that was made without their positions."""
+
+    def one_row(batch_size: int, q_length: int, *arguments: Any, **named: Any) -> Any:
+        return torch.tensor([q_length])
+
+    monkeypatch.setattr(packed_attention, "find_rows", one_row)
+    assert trainer_for(save("llama"), tmp_path)._settings.engine.use_remove_padding is False
+    with pytest.raises(ModelCheckError, match="use_remove_padding: false"):
+        trainer_for(save("llama"), tmp_path, use_remove_padding=True, attn_implementation=SDPA)
+
+
+def test_dropout_is_off_in_training_and_noticed_when_it_is_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import GraniteConfig, GraniteForCausalLM
+
+    torch.manual_seed(0)
+    model = tmp_path / "model"
+    GraniteForCausalLM(GraniteConfig(**{**SIZES, "attention_dropout": 0.1})).save_pretrained(model)
+    tiny_tokenizer(model)
+    trainer_for(model, tmp_path).check_model()
+    (tmp_path / FILE).unlink()
+    monkeypatch.setattr(engines, "without_noise", lambda config: {})
+    with pytest.raises(ModelCheckError, match="log-probabilities differ by"):
+        trainer_for(model, tmp_path).check_model()
+
+
+def test_a_family_that_verl_cannot_train_is_refused_in_a_sentence(save: Save, tmp_path: Path) -> None:
+    with pytest.raises(ModelCheckError, match=r"would be trained wrong|cannot train this model"):
+        trainer_for(save("phimoe"), tmp_path).check_model()  # it samples its experts in training
+    with pytest.raises(ModelCheckError, match="cannot train this model"):
+        trainer_for(save("qwen2_5_vl"), tmp_path).check_model()
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen3", "gemma3_text", "phi3", "olmo2", "granite", "qwen3_moe", "mixtral"]
+)
+@pytest.mark.parametrize("seed", range(5))
+def test_rounding_to_bfloat16_is_no_fault(save: Save, family: str, seed: int) -> None:
+    """Another attention in bfloat16 stays within the bound of engines and of learners on GPUs."""
+    model = save(family, seed)
+    reference, rows = ReferenceModel(model), make_probe(model, SIZES["vocab_size"])
+    right = reference.log_probs(rows)
+    rounding = mean_difference(reference.rounded_log_probs(rows), right)
+    reference._use(engines.name_sdpa(type(reference._model)))
+    packed = reference._forward(rows)
+    assert 0 < mean_difference(packed, right) < 0.5 * find_tolerance(rounding, is_float32=False)
+
+
+def test_a_learner_that_goes_on_is_not_checked_again(save: Save, tmp_path: Path) -> None:
+    trainer = trainer_for(save("gemma2"), tmp_path)
+    probe = trainer.check_model()
+    again = check_model(settings_for(save("gemma2"), checkpoint_dir=tmp_path, engine={"check_model": True}), "cpu")
+    assert again.log_probs is None, "the reference was not computed"
+    assert probe is not None and again.engine_tolerance == probe.tolerance
+    engine = again.settings.engine
+    assert (engine.attn_implementation, engine.use_remove_padding) == (EAGER, False)
+    other = settings_for(save("llama"), checkpoint_dir=tmp_path, engine={"check_model": True})
+    assert check_model(other, "cpu").log_probs is not None, "another model is"
+
+
+def test_a_model_that_does_not_fit_into_memory_is_trained_unchecked(
+    save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 16384 kB\nMemAvailable: 1024 kB\n")
+    assert find_shortage(save("llama")) == ""
+    shortage = find_shortage(save("llama"), tmp_path / "meminfo")
+    assert shortage == "it takes 0.0 GiB in float32, of which 0.0 GiB are available"
+    monkeypatch.setattr(check, "find_shortage", lambda path: shortage)
+    assert trainer_for(save("llama"), tmp_path).check_model() is None
+    assert "is not compared with transformers' own: it takes" in caplog.text
