@@ -91,7 +91,7 @@ class Node:
             async with self._gateway, AsyncExitStack() as heartbeats:
                 for model in self._models:
                     describe = partial(self._describe, model)
-                    model.pulse = await heartbeats.enter_async_context(
+                    model.heartbeat = await heartbeats.enter_async_context(
                         self._bus.heartbeat("inference", model.id, describe)
                     )
                 await self._keep_alive(stop)

@@ -1,4 +1,4 @@
-"""One model of a node: its state, its heartbeat, and what brings its versions into the engine."""
+"""One model of a node: its state, its heartbeat, and the updater that brings its versions into the engine."""
 
 import logging
 import time
@@ -35,10 +35,10 @@ class NodeModel:
     """A model that the engine of a node serves; a `lightningbus.inference.weights.target.WeightTarget`."""
 
     def __init__(self, bus: Bus, node_id: str, name: str, settings: InferenceSettings, engine: Engine) -> None:
-        """``node_id``: of the node; ``name``: of the model."""
+        """Prepare the model ``name`` on the node ``node_id``."""
         self._bus, self._settings, self._engine = bus, settings, engine
         self.id = node_id if len(settings.models) == 1 else f"{node_id}:{name}"
-        """Of the heartbeat. A node of several models has one for each: others route and count by model."""
+        """Id in heartbeats. A node of several models sends one for each, because readers route and count by model."""
         lora = settings.lora
         self._versions = LoadedVersions(name, lora.max_loaded_versions) if lora else None
         self.served = ServedModel(name, self._versions)
@@ -55,8 +55,8 @@ class NodeModel:
         """A rendezvous that failed is not joined again."""
         self._updater: WeightUpdater | None = None
         self._ignored = IgnoredVersions(bus, name)
-        self.pulse: HeartbeatPublisher
-        """The heartbeat; set before an engine is started."""
+        self.heartbeat: HeartbeatPublisher
+        """Heartbeat publisher; set before an engine is started."""
 
     def use_adapters(self, base: SharedBase) -> None:
         """Load versions as adapters on a base, which other models of the node may share."""
@@ -80,7 +80,7 @@ class NodeModel:
     def loops(
         self, engine_id: str, bases: BaseFiles, stop_suspect: Callable[[], Awaitable[None]]
     ) -> list[Awaitable[None]]:
-        """What runs as long as the engine: each ends by `EngineError`, if at all."""
+        """Return the loops to run beside the engine; one ends only by `EngineError`."""
         audits = watch_audits(self._bus, self.served.name, engine_id, stop_suspect)
         if self._settings.frozen:
             return [audits, self._ignored.watch()]
@@ -142,13 +142,13 @@ class NodeModel:
         """See `lightningbus.inference.weights.target.WeightTarget`."""
         await self.transition("weights_applied")
 
-    async def transition(self, happening: NodeEvent) -> None:
-        """Go to the next state, and say so."""
-        self.served.state = next_state(self.served.state, happening)
-        await self.pulse.send_now()
+    async def transition(self, event: NodeEvent) -> None:
+        """Move to the next state, and publish it at once."""
+        self.served.state = next_state(self.served.state, event)
+        await self.heartbeat.send_now()
 
     def describe(self, address: str, engine_id: str, num_in_flight: int) -> dict[str, Any]:
-        """The heartbeat's fields; ``num_in_flight``: calls of all models, since they share the engine."""
+        """Return the heartbeat's fields. ``num_in_flight`` counts calls of all models, since they share the engine."""
         engine = self._engine.capabilities
         can_join = engine.broadcast is not None and not self._lora and not self._settings.frozen
         problem = self._updater.last_error if self._updater else self._ignored.problem
@@ -167,6 +167,6 @@ class NodeModel:
                 **({"frozen": True} if self._settings.frozen else {}),
                 **({"versions": list(self.served.versions)} if self._lora else {}),
                 **({"broadcast": to_builtins(engine.broadcast)} if can_join else {}),
-                **({"wants_whole": True} if self._updater and self._updater.needs_full_weights else {}),
+                **({"needs_full_weights": True} if self._updater and self._updater.needs_full_weights else {}),
             },
         }

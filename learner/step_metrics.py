@@ -17,16 +17,16 @@ class StepMetric:
     meaning: str
 
     def matches(self, name: str) -> bool:
-        """Whether a name is this metric's."""
+        """Return whether a name is this metric's."""
         parts = re.split(r"\{\w+\}", self.name)
         return re.fullmatch("[^/]+".join(map(re.escape, parts)), name) is not None
 
 
 STEP_METRICS: tuple[StepMetric, ...] = (
-    StepMetric("reward/mean", "reward", "Mean over rollouts that have a reward."),
-    StepMetric("reward/std", "reward", "Standard deviation over the same rollouts."),
+    StepMetric("reward/mean", "reward", "Mean reward over rollouts that have one."),
+    StepMetric("reward/std", "reward", "Standard deviation of the reward over rollouts that have one."),
     StepMetric("rewards/ignored", "calls", "Calls with a reward of their own that the credit method does not use."),
-    StepMetric("overlong/penalty", "reward", "Mean of what long answers add to the reward, 0 at most."),
+    StepMetric("overlong/penalty", "reward", "Mean penalty for long answers that is added to the reward, 0 at most."),
     StepMetric("rollouts", "rollouts", "Rollouts in the groups of the step."),
     StepMetric("rollouts/trained", "rollouts", "Rollouts that were trained on."),
     StepMetric("sequences", "sequences", "Token sequences that were trained on."),
@@ -39,17 +39,21 @@ STEP_METRICS: tuple[StepMetric, ...] = (
     StepMetric("tokens/excluded", "tokens", "Tokens of calls that were left out."),
     StepMetric("tokens/masked", "tokens", "Tokens masked as stale."),
     StepMetric("tokens/truncated", "tokens", "Tokens sampled with truncation, penalties or constraints."),
-    StepMetric("truncated_share", "share", "Share of trained tokens that were sampled so."),
-    StepMetric("truncated/{setting}", "calls", "Calls sampled so, by the setting of the request."),
+    StepMetric(
+        "truncated_share", "share", "Share of trained tokens sampled with truncation, penalties or constraints."
+    ),
+    StepMetric(
+        "truncated/{setting}", "calls", "Calls sampled with truncation, penalties or constraints, by the setting."
+    ),
     StepMetric("response_length/mean", "tokens", "Mean length of an answer."),
     StepMetric("response_length/clip_ratio", "share", "Share of answers that ended at their length limit."),
     StepMetric("coverage", "share", "Share of trainable tokens that were trained on."),
     StepMetric("staleness/mean", "versions", "Mean number of versions between sampling and training, over tokens."),
-    StepMetric("staleness/max", "versions", "Largest such number."),
+    StepMetric("staleness/max", "versions", "Largest number of versions between sampling and training of a token."),
     StepMetric("seconds/idle", "s", "Time that the learner waited for groups before the step."),
-    StepMetric("learner/idle_share", "share", "The same as a share of waiting and training."),
+    StepMetric("learner/idle_share", "share", "Share of the step's time that the learner waited for groups."),
     StepMetric("bus/gaps", "gaps", "Gaps in the stream of rollouts since the last step; absent if there was none."),
-    StepMetric("bus/tasks_dispatched_again", "tasks", "Tasks dispatched again because of these gaps."),
+    StepMetric("bus/tasks_dispatched_again", "tasks", "Tasks dispatched again because of gaps in the stream."),
     StepMetric("actor/loss", "loss", "Policy loss, with KL and entropy terms."),
     StepMetric("actor/pg_loss", "loss", "Policy loss alone."),
     StepMetric("actor/kl_loss", "nats", "Mean divergence from the reference model."),
@@ -65,19 +69,33 @@ STEP_METRICS: tuple[StepMetric, ...] = (
     StepMetric("critic/vf_clipfrac", "share", "Share of values that were clipped."),
     StepMetric("critic/grad_norm", "norm", "Norm of the critic's gradient before clipping."),
     StepMetric("critic/skipped_updates", "updates", "The critic's updates that changed nothing."),
-    StepMetric("off_policy/ess", "share", "Effective sample size as a share of all tokens."),
+    StepMetric("off_policy/ess", "share", "Effective sample size of the update as a share of all tokens."),
     StepMetric("off_policy/ess_scale", "factor", "Factor of the learning rate, by `ess_bound`."),
     StepMetric("rollout_corr/kl", "nats", "Mean log-ratio of the engine to the learner."),
     StepMetric("rollout_corr/k3_kl", "nats", "k3 estimate of the divergence of engine and learner."),
     StepMetric("rollout_corr/training_ppl", "perplexity", "Perplexity of answers under the learner."),
-    StepMetric("rollout_corr/training_log_ppl", "nats", "Its logarithm, mean over calls."),
+    StepMetric("rollout_corr/training_log_ppl", "nats", "Mean log-perplexity of a call's answer under the learner."),
     StepMetric("rollout_corr/rollout_ppl", "perplexity", "Perplexity of answers under the engine."),
-    StepMetric("rollout_corr/rollout_log_ppl", "nats", "Its logarithm, mean over calls."),
-    StepMetric("rollout_corr/ppl_ratio", "ratio", "Perplexity under the learner by that under the engine."),
-    StepMetric("rollout_corr/log_ppl_diff", "nats", "Mean difference of both logarithms."),
-    StepMetric("rollout_corr/log_ppl_abs_diff", "nats", "Mean of its absolute value."),
-    StepMetric("rollout_corr/log_ppl_diff_max", "nats", "Largest difference of a call."),
-    StepMetric("rollout_corr/log_ppl_diff_min", "nats", "Smallest difference of a call."),
+    StepMetric("rollout_corr/rollout_log_ppl", "nats", "Mean log-perplexity of a call's answer under the engine."),
+    StepMetric("rollout_corr/ppl_ratio", "ratio", "Perplexity under the learner divided by that under the engine."),
+    StepMetric(
+        "rollout_corr/log_ppl_diff", "nats", "Mean log-perplexity under the learner minus that under the engine."
+    ),
+    StepMetric(
+        "rollout_corr/log_ppl_abs_diff",
+        "nats",
+        "Mean absolute difference of both log-perplexities of a call.",
+    ),
+    StepMetric(
+        "rollout_corr/log_ppl_diff_max",
+        "nats",
+        "Largest log-perplexity of a call under the learner minus that under the engine.",
+    ),
+    StepMetric(
+        "rollout_corr/log_ppl_diff_min",
+        "nats",
+        "Smallest log-perplexity of a call under the learner minus that under the engine.",
+    ),
     StepMetric("rollout_corr/chi2_token", "chi²", "χ² divergence of learner and engine, over tokens."),
     StepMetric("rollout_corr/chi2_seq", "chi²", "χ² divergence of learner and engine, over calls."),
     StepMetric("rollout_corr/rollout_is_{statistic}", "weight", "A statistic of the importance weights, by verl."),

@@ -1,4 +1,4 @@
-"""The training loop: takes groups, trains on them, commits each step and publishes what became of every rollout."""
+"""The training loop: takes groups, trains on them, commits each step and publishes each rollout's disposition."""
 
 import asyncio
 import contextlib
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class TrainingLoop:
-    """Trains until the last step; a step that is interrupted is lost, and the last checkpoint counts."""
+    """Trains until the last step; an interrupted step is lost, and training resumes from the last checkpoint."""
 
     bus: Bus
     settings: LearnerSettings
@@ -72,11 +72,11 @@ class TrainingLoop:
     audits: AuditLog
     in_thread: InThread
     replay: StepReplay = field(default_factory=StepReplay)
-    """The steps since the checkpoint: these are made first."""
+    """Steps since the checkpoint, which are repeated first."""
     last_event: TrainingStep | None = None
     phase: str = "waiting"
     missing_version: int | None = None
-    """The version that a node must serve before training goes on, if it waits for that."""
+    """Version that a node must serve before training continues; None: training does not wait for one."""
     last_metrics: dict[str, float] = field(default_factory=dict)
     _warned: set[str] = field(default_factory=set)
     _is_slow: bool = False
@@ -86,7 +86,7 @@ class TrainingLoop:
         self.slow_groups = SlowGroups(self.dispatcher, self.settings)
 
     async def run(self) -> None:
-        """Train until `max_steps`, then publish what became of the rollouts that came too late."""
+        """Train until `max_steps`, then publish the dispositions of rollouts that came too late."""
         while self.state.step < self.settings.max_steps:
             waited_since = time.monotonic()
             self.phase = "waiting"
@@ -100,7 +100,7 @@ class TrainingLoop:
 
     @property
     def blocked_on(self) -> str:
-        """What the loop waits for, if it is not any rollout; empty: it is."""
+        """Reason why the loop waits, other than for rollouts; empty if there is none."""
         if self.slow_groups.awaited:
             return f"{len(self.slow_groups.awaited)} slow groups, which the next step would put beyond max_staleness"
         version = self.missing_version if self.missing_version is not None else self.dispatcher.missing_version
@@ -112,7 +112,7 @@ class TrainingLoop:
         await self.bus.publish(subjects.TRAINING_STEP, event, msg_id=msg_id, timeout=math.inf, unique=unique)
 
     def checkpoint_state(self, state: LearnerState, trained: Container[str] = ()) -> LearnerState:
-        """The state with everything a learner needs to continue from here; ``trained`` are tasks of this step."""
+        """Complete ``state`` with all that a learner needs to resume from here; ``trained`` are tasks of this step."""
         position = self.consumer.replay_position()
         return replace(
             state,
@@ -151,7 +151,7 @@ class TrainingLoop:
                     await self.consumer.attempt_ended.wait()
 
     def _pop_groups(self) -> list[RolloutGroup]:
-        """The groups of the next step; none if they are not ready."""
+        """Take the groups of the next step; return none if they are not ready."""
         groups = self.consumer.groups
         if self.replay:
             return self.replay.take(groups)
@@ -159,13 +159,16 @@ class TrainingLoop:
         return groups.pop_ready(self.settings.groups_per_step, self._choose_groups)
 
     def abandon_replay(self) -> None:
-        """Make no step again: the groups of those steps are trained as any other."""
+        """Give up repeating steps: their groups are trained as any other."""
         groups = {trained.task_id: trained.group for trained in self.replay.abandon() if trained.group is not None}
         self.consumer.groups.members_at_close = {}
-        self.dispatcher.put_back(groups, self.consumer.groups.ended_rollouts())
+        self.dispatcher.requeue(groups, self.consumer.groups.ended_rollouts())
 
     async def _go_on_without_replay(self, reason: str, dropped: Sequence[str] = ()) -> None:
-        """Give the weights as they are a number that no others had, and a checkpoint; ``dropped`` are not trained."""
+        """Give the present weights a version number that no others had, and write a checkpoint.
+
+        Tasks in ``dropped`` are not trained, and dispatched again.
+        """
         steps = self.replay.steps
         newest = max(self.committer.published_version, *(step.version for step in steps))
         log.warning("%d steps cannot be made again: %s; goes on from step %d", len(steps), reason, self.state.step)
@@ -185,7 +188,7 @@ class TrainingLoop:
         self.dispatcher.limit_rate(streak.pause)
 
     def _choose_groups(self, ready: Sequence[RolloutGroup]) -> Sequence[RolloutGroup]:
-        """The groups to train next, first those to take first; none while an older one is waited for."""
+        """Choose the groups to train next, in order; return none while training waits for an older one."""
         dispatched = self.dispatcher.outstanding_tasks
         if self.settings.staleness.order == "dispatch" and dispatched:
             return in_dispatch_order(ready, dispatched, self.consumer.groups.closed)
@@ -246,13 +249,13 @@ class TrainingLoop:
         await self._commit(state, replace(event, spans=build_spans(event, rollouts)), groups, rollouts)
 
     async def _refresh_verdicts(self) -> Sequence[AuditVerdict]:
-        """The auditor's verdicts; those known before while the bus is away."""
+        """Return the auditor's verdicts; while the bus is away, those known before."""
         with contextlib.suppress(BusError, NatsError):
             await self.audits.refresh()
         return self.audits.state.verdicts
 
     def _build(self, groups: Sequence[RolloutGroup], verdicts: Sequence[AuditVerdict]) -> tuple[Batch, str]:
-        """The batch of some groups, and its digest."""
+        """Build the batch of these groups; return it with its digest."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         batch = self.builder.build(
             groups, self.state.version, quarantine_reasons(rollouts, verdicts, self.settings.model)
@@ -271,12 +274,12 @@ class TrainingLoop:
         culprits = [group for group in groups if group.task_id in errors]
         if len(culprits) == len(groups):
             self._unbuildable.add(error)
-        self.consumer.groups.put_back(group for group in groups if group not in culprits)
+        self.consumer.groups.requeue(group for group in groups if group not in culprits)
         excluded = [exclude_group(group, errors[group.task_id], self.settings) for group in culprits]
         await self._drop_batch([disposition for dispositions in excluded for disposition in dispositions], culprits)
 
     async def _drop_batch(self, dispositions: Sequence[RolloutDisposition], groups: Sequence[RolloutGroup]) -> None:
-        """Nothing of these groups is trained."""
+        """Record that nothing of these groups is trained, and dispatch their tasks again."""
         reasons = {disposition.exclusion_reason for disposition in dispositions}
         log.warning("%d groups gave nothing to train on: %s", len(groups), reasons)
         rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -330,7 +333,7 @@ class TrainingLoop:
             log.info("checkpoint between two steps: the stream was filling")
 
     async def _write_checkpoint(self, state: LearnerState) -> None:
-        """A checkpoint between two steps, of ``state``, after which nothing is read again of what has been left out."""
+        """Write a checkpoint of ``state`` between two steps, and acknowledge the rollouts left out before it."""
         state = self.checkpoint_state(state)
         dispositions = self.excluded.drain()
         if self.last_event is not None:
@@ -344,7 +347,7 @@ class TrainingLoop:
         await self.consumer.acknowledge(state.stream_position)
 
     async def _publish_remaining(self) -> None:
-        """Report what ended after the last step was built."""
+        """Report the rollouts that ended after the last step was built."""
         self.excluded.collect_remaining()
         dispositions = tuple(self.excluded.drain())
         if dispositions and self.last_event is not None:

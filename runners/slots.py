@@ -110,7 +110,7 @@ class Slots:
             self._on_change()
 
     def _num_available(self, mode: Mode) -> int:
-        """Free slots that a mode may take; training leaves one to each evaluation that waits for it."""
+        """Count the free slots that a mode may take; training leaves one to each evaluation that waits for it."""
         available = len(self._free) - self._publishing[mode]
         if mode == "train":
             available -= min(self._waiting["eval"], max(0, self._num_available("eval")))

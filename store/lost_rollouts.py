@@ -22,39 +22,39 @@ SELECT uniqExact(rollout_id, enqueued_at) + (
         AND headers['Nats-Msg-Id'] NOT IN (SELECT rollout_id FROM finished)
 ) FROM finished
 """
-"""Tasks that ended since a time: with a last attempt or a dead letter."""
+"""Query of the tasks that ended since a time: with a last attempt or a dead letter."""
 END_CONSUMERS = (STORE_TRAIN, STORE_EVAL, STORE_DLQ)
-"""Deliver the ends of rollouts; the store acknowledges what it has written."""
+"""Consumers that deliver the ends of rollouts; the store acknowledges what it has written."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettledTasks:
-    """Tasks that left the stream TASKS, by the broker's sequence numbers, and since when it counts."""
+    """Number of tasks that left the stream TASKS, by the broker's sequence numbers, and the start of the count."""
 
     count: int
     since_ns: int
 
 
 async def read_settled(bus: Bus) -> SettledTasks:
-    """The broker's count now; raises nats' errors."""
+    """Ask the broker how many tasks have left their stream so far; raises nats' errors."""
     info = await bus.js.stream_info(subjects.TASKS)
     created = info.created.timestamp() if isinstance(info.created, datetime) else 0.0
     return SettledTasks(info.state.last_seq - info.state.messages, int(created * 1e9))
 
 
 async def count_unwritten(bus: Bus) -> int:
-    """Messages about ends of rollouts that the store has yet to write, undelivered ones too; raises nats' errors."""
+    """Count messages about ends of rollouts that the store has not written, delivered or not; raises nats' errors."""
     infos = [await bus.js.consumer_info(consumer.stream, consumer.durable) for consumer in END_CONSUMERS]
     return sum((info.num_pending or 0) + (info.num_ack_pending or 0) for info in infos)
 
 
 def count_finished(client: Client, since_ns: int) -> int:
-    """Finished tasks in ClickHouse; raises clickhouse-connect's errors, blocks."""
+    """Count finished tasks in ClickHouse; blocks, and raises clickhouse-connect's errors."""
     return int(query_row(client, COUNT_FINISHED_TASKS, {"since": since_ns})[0])
 
 
 class LostRolloutCounter:
-    """Compares the two counts; messages on their way from the bus to ClickHouse are not lost."""
+    """Compares the counts of broker and ClickHouse; messages on their way between them are not lost."""
 
     def __init__(self, bus: Bus, client: Client) -> None:
         self._bus, self._client = bus, client
@@ -63,9 +63,10 @@ class LostRolloutCounter:
         """Tasks without an end in ClickHouse in two consecutive updates."""
 
     async def update(self) -> None:
-        """Count again; raises nats' and clickhouse-connect's errors.
+        """Update the count; raises nats' and clickhouse-connect's errors.
 
-        In this order: a task is settled after its end was published, and its end is acknowledged after it was written.
+        The order matters: a task is settled after its end was published, and its end is acknowledged after it was
+        written.
         """
         settled = await read_settled(self._bus)
         unwritten = await count_unwritten(self._bus)

@@ -1,6 +1,6 @@
-"""Which roles are missing, and whether one restarts in a loop. Pure; time is passed in.
+"""Detects roles that are missing or restart in a loop. Pure; time is an argument.
 
-Each learner, and the nodes of each model, are a role of their own: another model's do not stand in for them.
+Each learner, and the nodes of each model, count as a role of their own: another model's do not replace them.
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ RESET_AFTER_SECONDS = 120.0
 
 @dataclass(frozen=True, order=True, slots=True)
 class RoleKey:
-    """A role; ``model`` is the one that its processes train or serve, empty where it has none, or it is not known."""
+    """A role; ``model`` is the one that its processes train or serve, empty if there is none or it is unknown."""
 
     role: str
     model: str = ""
@@ -38,7 +38,7 @@ class _Role:
 
 
 class RoleLiveness:
-    """Every role that is expected, or was seen and did not announce that it stops."""
+    """Tracks every role that is expected, or was seen and did not announce its stop."""
 
     def __init__(self, expected: Iterable[str], now: float) -> None:
         self._roles = {RoleKey(role): _Role(now, now) for role in expected}
@@ -63,7 +63,7 @@ class RoleLiveness:
             role.is_done = all(heartbeat.state == DONE for heartbeat in heartbeats)
 
     def absent(self, now: float) -> Mapping[RoleKey, float]:
-        """Seconds without a process, by missing role."""
+        """Return the seconds without a process, by missing role."""
         return {
             key: now - role.seen
             for key, role in self._roles.items()
@@ -71,15 +71,15 @@ class RoleLiveness:
         }
 
     def models_of(self, role: str) -> list[str]:
-        """The models whose processes of a role have been seen, or the empty name where none has a model."""
+        """Return the models whose processes of a role have been seen, or the empty name where none has a model."""
         return sorted(key.model for key in self._roles if key.role == role)
 
     def since(self, key: RoleKey) -> float:
-        """Since when a role is present, without a long absence; infinity if it was never seen."""
+        """Return the time since which a role is present without a long absence; infinity if it was never seen."""
         return self._roles[key].since if key in self._roles else float("inf")
 
     def count_starts(self, key: RoleKey, after: float, now: float) -> int:
-        """How many processes of a role started ``after`` a time, within the restart window."""
+        """Count the processes of a role that started ``after`` a time, within the restart window."""
         if key not in self._roles:
             return 0
         return sum(at > max(after, now - RESTART_WINDOW_SECONDS) for at in self._roles[key].starts)

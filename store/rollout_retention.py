@@ -1,4 +1,4 @@
-"""A learner that is slow or gone holds up no other: where it fills the stream, the oldest rollouts pass it by."""
+"""Keeps a slow or dead learner from blocking others: where it fills the stream, it misses the oldest rollouts."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ KEPT = 0.25
 
 
 class RolloutRetention:
-    """Watches the learners' durables where several learners read the rollouts."""
+    """Watches the learners' durables if several learners read the rollouts."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -61,16 +61,16 @@ class RolloutRetention:
 
 
 def find_fill(stream: StreamState) -> float:
-    """Share of a stream's bounds that is used, from 0 to 1."""
+    """Return the used share of a stream's bounds, from 0 to 1."""
     bounds = ((stream.num_bytes, stream.max_bytes), (stream.num_messages, stream.max_messages))
     return max(used / bound if bound > 0 else 0.0 for used, bound in bounds)
 
 
 def find_laggards(num_messages: int, waiting: Mapping[str, int]) -> list[str]:
-    """The models whose learners hold most of a stream, if the learner of another does not.
+    """Return the models whose learners have not acknowledged more than half of a stream, if another learner keeps up.
 
-    ``waiting`` are the messages that each learner has not acknowledged. Without a learner that keeps up nobody is held
-    up, and nothing is passed by: then the stream's bound is the backpressure.
+    ``waiting``: messages not acknowledged, by model. If no learner keeps up, nothing is skipped: the stream's limit is
+    the backpressure then.
     """
     behind = [model for model, count in waiting.items() if count > num_messages / 2]
     return sorted(behind) if len(behind) < len(waiting) else []

@@ -1,4 +1,4 @@
-"""Detects stalls: no rollout or training step finishes, or a role is missing. Publishes an alert with the reason."""
+"""Detects stalls (no rollout or training step finishes) and missing roles, and publishes an alert with the reason."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ CHECK_INTERVAL_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class StallThresholds:
-    """Seconds before an alert, and starts of a learner without a training step between them."""
+    """Thresholds of alerts: seconds, and starts of a learner without a training step between them."""
 
     stall_timeout_seconds: float
     absent_seconds: float
@@ -44,7 +44,7 @@ class SystemSnapshot:
 
     seconds_since_rollout: float
     seconds_since_step: Mapping[str, float]
-    """By the model of a learner."""
+    """Seconds since the last training step, by the learner's model."""
     num_tasks: int
     """Tasks in the queue, with those in progress."""
     num_pending: int
@@ -60,19 +60,19 @@ class SystemSnapshot:
     num_failed_attempts: int = 0
     """Attempts of training rollouts in a row that did not end well."""
     last_failure: str = ""
-    """Outcome and error of the last of them."""
+    """Outcome and error of the last failed attempt."""
     training_bias: str = ""
-    """See `training_bias.find_bias`."""
+    """Alert about training bias, see `training_bias.find_bias`; empty: none."""
 
     def name_of(self, role: str, model: str) -> str:
-        """A role, with the model where there are several of it."""
+        """Return a role's name, with the model where several models have such a role."""
         known = {beat.model for beat in self.members_in(role)} | {key.model for key in self.absent if key.role == role}
         known |= set(self.seconds_since_step) if role == "learner" else set()
         what = "inference node" if role == "inference" else role
         return f"{what} of {model}" if model and len(known) > 1 else what
 
     def members_in(self, role: str) -> list[Heartbeat]:
-        """Living processes of a role."""
+        """Return the heartbeats of a role's living processes."""
         return [beat for beat in self.members if beat.role == role]
 
     @property
@@ -83,7 +83,7 @@ class SystemSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A role that is stalled or missing, and why; ``model``: of which model, where there may be several."""
+    """A stalled or missing role with the reason; ``model`` is empty unless there may be several."""
 
     role: str
     reason: str
@@ -91,12 +91,12 @@ class Stall:
 
     @property
     def key(self) -> RoleKey:
-        """What it is about: a role has at most one stall for each model."""
+        """Role and model of the stall; a role has at most one stall for each model."""
         return RoleKey(self.role, self.model)
 
 
 def diagnose(snapshot: SystemSnapshot, limits: StallThresholds) -> list[Stall]:
-    """Roles that are missing or stalled for too long, at most one stall a role and model. Pure."""
+    """Yield the roles that are missing or stalled for too long, at most one stall for each role and model. Pure."""
     stalls = [*_find_full_disks(snapshot)] or [
         *_find_missing_roles(snapshot, limits),
         *_find_stalled_roles(snapshot, limits),
@@ -169,12 +169,12 @@ def _explain_missing_rollouts(snapshot: SystemSnapshot) -> Stall:
 
 
 def _format_status(beat: Heartbeat) -> str:
-    """What a role says of itself, but for an alert of its own, which is shown beside this one."""
+    """Format a role's status, without its own alert, which is shown beside this one."""
     return ", ".join(f"{key} {value}" for key, value in beat.status.items() if key != "alert")
 
 
 class StallDetector:
-    """Checks every two seconds; `alert` is the reasons of all stalls, empty without one."""
+    """Checks every two seconds; `alert` joins the reasons of all stalls, empty without one."""
 
     def __init__(self, bus: Bus, fleet: Fleet, ingester: Ingester, writer: Writer, settings: StoreSettings) -> None:
         self._bus, self._fleet = bus, fleet
@@ -186,7 +186,7 @@ class StallDetector:
         self._liveness = RoleLiveness(settings.expected, self._work_since)
         self.alert = ""
         self.training_bias = ""
-        """As of the last look; see `training_bias.find_bias`."""
+        """Alert found by the last check, see `training_bias.find_bias`; empty: none."""
 
     async def run(self) -> None:
         """Check for ever; an alert is published when a stall begins and when it ends."""
@@ -211,7 +211,7 @@ class StallDetector:
         await self._alerts.update({f"{stall.role}:{stall.model}": Reason(stall.role, stall.reason) for stall in stalls})
 
     async def _consumer_lags(self) -> Mapping[str, Mapping[str, int]]:
-        """Unacknowledged messages of each reader of the rollout streams, read only while a publisher is blocked."""
+        """Return the unacknowledged messages of each reader of the rollout streams; empty unless a publisher waits."""
         if not any(beat.status.get("waits_for_room") for beat in self._fleet.members()):
             return {}
         lags: dict[str, dict[str, int]] = {}

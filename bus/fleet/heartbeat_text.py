@@ -13,7 +13,7 @@ LABELS = {
     "busy": "busy slots",
     "done": "rollouts done",
     "backlog": "messages to write",
-    "wants_whole": "wants a whole version",
+    "needs_full_weights": "needs a whole version",
 }
 """Readable labels for keys of a status; other keys are shown as they are."""
 HIDDEN = {"alert", "engine_id", "steps"}

@@ -82,7 +82,7 @@ def build_accounts(identities: Identities, permissions: Mapping[str, Permissions
 
 
 def build_leaf_accounts(identities: Identities) -> str:
-    """Build the accounts of a far site's server: its JetStream is the hub's, reached through its leaf connections."""
+    """Build the accounts of a remote site's server, whose JetStream is the hub's, over leaf connections."""
     block = {account_name(role): Account(extra={"limits": _limits(PERMISSIONS[role])}) for role in identities}
     for role, keys in identities.items():
         permissions = replace(PERMISSIONS[role], publish=via_hub_domain(PERMISSIONS[role].publish))

@@ -167,13 +167,13 @@ _ROLE_PERMISSIONS: Mapping[str, Permissions] = {
     "admin": Permissions(publish=(EVERYTHING,), subscribe=(EVERYTHING,)),
 }
 HUB_DOMAIN = "hub"
-"""JetStream's domain in a cluster with far sites, by which their servers ask it."""
+"""JetStream's domain in a cluster with remote sites, by which their servers ask it."""
 LEAF_ROLES: Mapping[str, str] = {f"leaf-{role}": role for role in ("runner", "inference")}
-"""The users a far site's server comes as, one for each role behind it, in that role's account."""
+"""The users a remote site's server comes as, one for each role behind it, in that role's account."""
 
 
 def via_hub_domain(what: Iterable[str]) -> tuple[str, ...]:
-    """Rewrite JetStream subjects to the hub's domain: a far site's server renames them before it checks permissions."""
+    """Rewrite JetStream subjects to the hub's domain: a remote site's server renames before it checks permissions."""
     return tuple(each.replace(f"{API}.", f"$JS.{HUB_DOMAIN}.API.") for each in what)
 
 
@@ -181,7 +181,7 @@ def make_permissions(policies: Iterable[str] = DEFAULT_POLICIES) -> Mapping[str,
     """Build the permissions by role where learners train these models; each learner has a right to its own model only.
 
     One learner is ``learner``, of several each is ``learner-MODEL``. ``client`` publishes tasks and reads; ``admin``
-    makes streams and consumers and may do anything with them; a leaf is a far site's server, which publishes and
+    makes streams and consumers and may do anything with them; a leaf is a remote site's server, which publishes and
     receives for its runners, or its nodes.
     """
     learners = learner_roles(policies)

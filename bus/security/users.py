@@ -33,7 +33,7 @@ def create_users(
 ) -> Iterator[str]:
     """Write all users below ``out`` and report progress; raise `CredentialsError` rather than overwrite keys.
 
-    ``hosts``: more names and addresses of the server, for its certificate; ``site``: the users are of a far site.
+    ``hosts``: more names and addresses of the server, for its certificate; ``site``: the users are of a remote site.
     ``signing``: a role's folder of the cluster, whose signing keys a site uses; None: fresh ones. ``policies``:
     the models that learners may train; with several, each learner has its own user.
     """
@@ -45,7 +45,7 @@ def create_users(
         )
     if site and signing is None:
         raise CredentialsError(
-            "a far site uses the cluster's signing keys: give --signing, the `inference` folder of the cluster's users"
+            "a remote site uses the cluster's signing keys: give --signing, the cluster's folder `inference`"
         )
     signers = [*learner_roles(policies), *(role for role in SIGNER_ROLES if role != LEARNER)]
     keys = SigningKeys.read(signing) if signing is not None else SigningKeys.create(signers)

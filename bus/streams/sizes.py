@@ -19,14 +19,24 @@ class StreamSizes(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    tasks_mib: int | None = Field(None, ge=1, description="MiB of tasks in the queue [as shipped: 512]")
-    train_rollouts_mib: int | None = Field(
-        None, ge=1, description="MiB of training rollouts; the learner says at its start what it needs [2048]"
+    tasks_mib: int | None = Field(
+        None, ge=1, description="largest size of the queue of tasks, in MiB [as shipped: 512]"
     )
-    eval_rollouts_mib: int | None = Field(None, ge=1, description="MiB of evaluation rollouts [1024]")
-    events_mib: int | None = Field(None, ge=1, description="MiB of tasks' records and training steps [512]")
+    train_rollouts_mib: int | None = Field(
+        None,
+        ge=1,
+        description="largest size of unread training rollouts, in MiB; learners check it at start [as shipped: 2048]",
+    )
+    eval_rollouts_mib: int | None = Field(
+        None, ge=1, description="largest size of unread evaluation rollouts, in MiB [as shipped: 1024]"
+    )
+    events_mib: int | None = Field(
+        None, ge=1, description="largest size of records of tasks and training steps, in MiB [as shipped: 512]"
+    )
     max_ack_pending: int | None = Field(
-        None, ge=1, description="span batches the learner may hold that no checkpoint covers [200000]"
+        None,
+        ge=1,
+        description="most span batches that a learner may hold before a checkpoint covers them [as shipped: 200000]",
     )
 
     def bytes_of(self, stream: str) -> int | None:

@@ -1,4 +1,4 @@
-"""The table of the fields of ``results.json``."""
+"""The fields of ``results.json`` as the table of docs/operations.md."""
 
 from lightningbus.run.evaluation.evaluation import Evaluation
 from lightningbus.run.machine.hardware import Hardware
@@ -7,22 +7,24 @@ from lightningbus.run.results.prompt_files import PromptFile
 from lightningbus.run.results.prompt_round import PromptRound
 from lightningbus.run.results.results import Results
 
+PARTS = (
+    ("", Results),
+    ("models.NAME.", ModelResults),
+    ("models.NAME.evaluations[].", ModelEvaluation),
+    ("evaluations[].", Evaluation),
+    ("prompt_rounds[].", PromptRound),
+    ("prompts.NAME.", PromptFile),
+    ("hardware.", Hardware),
+)
+"""Prefix of the fields of each class."""
+
 
 def render_results() -> str:
-    """Render the fields as a Markdown table."""
-    lines = ["| field | what |", "|---|---|"]
-    for prefix, kind in (
-        ("", Results),
-        ("models.NAME.", ModelResults),
-        ("models.NAME.evaluations[].", ModelEvaluation),
-        ("evaluations[].", Evaluation),
-        ("prompt_rounds[].", PromptRound),
-        ("prompts.NAME.", PromptFile),
-        ("hardware.", Hardware),
-    ):
-        lines += [
-            f"| `{prefix}{name}` | {field.description} |"
-            for name, field in kind.model_fields.items()
-            if kind is not Results or name != "hardware"
-        ]
-    return "\n".join(lines)
+    """Return the table of fields as Markdown."""
+    rows = [
+        f"| `{prefix}{name}` | {field.description} |"
+        for prefix, kind in PARTS
+        for name, field in kind.model_fields.items()
+        if field.description  # `hardware` has none: its own fields follow
+    ]
+    return "\n".join(["| field | meaning |", "|---|---|", *rows])

@@ -1,8 +1,9 @@
-"""A route of vLLM's server: what its parsers make of a whole answer, whose tokens were streamed.
+"""A route in vLLM's server that parses a whole answer, whose tokens were streamed.
 
 Streaming parsers see an answer piece by piece, and differ from those for whole texts. So the answer of an agent that
 asked for no stream is parsed once more, by the code that makes vLLM's own unstreamed answer. vLLM's own route for that
-(``/v1/chat/completions/derender``, 0.31) keeps end tokens and what follows a stop string, and no tool's finish reason.
+(``/v1/chat/completions/derender``, 0.31) keeps end tokens and the text after a stop string, and no tool's finish
+reason.
 """
 
 import json
@@ -45,7 +46,7 @@ class AnswerParser:
 
 
 async def parse(chat: Any, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Message and finish reason of each choice, as vLLM's chat route answers ``request`` without a stream.
+    """Parse each choice into message and finish reason, as vLLM's chat route answers ``request`` without a stream.
 
     ``chat``: vLLM's ``OpenAIServingChat``. A choice has ``index``, ``token_ids``, ``finish_reason`` as the engine gave
     it, and ``stop_reason``.
@@ -101,7 +102,7 @@ async def parse(chat: Any, body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def detokenize(tokenizer: Any, request: Any, prompt_ids: list[int], choice: dict[str, Any]) -> str:
-    """The text of an answer by vLLM's own detokenizer: without its end token, and up to a stop string."""
+    """Decode an answer by vLLM's own detokenizer: without its end token, and up to a stop string."""
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 

@@ -6,19 +6,22 @@ from lightningbus.schemas.weights.events import BroadcastCapability, BroadcastPl
 
 
 def supported_backends(has_gpu: bool) -> tuple[str, ...]:
-    """Backends that an engine can receive by."""
+    """List the backends that an engine can receive a broadcast by."""
     return ("nccl", "gloo") if has_gpu else ("gloo",)
 
 
 def find_assignment(plan: BroadcastPlan | None, node_id: str, capability: BroadcastCapability) -> RankAssignment | None:
-    """The ranks of an engine in its current run; one that was restarted since has none."""
+    """Return the ranks planned for this start of an engine; None if there are none, as after a restart."""
     key = (node_id, capability.engine, capability.ranks)
     participants = plan.participants if plan is not None and plan.backend in capability.backends else ()
     return next((entry for entry in participants if (entry.node, entry.engine, entry.ranks) == key), None)
 
 
 def rendezvous_info(plan: BroadcastPlan, assignment: RankAssignment) -> dict[str, Any]:
-    """The init_info for vLLM's workers: `lightningbus.inference.engine.worker.broadcast_receiver.Rendezvous`."""
+    """Return the settings that vLLM's workers need to join.
+
+    They are the fields of `lightningbus.inference.engine.worker.broadcast_receiver.Rendezvous`.
+    """
     return {
         "address": plan.address,
         "group": plan.group,

@@ -37,7 +37,7 @@ def write_directory(adapters: Path, directory: Path, max_rank: int) -> None:
 
 
 def inspect_adapter(adapters: Path) -> tuple[int, float, list[str]]:
-    """Rank, scale of the product, and the last name components of the adapted modules; raises `ValueError`."""
+    """Return rank, scale of the product, and last name components of the adapted modules; raises `ValueError`."""
     header = read_header(adapters)
     tensors = parse_tensors(header, adapters.stat().st_size)
     ranks = {tensor.shape[0] for name, tensor in tensors.items() if name.endswith(A_SUFFIX)}

@@ -17,7 +17,7 @@ ARCH_REQ_XCOMP_PERM = 0x1023
 XFEATURE_XTILEDATA = 18
 
 RECHECK_MS = 1
-"""How long a reader of vLLM's queue sleeps while messages are frequent."""
+"""Milliseconds that a reader of vLLM's queue sleeps while messages are frequent."""
 
 
 def register() -> None:
@@ -45,11 +45,11 @@ def request_amx() -> bool:
 
 
 def stop_spinning() -> bool:
-    """On a CPU: let vLLM's processes sleep while they wait for each other; returns whether they do.
+    """Let vLLM's processes sleep while they wait for each other, on a CPU; return whether they do.
 
     For a second after each message, a reader of vLLM's shared-memory queue calls `sched_yield` without end, on cores
-    that other processes need to compute. Here it waits for the writer's notification, and looks again each
-    millisecond: of two notifications in quick succession the second is lost.
+    that other processes need to compute. Here it waits for the writer's notification, and looks again each millisecond:
+    of two notifications in quick succession the second is lost.
     """
     from vllm.distributed.device_communicators import shm_broadcast
     from vllm.platforms import current_platform
@@ -63,7 +63,7 @@ def stop_spinning() -> bool:
 
 
 def wait_for_message(condition: Any, timeout_ms: int | None = None) -> None:
-    """`SpinCondition.wait` that never spins: it waits as an idle reader does, in the busy second by the millisecond."""
+    """Wait as `SpinCondition.wait`, without spinning: by the millisecond in the second after a message."""
     last_read = condition.last_read
     is_busy = time.monotonic() <= last_read + condition.busy_loop_s
     condition.last_read = -math.inf

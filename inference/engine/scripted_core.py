@@ -41,14 +41,14 @@ class ScriptedCore:
         self._outputs.put_nowait(EngineCoreOutputs(outputs=[output]))
 
     async def get_output_async(self) -> EngineCoreOutputs:
-        """The next answer."""
+        """Wait for the next scripted answer."""
         return await self._outputs.get()
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         """Do nothing: every request has been answered."""
 
     async def get_supported_tasks_async(self) -> tuple[str, ...]:
-        """Generation alone."""
+        """Return ``generate``, the only task of this engine."""
         return ("generate",)
 
     async def reset_mm_cache_async(self) -> None:
@@ -59,7 +59,7 @@ class ScriptedCore:
 
 
 def _script_logprobs(token: int, num_others: int) -> LogprobsLists:
-    """The log-probabilities of a token and of ``num_others`` others."""
+    """Return scripted log-probabilities for a token and for ``num_others`` other tokens."""
     ids = np.array([[token, *range(max(0, num_others))]], dtype=np.int64)
     return LogprobsLists(ids, np.full(ids.shape, LOGPROB), np.ones(1, dtype=np.int64))
 

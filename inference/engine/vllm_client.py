@@ -22,7 +22,7 @@ class VllmClient:
         self._session, self._url = session, url
 
     async def is_healthy(self) -> bool:
-        """Whether the server says that it is ready."""
+        """Return whether the server reports that it is ready."""
         timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_SECONDS)
         try:
             async with self._session.get(f"{self._url}/health", timeout=timeout) as response:

@@ -14,7 +14,7 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def command(settings: InferenceSettings, socket: Path) -> list[str]:
-    """Command line of vLLM's server, listening on ``socket``; the ``vllm`` script does not work in its CPU build."""
+    """Build the command line of vLLM's server, listening on ``socket``; the ``vllm`` script fails in its CPU build."""
     arguments: dict[str, object] = {
         "model": settings.model_path,
         "uds": socket,
@@ -62,7 +62,7 @@ def list_parsers(settings: InferenceSettings) -> list[str]:
 
 
 def environment(settings: InferenceSettings, sockets: Path) -> dict[str, str]:
-    """Environment variables for vLLM: control routes on, no usage report, CPU limits.
+    """Build the environment variables for vLLM: control routes on, no usage report, CPU limits.
 
     ``sockets``: directory of the sockets between its processes.
     """
@@ -86,5 +86,5 @@ def environment(settings: InferenceSettings, sockets: Path) -> dict[str, str]:
 
 
 def has_gpu() -> bool:
-    """Whether this machine has an NVIDIA GPU."""
+    """Return whether this machine has an NVIDIA GPU."""
     return Path("/dev/nvidiactl").exists()

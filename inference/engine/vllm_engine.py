@@ -1,4 +1,4 @@
-"""vLLM as an `lightningbus.inference.engine.base.Engine`: its control routes, by what they are for."""
+"""vLLM as a `lightningbus.inference.engine.base.Engine`, over its control routes."""
 
 import math
 import secrets
@@ -40,7 +40,7 @@ class VllmEngine:
         """Known once vLLM is up, except the parsers."""
 
     async def __aenter__(self) -> "VllmEngine":
-        """Raises `EngineError` if the socket cannot be created."""
+        """Open the connection to vLLM; raises `EngineError` if its socket cannot be created."""
         await self._server.__aenter__()
         return self
 

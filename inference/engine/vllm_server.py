@@ -46,7 +46,7 @@ class VllmServer:
         self._socket: Path
 
     async def __aenter__(self) -> "VllmServer":
-        """Raises `EngineError` if the socket cannot be created."""
+        """Create the socket's directory and an HTTP session for it; raises `EngineError` if that fails."""
         try:
             self._socket = self._exits.enter_context(private_directory("vllm")) / "socket"
         except PathTooLongError as error:
@@ -94,7 +94,7 @@ class VllmServer:
             ) from None
 
     async def _was_killed(self) -> bool:
-        """Whether a signal has ended the process; waits, because a connection closes before its process has ended."""
+        """Return whether a signal has ended the process. Waits, because a connection closes before its process ends."""
         assert self._process is not None
         try:
             async with asyncio.timeout(END_SECONDS):

@@ -38,9 +38,10 @@ class LoraManager:
         engine: Engine,
         base: SharedBase,
     ) -> None:
-        """``max_rank``: the largest the engine accepts; ``directory``: adapters in PEFT's form, emptied first.
+        """Prepare the manager. ``max_rank``: the largest rank that the engine accepts.
 
-        ``base`` is the one that ``engine`` has loaded.
+        ``directory`` holds adapters in PEFT's form, and is emptied first. ``base`` is the one that ``engine`` has
+        loaded.
         """
         self._versions, self._max_rank, self._directory = versions, max_rank, directory
         self._model, self._engine, self._base = model, engine, base
@@ -137,7 +138,7 @@ class LoraManager:
         self._pending_deletion.add(version)
 
     def _to_restore(self, base: Path, newest: int) -> list[int]:
-        """Versions that the previous engine had loaded on the same base; they are returned once."""
+        """Return, once, the versions that the previous engine had loaded on the same base."""
         (previous_base, versions), self._previous_engine = self._previous_engine, (None, ())
         return [version for version in versions if previous_base == base and version != newest]
 

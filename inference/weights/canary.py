@@ -93,7 +93,7 @@ def _find_odd_answers(spec: CanarySpec, metrics: Mapping[str, float], previous_l
 
 
 def fit_to_context(spec: CanarySpec, max_model_len: int | None) -> CanarySpec:
-    """The trial with its prompts truncated, so that prompt and answer fit an engine's context."""
+    """Truncate a trial's prompts and answers so that they fit the engine's context."""
     if max_model_len is None:
         return spec
     max_tokens = min(spec.max_tokens, max(max_model_len // 2, 1))

@@ -18,5 +18,5 @@ class Estimator:
     def __call__(
         self, scores: Sequence[float], groups: Sequence[Hashable], num_tokens: Sequence[int] | None = None
     ) -> list[float]:
-        """The advantage of each score. ``num_tokens`` is for estimators that weigh by length."""
+        """Return the advantage of each score. ``num_tokens`` is for estimators that weigh by length."""
         return self.function(scores, groups, num_tokens) if scores else []

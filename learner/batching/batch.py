@@ -37,17 +37,17 @@ class Batch:
     dispositions: list[RolloutDisposition] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     num_tokens: dict[str, int] = field(default_factory=dict)
-    """By rollout: its trained tokens and those masked as stale: what the weights of tokens are counted by."""
+    """Trained plus stale tokens by rollout: the loss is normalised by these counts."""
 
     def token_advantages(self, sequence: TrainSequence) -> NDArray[np.float32]:
-        """``float32[N]``: the advantage of the call that sampled each trained token, 0 for context."""
+        """Return ``float32[N]``: the advantage of the call that sampled each trained token, 0 for context."""
         advantages = np.zeros(len(sequence.token_ids), dtype=np.float32)
         for call in np.unique(sequence.call_index[sequence.trained]).tolist():
             advantages[sequence.call_index == call] = self.advantages[sequence.rollout_id, call]
         return advantages
 
     def compute_sha256(self) -> str:
-        """SHA-256 of sequences and advantages, to the bit: equal digests are equal training steps."""
+        """Compute the SHA-256 of sequences and advantages, to the bit: equal digests are equal training steps."""
         digest = hashlib.sha256()
         for sequence in self.sequences:
             header = f"{sequence.rollout_id}\0{sequence.temperature}\0{len(sequence.token_ids)}\0"
@@ -113,13 +113,13 @@ class BatchBuilder:
         return batch
 
     def _assign_credit(self, rollouts: Sequence[Rollout], rewards: Sequence[float | None]) -> list[list[float | None]]:
-        """The advantage of each call; None where it is not trained.
+        """Return the advantage of each call of each rollout; None where it is not trained.
 
-        0 where the rollout is masked or its group has too few valid ones to compare.
+        It is 0 where the rollout is masked, or its group has fewer than ``min_group_size`` valid rollouts: verl would
+        return the reward of a single rollout as its advantage. Calls of other models have 0 too: they are this model's
+        environment.
 
-        Calls of other models have 0 too: they are the environment of this one.
-
-        verl would hand the reward of a rollout that is alone in its group through as its advantage.
+        Raises ValueError where a credit function returns lists of wrong length or values that are no finite numbers.
         """
         num_valid = Counter(
             rollout.task_id for rollout, reward in zip(rollouts, rewards, strict=True) if reward is not None
@@ -153,7 +153,7 @@ class BatchBuilder:
 
 
 def _collect(built: Sequence[BuiltRollout]) -> Batch:
-    """Join the sequences and advantages of what is trained; say of each rollout what became of it."""
+    """Join sequences and advantages of the trained rollouts, and record the disposition of every rollout."""
     batch = Batch([], {})
     for number, each in enumerate(built):
         advantages = each.advantages

@@ -1,4 +1,4 @@
-"""Counts what a batch was made of, and computes the batch's metrics from the counts. Pure."""
+"""Counts the parts of a batch, and computes the batch's metrics from the counts. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a batch says about settings that do not fit: said once in the log, and a metric of every step. Pure."""
+"""Warnings about settings that do not fit a batch: one log line for the first time, a metric for every step. Pure."""
 
 from collections.abc import Mapping, MutableSet
 
@@ -13,7 +13,7 @@ IGNORE_STEP_REWARDS = {"identical", "last_call", "discounted"}
 
 
 def find_warnings(metrics: Mapping[str, float], credit: str) -> dict[str, str]:
-    """Sentences for the log, by what they are about."""
+    """Return sentences for the log, by the name of the metric that each is about."""
     sentences = {}
     if metrics.get(IGNORED_REWARDS):
         sentences[IGNORED_REWARDS] = (
@@ -30,7 +30,7 @@ def find_warnings(metrics: Mapping[str, float], credit: str) -> dict[str, str]:
 
 
 def find_new_warnings(metrics: Mapping[str, float], credit: str, known: MutableSet[str]) -> list[str]:
-    """Sentences about what is not ``known`` yet; from now on it is."""
+    """Return sentences about metrics that are not in ``known``, and add these to it."""
     sentences = {what: text for what, text in find_warnings(metrics, credit).items() if what not in known}
     known |= sentences.keys()
     return list(sentences.values())

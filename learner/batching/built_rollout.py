@@ -13,9 +13,9 @@ from lightningbus.learner.transitions.sequences import SequenceConfig, TrainSequ
 from lightningbus.learner.transitions.transitions import Transition, build_transitions
 
 OTHER_MODEL = "model"
-"""Why a call is excluded that another model answered."""
+"""Reason for excluding a call that another model answered."""
 WITHOUT_CREDIT = "credit"
-"""Why a call is excluded that the credit method does not train."""
+"""Reason for excluding a call that the credit method does not train."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class RolloutBuilder:
     """Builds rollouts by the rules of a run."""
 
     def __init__(self, settings: LearnerSettings, vocabulary_size: int | None = None) -> None:
-        """``vocabulary_size`` is the number of tokens the model has; None: every token id is taken to be valid."""
+        """Keep the rules. ``vocabulary_size``: number of the model's tokens; None: every token id counts as valid."""
         self._settings, self._vocabulary_size = settings, vocabulary_size or 2**32
         self._sequence_config = SequenceConfig(
             settings.train_roles, settings.sequence_mode, settings.seq_len, settings.overlong
@@ -79,7 +79,7 @@ class RolloutBuilder:
         )
 
     def _build_transitions(self, rollout: Rollout) -> list[Transition] | None:
-        """The calls of this model in a rollout; None if one is malformed, or has tokens that the model has not."""
+        """Return this model's calls in a rollout; None if one is malformed or has token ids beyond the vocabulary."""
         try:
             transitions = build_transitions(rollout.calls, self._settings.model)
         except (ValueError, LookupError, OverflowError):

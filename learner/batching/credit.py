@@ -1,4 +1,4 @@
-"""How a rollout's outcome is shared among its calls: pure functions, by name.
+"""Credit functions, which share a rollout's outcome among its calls: pure functions, by name.
 
 docs/lightningrl.md works through each with numbers.
 """
@@ -20,7 +20,7 @@ Estimate = Estimator
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """What credit may depend on: one valid rollout of ``n`` calls."""
+    """Input of a credit function: one valid rollout of ``n`` calls."""
 
     task_id: str
     reward: float
@@ -42,10 +42,10 @@ class Episode:
         positions: Sequence[int],
         num_tokens: Sequence[int],
     ) -> "Episode":
-        """The episode of a policy: its calls at ``positions`` among all calls of a rollout.
+        """Return the episode of one policy: its calls at ``positions`` among all calls of a rollout.
 
-        A reward given after a call of another policy goes to the policy's own call before it. What comes before its
-        first call is not its doing.
+        A reward given after a call of another policy goes to the policy's last call before it. Rewards before its first
+        call are left out.
         """
         bounds = [*positions, len(rewards)]
         own_rewards = (sum(rewards[start:end]) for start, end in pairwise(bounds))
@@ -59,11 +59,11 @@ class Episode:
 
     @property
     def num_calls(self) -> int:
-        """How many calls it has."""
+        """Number of calls."""
         return len(self.rewards)
 
     def returns(self, gamma: float) -> list[float]:
-        """``G_t = r_t + gamma G_(t+1)`` for each call, the outcome being part of the last reward."""
+        """Return ``G_t = r_t + gamma G_(t+1)`` for each call; the last reward includes the outcome."""
         outcomes: list[float] = []
         ahead = self.reward
         for reward in reversed(self.rewards):
@@ -73,18 +73,19 @@ class Episode:
 
 
 Credit = Callable[[Sequence[Episode], Estimate, CreditSettings], Sequence[Sequence[float | None]]]
-"""Every valid rollout of a batch in, the advantage of each of its calls out; None: the call is not trained."""
+"""Credit function: takes every valid rollout of a batch, returns the advantage of each call; None: it is not trained.
+"""
 
 
 def identical(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float]]:
-    """``A_t = A``: every call gets the rollout's advantage. Agent Lightning (arXiv:2508.03680), section 3.2."""
+    """Give every call the rollout's advantage: ``A_t = A``. Agent Lightning (arXiv:2508.03680), section 3.2."""
     return [
         [outcome] * episode.num_calls for outcome, episode in zip(_outcome(episodes, estimate), episodes, strict=True)
     ]
 
 
 def last_call(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float | None]]:
-    """``A_t = A`` for the last call; those before it are context: single-turn training of the final answer."""
+    """Give the last call the advantage, ``A_t = A``: single-turn training of the final answer, the rest is context."""
     return [
         [*[None] * (episode.num_calls - 1), *[outcome] * min(episode.num_calls, 1)]
         for outcome, episode in zip(_outcome(episodes, estimate), episodes, strict=True)
@@ -92,10 +93,10 @@ def last_call(episodes: Sequence[Episode], estimate: Estimate, settings: CreditS
 
 
 def discounted(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float]]:
-    """``A_t = gamma^(n-1-t) A``: a call counts less the further it is from the outcome.
+    """Discount the advantage by the distance from the outcome: ``A_t = gamma^(n-1-t) A``.
 
-    The discount of Sutton and Barto, *Reinforcement Learning* (2018), section 3.3, on the advantage rather than on
-    the reward: a group's standard deviation would divide it out again.
+    The discount of Sutton and Barto, *Reinforcement Learning* (2018), section 3.3, on the advantage rather than on the
+    reward: a group's standard deviation would divide it out again.
     """
     shared = zip(_outcome(episodes, estimate), episodes, strict=True)
     return [
@@ -105,12 +106,12 @@ def discounted(episodes: Sequence[Episode], estimate: Estimate, settings: Credit
 
 
 def reward_to_go(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float]]:
-    """Each call is judged by what came after it: ``G_t = r_t + gamma G_(t+1)`` (Sutton and Barto, section 3.3).
+    """Credit each call with the rewards after it: ``G_t = r_t + gamma G_(t+1)`` (Sutton and Barto, section 3.3).
 
-    ``A_t`` is what the estimator says of the rollout had it ended with ``G_t``, every other rollout of the group
-    counting once, with the mean of its own returns; without intermediate rewards and at gamma 1 it is `identical`.
-    An estimator that scales by the whole batch is asked anew for each call: in one question, a rollout of many calls
-    would count as many rollouts.
+    ``A_t`` is the estimator's advantage of the rollout had it ended with ``G_t``, every other rollout of the group
+    counting once, with the mean of its own returns. Without intermediate rewards and at gamma 1 it is `identical`. An
+    estimator that scales by the whole batch is called for each call separately: in one call of it, a rollout with many
+    calls would count as many rollouts.
     """
     returns = [episode.returns(settings.gamma) for episode in episodes]
     means = [float(np.mean(values or [episode.reward])) for values, episode in zip(returns, episodes, strict=True)]
@@ -142,19 +143,19 @@ def reward_to_go(episodes: Sequence[Episode], estimate: Estimate, settings: Cred
 
 
 def air(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float]]:
-    """`reward_to_go` over rewards that rules find in the spans, such as a tool's return status.
+    """Apply `reward_to_go` to rewards that rules find in the spans, such as a tool's return status.
 
-    Automatic intermediate rewarding of Agent Lightning (arXiv:2508.03680), section 3.3; the rules are
-    ``credit.rules``, applied when the rollout is put together.
+    Automatic intermediate rewarding of Agent Lightning (arXiv:2508.03680), section 3.3; the rules are ``credit.rules``,
+    applied when the rollout is assembled.
     """
     return reward_to_go(episodes, estimate, settings)
 
 
 def gigpo(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float]]:
-    """``A_t = A + gigpo_step_weight * S_t``: ``S_t`` compares ``G_t`` with other rollouts' calls from the same state.
+    """Add to the advantage a comparison of ``G_t`` with other rollouts' calls from the same state, ``S_t``.
 
-    GiGPO (arXiv:2505.10978), equations 6 to 9: calls of a task that were asked with the same tokens are a group of
-    their own; a state that only one rollout was in has ``S_t = 0``.
+    ``A_t = A + gigpo_step_weight * S_t``. GiGPO (arXiv:2505.10978), equations 6 to 9: calls of a task with the same
+    prompt tokens form a group; a state that only one rollout was in has ``S_t = 0``.
     """
     returns = [episode.returns(settings.gamma) for episode in episodes]
     visits: dict[Hashable, list[tuple[int, int]]] = {}
@@ -179,7 +180,7 @@ CREDIT_FUNCTIONS: dict[str, Credit] = {
 
 
 def resolve_credit_fn(name: str) -> Credit:
-    """The credit function of a name, or of an import path ``module:function``; raises ValueError with a sentence."""
+    """Return the credit function of a name or an import path ``module:function``; raises ValueError if unknown."""
     if name in CREDIT_FUNCTIONS:
         return CREDIT_FUNCTIONS[name]
     if not is_import_path(name):
@@ -216,7 +217,7 @@ def _outcome(episodes: Sequence[Episode], estimate: Estimate) -> list[float]:
 def _estimate_one_by_one(
     index: int, values: Sequence[float], others: Sequence[float], estimate: Callable[[list[float]], list[float]]
 ) -> list[float]:
-    """What the estimator says of episode ``index`` for each value of its own, the others being as they are."""
+    """Return the advantage of episode ``index`` for each of ``values`` as its score, other scores being equal."""
     estimated: dict[float, float] = {}
     for value in values:
         if value not in estimated:

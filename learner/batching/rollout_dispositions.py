@@ -1,4 +1,4 @@
-"""What became of each rollout, trained or not, as the event of a training step reports it. Pure."""
+"""Dispositions of rollouts, trained or not, as the event of a training step reports them. Pure."""
 
 from collections.abc import Iterable, Sequence
 
@@ -18,17 +18,17 @@ from lightningbus.schemas.trajectory.attempt_selection import INFRA_OUTCOMES, UN
 
 SCOPE = "lightningbus.learner"
 STALE = "stale"
-"""Why a rollout is excluded whose tokens are of versions too old."""
+"""Reason for excluding a rollout whose tokens are of versions too old."""
 SURPLUS = "surplus"
-"""Why one is excluded that another learner of the run dispatched, beyond what this one can train within the bound."""
+"""Reason for excluding a rollout that another learner dispatched, beyond what this one can train within the bound."""
 NO_REWARD = "no reward"
-"""Why one is excluded that has no reward, or not the one that trains the model; that one's name follows."""
+"""Reason for excluding a rollout without the reward that trains the model; the reward's name may follow."""
 QUARANTINED = "quarantined"
-"""Why one is excluded that the auditor's verdicts apply to; the engine or version follows."""
+"""Reason for excluding a rollout that the auditor's verdicts apply to; the engine or version follows."""
 
 
 def failure_reason(rollout: Rollout, settings: LearnerSettings) -> str:
-    """Why a rollout that failed has no reward to train on; empty if it has one, or should have."""
+    """Return the reason why a failed rollout has no reward to train on; empty if it has one, or should have."""
     if rollout.problem:
         return rollout.problem
     failed = rollout.outcome != "ok" and (rollout.outcome in UNREWARDED_OUTCOMES or settings.failed_rollouts == "mask")
@@ -36,12 +36,12 @@ def failure_reason(rollout: Rollout, settings: LearnerSettings) -> str:
 
 
 def is_passing(reason: str) -> bool:
-    """Whether what a rollout is excluded for is no fault of the agent or the settings, and may be over soon."""
+    """Return whether the reason for an exclusion may pass by itself: neither agent nor settings are at fault."""
     return reason in (STALE, *INFRA_OUTCOMES) or reason.startswith(QUARANTINED)
 
 
 def describe_missing_reward(settings: LearnerSettings) -> str:
-    """Why a rollout is excluded that ended well, without the reward that the model is trained on."""
+    """Return the reason for excluding a rollout that ended well without the reward that the model is trained on."""
     return f"{NO_REWARD} {settings.reward!r}" if settings.reward else NO_REWARD
 
 
@@ -55,9 +55,9 @@ def disposition_of(
     batch_index: int,
     positions: Sequence[int] = (),
 ) -> RolloutDisposition:
-    """What a step did with a rollout; an empty ``reason`` means that it was trained.
+    """Return the record of one rollout in a step; an empty ``reason`` means that it was trained.
 
-    ``positions`` are those of the model's own calls: its advantage is their mean, without the calls of other models.
+    ``positions`` are the indices of the model's own calls. The advantage is their mean, without calls of other models.
     """
     own_advantages = [call_advantages[position] for position in positions]
     trained = [] if reason else sequences
@@ -84,13 +84,13 @@ def disposition_of(
 
 
 def _count_values(arrays: Iterable[Ids]) -> dict[int, int]:
-    """How often each value occurs in ``int64[N]`` arrays, in the order of the values."""
+    """Count each value in ``int64[N]`` arrays; return the counts by value, in ascending order."""
     values, counts = np.unique(np.concatenate([np.zeros(0, np.int64), *arrays]), return_counts=True)
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
 def excluded(rollouts: Iterable[Rollout], reason: str, settings: LearnerSettings) -> list[RolloutDisposition]:
-    """Dispositions of rollouts that never came into a batch."""
+    """Build dispositions of rollouts that never came into a batch."""
     return [
         disposition_of(
             rollout,
@@ -106,7 +106,7 @@ def excluded(rollouts: Iterable[Rollout], reason: str, settings: LearnerSettings
 
 
 def not_finished(rollouts: Iterable[tuple[str, int]]) -> list[RolloutDisposition]:
-    """Dispositions of rollouts, as (task id, sample index), that had not ended when their group was closed."""
+    """Build dispositions of rollouts, as (task id, sample index), that had not ended when their group was closed."""
     return [
         RolloutDisposition(
             rollout_id=ids.rollout_id(task_id, sample_index),
@@ -126,7 +126,7 @@ def not_finished(rollouts: Iterable[tuple[str, int]]) -> list[RolloutDisposition
 
 
 def quarantine_reasons(rollouts: Iterable[Rollout], verdicts: Sequence[AuditVerdict], model: str) -> dict[str, str]:
-    """Why rollouts are excluded that verdicts on a model apply to, by their ids."""
+    """Return, by rollout id, the reason for excluding each rollout that a verdict on the model applies to."""
     reasons = {}
     for rollout in rollouts:
         if (verdict := find_verdict((call for call in rollout.calls if call.model == model), verdicts)) is not None:
@@ -136,7 +136,7 @@ def quarantine_reasons(rollouts: Iterable[Rollout], verdicts: Sequence[AuditVerd
 
 
 def find_tasks_to_replace(dispositions: Sequence[RolloutDisposition]) -> list[str]:
-    """Tasks of which nothing is trained, because rollouts are stale or quarantined."""
+    """Find tasks of which nothing is trained because their rollouts are stale or quarantined."""
     trained = {disposition.task_id for disposition in dispositions if disposition.trained}
     lost = (
         disposition.task_id
@@ -147,7 +147,7 @@ def find_tasks_to_replace(dispositions: Sequence[RolloutDisposition]) -> list[st
 
 
 def build_spans(step: TrainingStep, rollouts: dict[str, Rollout]) -> tuple[Span, ...]:
-    """A span per rollout trained on, in that rollout's own trace: the last thing that happens to it."""
+    """Create a span in the trace of each trained rollout: the last one of that trace."""
     return tuple(
         Span(
             trace_id=ids.trace_id(disposition.rollout_id),

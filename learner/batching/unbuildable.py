@@ -1,4 +1,4 @@
-"""Batches that cannot be built: which groups are at fault, and when it is no fault of theirs."""
+"""Batches that cannot be built: finds the groups at fault, and ends the run if no group is."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,21 +9,21 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas.training import RolloutDisposition
 
 UNBUILDABLE = "not built"
-"""Why a rollout is excluded of which no batch can be made; the error follows."""
+"""Reason for excluding a rollout that no batch can be built with; the error follows."""
 MAX_REASON = 200
-"""Characters of a reason."""
+"""Most characters of a reason."""
 MAX_IN_A_ROW = 8
-"""Batches that may fail whole before the run ends: it is no fault of single rollouts then."""
+"""Batches in a row that may fail as a whole before the run ends: single rollouts are not at fault then."""
 
 
 class UnbuildableBatches:
-    """Counts those of which no group could be trained, since the last batch that was."""
+    """Counts batches of which no group could be trained, since the last trained batch."""
 
     def __init__(self) -> None:
         self._num_batches = 0
 
     def add(self, error: Exception) -> None:
-        """One more; raises `LearnerError` if it is one too many."""
+        """Count a batch; raises `LearnerError` if it is one too many in a row."""
         self._num_batches += 1
         if self._num_batches >= MAX_IN_A_ROW:
             raise LearnerError(
@@ -32,14 +32,14 @@ class UnbuildableBatches:
             ) from error
 
     def end(self) -> None:
-        """A batch was trained."""
+        """Reset the count, because a batch was trained."""
         self._num_batches = 0
 
 
 def find_culprits(
     build: Callable[[Sequence[RolloutGroup]], object], groups: Sequence[RolloutGroup], error: Exception
 ) -> dict[str, Exception]:
-    """Map tasks to why no batch can be made of their group alone; all to ``error`` if one can be made of each."""
+    """Map each task to the error of building its group alone; map all to ``error`` if each group can be built alone."""
     errors: dict[str, Exception] = {}
     for group in groups:
         try:
@@ -50,5 +50,5 @@ def find_culprits(
 
 
 def exclude_group(group: RolloutGroup, error: Exception, settings: LearnerSettings) -> list[RolloutDisposition]:
-    """Dispositions of the rollouts of a group that is at fault."""
+    """Build the dispositions of a group that is at fault."""
     return excluded(group.rollouts, f"{UNBUILDABLE}: {type(error).__name__}: {error}"[:MAX_REASON], settings)

@@ -107,7 +107,7 @@ class Checkpoints:
         return final
 
     def _free_name(self, name: str) -> Path:
-        """Never that of a checkpoint that is there: ``latest`` may point to it."""
+        """Return a name that no present checkpoint has, because ``latest`` may point to it."""
         taken = {path.name for path in self._directory.glob(f"{name}*")}
         names = chain([name], (f"{name}-{number:06d}" for number in count(1)))
         return self._directory / next(name for name in names if name not in taken)

@@ -93,7 +93,7 @@ class Dispatcher:
             oldest = max(self._restored_version, self._bound.version - self._settings.max_staleness)
             await self._adopt(num_groups - self.num_dispatched, min(self._bound.served, oldest))
 
-    def put_back(self, groups: Mapping[str, DispatchedGroup], ended: Mapping[str, Container[int]]) -> None:
+    def requeue(self, groups: Mapping[str, DispatchedGroup], ended: Mapping[str, Container[int]]) -> None:
         """Restore outstanding groups by task; ``ended`` are samples by task, in case the bus has lost some."""
         self._groups.update(groups)
         if self._lost.nonce:

@@ -310,4 +310,4 @@ def fenced_error(model: str, epoch: int) -> LearnerError:
 
 def needs_full_weights(beat: Heartbeat, model: str) -> bool:
     """Return whether a node cannot use the offered deltas of a model."""
-    return beat.role == "inference" and beat.model == model and bool(beat.status.get("wants_whole"))
+    return beat.role == "inference" and beat.model == model and bool(beat.status.get("needs_full_weights"))

@@ -120,7 +120,7 @@ class GroupBuffer:
         self.ready = [group for group in self.ready if group not in taken]
         return taken
 
-    def put_back(self, groups: Iterable[RolloutGroup]) -> None:
+    def requeue(self, groups: Iterable[RolloutGroup]) -> None:
         """Put groups that were taken and not trained back to the front."""
         self.ready = [*groups, *self.ready]
 

@@ -1,4 +1,4 @@
-"""Groups that gave nothing to train on, one after the other: why, how slowly others are tried, when to end. Pure."""
+"""Streaks of groups that gave nothing to train on: reasons, pause between dispatches, and when to end. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from lightningbus.schemas.text import shorten
 
 MAX_REASONS, MAX_ERROR_CHARS = 3, 300
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 30.0
-"""Before the next group is dispatched, once there were too many in a row; it doubles with each of them."""
+"""Seconds to wait before the next dispatch after too many such groups in a row; the pause doubles with each of them."""
 MAX_DOUBLINGS = 10
 
 
@@ -16,9 +16,9 @@ class RejectionStreak:
     """Counts groups since the last one that could be trained."""
 
     def __init__(self, limit: int, max_groups: int | None = None) -> None:
-        """``limit`` groups in a row may give nothing, then groups are dispatched one by one.
+        """Begin without a streak; after ``limit`` such groups in a row, groups are dispatched one by one.
 
-        ``max_groups``: after so many in a row there is no use in others; None: never.
+        ``max_groups``: number of groups in a row without training data after which the run ends; None: never.
         """
         self._limit, self._max_groups = limit, max_groups
         self._num_groups = self._num_failed = 0
@@ -35,10 +35,10 @@ class RejectionStreak:
         is_outage: bool = False,
         example: str = "",
     ) -> None:
-        """These groups gave nothing, for ``reasons``, one for each rollout; ``is_batch``: a whole batch was dropped.
+        """Count groups that gave no training data; ``reasons`` has one entry for each rollout.
 
-        ``is_outage``: others would not have failed at another time, so they are no reason to end. ``example``: a
-        rollout and its error.
+        ``is_batch``: a whole batch was dropped. ``is_outage``: these groups failed because of an outage, so they do not
+        count towards ending the run. ``example``: a rollout and its error.
         """
         self._num_groups += num_groups
         self._num_failed += 0 if is_outage else num_groups
@@ -47,19 +47,19 @@ class RejectionStreak:
         self._has_dropped_batch |= is_batch
 
     def note_ready(self) -> None:
-        """A group is ready. That ends the streak, unless the last batch of ready groups was dropped."""
+        """End the streak because a group is ready, unless the last batch of ready groups was dropped."""
         if not self._has_dropped_batch:
             self.end()
 
     def end(self) -> None:
-        """A training step was made."""
+        """End the streak, because a training step was made."""
         self._num_groups, self._num_failed, self._has_dropped_batch = 0, 0, False
         self._reasons.clear()
         self._example = ""
 
     @property
     def is_too_long(self) -> bool:
-        """Whether more groups in a row gave nothing than may."""
+        """Whether more groups in a row gave no training data than the limit allows."""
         return self._num_groups > self._limit
 
     @property
@@ -79,7 +79,7 @@ class RejectionStreak:
 
     @property
     def verdict(self) -> str:
-        """Why there is no use in going on, in a sentence; empty: there may be."""
+        """Sentence that says why the run must end; empty: it may go on."""
         if self._max_groups is None or self._num_failed < self._max_groups:
             return ""
         example = f"; for example {shorten(self._example, MAX_ERROR_CHARS)}" if self._example else ""

@@ -1,4 +1,4 @@
-"""Corrects for tokens that another version, or another engine, sampled: verl's rollout correction, over calls.
+"""Correction for tokens that another version, or another engine, sampled: verl's rollout correction, over calls.
 
 *Current* is the learner at the start of the step, *behavior* the engine that sampled the token.
 """
@@ -29,7 +29,7 @@ class Correction:
 
 
 def needs_log_probs(settings: LearnerSettings) -> bool:
-    """Whether the update needs *current* of the whole batch before the weights move, which takes a forward pass.
+    """Return whether the update needs *current* of the whole batch before the weights move, which takes a forward pass.
 
     With PPO's ratio against *behavior* (``bypass_mode``) only rejection, REINFORCE's weights, and the guard of several
     updates do. The guard of a single update sees the ratios in the update itself.
@@ -41,7 +41,7 @@ def needs_log_probs(settings: LearnerSettings) -> bool:
 
 
 def leave_uncorrected(behavior: Sequence[Floats], segments: Segments) -> Correction:
-    """What `apply_rollout_correction` gives where `needs_log_probs` is false, without its metrics."""
+    """Return the correction of `apply_rollout_correction` where ``needs_log_probs`` is false, without metrics."""
     ones = [np.ones_like(values) for values in behavior]
     return Correction(list(behavior), ones, segments.ids, {})
 
@@ -49,7 +49,7 @@ def leave_uncorrected(behavior: Sequence[Floats], segments: Segments) -> Correct
 def apply_rollout_correction(
     current: Sequence[Floats], behavior: Sequence[Floats], segments: Segments, settings: LearnerSettings
 ) -> Correction:
-    """verl's correction of log-probabilities, one ``float32[N]`` per sequence each.
+    """Apply verl's correction to log-probabilities, one ``float32[N]`` per sequence each.
 
     Metrics are verl's ``rollout_corr/…``.
     """

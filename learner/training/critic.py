@@ -13,7 +13,7 @@ from lightningbus.learner.training.tensors import Floats, Segments
 
 @dataclass(frozen=True, slots=True)
 class ValueTargets:
-    """One ``float32[N]`` per sequence."""
+    """Advantages and returns, one ``float32[N]`` per sequence."""
 
     advantages: list[Floats]
     returns: list[Floats]
@@ -25,11 +25,10 @@ def compute_gae(
     values: Sequence[Floats],
     settings: LearnerSettings,
 ) -> ValueTargets:
-    """Generalised advantage estimation (arXiv:1506.02438) within each call, whitened over the tokens of the batch.
+    """Compute generalised advantages (arXiv:1506.02438) within each call, whitened over the tokens of the batch.
 
-    A call is an episode of its own, as LightningRL has it: its last token gets the call's advantage as its reward.
-    It is one episode in windows too.
-    ``advantages`` and ``values`` are one ``float32[N]`` per sequence.
+    A call is an episode of its own, as in LightningRL, even if it is split into windows: its last token gets the call's
+    advantage as its reward. ``advantages`` and ``values`` are one ``float32[N]`` per sequence.
     """
     import torch
     from verl.trainer.ppo.core_algos import compute_gae_advantage_return
@@ -49,14 +48,16 @@ def compute_gae(
 
 
 class Critic:
-    """The value model and its optimiser; every rank does the same at the same time."""
+    """The value model and its optimiser; every rank makes the same calls at the same time."""
 
     def __init__(self, settings: LearnerSettings, device: str) -> None:
         self._settings = settings
         self.engine = make_engine(settings, device, settings.critic.optim, "value_model")
 
     def train(self, batch: Any) -> dict[str, Any]:
-        """One optimiser step on a batch with ``values``, ``returns`` and ``weights``; verl's metrics by name."""
+        """Make one optimiser step; ``batch`` has ``values``, ``returns`` and ``weights``. Return verl's metrics by
+        name.
+        """
         with self.engine.train_mode():
             loss: Callable[..., Any] = partial(value_loss, self._settings)
             out = self.engine.train_batch(batch, loss)

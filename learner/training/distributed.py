@@ -16,7 +16,7 @@ from lightningbus.learner.transitions.sequences import TrainSequence
 
 T = TypeVar("T")
 COLLECTIVE_TIMEOUT = timedelta(days=365)
-"""How long a worker waits for rank 0, which waits for rollouts; torchrun ends all ranks when one dies."""
+"""Longest wait of a worker for rank 0, which waits for rollouts; torchrun ends all ranks when one dies."""
 
 LOOPBACK = "lo"
 
@@ -49,7 +49,7 @@ class ProcessGroup:
         return objects[0]  # type: ignore[return-value]
 
     def all_gather(self, part: dict[int, Any]) -> dict[int, Any]:
-        """The union of what every rank has, by key, on every rank."""
+        """Merge the dicts of all ranks, and return the union on every rank."""
         if self.size == 1:
             return part
         parts: list[Any] = [None] * self.size
@@ -57,9 +57,9 @@ class ProcessGroup:
         return {key: value for part in parts for key, value in part.items()}
 
     def mean(self, metrics: dict[str, float] | None) -> dict[str, float]:
-        """The mean over ranks of each metric, on every rank; one that a rank lacks is 0 there.
+        """Return the mean of each metric over all ranks, on every rank; a metric that a rank lacks counts as 0.
 
-        None: this rank does not count, as it has the same sequences as one that does.
+        Pass None on a rank that has the same sequences as another one: it does not count.
         """
         parts = [part for part in self.all_gather({self.rank: metrics}).values() if part is not None]
         names = dict.fromkeys(name for part in parts for name in part)
@@ -67,12 +67,12 @@ class ProcessGroup:
 
 
 def is_worker_rank() -> bool:
-    """Whether a launcher started this process as another rank than 0."""
+    """Return whether a launcher started this process as another rank than 0."""
     return int(os.environ.get("RANK", "0")) > 0
 
 
 def balance_by_tokens(sequences: Sequence[TrainSequence], size: int) -> list[list[int]]:
-    """Indices of the sequences of each rank: the longest first, each to the rank that has the fewest tokens."""
+    """Assign sequences to ranks, the longest first, each to the rank with the fewest tokens; return indices by rank."""
     shards: list[list[int]] = [[] for _ in range(size)]
     tokens = [0] * size
     for index in sorted(range(len(sequences)), key=lambda index: (-len(sequences[index].token_ids), index)):

@@ -1,4 +1,4 @@
-"""How many tokens of an update are effective, and how far the update may move the weights.
+"""Effective number of tokens of an update, which limits how far it may move the weights.
 
 With ``r = exp(log pi_current - log pi_behavior)`` per token: *current* is the learner at the start of the step,
 *behavior* the engine that sampled the token.
@@ -26,7 +26,7 @@ class EffectiveSample:
         self._sums: Any = None
 
     def add(self, log_ratios: Any) -> None:
-        """The tokens of a micro-batch: ``log r``, a tensor of any shape."""
+        """Add the tokens of a micro-batch: ``log r``, a tensor of any shape."""
         import torch
 
         ratios = log_ratios.detach().double().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
@@ -36,21 +36,24 @@ class EffectiveSample:
 
     @cached_property
     def share(self) -> float:
-        """As of `effective_share`, over all ranks; every rank must ask, once all micro-batches are added."""
+        """Return `effective_share` over all ranks. Every rank must call this, after all micro-batches are added."""
         sums = [0.0, 0.0, 0.0] if self._sums is None else self._sums.tolist()
         parts = self._group.all_gather({self._group.rank: sums})
         return effective_share(*(sum(column) for column in zip(*parts.values(), strict=True)))
 
 
 def effective_sample_size(current: Sequence[Floats], behavior: Sequence[Floats], chosen: Sequence[Any]) -> float:
-    """Of one array per sequence each; ``chosen``, ``bool[N]`` each, are the tokens that count."""
+    """Return the effective share of tokens.
+
+    Each argument has one array per sequence; ``chosen``, ``bool[N]`` each, selects the tokens that count.
+    """
     log_ratios = [(now - sampled)[part] for now, sampled, part in zip(current, behavior, chosen, strict=True)]
     ratios = np.exp(np.clip(np.concatenate(log_ratios).astype(np.float64), -MAX_LOG_RATIO, MAX_LOG_RATIO))
     return effective_share(len(ratios), float(ratios.sum()), float((ratios**2).sum()))
 
 
 def effective_share(count: float, total: float, squares: float) -> float:
-    """Effective sample size as a share of all tokens: ``(sum r)^2 / (n sum r^2)``, 1 where nothing has moved.
+    """Compute the effective sample size as a share of all tokens: ``(sum r)^2 / (n sum r^2)``, 1 if nothing has moved.
 
     Kong, *A note on importance sampling using standardized weights* (1992). The ratios are not truncated: that would
     hide what is measured.
@@ -59,16 +62,19 @@ def effective_share(count: float, total: float, squares: float) -> float:
 
 
 def ess_scale(ess: float, bound: float) -> float:
-    """Factor of a step's learning rate: ``min(1, ess / bound)``: few effective tokens move the weights little."""
+    """Return the factor of a step's learning rate, ``min(1, ess / bound)``.
+
+    So few effective tokens move the weights little.
+    """
     return min(1.0, ess / bound) if bound > 0 else 1.0
 
 
 @contextmanager
 def scaled_learning_rate(engine: Any, scale: Callable[[], float]) -> Iterator[None]:
-    """Optimiser steps made here move the weights ``scale()`` times as far, weight decay included.
+    """Scale the optimiser steps made in the block by ``scale()``, weight decay included.
 
-    It is called right before the weights move, with all gradients computed. A smaller loss would not do: clipping and
-    Adam divide its size out again.
+    ``scale`` is called right before the weights move, with all gradients computed. A smaller loss would not do:
+    clipping and Adam divide its size out again.
     """
     groups = engine.optimizer.param_groups
     rates = [group["lr"] for group in groups]

@@ -1,4 +1,4 @@
-"""Makes estimators of advantages: verl's, by their own names, or your own."""
+"""Advantage estimators: verl's by their own names, or a user's."""
 
 import inspect
 import math
@@ -22,7 +22,7 @@ WEIGHS_LENGTHS = {"opo"}
 
 
 def make_estimator(settings: AlgorithmSettings) -> Estimator:
-    """The estimator of the settings; raises ValueError with a sentence."""
+    """Return the advantage estimator of the settings; raises ValueError if it is unknown or needs more inputs."""
     name = settings.adv_estimator
     if name == GAE:
         return Estimator(lambda scores, groups, num_tokens: [float(score) for score in scores])
@@ -81,9 +81,9 @@ def make_estimator(settings: AlgorithmSettings) -> Estimator:
 
 
 def find_equal(scores: Sequence[float], groups: Sequence[Hashable]) -> dict[Hashable, bool]:
-    """Tell, by group, whether it has several scores that are equal up to the errors of floating-point sums.
+    """Return, by group, whether it has several scores that are equal up to the errors of floating-point sums.
 
-    These have no advantage. A division by their standard deviation would make one of the error.
+    These have no advantage. A division by their standard deviation would amplify the error.
     """
     members: dict[Hashable, list[float]] = {}
     for score, group in zip(scores, groups, strict=True):

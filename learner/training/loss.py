@@ -1,7 +1,7 @@
-"""Losses over calls: verl's policy losses or your own, KL and value loss, each token with a weight of its own.
+"""Losses over calls: verl's policy losses or a user's, KL and value loss, each token with its own weight.
 
 verl averages over the sequences of a micro-batch. Here `token_weights` fixes the weight of every token beforehand, a
-loss is a sum, and its sequence is a call. So sequences, micro-batches and ranks may be cut in any way.
+loss is a sum, and its sequence is a call. So the split into sequences, micro-batches and ranks does not matter.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,17 +38,17 @@ class _PackedSegments:
     """``bool[S, T]``"""
 
     def to_matrix(self, flat: Any) -> Any:
-        """``[S, T]`` of ``n`` values, one segment a line."""
+        """Arrange ``n`` values as ``[S, T]``, one segment a line."""
         import torch
 
         return torch.nn.utils.rnn.pad_sequence(list(flat.split(self.lengths)), batch_first=True)
 
     def field(self, data: Any, name: str) -> Any:
-        """``[S, T]`` of a field of the micro-batch."""
+        """Return a field of the micro-batch as ``[S, T]``."""
         return self.to_matrix(data[name].values()[self.positions])
 
     def gather_predictions(self, output: Any) -> Any:
-        """``[S, T]`` of what the model predicts for each token, at the position before it."""
+        """Return the model's prediction of each token as ``[S, T]``, read at the position before it."""
         return self.to_matrix(output.values()[self.positions - 1])
 
 
@@ -59,7 +59,7 @@ def policy_loss(
     dp_group: Any = None,
     effective_sample: EffectiveSample | None = None,
 ) -> tuple[Any, Any]:
-    """The policy loss, KL to the reference and entropy, on one micro-batch.
+    """Compute loss and metrics of one micro-batch: policy loss, KL to the reference, and entropy.
 
     ``data`` holds, per token, ``segments``, ``old_log_probs``, ``advantages``, ``weights`` (of the token in the sum),
     ``importance`` (its factor in the policy loss alone) and with a KL loss ``ref_log_prob``. The ratios of tokens that
@@ -97,7 +97,7 @@ def policy_loss(
 
 
 def _verl_loss(settings: LearnerSettings, segments: _PackedSegments, log_probs: Any, data: Any) -> tuple[Any, Any]:
-    """verl's registered policy loss, or its REINFORCE."""
+    """Compute verl's registered policy loss, or its REINFORCE."""
     from verl.trainer.ppo.core_algos import compute_policy_loss_reinforce, get_policy_loss_fn
 
     name, ranks = settings.actor.policy_loss, data["dp_size"]
@@ -119,7 +119,7 @@ def _verl_loss(settings: LearnerSettings, segments: _PackedSegments, log_probs: 
 
 
 def _own_loss(settings: LearnerSettings, segments: _PackedSegments, log_probs: Any, data: Any) -> tuple[Any, Any]:
-    """The sum of a user's own losses per token, each with its weight."""
+    """Sum a user's own loss over tokens, each with its weight."""
     weights = segments.field(data, "weights") * segments.field(data, "importance")
     old, advantages = segments.field(data, "old_log_probs"), segments.field(data, "advantages")
     user_function = OwnFunction.load(LOSS_SETTING, settings.actor.policy_loss)
@@ -129,7 +129,10 @@ def _own_loss(settings: LearnerSettings, segments: _PackedSegments, log_probs: A
 
 
 def value_loss(settings: LearnerSettings, model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, Any]:
-    """verl's clipped value loss on one micro-batch: ``data`` has ``segments``, ``values``, ``returns``, ``weights``."""
+    """Compute verl's clipped value loss of one micro-batch.
+
+    ``data`` has ``segments``, ``values``, ``returns`` and ``weights``.
+    """
     from verl.trainer.ppo.core_algos import compute_value_loss
 
     segments = _pack_segments(data)
@@ -148,19 +151,19 @@ def value_loss(settings: LearnerSettings, model_output: Any, data: Any, dp_group
 
 
 def divide_entropy(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics with ``actor/entropy``, the mean over the tokens of an update, in place of its two sums."""
+    """Replace the two sums in the metrics by ``actor/entropy``, the mean over the tokens of an update."""
     kept = {name: value for name, value in metrics.items() if name not in (ENTROPY_SUM, WEIGHT_SUM)}
     weight = metrics.get(WEIGHT_SUM, 0.0)
     return {**kept, "actor/entropy": metrics[ENTROPY_SUM] / weight} if weight else kept
 
 
 def name_grad_norm(metrics: Mapping[str, Any], who: str) -> dict[str, Any]:
-    """verl's metrics, with ``grad_norm`` as ``<who>/grad_norm``: one of the ranks that share sequences has it."""
+    """Rename ``grad_norm`` in verl's metrics to ``<who>/grad_norm``; one of the ranks that share sequences has it."""
     return {f"{who}/{name}" if name == "grad_norm" else name: value for name, value in metrics.items()}
 
 
 def find_rows_with_gradient(settings: LearnerSettings, advantages: Sequence[NDArray[np.float32]]) -> list[int]:
-    """Indices of the sequences (``float32[N]`` each) that can have a gradient; at least one."""
+    """Return the indices of the sequences (``float32[N]`` each) that can have a gradient; at least one."""
     if not has_no_gradient_at_zero(settings):
         return list(range(len(advantages)))
     shortest = min(range(len(advantages)), key=lambda index: len(advantages[index]))
@@ -170,27 +173,30 @@ def find_rows_with_gradient(settings: LearnerSettings, advantages: Sequence[NDAr
 def find_tokens_with_gradient(
     settings: LearnerSettings, sequences: Sequence[TrainSequence], advantages: Sequence[NDArray[np.float32]]
 ) -> list[NDArray[np.bool_]]:
-    """Which trained tokens can have a gradient, ``bool[N]`` per sequence."""
+    """Return a mask, ``bool[N]`` per sequence, of the trained tokens that can have a gradient."""
     skips = has_no_gradient_at_zero(settings)
     pairs = zip(sequences, advantages, strict=True)
     return [sequence.trained & (values != 0) if skips else sequence.trained for sequence, values in pairs]
 
 
 def has_no_gradient_at_zero(settings: LearnerSettings) -> bool:
-    """Whether a token of advantage 0 has no gradient: that of KL, entropy and other losses does not depend on it."""
+    """Return whether a token of advantage 0 has no gradient.
+
+    It has one from KL, entropy, and losses that are no product with the advantage.
+    """
     actor = settings.actor
     is_product = is_reinforce(settings) or actor.policy_loss in PRODUCTS_WITH_ADVANTAGE
     return is_product and not actor.use_kl_loss and actor.entropy_coeff == 0
 
 
 def is_reinforce(settings: LearnerSettings) -> bool:
-    """Whether verl's bypass mode replaces the policy loss by importance-weighted REINFORCE."""
+    """Return whether verl's bypass mode replaces the policy loss by importance-weighted REINFORCE."""
     rule = settings.algorithm.rollout_correction
     return rule.bypass_mode and rule.loss_type == "reinforce"
 
 
 def actor_config(settings: LearnerSettings, ranks: int = 1) -> Any:
-    """verl's ActorConfig; raises ValueError with a sentence for a loss or an option that is not known."""
+    """Build verl's ActorConfig; raises ValueError for an unknown loss or option."""
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
     from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
@@ -222,7 +228,7 @@ def actor_config(settings: LearnerSettings, ranks: int = 1) -> Any:
 
 
 def _undo_builtin_mean(policy_loss: str, segments: _PackedSegments, ranks: int) -> Any:
-    """The factor that undoes the mean some of verl's losses take whatever ``loss_agg_mode`` says.
+    """Return the factor that undoes the mean some of verl's losses take whatever ``loss_agg_mode`` says.
 
     ``sapo`` divides by T_s, the tokens of the segment; ``geo_mean`` has one loss per segment and takes their mean.
     """

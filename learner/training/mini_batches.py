@@ -1,12 +1,12 @@
-"""Which sequences each optimiser step of a training step is made on. Pure."""
+"""Split of a batch into mini-batches, one for each optimiser step. Pure."""
 
 from lightningbus.learner.batching.batch import Batch
 
 
 def split_mini_batches(batch: Batch, size: int | None) -> list[list[int]]:
-    """Indices of the sequences of each optimiser step: whole groups, as verl's ``ppo_mini_batch_size`` counts.
+    """Return the sequences' indices for each optimiser step: ``size`` whole groups, as verl's ``ppo_mini_batch_size``.
 
-    None: all groups in one.
+    Without a ``size`` all groups form one mini-batch.
     """
     task_ids = {disposition.rollout_id: disposition.task_id for disposition in batch.dispositions}
     groups = [task_ids.get(sequence.rollout_id, sequence.rollout_id) for sequence in batch.sequences]

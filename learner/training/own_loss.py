@@ -17,10 +17,12 @@ def compute_own_loss(
     weights: Any,
     settings: ActorSettings,
 ) -> Any:
-    """The sum of the losses per token, each with its weight; all are ``[S, T]``.
+    """Sum a user's losses over tokens, each with its weight; all tensors are ``[S, T]``.
 
-    Raises `OwnFunctionError` for a loss that cannot be trained on, before anything has changed. The function works on
-    a copy of ``log_probs``, and its gradient goes on to the model: so an error of the gradient is known to be its own.
+    The function works on a copy of ``log_probs``, and its gradient is then passed on to the model, so that an error in
+    the gradient is known to come from the function.
+
+    Raises `OwnFunctionError` for a loss that cannot be trained on, before anything has changed.
     """
     import torch
 
@@ -53,7 +55,7 @@ def _check_shape(user_function: OwnFunction, losses: Any, log_probs: Any) -> Non
 
 
 def _check_finite(user_function: OwnFunction, losses: Any, gradient: Any, mask: Any, inputs: tuple[Any, ...]) -> None:
-    """One number is read of a loss that is fine; what comes of inputs that are not finite is not the function's."""
+    """Raise `OwnFunctionError` if loss or gradient is not finite; do nothing if the inputs are not finite already."""
     import torch
 
     is_bad = ~torch.isfinite(losses) & mask

@@ -8,13 +8,13 @@ from lightningbus.learner.errors import LearnerError
 
 NETWORKS = ("actor", "critic")
 MAX_STEPS = 3
-"""How many training steps in a row may change nothing."""
+"""Training steps in a row that may change nothing."""
 MAX_SCALED_STEPS = 20
-"""The same in fp16: verl halves its loss scale, 2^16 at first, after each."""
+"""Training steps in a row that may change nothing in fp16: verl halves its loss scale, 2^16 at first, after each."""
 
 
 def count_skipped(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The metrics ``actor/skipped_updates`` and, with a critic, ``critic/skipped_updates``."""
+    """Return the metrics ``actor/skipped_updates`` and, with a critic, ``critic/skipped_updates``."""
     norms: dict[str, list[float]] = {}
     for update in updates:
         for who in NETWORKS:
@@ -32,7 +32,7 @@ class SkippedSteps:
     _in_a_row: dict[str, int] = field(default_factory=dict)
 
     def check(self, updates: Sequence[Mapping[str, float]]) -> list[str]:
-        """Warnings about the updates of a training step; raises `LearnerError` if too many steps changed nothing."""
+        """Return warnings about a training step's updates; raises `LearnerError` if too many steps changed nothing."""
         warnings = []
         for name, count in count_skipped(updates).items():
             who = name.partition("/")[0]
@@ -52,6 +52,6 @@ class SkippedSteps:
 
 
 def find_not_finite(updates: Sequence[Mapping[str, float]]) -> str:
-    """The metrics that are not finite, each with its value."""
+    """List the metrics that are not finite, each with its value."""
     not_finite = {name: value for update in updates for name, value in update.items() if not math.isfinite(value)}
     return ", ".join(f"{name} {value:g}" for name, value in sorted(not_finite.items()))

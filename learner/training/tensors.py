@@ -17,7 +17,7 @@ Floats = NDArray[np.float32]
 PADDING = TrainSequence(
     "", 1.0, np.zeros(2, np.int64), np.full(2, CONTEXT), np.zeros(2, np.float32), np.full(2, CONTEXT)
 )
-"""Two tokens of context: what a rank gets that has fewer sequences than another."""
+"""Two tokens of context, for a rank that has fewer sequences than another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class ForwardConfig:
     """Fixed settings of a forward pass."""
 
     max_tokens: int
-    """Of a micro-batch, padding included."""
+    """Largest number of tokens in a micro-batch, padding included."""
     entropy: bool = False
     is_packed: bool = True
-    """Rows one after another; else side by side, padded to the longest."""
+    """Whether rows are packed one after another; else they stand side by side, padded to the longest."""
 
     def rows_per_micro_batch(self, sequences: Sequence[TrainSequence]) -> int:
-        """How many rows go side by side; of packed ones verl itself takes as many as have no more tokens."""
+        """Return the rows of a micro-batch: 1 when packed, since verl itself packs rows up to the token limit."""
         longest = max((len(sequence.token_ids) for sequence in sequences), default=1)
         return 1 if self.is_packed else max(1, self.max_tokens // longest)
 
@@ -44,12 +44,12 @@ class TokenInputs:
     fields: Mapping[str, Sequence[NDArray[Any]]]
 
     def select(self, indices: Sequence[int]) -> Self:
-        """Only the sequences at these indices."""
+        """Return a copy with only the sequences at these indices."""
         fields = {name: [arrays[index] for index in indices] for name, arrays in self.fields.items()}
         return type(self)([self.sequences[index] for index in indices], fields)
 
     def pad(self, count: int) -> Self:
-        """The same with ``count`` times `PADDING` at the end."""
+        """Return a copy with ``count`` times `PADDING` at the end."""
         blank = {name: np.zeros(len(PADDING.token_ids), arrays[0].dtype) for name, arrays in self.fields.items()}
         if "segments" in blank:
             blank["segments"] = PADDING.call_index
@@ -57,9 +57,9 @@ class TokenInputs:
         return type(self)([*self.sequences, *[PADDING] * count], fields)
 
     def to_tensordict(self, config: ForwardConfig, rows_per_micro_batch: int = 1) -> Any:
-        """verl's TensorDict: jagged tensors of the token ids, positions and fields.
+        """Convert to verl's TensorDict: jagged tensors of the token ids, positions and fields.
 
-        Unless packed, there must be a multiple of ``rows_per_micro_batch`` sequences.
+        Unless packed, the number of sequences must be a multiple of ``rows_per_micro_batch``.
         """
         import torch
         from verl.utils import tensordict_utils as tu
@@ -94,7 +94,7 @@ class TokenInputs:
 
 
 def from_output(output: Any, sequences: Sequence[TrainSequence]) -> list[Floats]:
-    """Per sequence ``float32[N]`` of a per-token output, 0 for the first token.
+    """Convert a per-token output to one ``float32[N]`` per sequence, 0 for the first token.
 
     The model predicts a token at the position before it.
     """
@@ -115,7 +115,7 @@ class Segments:
 
     def __init__(self, sequences: Sequence[TrainSequence]) -> None:
         self.ids = number_segments(sequences)
-        """Per sequence ``int64[N]``, as of `number_segments`."""
+        """Segment of each token, one ``int64[N]`` per sequence; see `number_segments`."""
         self._trained = [sequence.trained for sequence in sequences]
         lines: dict[tuple[str, int], int] = {}
         flat = [
@@ -129,7 +129,7 @@ class Segments:
         """``bool[S, T]``"""
 
     def to_matrix(self, arrays: Sequence[NDArray[Any]]) -> Any:
-        """``float32[S, T]`` tensor of one array per sequence, 0 where there is no token."""
+        """Arrange one array per sequence as a ``float32[S, T]`` tensor, 0 where there is no token."""
         import torch
 
         matrix = np.zeros(self.mask.shape, dtype=np.float32)
@@ -138,7 +138,7 @@ class Segments:
         return torch.from_numpy(matrix)
 
     def from_matrix(self, matrix: Any) -> list[Floats]:
-        """The inverse of `to_matrix`: one array per sequence, 0 for context."""
+        """Convert a matrix back to one array per sequence, 0 for context: the inverse of `to_matrix`."""
         flat = np.empty(len(self._order), dtype=np.float32)
         flat[self._order] = np.asarray(matrix, dtype=np.float32)[self.mask]
         arrays, start = [], 0
@@ -152,7 +152,7 @@ class Segments:
 
 
 def number_segments(sequences: Sequence[TrainSequence]) -> list[NDArray[np.int64]]:
-    """Per sequence ``int64[N]``: the segment of each token, counted over all sequences; `CONTEXT` for context."""
+    """Assign segment numbers over all sequences: one ``int64[N]`` per sequence; `CONTEXT` for context."""
     numbered, num_segments = [], 0
     for sequence in sequences:
         ids = np.full(len(sequence.token_ids), CONTEXT, dtype=np.int64)

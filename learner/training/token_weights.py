@@ -11,11 +11,11 @@ FROM_SEQUENCES: Mapping[str, int] = MappingProxyType({})
 def loss_weights(
     sequences: Sequence[TrainSequence], loss_agg_mode: str, num_tokens: Mapping[str, int] = FROM_SEQUENCES
 ) -> list[float]:
-    """Factor for each sequence's token losses; verl's modes, with a *rollout* as the sequence.
+    """Return a factor for each sequence's token losses; modes are verl's, with a *rollout* as the sequence.
 
     With R rollouts, T tokens in all and T_r in the sequence's rollout: ``seq-mean-token-mean`` 1/(R T_r),
-    ``seq-mean-token-sum`` 1/R, ``token-mean`` 1/T. ``num_tokens`` is T_r by rollout, so that a masked token counts
-    here and the others weigh no more; of a rollout that is not in it, its trained tokens count.
+    ``seq-mean-token-sum`` 1/R, ``token-mean`` 1/T. ``num_tokens`` is T_r by rollout, so that masked tokens count and do
+    not raise the weight of the others; for a rollout that it lacks, its trained tokens count.
     """
     tokens: dict[str, int] = {}
     for sequence in sequences:

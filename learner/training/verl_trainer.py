@@ -1,4 +1,4 @@
-"""One step of training by verl: log-probabilities, correction, mini-batches, and the weights that come of it."""
+"""Training by verl: log-probabilities, correction, mini-batches, and the resulting weights."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 def _collective(method: "Callable[Concatenate[VerlTrainer, P], T]") -> "Callable[Concatenate[VerlTrainer, P], T]":
-    """The first rank's call is every rank's: the others are in `VerlTrainer.run_worker` and do the same."""
+    """Decorate a method so that rank 0's call is repeated on all ranks, which wait in `VerlTrainer.run_worker`."""
 
     @wraps(method)
     def call(self: "VerlTrainer", *arguments: P.args, **named: P.kwargs) -> T:
@@ -116,9 +116,10 @@ class VerlTrainer:
 
     @_collective
     def step(self, batch: Batch) -> dict[str, float]:
-        """One training step on a batch; metrics by name: ``actor/…`` and ``rollout_corr/…`` are verl's own.
+        """Train one step on a batch; return metrics by name.
 
-        Those of the pass before the update are absent where it was not made (`actor.old_log_prob_interval`).
+        ``actor/…`` and ``rollout_corr/…`` are verl's own. Metrics of the pass before the update are absent where it was
+        not made (`actor.old_log_prob_interval`).
         """
         self._is_updating = False
         sequences, settings = batch.sequences, self._settings
@@ -151,7 +152,7 @@ class VerlTrainer:
 
     @_collective
     def log_probs(self, sequences: Sequence[TrainSequence]) -> list[Floats]:
-        """Log-probabilities of each token under the current weights, one ``float32[N]`` per sequence."""
+        """Return the log-probability of each token under the current weights, one ``float32[N]`` per sequence."""
         return self._infer(self._engine, sequences, "log_probs")
 
     @_collective
@@ -168,34 +169,34 @@ class VerlTrainer:
 
     @_collective
     def write_weights(self, path: Path) -> None:
-        """Every tensor under its Hugging Face name into a safetensors file; tied weights once.
+        """Write every tensor under its Hugging Face name into a safetensors file, in the dtype that nodes serve.
 
-        In the dtype that nodes serve. With LoRA, of the base model.
+        Tied weights are written once. With LoRA, the weights are the base model's.
         """
         self._weight_writer.write(path)
 
     @_collective
     def adapters(self) -> tuple[dict[str, Any], float] | None:
-        """LoRA's tensors and the factor of their product; None where all weights are trained."""
+        """Return LoRA's tensors and the factor of their product; None where all weights are trained."""
         return lora_state_dict(self._engine) if self._has_adapters else None
 
     @_collective
     def save(self, path: Path) -> None:
-        """Weights, optimiser, schedule and random state into a directory that every rank can reach."""
+        """Write weights, optimiser, schedule and random state into a directory that every rank can reach."""
         engine_state.save(self._engine, path)
         if self._critic is not None:
             engine_state.save(self._critic.engine, path / "critic")
 
     @_collective
     def load(self, path: Path) -> None:
-        """What `save` wrote, be it with another number of ranks."""
+        """Load a checkpoint that `save` wrote, also with another number of ranks."""
         engine_state.load(self._engine, path)
         if self._critic is not None:
             engine_state.load(self._critic.engine, path / "critic")
 
     @property
     def can_go_on(self) -> bool:
-        """Whether a step that raised has changed nothing: no weight, and no other rank has its part of it."""
+        """Whether a failed step has changed nothing, neither a weight nor another rank."""
         return not self._is_updating and self.group.size == 1
 
     @property
@@ -204,7 +205,7 @@ class VerlTrainer:
         return int(self._engine.lr_scheduler.last_epoch)
 
     def _update_all(self, batch: Batch, inputs: TokenInputs, ess: float | None) -> dict[str, float]:
-        """Every optimiser step of a training step; the mean of their metrics.
+        """Make every optimiser step of a training step; return the means of their metrics.
 
         Raises `LearnerError` as `SkippedSteps.check`.
         """
@@ -220,7 +221,7 @@ class VerlTrainer:
         return {**divide_entropy(means), **count_skipped(updates)}
 
     def _select(self, batch: Batch, inputs: TokenInputs, indices: Sequence[int]) -> tuple[TokenInputs, list[float]]:
-        """The rows of a mini-batch, and the weight of a token in each."""
+        """Return a mini-batch's rows, and the loss weight of a token in each."""
         rows = inputs.select(indices)
         weights = list(loss_weights(rows.sequences, self._settings.actor.loss_agg_mode, batch.num_tokens))
         if self._critic is None:  # whose values are learned from every row
@@ -229,9 +230,9 @@ class VerlTrainer:
         return rows, weights
 
     def _update(self, inputs: TokenInputs, weights: Sequence[float], ess: float | None) -> dict[str, float]:
-        """One optimiser step on the sequences of a mini-batch, each with a weight; metrics over all ranks.
+        """Make one optimiser step on a mini-batch, with a weight for each sequence; return metrics over all ranks.
 
-        ``ess``: the effective sample size; None: of this update.
+        ``ess``: effective sample size of the training step; None: that of this update counts.
         """
         token_weights = [
             np.full(len(sequence.token_ids), weight, np.float32)
@@ -266,7 +267,7 @@ class VerlTrainer:
         return metrics
 
     def _infer(self, engine: Any, sequences: Sequence[TrainSequence], output: str) -> list[Floats]:
-        """An output per token of all sequences, on every rank."""
+        """Compute one of the model's outputs for every token of all sequences, on every rank."""
         indices, batch, rows = self._shard(TokenInputs(sequences, {}), self._forward)
         with engine.eval_mode():
             values = from_output(engine.infer_batch(batch)["model_output"][output], rows)
@@ -284,7 +285,7 @@ class VerlTrainer:
         return [gathered[index] for index in range(len(sequences))]
 
     def _shard(self, inputs: TokenInputs, config: ForwardConfig) -> tuple[list[int], Any, Sequence[TrainSequence]]:
-        """The indices of this rank's sequences, and verl's batch of these, padded to as many as every rank has."""
+        """Return the indices of this rank's sequences, and verl's batch of them, of the same size on all ranks."""
         shards = balance_by_tokens(inputs.sequences, self._engine.get_data_parallel_size())
         indices = shards[self._engine.get_data_parallel_rank()]  # ranks that share sequences have the same ones
         rows = config.rows_per_micro_batch(inputs.sequences)
@@ -299,7 +300,7 @@ class VerlTrainer:
             return self._infer(self._engine, sequences, "log_probs")
 
     def _step_scheduler(self) -> float:
-        """Go on to the next step's rate; returns the one of this step."""
+        """Advance the learning-rate schedule; return the rate of this step."""
         (rate, *_) = self._engine.lr_scheduler.get_last_lr()
         if self._critic is not None:
             self._critic.engine.lr_scheduler_step()
@@ -308,7 +309,7 @@ class VerlTrainer:
 
 
 def _to_float(value: Any) -> float:
-    """verl's metrics are numbers, lists of one per micro-batch, or its own aggregating type."""
+    """Convert a metric of verl to a number: it may be a list with one per micro-batch, or verl's own aggregate."""
     if hasattr(value, "aggregate"):
         value = value.aggregate()
     if isinstance(value, list | tuple):

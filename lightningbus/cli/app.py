@@ -14,31 +14,31 @@ START, TRAIN = Section("start", "Start"), Section("train", "Train")
 RESULTS, MANAGE = Section("results", "See what happened"), Section("manage", "Manage a run")
 ROLES = Section("roles", "Run one role by itself")
 COMMANDS = (
-    Command("doctor", START, "Check this machine, and name what to do.", "lightningbus doctor"),
+    Command("doctor", START, "Check that this machine can run lightningbus.", "lightningbus doctor"),
     Command("init", START, "Write a first project to change.", "lightningbus init first --framework openai"),
     Command("demo", START, "Train the calculator agent on this machine.", "lightningbus demo"),
-    Command("env", TRAIN, "Tasks and a run file of an environment.", "lightningbus env gymnasium:NAME --limit 100"),
+    Command("env", TRAIN, "Write an environment's tasks and run file.", "lightningbus env gymnasium:NAME --limit 100"),
     Command("train", TRAIN, "Run a training job to its end.", "lightningbus train -c run.yaml"),
     Command("optimize", TRAIN, "Improve the prompts of an agent.", "lightningbus optimize -c optimize.yaml"),
-    Command("up", TRAIN, "Run all roles of a run file, until Ctrl-C.", "lightningbus up -c run.yaml"),
-    Command("status", RESULTS, "Which roles are alive, and what they do.", "lightningbus status --watch"),
+    Command("up", TRAIN, "Run all roles of a run file until Ctrl-C.", "lightningbus up -c run.yaml"),
+    Command("status", RESULTS, "List the roles that are alive, and their state.", "lightningbus status --watch"),
     Command("ui", RESULTS, "Show runs and rollouts in the browser.", "lightningbus ui"),
-    Command("report", RESULTS, "Rewards, speed, tokens: the usual questions.", "lightningbus report reward_by_version"),
-    Command("query", RESULTS, "SQL on all that was recorded.", "lightningbus query 'SELECT count() FROM rollouts'"),
+    Command("report", RESULTS, "Report rewards, speed, tokens and more.", "lightningbus report reward_by_version"),
+    Command("query", RESULTS, "Run SQL on all recorded data.", "lightningbus query 'SELECT count() FROM rollouts'"),
     Command("rollouts", RESULTS, "Read a rollout, follow them, export the best.", "lightningbus rollouts tail -n 10"),
-    Command("steps", RESULTS, "Compute a training step again.", "lightningbus steps replay --step 3"),
-    Command("audit", RESULTS, "What the auditor found in engines and versions.", "lightningbus audit"),
+    Command("steps", RESULTS, "Repeat a training step.", "lightningbus steps replay --step 3"),
+    Command("audit", RESULTS, "Show the auditor's findings.", "lightningbus audit"),
     Command("publish", MANAGE, "Publish the tasks of a file.", "lightningbus publish tasks.jsonl --samples 8"),
     Command("weights", MANAGE, "List, pin and revoke weight versions.", "lightningbus weights list"),
     Command("prompts", MANAGE, "List, release and revoke prompt versions.", "lightningbus prompts list"),
     Command("dlq", MANAGE, "List and replay dead letters.", "lightningbus dlq list"),
-    Command("provision", MANAGE, "Make the streams on your own NATS server.", "lightningbus provision --replicas 3"),
-    Command("bus", ROLES, "A nats-server with all streams.", "lightningbus bus --port 4222"),
-    Command("store", ROLES, "Events into ClickHouse, SQL out of it.", "lightningbus store --data-dir runs/store"),
-    Command("inference", ROLES, "vLLM behind a gateway.", "lightningbus inference --model-path models/M", True),
+    Command("provision", MANAGE, "Create the streams on your own NATS server.", "lightningbus provision --replicas 3"),
+    Command("bus", ROLES, "Run a nats-server with all streams.", "lightningbus bus --port 4222"),
+    Command("store", ROLES, "Write events to ClickHouse, and answer SQL.", "lightningbus store --data-dir runs/store"),
+    Command("inference", ROLES, "Run vLLM behind a gateway.", "lightningbus inference --model-path models/M", True),
     Command("learner", ROLES, "Train on finished rollouts.", "lightningbus learner --settings learner.yaml", True),
     Command("runner", ROLES, "Run an agent on tasks of the bus.", "lightningbus runner --entrypoint agent:solve", True),
-    Command("auditor", ROLES, "Recompute log-probabilities.", "lightningbus auditor --model-path models/M", True),
+    Command("auditor", ROLES, "Recompute sampled probabilities.", "lightningbus auditor --model-path models/M", True),
 )  # fmt: skip
 """Every command, by section in the order of `--help`. Its module is imported when it is called."""
 
@@ -69,13 +69,16 @@ def _print_version(is_asked: bool) -> None:
 
 @app.callback()
 def _main(
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="more log lines")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="print more log lines")] = False,
     log_format: Annotated[
-        LogFormat, typer.Option(envvar=FORMAT_VARIABLE, help="log lines for people, or one JSON object each")
+        LogFormat,
+        typer.Option(envvar=FORMAT_VARIABLE, help="format of log lines: text for people, or a JSON object each"),
     ] = LogFormat.human,
     credentials: Annotated[
         Path | None,
-        typer.Option(help="keys for the bus, of `lightningbus bus create-users` [default: $LIGHTNINGBUS_CREDENTIALS]"),
+        typer.Option(
+            help="directory of keys from `lightningbus bus create-users` [default: $LIGHTNINGBUS_CREDENTIALS]"
+        ),
     ] = None,
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="print the version and exit")
@@ -91,7 +94,7 @@ def _main(
 
 
 def main() -> None:
-    """Entry point; a module that is missing ends in one sentence, whichever command imports it."""
+    """Run the command line; a missing module ends it with one sentence, whichever command imports it."""
     try:
         app()
     except ModuleNotFoundError as error:

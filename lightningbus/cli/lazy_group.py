@@ -1,4 +1,4 @@
-"""A group of commands whose modules are imported when they are called: `--help` and completion load none of them."""
+"""A group of commands whose modules are imported on use: `--help` and completion load none of them."""
 
 import importlib
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class Command:
     takes_settings: bool = False
 
     def load(self) -> Any:
-        """The command itself, with its options; imports its module."""
+        """Import the command's module, and return the command with its options."""
         module = importlib.import_module(f"lightningbus.cli.commands.{self.section.package}.{self.name}")
         command: Any
         if hasattr(module, "app"):
@@ -65,11 +65,11 @@ class LazyGroup(TyperGroup):
             self.add_command(TyperCommand(row.name, callback=None, help=row.summary))
 
     def load(self, name: str) -> Any:
-        """A command by its name; raises `StopIteration` for a name that the table lacks."""
+        """Load a command by its name; raises `StopIteration` for an unknown one."""
         return next(row for row in self.table if row.name == name).load()
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that the arguments begin with, loaded; raises as `TyperGroup` for one that there is not."""
+        """Load the command that the arguments begin with; raises as `TyperGroup` for an unknown one."""
         name, known, rest = super().resolve_command(ctx, args)
         return name, self.load(known.name) if known is not None and known.name else None, rest
 

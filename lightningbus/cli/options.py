@@ -1,4 +1,4 @@
-"""What the commands share: options, checked settings, and one sentence when something is wrong."""
+"""Shared by the commands: options, validated settings, and one sentence instead of a traceback."""
 
 import asyncio
 import sys
@@ -28,44 +28,56 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 BusOption = Annotated[
-    str | None, typer.Option("--bus", help="NATS URL [default: $LIGHTNINGBUS_BUS, else the run that is up here]")
+    str | None,
+    typer.Option("--bus", help="NATS URL of the bus [default: $LIGHTNINGBUS_BUS, else the run that is up here]"),
 ]
 RunBusOption = Annotated[
-    str | None, typer.Option("--run", help="name or directory of a run, up or ended [default: the bus that is up]")
+    str | None,
+    typer.Option(
+        "--run", help="run whose bus to read, by name or directory; it may have ended [default: the bus that is up]"
+    ),
 ]
 SqlOption = Annotated[
     str | None, typer.Option("--sql", help="ClickHouse URL [default: $LIGHTNINGBUS_SQL, else the running store's]")
 ]
 HealthOption = Annotated[
     str | None,
-    typer.Option(help="answer /healthz, /readyz and /metrics at this port or address:port; 0: any [default: nowhere]"),
+    typer.Option(
+        help="serve /healthz, /readyz and /metrics at this port or address:port; 0: a free port [default: off]"
+    ),
 ]
 SettingsOption = Annotated[
     Path | None,
-    typer.Option("--settings", help="YAML or JSON with any field of this role; variables and options win over it"),
+    typer.Option(
+        "--settings", help="YAML or JSON file with settings of this role; environment variables and options override it"
+    ),
 ]
 RanksOption = Annotated[
-    int, typer.Option(min=1, help="with --dry-run: processes, each with a GPU, that the learner is to have")
+    int, typer.Option(min=1, help="with --dry-run: number of the learner's processes, each with a GPU")
 ]
 GpuMemoryOption = Annotated[
     float | None,
-    typer.Option(min=1, help="with --dry-run: GiB of each GPU [default: of the GPU here, else this machine's memory]"),
+    typer.Option(
+        min=1, help="with --dry-run: memory of each GPU in GiB [default: this machine's GPU, else its main memory]"
+    ),
 ]
 GpuTflopsOption = Annotated[
     float | None,
-    typer.Option(min=0.001, help="with --dry-run: TFLOP/s that training reaches on a GPU [default: measured here]"),
+    typer.Option(
+        min=0.001, help="with --dry-run: TFLOP/s that training reaches on a GPU [default: measured on this machine]"
+    ),
 ]
-DatabaseOption = Annotated[str, typer.Option(help="ClickHouse database")]
-RunOption = Annotated[str, typer.Option(help="one run only, by its name or its directory")]
-JsonOption = Annotated[bool, typer.Option("--json", help="a list of objects")]
-CsvOption = Annotated[bool, typer.Option("--csv", help="comma-separated, with a header")]
+DatabaseOption = Annotated[str, typer.Option(help="name of the ClickHouse database")]
+RunOption = Annotated[str, typer.Option(help="show only this run, by its name or directory")]
+JsonOption = Annotated[bool, typer.Option("--json", help="print a JSON list of objects")]
+CsvOption = Annotated[bool, typer.Option("--csv", help="print comma-separated values with a header")]
 
 
 class RoleGroup(TyperGroup):
-    """A role's command that has subcommands beside its flags."""
+    """Command group of a role that has subcommands beside its flags."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take what begins with a flag that is no option of the command as the role's flags, not as a subcommand."""
+        """Parse arguments; those that begin with a flag of the role's settings are no subcommand."""
         rest = super().parse_args(ctx, args)
         first = next(iter(ctx._protected_args), "")
         if first.startswith("-"):
@@ -78,20 +90,20 @@ SizeOption = Annotated[
     list[str] | None,
     typer.Option(
         "--size",
-        help="how much a stream holds, as train_rollouts_mib=8192: tasks_mib, train_rollouts_mib, eval_rollouts_mib, "
-        "events_mib, max_ack_pending; repeat it [default: as it is, else as shipped]",
+        help="NAME=SIZE of a stream, e.g. train_rollouts_mib=8192; names are tasks_mib, train_rollouts_mib, "
+        "eval_rollouts_mib, events_mib, max_ack_pending; repeatable [default: unchanged, else as shipped]",
     ),
 ]
 PolicyOption = Annotated[
     list[str] | None,
-    typer.Option("--policy", help="model that a learner trains; repeat it for several [default: policy]"),
+    typer.Option("--policy", help="name of a model that a learner trains; repeatable [default: policy]"),
 ]
 
 
 def load_settings(kind: type[S], role: str, file: Path | None, flags: Sequence[str], /, **options: Any) -> S:
-    """Settings of a role from its file, the environment, flags and options; a later source wins.
+    """Read a role's settings from its file, the environment, flags and options; a later source wins.
 
-    Ends with the sentence that names a wrong field.
+    A wrong field ends the process with a sentence that names it.
     """
     return exit_on_user_error(_load_settings, kind, role, file, flags, options)
 
@@ -106,14 +118,14 @@ def _load_settings(kind: type[S], role: str, file: Path | None, flags: Sequence[
 
 
 def with_api_key(settings: S, at: BusEndpoint) -> S:
-    """Settings of a role, with the place's inference API key unless they name their own."""
+    """Return a role's settings with the endpoint's inference API key, unless they name their own."""
     key_file = getattr(settings, "inference_api_key_file", None) or at.inference_api_key
     return settings.model_copy(update={"inference_api_key_file": key_file})
 
 
 @contextmanager
 def require_extra(name: str) -> Iterator[None]:
-    """Around the imports of a room; says in one sentence what to install where a module is missing."""
+    """Wrap imports of a package; a missing module ends the process with the command that installs it."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -121,14 +133,14 @@ def require_extra(name: str) -> Iterator[None]:
 
 
 def check_names(**names: str) -> None:
-    """End with a sentence unless all are names that fit a subject."""
+    """End the process with a sentence unless all values are valid names for a subject."""
     for option, value in names.items():
         if not NAME.fullmatch(value):
             exit_with(f"--{option}: {value!r} is not a name: letters, digits, _ and -, at most 64")
 
 
 def exit_on_user_error(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    """The result of ``work``; what a user can put right ends in one sentence."""
+    """Return the result of ``work``; an error that the user can correct ends the process with one sentence."""
     try:
         return work(*arguments, **named)
     except (BusError, UserError, TaskFileError) as error:
@@ -136,14 +148,14 @@ def exit_on_user_error(work: Callable[P, T], *arguments: P.args, **named: P.kwar
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Run to the end; what a user can put right ends in one sentence."""
+    """Run a coroutine to its end; an error that the user can correct ends the process with one sentence."""
     return exit_on_user_error(asyncio.run, work)
 
 
 def with_sql_client(sql: str | None, database: str, work: Callable[[Any], T], run: str | None = None) -> T:
-    """The result of blocking ``work`` with a client on a run's data, else the latest.
+    """Return the result of blocking ``work`` with a client on the data of ``run``, else of the latest run.
 
-    ClickHouse's errors end in one sentence.
+    ClickHouse's errors end the process with one sentence.
     """
     with require_extra("store"):
         from lightningbus.run.run_data.run_data import RunData
@@ -160,19 +172,22 @@ def with_sql_client(sql: str | None, database: str, work: Callable[[Any], T], ru
 
 
 def with_sql_client_redirected(sql: str | None, database: str, work: Callable[[Any], T], run: str | None = None) -> T:
-    """`with_sql_client` for work that prints to standard output, which belongs to the result: verl does."""
+    """Call `with_sql_client` with standard output redirected to standard error.
+
+    Libraries such as verl print; standard output belongs to the command's result.
+    """
     with redirect_stdout(sys.stderr):
         return with_sql_client(sql, database, work, run)
 
 
 def parse_sizes(options: list[str] | None) -> StreamSizes:
-    """What ``--size`` says; ends the process with a sentence where it says nothing that is known."""
+    """Parse the values of ``--size``; an invalid one ends the process with a sentence."""
     fields = dict(option.partition("=")[::2] for option in options or ())
     return exit_on_user_error(validate_settings, StreamSizes, fields, "--size")
 
 
 async def run_until_signal(job: Coroutine[Any, Any, T], advice: str = "") -> T:
-    """The result of ``job``; raises `UserError`, with ``advice``, when a signal stops it."""
+    """Return the result of ``job``; raises `UserError`, with ``advice`` at its end, when a signal stops it."""
     stop = asyncio.Event()
     on_stop_signals(asyncio.get_running_loop(), stop)
     try:

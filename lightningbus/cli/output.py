@@ -1,4 +1,4 @@
-"""Rows as an answer on standard output: a table to read, or JSON or CSV to go on with."""
+"""Prints rows on standard output: a table for people, or JSON or CSV for programs."""
 
 import csv
 import sys
@@ -9,7 +9,7 @@ from lightningbus.store.reports import ResultTable
 
 
 def run_query(client: Any, statement: str, **parameters: Any) -> ResultTable:
-    """What ClickHouse answers."""
+    """Run a statement; return its column names and its rows."""
     result = client.query(statement, parameters=parameters or None)
     return list(result.column_names), [tuple(row) for row in result.result_rows]
 
@@ -17,7 +17,7 @@ def run_query(client: Any, statement: str, **parameters: Any) -> ResultTable:
 def print_result(
     answer: ResultTable, as_json: bool = False, as_csv: bool = False, title: str = "", none: str = "done"
 ) -> None:
-    """Print an answer; ``none`` is said instead of a table without columns or rows."""
+    """Print rows; ``none`` is the text to print if there are no columns or no rows."""
     columns, rows = answer
     if as_json:
         print(printable_json([dict(zip(columns, row, strict=True)) for row in rows]))

@@ -1,1 +1,1 @@
-"""Prompts of an agent made better from its rollouts, by GEPA."""
+"""Improves an agent's prompts from its rollouts, by GEPA."""

@@ -1,7 +1,7 @@
-"""What GEPA asks for, answered by rollouts on the bus. GEPA runs in a thread; its questions are answered by the loop.
+"""Adapter between GEPA and the bus. GEPA runs in a thread; the event loop runs its evaluations as rollouts.
 
-A run that is started again replays GEPA from the beginning, with the same seed: what was evaluated is read from the
-store, what was proposed from the bus. So GEPA itself keeps no state.
+A restarted run replays GEPA from the beginning with the same seed. It reads earlier evaluations from the store and
+earlier proposals from the bus, so GEPA itself keeps no state.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Evaluate = Callable[[Texts, Sequence[TaskInput], bool], Awaitable[list[list[RolloutResult]]]]
-"""Results by problem of texts; True: with calls and spans."""
+"""Evaluates texts on tasks and returns the results of each task; True: with model calls and spans."""
 Trajectory = list[RolloutResult]
-"""The rollouts of one problem."""
+"""The rollouts of one task."""
 
 
 class BusAdapter:
-    """A `gepa.GEPAAdapter`. Its first error ends the optimisation: `failure`."""
+    """A `gepa.GEPAAdapter`. Its first error ends the optimisation and is kept in `failure`."""
 
     def __init__(
         self,
@@ -37,26 +37,28 @@ class BusAdapter:
         evaluate: Evaluate,
         catalog: PromptCatalog,
         ask: Callable[[str], Awaitable[str]],
-        num_problems: int,
+        num_tasks: int,
         max_chars: int,
         max_prompt_chars: int,
     ) -> None:
-        """``ask`` the reflecting model; ``num_problems`` of the set that candidates are chosen by."""
+        """Keep the arguments. ``ask`` asks the reflecting model; ``num_tasks``: size of the set that selects
+        candidates.
+        """
         self._loop, self._evaluate, self._catalog, self._ask = loop, evaluate, catalog, ask
-        self._num_problems, self._max_chars, self._max_prompt_chars = num_problems, max_chars, max_prompt_chars
+        self._num_tasks, self._max_chars, self._max_prompt_chars = num_tasks, max_chars, max_prompt_chars
         self._num_proposals = 0
         self._current: Future[Any] | None = None
         self.failure: BaseException | None = None
         self.scores: list[tuple[dict[str, str], float]] = []
-        """Texts that were evaluated on all problems, in order, with their mean reward."""
+        """Texts evaluated on all tasks, in order, with their mean reward."""
 
     def evaluate(
         self, batch: list[TaskInput], candidate: dict[str, str], capture_traces: bool = False
     ) -> EvaluationBatch[Trajectory, Trajectory]:
-        """Rewards of texts on problems; a problem's score is the mean over its rollouts."""
+        """Evaluate texts on tasks; a task's score is the mean reward of its rollouts."""
         results = self._run(self._evaluate(candidate, batch, capture_traces))
         scores = [sum(result.score for result in rollouts) / len(rollouts) for rollouts in results]
-        if len(batch) == self._num_problems and candidate not in [texts for texts, _ in self.scores]:
+        if len(batch) == self._num_tasks and candidate not in [texts for texts, _ in self.scores]:
             self.scores.append((dict(candidate), sum(scores) / len(scores)))
         return EvaluationBatch(outputs=results, scores=scores, trajectories=results if capture_traces else None)
 
@@ -66,7 +68,7 @@ class BusAdapter:
         eval_batch: EvaluationBatch[Trajectory, Trajectory],
         components_to_update: list[str],
     ) -> Mapping[str, Sequence[Record]]:
-        """Examples by prompt, failures first."""
+        """Return the examples for reflection by prompt, failures first."""
         rollouts = [result for results in eval_batch.trajectories or () for result in results]
         return {name: build_records(rollouts, name, self._max_chars) for name in components_to_update}
 
@@ -76,7 +78,10 @@ class BusAdapter:
         reflective_dataset: Mapping[str, Sequence[Mapping[str, Any]]],
         components_to_update: list[str],
     ) -> dict[str, str]:
-        """New texts of some prompts; those that an earlier life proposed here, if it did."""
+        """Return a new text for each prompt to update, without those that did not change.
+
+        A restarted run gets the texts that it proposed before at this point.
+        """
         if self.failure is None:
             self._num_proposals += 1
         key = proposal_key(self._num_proposals, candidate, components_to_update)
@@ -85,7 +90,7 @@ class BusAdapter:
         return {name: text for name, text in proposed.items() if text != candidate[name]}
 
     def cancel(self) -> None:
-        """End what the thread waits for; called in the loop."""
+        """Cancel the evaluation that GEPA's thread waits for; to be called in the event loop."""
         self.failure = self.failure or asyncio.CancelledError()
         if self._current is not None:
             self._current.cancel()
@@ -104,7 +109,7 @@ class BusAdapter:
         return proposed
 
     def _run(self, work: Coroutine[Any, Any, T] | Awaitable[T]) -> T:
-        """The result of ``work`` in the loop; after the first error nothing more is done."""
+        """Run ``work`` in the event loop and return its result; after the first error every call raises that error."""
         assert asyncio.iscoroutine(work)
         if self.failure is not None:
             work.close()

@@ -1,4 +1,4 @@
-"""The prompts of an optimisation on the bus: where it began, what was proposed, and which version has which text."""
+"""The prompt versions of an optimisation on the bus: its starting texts and its proposals."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,13 +12,13 @@ from lightningbus.run.settings.optimize import PromptSettings
 from lightningbus.schemas.prompts import PromptCanary, PromptVersion, digest_of
 
 START = "start"
-"""Before a round's key: the id of the proposal that says where the round began."""
+"""Prefix of the proposal id that records a round's starting text; the round's key follows."""
 
 
 class PromptCatalog:
-    """The prompts in a round. Whatever is published here is found again by a round that is started again.
+    """The prompt versions of one round. A restarted round finds those it has published.
 
-    A round counts its own versions only: what another said of the same text was under other weights.
+    Versions of other rounds are ignored, even of the same text: they were evaluated under other weights.
     """
 
     def __init__(self, bus: Bus, run: str, round_name: str, agent: str, max_drop: float) -> None:
@@ -28,12 +28,13 @@ class PromptCatalog:
         self._versions: dict[str, list[PromptVersion]] = {}
         self._starts: dict[str, PromptVersion] = {}
         self.is_resumed = False
-        """Whether an earlier life has begun the round."""
+        """Whether this round was begun before a restart."""
 
     async def open(self, prompts: Mapping[str, PromptSettings], key: str) -> Texts:
-        """The texts that the round begins with: those in use when it first began. ``key`` says with which settings.
+        """Return the texts that the round starts from: those in use when it first began.
 
-        Raises `UserError` where they are not what they were, or as `Bus.publish`.
+        ``key`` identifies the round's settings. Raises `UserError` where prompts or settings have changed since then,
+        or as `Bus.publish`.
         """
         await self.publish_originals(prompts)
         for name in prompts:
@@ -41,7 +42,7 @@ class PromptCatalog:
         return {name: start.text for name, start in self._starts.items()}
 
     async def publish_originals(self, prompts: Mapping[str, PromptSettings]) -> None:
-        """Publish version 0 of each, unless the bus has it; raises `UserError` where it has another."""
+        """Publish version 0 of each prompt that the bus lacks; raises `UserError` where the bus has another text."""
         for name, settings in prompts.items():
             registry = self._registries[name] = PromptRegistry(self._bus, name)
             self._versions[name] = await registry.read_all()
@@ -65,7 +66,7 @@ class PromptCatalog:
             self.is_resumed = True
             if begun[0].proposal_id != self._id(START, key):
                 raise UserError(
-                    f"run {self._run!r} began with other prompts, problems or settings of optimize: "
+                    f"run {self._run!r} began with other prompts, tasks or settings of optimize: "
                     "give this one another name"
                 )
             return begun[0]
@@ -76,22 +77,22 @@ class PromptCatalog:
         )
 
     def _id(self, *parts: str) -> str:
-        """Of a proposal: a round finds its own only."""
+        """Return a proposal id that begins with the round's name, so that a round finds only its own."""
         return ":".join((self._round, *parts))
 
     async def _used(self, name: str) -> PromptVersion:
-        """The version that rollouts have which are pinned to none."""
+        """Return the version that rollouts use unless they are pinned to another."""
         return (await self._registries[name].resolve_target()).serve or self._versions[name][0]
 
     def find_proposal(self, name: str, proposal_id: str) -> str | None:
-        """The text that an earlier life proposed; None: it did not get so far."""
+        """Return the text of a proposal made before a restart; None if there is none."""
         for version in self._versions[name]:
             if (version.run_id, version.proposal_id) == (self._run, self._id(proposal_id)):
                 return version.text
         return None
 
     async def add_proposal(self, name: str, text: str, proposal_id: str, parent_text: str) -> None:
-        """Publish a proposed text as a version that waits for its evaluation; raises as `Bus.publish`."""
+        """Publish a proposed text as a version that awaits its evaluation; raises as `Bus.publish`."""
         role = self._versions[name][0].role
         parent = self._version_of(name, parent_text)
         await self._publish(
@@ -99,7 +100,7 @@ class PromptCatalog:
         )
 
     def versions_of(self, texts: Texts) -> dict[str, int]:
-        """The version of each text: the one in use when the round began, or the first of the round that has it."""
+        """Return the version of each text: the one in use when the round began, or the round's first with that text."""
         return {name: self._version_of(name, text) for name, text in texts.items()}
 
     def _version_of(self, name: str, text: str) -> int:
@@ -114,7 +115,7 @@ class PromptCatalog:
         )
 
     async def decide(self, name: str, text: str, *, is_approved: bool, reason: str, metrics: dict[str, float]) -> int:
-        """Release a version, or revoke it; returns it. What was decided of it before stays."""
+        """Release or revoke the version of a text, unless that was decided before; return the version."""
         version = self._version_of(name, text)
         await self._registries[name].append_decision(
             "approved" if is_approved else "revoked",

@@ -1,4 +1,4 @@
-"""What must be right before anything is started for an optimisation: a mistake is not to cost a model's start."""
+"""Checks of an optimisation's settings before any process is started."""
 
 from lightningbus.optimize.plan.round_plan import check_settings
 from lightningbus.optimize.reflection import ReflectingModel
@@ -8,9 +8,9 @@ from lightningbus.tasks.task_file import load_tasks
 
 
 def check_before_start(settings: OptimizeSettings, run: str) -> None:
-    """Raise `UserError` where prompts, problems, budget or the reflecting model's key are not as a round needs them.
+    """Raise `UserError` where prompts, tasks, budget or the reflecting model's key do not suffice for a round.
 
-    Raises `lightningbus.tasks.task_file.TaskFileError` where problems cannot be read.
+    Raises `lightningbus.tasks.task_file.TaskFileError` where tasks cannot be read.
     """
     for name, prompt in settings.prompts.items():
         read_prompt_text(name, prompt)

@@ -1,4 +1,4 @@
-"""Texts tried on problems: rollouts that exist already count, what is missing is published and waited for."""
+"""Evaluates prompt texts on tasks: existing rollouts count, missing ones are published and awaited."""
 
 import asyncio
 import logging
@@ -26,27 +26,27 @@ from lightningbus.tasks.task_file import TaskInput
 log = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 600.0
-"""How long a restarted run waits for what an earlier life has queued; later the broker has forgotten its ids."""
+"""Longest wait of a restarted run for rollouts it had queued before; later the broker has forgotten their ids."""
 
 
 class Evaluator:
-    """Runs texts on problems within a budget."""
+    """Evaluates prompt texts on tasks within a budget of rollouts."""
 
     def __init__(
         self, bus: Bus, stores: Fleet, client: Client, catalog: PromptCatalog, request: RolloutRequest
     ) -> None:
-        """``request``: what is the same for all rollouts of the round."""
+        """Keep the arguments. ``request`` holds the settings common to all rollouts of the round."""
         self._bus, self._store = bus, RetryingStore(client, stores)
         self._catalog, self._request = catalog, request
 
     async def read_published(self) -> dict[str, str]:
-        """The evaluation of every rollout that any round of the run has published, by rollout id."""
+        """Return the evaluation of every rollout that any round of the run has published, by rollout id."""
         return await self._store.ask(lambda client: read_published(client, self._request.run))
 
     async def wait_until_stored(self) -> None:
-        """Wait until the store has all that an earlier life has published.
+        """Wait until the store has every rollout published before a restart.
 
-        So until nothing of this agent's evaluations is queued or on its way.
+        That is when no evaluation of this agent is queued or in progress. After `SETTLE_SECONDS` it logs a warning.
         """
         consumers = (STORE_EVENTS, STORE_EVAL, runner_consumer(self._request.agent, "eval"))
         try:
@@ -67,9 +67,9 @@ class Evaluator:
         return True
 
     async def evaluate(
-        self, budget: Budget, texts: Texts, problems: Sequence[TaskInput], samples: int, with_traces: bool = False
+        self, budget: Budget, texts: Texts, tasks: Sequence[TaskInput], samples: int, with_traces: bool = False
     ) -> list[list[RolloutResult]]:
-        """The results of each problem, a list of ``samples`` each.
+        """Run each task ``samples`` times under these texts, and return a list of results for each task.
 
         Raises `BudgetSpentError` before anything is published, `UserError` when rollouts do not end, or as
         `publish_all`.
@@ -77,7 +77,7 @@ class Evaluator:
         key = evaluation_key(texts, self._request.weight_versions, self._request.sampling)
         versions = self._catalog.versions_of(texts)
         request = replace(self._request, samples=samples, prompt_versions=versions, id_parts=(key,))
-        batch = RolloutBatch(request, problems)
+        batch = RolloutBatch(request, tasks)
         inputs = {rollout_id: task.input for rollout_id, task in batch.tasks.items()}
         results = await batch.run(
             self._bus,
@@ -93,7 +93,7 @@ class Evaluator:
     async def check_prompts_used(
         self, prompts: Mapping[str, PromptSettings], results: Sequence[Sequence[RolloutResult]]
     ) -> None:
-        """Raise `UserError` where no model call of rollouts that have ended had one of these prompts."""
+        """Raise `UserError` if one of the prompts was in no model call of these finished rollouts."""
         all_results = [result for rollouts in results for result in rollouts]
         rollout_ids = [result.rollout_id for result in all_results]
         run = self._request.run

@@ -1,4 +1,4 @@
-"""What the reflecting model is shown of rollouts: failures first, within a number of characters. Pure."""
+"""Examples that the reflecting model is shown: rollouts, failures first, within a number of characters. Pure."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,9 +12,9 @@ from lightningbus.schemas.text import shorten
 
 MAX_INPUT_CHARS, MAX_WORDS_CHARS, MAX_TURN_CHARS = 2000, 1000, 2000
 MIN_RECORD_CHARS = 300
-"""A record shorter than this says nothing: it is left out instead."""
+"""Fewest characters of a record; a shorter one would say nothing, and is left out."""
 WORDS = ("explanation", "feedback", "comment", "reason", "rationale", "critique", "message")
-"""Last parts of the names of attributes in which judges say why."""
+"""Endings of attribute names under which judges explain their score."""
 
 Record = dict[str, str]
 """One example, as GEPA shows it."""
@@ -34,13 +34,13 @@ class CallText:
 
 @dataclass(frozen=True, slots=True)
 class RolloutResult:
-    """What came of one rollout."""
+    """Result of one rollout."""
 
     rollout_id: str
     input: Any
     outcome: str
     reward: float | None
-    """As the agent said; None: none."""
+    """Reward that the agent gave; None if it gave none."""
     error: str = ""
     result: str = ""
     rewards: Mapping[str, float] = field(default_factory=dict)
@@ -55,9 +55,10 @@ class RolloutResult:
 
 
 def build_records(results: Sequence[RolloutResult], prompt: str, max_chars: int) -> list[Record]:
-    """An example of each rollout that says something about a prompt, at most ``max_chars`` characters in all.
+    """Return an example for each rollout, at most ``max_chars`` characters in all.
 
-    The worst come first; among equals, those with a reason to show. What does not fit is left out from the end.
+    The worst rollouts come first; among equals, those with more reasons to show. What does not fit is dropped from the
+    end.
     """
     candidates = [(result, _reasons(result)) for result in results]
     candidates.sort(key=lambda each: (each[0].score, -len(each[1])))
@@ -86,7 +87,7 @@ def _record(result: RolloutResult, reasons: Sequence[str], prompt: str, room: in
 
 
 def _conversation(result: RolloutResult, prompt: str) -> Iterator[str]:
-    """The messages of the calls that had the prompt; a call that goes on with another adds what is new."""
+    """Yield the messages of calls that had the prompt; a call that continues another adds only its new ones."""
     num_shown = 0
     for call in result.calls:
         if prompt not in call.prompt_versions:
@@ -100,7 +101,7 @@ def _conversation(result: RolloutResult, prompt: str) -> Iterator[str]:
 
 
 def _reasons(result: RolloutResult) -> list[str]:
-    """Errors, failed tools and the words of judges; each once."""
+    """List errors, failed tools and the explanations of judges; each once."""
     return list(dict.fromkeys(filter(None, _find_reasons(result))))
 
 
@@ -167,5 +168,5 @@ def _text(value: Any) -> str:
 
 
 def _tail(text: str, limit: int) -> str:
-    """The end of a text: what went wrong is told last."""
+    """Shorten a text to its last ``limit`` characters, since an error is usually at the end."""
     return text if len(text) <= limit else f"…{text[len(text) - limit + 1 :]}"

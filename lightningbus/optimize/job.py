@@ -1,4 +1,4 @@
-"""A prompt optimisation from a run file: the processes that it names, then one round."""
+"""Runs a prompt optimisation from a run file: starts the processes it names, then one round."""
 
 from collections.abc import Mapping
 
@@ -19,10 +19,10 @@ from lightningbus.run.settings.run_file import RunSettings
 
 
 async def run(settings: RunSettings, *, resume: bool) -> OptimizeResult:
-    """Start what a run file names, optimise its prompts, and stop it again.
+    """Start the processes of a run file, optimise its prompts, and stop the processes again.
 
-    ``resume``: go on where the run of this name was stopped. Raises `UserError` when a part fails for good, and before
-    anything is made or started where the run file itself is wrong.
+    ``resume``: continue where the run of this name was stopped. Raises `UserError` when a part fails for good, and
+    before anything is created or started where the run file itself is wrong.
     """
     assert settings.optimize is not None, "checked by the command"
     directory = RunDirectory(settings.runs / settings.name)
@@ -53,7 +53,7 @@ async def _keep_result(stack: LocalStack, settings: OptimizeSettings, done: Roun
 
 
 async def _start(stack: LocalStack, settings: RunSettings, resume: bool) -> Client:
-    """Every process but the learner, with something for the nodes to serve; a client on the store."""
+    """Start every process but the learner, publish a model for the nodes, and return a client on the store."""
     assert settings.optimize is not None
     model = settings.optimize.model
     stack.view.set_phase("starting")
@@ -75,7 +75,7 @@ async def _start(stack: LocalStack, settings: RunSettings, resume: bool) -> Clie
 
 
 async def _pinned_weights(stack: LocalStack, settings: RunSettings) -> Mapping[str, int]:
-    """The version of the model that is served now: all rollouts are to have the same. Empty for a model without any."""
+    """Return the served version by model, so that all rollouts use the same; empty if the model has none."""
     assert settings.optimize is not None
     model = settings.optimize.model
     serve = (await WeightRegistry(stack.bus, model).resolve_target()).serve

@@ -1,4 +1,4 @@
-"""Asking the reflecting model, at any OpenAI-compatible endpoint, for a better prompt."""
+"""Client of the reflecting model, at any OpenAI-compatible endpoint, which proposes better prompts."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ MAX_ERROR_CHARS = 300
 
 
 def build_request(text: str, records: Sequence[Record]) -> str:
-    """What the model is asked: GEPA's own words, the prompt, and what came of it."""
+    """Return the request to the reflecting model: GEPA's instructions, the current prompt, and the examples."""
     rendered = InstructionProposalSignature.prompt_renderer(
         {"current_instruction_doc": text, "dataset_with_feedback": records, "prompt_template": None}
     )
@@ -28,7 +28,7 @@ def build_request(text: str, records: Sequence[Record]) -> str:
 
 
 def extract_prompt(answer: str) -> str:
-    """The prompt in an answer; empty where it holds none."""
+    """Extract the proposed prompt from an answer; empty if there is none."""
     return InstructionProposalSignature.output_extractor(answer)["new_instruction"].strip()
 
 
@@ -36,7 +36,7 @@ class ReflectingModel:
     """One endpoint and model."""
 
     def __init__(self, settings: ReflectionSettings) -> None:
-        """Raises `UserError` where the key's variable is not set."""
+        """Read the API key from its environment variable; raises `UserError` if that is not set."""
         self._settings = settings
         key = os.environ.get(settings.api_key_env, "") if settings.api_key_env is not None else ""
         if settings.api_key_env is not None and not key:
@@ -44,7 +44,7 @@ class ReflectingModel:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     async def ask(self, content: str) -> str:
-        """Its answer; raises `UserError` where it refuses, or does not answer after some tries."""
+        """Return the model's answer; raises `UserError` where it refuses, or does not answer after some tries."""
         body: dict[str, Any] = {"model": self._settings.model, "messages": [{"role": "user", "content": content}]}
         if self._settings.temperature is not None:
             body["temperature"] = self._settings.temperature

@@ -1,4 +1,4 @@
-"""What an optimisation came to: its figures as a file, and in words."""
+"""Result of an optimisation: figures for its file, and a summary in words."""
 
 import json
 import shlex
@@ -16,15 +16,15 @@ from lightningbus.run.run_directory.whole_file import write_whole
 
 @dataclass(frozen=True, slots=True)
 class OptimizeResult:
-    """A round, and where the texts in use lie."""
+    """Result of a round, with the directory and files of the texts in use."""
 
     round: RoundResult
     directory: Path
     prompts: Mapping[str, PromptFile]
-    """By prompt: the version in use after the round."""
+    """File and version of each prompt in use after the round, by the prompt's name."""
 
     def to_figures(self) -> dict[str, Any]:
-        """The content of ``results.json``."""
+        """Return the content of ``results.json``."""
         comparison = self.round.comparison
         return {
             "released": self.round.is_released,
@@ -41,7 +41,7 @@ class OptimizeResult:
         write_whole(self.directory / RESULTS, json.dumps(self.to_figures(), indent=2, ensure_ascii=False) + "\n")
 
     def describe(self) -> Iterator[str]:
-        """Lines for a reader."""
+        """Yield the summary, line by line."""
         comparison = self.round.comparison
         yield f"{self.round.num_candidates} candidates, {self.round.num_rollouts} rollouts"
         if comparison is None:

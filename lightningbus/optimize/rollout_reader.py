@@ -12,7 +12,7 @@ from lightningbus.optimize.plan.candidates import ROUND_PATTERN
 from lightningbus.run.run_data.agent_spans import AGENT_SPANS
 
 MAX_SPANS, MAX_SPAN_CHARS, MAX_CALL_CHARS = 200, 4000, 400_000
-"""Of one rollout: spans that are read, and characters of an attribute and of a call's request."""
+"""Limits for one rollout: spans that are read, characters of a span attribute, characters of a call's request."""
 PUBLISHED = """
 SELECT rollout_id, evaluation FROM tasks WHERE run_id = {run_id:String} AND match(evaluation, {rounds:String})
 UNION DISTINCT
@@ -47,19 +47,19 @@ WHERE run_id = {run_id:String} AND rollout_id IN {ids:Array(String)}
 
 
 def read_published(client: Client, run: str) -> dict[str, str]:
-    """The evaluation of each rollout that a run's rounds have published, by rollout id."""
+    """Read the evaluation of each rollout that the run's rounds have published, by rollout id."""
     parameters = {"run_id": run, "rounds": ROUND_PATTERN}
     return dict(map(tuple, client.query(PUBLISHED, parameters=parameters).result_rows))
 
 
 def read_prompts_used(client: Client, run: str, ids: Sequence[str]) -> tuple[int, set[str]]:
-    """How many model calls these rollouts made, and the names of the prompts that were in them."""
+    """Count the model calls of these rollouts, and collect the names of the prompts in them."""
     ((count, names),) = client.query(PROMPTS_USED, parameters={"run_id": run, "ids": list(ids)}).result_rows
     return int(count), set(names)
 
 
 def read_results(client: Client, run: str, inputs: Mapping[str, Any], with_traces: bool) -> dict[str, RolloutResult]:
-    """Results by rollout id. ``inputs``: input by rollout id; ``with_traces``: with calls and spans."""
+    """Read the results by rollout id. ``inputs``: input by rollout id; ``with_traces``: with calls and spans."""
     parameters = {
         "run_id": run,
         "ids": list(inputs),
@@ -100,7 +100,7 @@ def _result(
 
 
 def _plain(result: str) -> str:
-    """A returned string without its JSON quotes."""
+    """Return a JSON string without its quotes; any other result as it is."""
     try:
         value = json.loads(result)
     except ValueError:

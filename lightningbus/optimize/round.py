@@ -1,7 +1,7 @@
-"""One round of prompt optimisation on a bus that is up: from the prompts in use to a version that is released, or not.
+"""One round of prompt optimisation on a running bus: from the prompts in use to a version that is released, or not.
 
-`optimize_round` needs runners, a store and a model that answers; it starts nothing. So a job that trains weights too
-can call it between steps, with the weight versions that its rollouts are to have.
+`optimize_round` needs runners, a store and a model that answers; it starts nothing. A job that trains weights calls it
+between steps, with the weight versions that its rollouts must have.
 """
 
 import asyncio
@@ -38,21 +38,22 @@ from lightningbus.tasks.task_file import TaskInput, load_tasks
 log = logging.getLogger(__name__)
 
 SPARE_SECONDS = 60.0
-"""Seconds without the end of a rollout, beyond twice the limit of one rollout, after which the round is given up."""
+"""Seconds, beyond twice the limit of one rollout, without a finished rollout after which the round ends with an error.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What a round came to."""
+    """Result of a round."""
 
     texts: Texts
-    """The best texts on the problems that were tried."""
+    """Texts with the best mean reward on the tasks they were tried on."""
     comparison: Comparison | None
     """Held-out reward before and after; None: nothing was better."""
     versions: Mapping[str, int] = field(default_factory=dict)
     """The versions of the prompts that changed."""
     num_rollouts: int = 0
-    """Published in the round, over all starts of the run."""
+    """Rollouts published in the round, before and after restarts."""
     num_candidates: int = 0
 
     @property
@@ -70,11 +71,13 @@ async def optimize_round(
     role_models: Mapping[str, str] = MappingProxyType({}),
     on_progress: Callable[[str], None] = log.info,
 ) -> RoundResult:
-    """Look for better prompts, then release the best if the held-out problems do not get worse by it.
+    """Search for better prompts, then release the best if held-out rewards do not fall by it.
 
-    Of the same ``run`` under the same ``weight_versions``, it goes on where it was stopped: nothing is evaluated twice.
-    Under others it is another round, which begins with the prompts in use by then.
-    ``weight_versions``: by model, the version that answers; ``role_models``: models that answer for some roles.
+    A restart with the same ``run`` and ``weight_versions`` continues the round: nothing is evaluated twice. Other
+    weight versions make another round, which begins with the prompts in use by then.
+
+    ``weight_versions``: the version that answers, by model. ``role_models``: models that answer for some roles.
+
     Raises `BudgetSpentError` where other rounds of the run have left too little, `UserError`,
     `lightningbus.tasks.task_file.TaskFileError`, or as `Bus.publish`.
     """
@@ -110,7 +113,7 @@ async def optimize_round(
         best = await search.run(start)
         if best == start:
             return RoundResult(best, None, {}, len(budget.published), search.num_candidates)
-        on_progress("held-out problems under the prompts in use, then under the best")
+        on_progress("held-out tasks under the prompts in use, then under the best")
         answers = []
         for texts in (start, best):
             answers.append(await evaluator.evaluate(budget, texts, heldout, settings.heldout_samples))
@@ -124,7 +127,7 @@ async def optimize_round(
 
 
 class _Search:
-    """GEPA on the problems."""
+    """GEPA's search for better texts on the tasks."""
 
     def __init__(
         self,
@@ -139,7 +142,7 @@ class _Search:
         *,
         is_first: bool,
     ) -> None:
-        """``is_first``: no other round of the run has shown that the agent's calls have the prompts."""
+        """Prepare the search. ``is_first``: no earlier round has checked that model calls contain the prompts."""
         self._settings, self._evaluator, self._budget, self._tasks = settings, evaluator, budget, tasks
         self._on_progress, self._must_check_prompts = on_progress, is_first
         self._reserved = heldout_rollouts(settings, heldout)
@@ -155,11 +158,11 @@ class _Search:
 
     @property
     def num_candidates(self) -> int:
-        """Texts that were evaluated on all problems."""
+        """Number of texts evaluated on all tasks."""
         return len(self._adapter.scores)
 
     async def run(self, start: Texts) -> Texts:
-        """The best texts; the earliest of those that are equally good."""
+        """Search from ``start`` and return the best texts; of equally good ones the earliest."""
         searching = asyncio.create_task(asyncio.to_thread(self._optimize, start))
         try:
             await asyncio.shield(searching)
@@ -191,7 +194,7 @@ class _Search:
                 self._adapter.failure = error
 
     def __call__(self, gepa_state: "GEPAState[Any, Any]") -> bool:
-        """Before each iteration: whether it could cost more than is left, or nothing is left to gain."""
+        """Return whether to stop before the next iteration: its cost exceeds the budget, or nothing is left to gain."""
         settings = self._settings
         best = max((score for _, score in self._adapter.scores), default=0.0)
         requested, limit = self._budget.num_requested, self._budget.limit
@@ -203,11 +206,9 @@ class _Search:
             or not self._budget.has_room(iteration_rollouts(settings, self._tasks), self._reserved)
         )
 
-    async def _evaluate(
-        self, texts: Texts, problems: Sequence[TaskInput], with_traces: bool
-    ) -> list[list[RolloutResult]]:
+    async def _evaluate(self, texts: Texts, tasks: Sequence[TaskInput], with_traces: bool) -> list[list[RolloutResult]]:
         samples = self._settings.samples
-        results = await self._evaluator.evaluate(self._budget, texts, problems, samples, with_traces)
+        results = await self._evaluator.evaluate(self._budget, texts, tasks, samples, with_traces)
         if self._must_check_prompts:  # the first to be evaluated are the prompts in use
             await self._evaluator.check_prompts_used(self._settings.prompts, results)
             self._must_check_prompts = False
@@ -215,7 +216,7 @@ class _Search:
 
 
 class _Log:
-    """GEPA's log, as ours."""
+    """Adapter that passes GEPA's log lines to this module's logger."""
 
     def log(self, message: str) -> None:
         log.debug("gepa: %s", message)

@@ -15,24 +15,27 @@ from lightningbus.run.settings.run_file import RunSettings
 
 
 class TrainingRounds:
-    """What a run file says of them."""
+    """Rounds of prompt optimisation between training steps, as the run file's section ``optimize`` sets them."""
 
     def __init__(self, settings: OptimizeSettings, run: str, role_models: Mapping[str, str]) -> None:
-        """Raises `UserError` where not even one round is possible, `lightningbus.tasks.task_file.TaskFileError`."""
+        """Check the settings, without starting anything.
+
+        Raises `UserError` where they allow no round, or `lightningbus.tasks.task_file.TaskFileError`.
+        """
         assert settings.every is not None
         check_before_start(settings, run)
         self.every = settings.every
         self._settings, self._role_models = settings, role_models
 
     async def publish_originals(self, bus: Bus) -> None:
-        """Publish version 0 of each prompt, unless the bus has it; raises `UserError`."""
+        """Publish version 0 of each prompt that the bus lacks; raises `UserError`."""
         settings = self._settings
         await PromptCatalog(bus, "", "", settings.agent, settings.max_drop).publish_originals(settings.prompts)
 
     async def run(
         self, bus: Bus, client: Client, run: str, versions: Mapping[str, int], on_progress: Callable[[str], None]
     ) -> PromptRound | None:
-        """A finished round, gone on with if it was interrupted; None: the budget does not suffice for one more."""
+        """Run a round, or continue an interrupted one; return None if the budget does not suffice for one more."""
         try:
             done = await optimize_round(bus, client, run, self._settings, versions, self._role_models, on_progress)
         except BudgetSpentError as error:
@@ -51,7 +54,7 @@ class TrainingRounds:
 
 
 def training_rounds(settings: RunSettings) -> TrainingRounds | None:
-    """The rounds of a training job; None: it trains weights only. Raises `UserError`, or as `load_tasks`."""
+    """Return the rounds of a training job, None if it trains weights only. Raises `UserError`, or as `load_tasks`."""
     if settings.optimize is None or settings.optimize.every is None:
         return None
     return TrainingRounds(settings.optimize, settings.name, settings.role_models)

@@ -1,1 +1,1 @@
-"""Starting and supervising roles, and whole training runs."""
+"""Starts and supervises roles, and whole training runs."""

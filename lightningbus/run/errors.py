@@ -2,7 +2,7 @@
 
 
 class UserError(Exception):
-    """Report what the user can put right: one sentence, shown without a traceback."""
+    """Error that the user can correct: one sentence, shown without a traceback."""
 
     def _render_traceback_(self) -> list[str]:
         """Return the lines that Jupyter shows instead of a traceback."""

@@ -14,7 +14,7 @@ class TensorBoardSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     log_dir: Path | None = Field(
-        None, description="directory of the event files; none: `tensorboard` in the run's directory"
+        None, description="directory of TensorBoard's event files; none: `tensorboard` in the run's directory"
     )
 
 
@@ -23,12 +23,13 @@ class WandbSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    project: str = Field("lightningbus", description="project of the run")
-    entity: str | None = Field(None, description="user or team of the run; none: the account's default")
-    group: str | None = Field(None, description="group of runs")
+    project: str = Field("lightningbus", description="name of the project to log to")
+    entity: str | None = Field(None, description="user or team that owns the project; none: the account's default")
+    group: str | None = Field(None, description="group that the run belongs to")
     tags: list[str] = Field([], description="tags of the run")
     mode: Literal["online", "offline"] | None = Field(
-        None, description="online, or offline for a later upload; none: WANDB_MODE, else online"
+        None,
+        description="mode of Weights & Biases: online, or offline for a later upload; none: WANDB_MODE, else online",
     )
 
 
@@ -40,7 +41,9 @@ class MlflowSettings(BaseModel):
     tracking_uri: str | None = Field(
         None, description="URI of the tracking server or database; none: MLFLOW_TRACKING_URI"
     )
-    experiment_name: str = Field("lightningbus", description="experiment of the run; created if it is missing")
+    experiment_name: str = Field(
+        "lightningbus", description="name of the experiment to log to; created if it is missing"
+    )
 
     @model_validator(mode="after")
     def _has_server(self) -> Self:
@@ -59,7 +62,7 @@ class TrackioSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    project: str = Field("lightningbus", description="project of the run")
+    project: str = Field("lightningbus", description="name of the project to log to")
     space_id: str | None = Field(None, description="Hugging Face Space to log to; none: this machine")
 
 
@@ -69,13 +72,11 @@ class TrackerSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     tensorboard: TensorBoardSettings | None = Field(
-        None, description="event files for TensorBoard; `{}` takes the defaults"
+        None, description="write event files for TensorBoard; `{}` takes the defaults"
     )
-    wandb: WandbSettings | None = Field(None, description="a run of Weights & Biases; `{}` takes the defaults")
-    mlflow: MlflowSettings | None = Field(
-        None, description="a run of MLflow; needs tracking_uri or MLFLOW_TRACKING_URI"
-    )
-    trackio: TrackioSettings | None = Field(None, description="a run of trackio; `{}` takes the defaults")
+    wandb: WandbSettings | None = Field(None, description="log to Weights & Biases; `{}` takes the defaults")
+    mlflow: MlflowSettings | None = Field(None, description="log to MLflow; needs tracking_uri or MLFLOW_TRACKING_URI")
+    trackio: TrackioSettings | None = Field(None, description="log to trackio; `{}` takes the defaults")
 
     @property
     def enabled(self) -> list[str]:

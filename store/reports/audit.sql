@@ -1,5 +1,5 @@
 -- title: Sampled tokens, recomputed with the weights of their version
--- about: By engine, model and weight version: calls the auditor recomputed, tokens that differ by more than the tolerance, the verdict if there is one, and the rollouts it applies to. excluded: kept out of training for it. trained_before: trained in a step that had started when the verdict came; go back to a checkpoint before first_step to undo that.
+-- about: Recomputed calls by engine, model and weight version, with the tokens that differ by more than the tolerance, the verdict if there is one, and the rollouts it applies to. excluded: rollouts kept out of training because of the verdict. trained_before: rollouts trained in a step that had started before the verdict; to undo that, go back to a checkpoint before first_step.
 -- plot: line x=version y=mean_difference series=engine_id,model
 SELECT
     a.run_id AS run_id, a.engine_id AS engine_id, a.model AS model, a.version AS version, a.calls AS calls, a.tokens AS tokens, a.differing AS differing,

@@ -1,5 +1,5 @@
--- title: Two runs, or two versions, side by side
--- about: a and b are runs; version_a and version_b, where given, narrow them to rollouts of that version. It is a version of model, by default of the one that agents call by name.
+-- title: Comparison of two runs or two versions
+-- about: a and b are runs; version_a and version_b, if given, restrict them to rollouts of that version. The version is one of model, which is by default the model that agents call by name.
 -- parameter: a String
 -- parameter: b String
 -- parameter: version_a Int64 = -1

@@ -1,5 +1,5 @@
--- title: Which calls earned credit
--- about: Advantage that the training of a model gave the calls it trained, by role and by the index of the call in its rollout; mean_tokens are tokens trained.
+-- title: Credit by call
+-- about: Mean advantage of the calls that a model was trained on, by role and by the index of the call in its rollout. mean_tokens: mean number of trained tokens of a call.
 -- plot: bar x=call y=mean_advantage series=run_id,model,role
 SELECT
     run_id, model, call_roles[position] AS role, toUInt32(position - 1) AS call, count() AS num_calls,

@@ -1,4 +1,4 @@
--- title: Attempts that failed, by outcome and cause
+-- title: Failed attempts by outcome and cause
 -- about: Numbers and ids in an error are written #, so that one cause is one row.
 -- plot: bar x=cause y=attempts series=run_id,outcome
 SELECT

@@ -1,5 +1,5 @@
--- title: Whether slow and hard tasks are trained at their share
--- about: By model: rollouts dispatched for training against those it was trained on, by tenth of their duration, by label, and by task (the twenty with the lowest share). dispatched_share and trained_share are of the run's rollouts; a task that was dispatched again because its group came to nothing counts once. ks_p_value: Kolmogorov-Smirnov test of the durations dispatched against those trained, near 0 where they differ.
+-- title: Share of slow and hard tasks in training
+-- about: Rollouts dispatched for training and those trained on, for each model, by tenth of their duration, by label, and by task (the twenty with the lowest share). dispatched_share and trained_share are shares of the run's rollouts; a task that was dispatched again after a failed group counts once. ks_p_value: Kolmogorov-Smirnov test of the durations of dispatched against trained rollouts, near 0 where they differ.
 -- plot: bar x=value y=dispatched_share,trained_share series=run_id,model,kind
 -- Rollouts are joined by a 64-bit hash, three times as fast as strings: among ten million, two are mixed up once in 300,000 reports.
 SELECT

@@ -1,5 +1,5 @@
 -- title: The most improved and the most regressed tasks between two versions
--- about: By model: mean reward of a task's rollouts up to its version before, and from version after on; by default the first and the last third. A task published again (name@pass) is one task.
+-- about: Mean reward of a task's rollouts for each model, up to its version before, and from version after on; by default the first and the last third. A task published again (name@pass) is one task.
 -- parameter: before Int64 = -1
 -- parameter: after Int64 = -1
 -- plot: bar x=name y=reward_before,reward_after series=model

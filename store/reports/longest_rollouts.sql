@@ -1,5 +1,5 @@
 -- title: The longest rollouts
--- about: Of each run the twenty with the most tokens sampled.
+-- about: The twenty rollouts of each run with the most sampled tokens.
 -- plot: bar x=rollout_id y=response_tokens
 SELECT
     run_id, rollout_id, mode, evaluation, outcome, reward, num_calls, prompt_tokens, response_tokens, num_truncated,

@@ -1,5 +1,5 @@
 -- title: Rollouts by outcome
--- about: How rollouts ended, how long they took, and how many needed more than one attempt.
+-- about: Number of rollouts by outcome, with their duration, and the number that needed more than one attempt.
 -- plot: bar x=outcome y=rollouts series=run_id,mode,evaluation
 SELECT
     run_id, mode, evaluation, agent, outcome, count() AS rollouts, avg(reward) AS mean_reward,

@@ -1,5 +1,5 @@
 -- title: pass@k and the variance within groups, by weight version of each model
--- about: The unbiased estimator of Chen et al. (arXiv:2107.03374), averaged over the tasks with at least k rollouts; a rollout passes at a reward of solved or more, of the rewards as in reward_by_version. The note says where that threshold does not fit the rewards. A group belongs to the newest version that answered it. A group without variance teaches GRPO nothing.
+-- about: The unbiased estimator of Chen et al. (arXiv:2107.03374), averaged over the tasks with at least k rollouts; a rollout passes at a reward of solved or more, with rewards as in reward_by_version. The note tells if that threshold does not fit the rewards. A group belongs to the newest version that answered it. GRPO learns nothing from a group without variance.
 -- parameter: solved Float64 = 1
 -- plot: line x=version y=pass_1,pass_2,pass_4,pass_8 series=run_id,model,mode,evaluation
 WITH

@@ -1,5 +1,5 @@
 -- title: The slowest rollouts
--- about: Of each run the twenty that took longest from start to end.
+-- about: The twenty rollouts of each run with the longest time from start to end.
 -- plot: bar x=rollout_id y=model_seconds,tool_seconds,other_seconds stacked
 -- The twenty are found first, by two columns; to sort whole rows takes several times as long.
 SELECT

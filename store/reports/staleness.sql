@@ -1,5 +1,5 @@
--- title: Versions between sampling and training, and the effective sample size
--- about: Per step of a model, over the tokens trained on: how many versions lie between the one that made the token and the one trained; ess is the step's effective sample size as a share of its tokens.
+-- title: Staleness of trained tokens, and effective sample size
+-- about: Number of versions between the one that sampled a token and the one trained, over the trained tokens of each step of a model. ess: the step's effective sample size as a share of its tokens.
 -- plot: line x=step y=mean_staleness,max_staleness,ess series=run_id,model
 SELECT
     u.run_id AS run_id, u.model AS model, u.step AS step, any(u.version) AS version, sum(u.num_tokens) AS tokens,

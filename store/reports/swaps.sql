@@ -1,5 +1,5 @@
--- title: How long a new version takes to be served, and how long generation stands still for it
--- about: By node and model: from the learner's publishing to the node serving it, the time it took to fetch, then to verify, and the pause. kv_cache: whether calls in flight kept their KV cache or had it recomputed, empty where adapters were added.
+-- title: Duration of weight swaps
+-- about: Seconds for each node and model from the learner's publishing until the node serves a version, with the time to fetch, the time to verify, and the pause of generation. kv_cache: keep or recompute for calls in flight, empty where adapters were added.
 -- plot: line x=version y=publish_to_serving_seconds,pause_seconds series=run_id,model,node
 SELECT
     v.run_id AS run_id, a.model AS model, a.node AS node, a.version AS version, v.bytes AS bytes, a.fetch_seconds AS fetch_seconds,

@@ -1,5 +1,5 @@
 -- title: Rollouts, tokens and calls per second, by minute
--- about: By the minute in which an attempt ended.
+-- about: An attempt counts in the minute in which it ended.
 -- plot: line x=minute y=rollouts_per_s,response_tokens_per_s series=run_id
 SELECT
     run_id, toStartOfMinute(ended_at) AS minute, count() / 60 AS rollouts_per_s, sum(response_tokens) / 60 AS response_tokens_per_s,

@@ -1,5 +1,5 @@
--- title: Where the time of a rollout goes
--- about: queue: from the bus having the task to its attempt; model: a model call was open; tool: a tool was at work; agent: the rest of the attempt; publish: from its end to the bus having all of it.
+-- title: Time of a rollout by part
+-- about: queue: until an attempt of the published task begins. model: a model call is open. tool: a tool is running. agent: the rest of the attempt. publish: from its end until the bus has all of it.
 -- plot: bar x=part y=mean_seconds,p95_seconds series=run_id,mode,evaluation
 SELECT
     run_id, mode, evaluation, one.1 AS part, count() AS rollouts, avg(one.2) AS mean_seconds, quantile(0.5)(one.2) AS p50_seconds,

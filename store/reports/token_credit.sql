@@ -1,5 +1,5 @@
 -- title: A rollout token by token: version, probability, advantage
--- about: Every sampled token with the model and the weight version that made it and, where that model was trained on its rollout, the advantage of its call and how many versions it was behind.
+-- about: Every sampled token with its model and weight version. If that model was trained on its rollout, also the advantage of its call and the staleness in versions.
 -- parameter: rollout_id String =
 SELECT
     t.run_id AS run_id, t.rollout_id AS rollout_id, t.execution_id AS execution_id, t.call AS call, c.model AS model, t.position AS position, t.token AS token,

@@ -1,5 +1,5 @@
 -- title: Tokens and cost by role and model
--- about: What model calls took. A prompt counts whole at each call; new_prompt_tokens is what each added to the calls before it. Prices are per million tokens.
+-- about: Tokens of model calls. A prompt counts whole at each call; new_prompt_tokens counts only the part that a call added to earlier ones. Prices are per million tokens.
 -- parameter: input_price Float64 = 0
 -- parameter: output_price Float64 = 0
 -- plot: bar x=role y=prompt_tokens,response_tokens series=run_id,model

@@ -9,10 +9,10 @@ from lightningbus.store.ui.client import QueryRow, Reader, StoreState
 
 @dataclass(frozen=True, slots=True)
 class OtherRun:
-    """What is known of such a run before its store is opened; None: not known.
+    """Summary of a run whose store is not open yet; None: not known.
 
     ``step`` is that of the slowest model. ``means`` has the mean reward of each evaluation by weight version.
-    ``last_ms`` is milliseconds since 1970.
+    ``last_ms`` is in milliseconds since 1970.
     """
 
     run_id: str
@@ -37,16 +37,16 @@ class OpenRun:
 
 
 class OtherRuns(Protocol):
-    """Finds and opens them."""
+    """Finds and opens runs that have a store of their own."""
 
     def has(self, run_id: str) -> bool:
-        """Return whether there is such a run."""
+        """Return whether a run has a store of its own that can be found."""
 
     def list(self) -> Sequence[OtherRun]:
-        """List all of them. May block."""
+        """List all such runs. May block."""
 
     async def open(self, run_id: str) -> OpenRun:
-        """Open the store of one of them; raises `lightningbus.store.ui.client.StoreGoneError`."""
+        """Open the store of a run; raises `lightningbus.store.ui.client.StoreGoneError`."""
 
 
 class RunReader:

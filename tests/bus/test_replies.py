@@ -161,7 +161,7 @@ async def test_no_answer_does_what_its_receiver_may_not(
 
     def taking(word: str) -> Callable[[Msg], Awaitable[None]]:
         async def take(message: Msg) -> None:
-            landed.add(word)  # a delivery shows the subject it was stored under: what counts is who listens
+            landed.add(word)  # a message shows the subject it was stored under; only its reader counts
 
         return take
 
@@ -189,7 +189,7 @@ async def test_no_answer_does_what_its_receiver_may_not(
         after = await stored(admin)
         gone = {stream for stream, _, subject in entries - after if not _may_remove(stream, subject, allowed)}
         assert gone == set(), "no message is gone"
-        # A delivery that went into another stream lies there under the subject it had: no reader's filter has it.
+        # A message in another stream keeps its subject there, which no reader's filter has.
         written = {subject for stream, _, subject in after - entries if _may(subject, SUBJECTS[stream])}
         assert {subject for subject in written if not _may(subject, allowed)} == set()
 

@@ -81,7 +81,7 @@ def test_what_is_on_loopback_is_reached_from_no_other_host(site: Hosts, name: st
 
 @pytest.mark.parametrize("caller", CALLERS)
 def test_a_server_hears_nobody_without_a_certificate_and_a_user(site: Hosts, caller: str) -> None:
-    """Clients and far sites; who has a runner's certificate and no key of its user is heard, and sent away."""
+    """Clients and remote sites; who has a runner's certificate and no key of its user is heard, and sent away."""
     host, address = site.host(caller), site.host("bus-1").address
     runner = site.secrets / "runner"
     for port in (CLIENTS, LEAVES):

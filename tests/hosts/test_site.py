@@ -1,4 +1,4 @@
-"""A far site: its runner and its node know one server, a leaf of the cluster's, and nobody else reaches them."""
+"""A remote site: its runner and its node know one server, a leaf of the cluster's, and nobody else reaches them."""
 
 import asyncio
 import json

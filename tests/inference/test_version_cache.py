@@ -185,7 +185,7 @@ async def test_of_a_broken_chain_nothing_is_served_and_a_whole_version_is_asked_
     async with following(bus, tmp_path) as (node, engine):
         await says(node, words)
         assert engine.loaded == [] and node.needs_full_weights and node.version is None
-        detail = {"wants_whole": node.needs_full_weights}
+        detail = {"needs_full_weights": node.needs_full_weights}
         learner.wanted = needs_full_weights(
             Heartbeat(
                 role="inference", id="node", state="awaiting_weights", model="policy", status=detail, sent_at_ns=1

@@ -126,7 +126,7 @@ async def test_the_first_delivery_after_a_reset_is_missed_though_nothing_comes_l
 
 
 async def test_what_another_reader_was_given_is_missed_though_nothing_comes_here(bus: Bus) -> None:
-    """The request of a learner that is gone takes all that there is; no delivery says so."""
+    """The request of a learner that is gone takes all messages; no message tells of it."""
     (whole,) = batches("a", 0, parts=1, samples=2)
     await bus.publish(subjects.rollout("train"), whole, msg_id="a")
     async with bus.pull(learner_consumer("policy"), slots=2) as thief, asyncio.timeout(HANG_SECONDS):

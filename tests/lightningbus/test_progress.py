@@ -73,12 +73,12 @@ def test_a_heartbeat_is_in_words() -> None:
         "problem": "",
         "versions": [3, 4],
         "broadcast": {"engine": "e1", "ranks": 1, "backends": ["gloo"]},
-        "wants_whole": True,
+        "needs_full_weights": True,
         "reach": {"engine": 1.23456, "node": [1]},
     }
     text = describe(Heartbeat(role="inference", id="n", state="ready", status=status, sent_at_ns=1))
     assert text == (
-        "calls in flight 2, versions 3 and 4, broadcast by gloo, wants a whole version, reach engine 1.23 node 1"
+        "calls in flight 2, versions 3 and 4, broadcast by gloo, needs a whole version, reach engine 1.23 node 1"
     )
     learner = {"step": 3, "steps": 9, "reward": 0.25}
     assert describe(Heartbeat(role="learner", id="l", state="waiting", status=learner, sent_at_ns=1)) == (

@@ -56,11 +56,11 @@ class World:
 
 
 def write_run_file(directory: Path, prompt: str, reflecting: str, fields: dict[str, Any], **optimize: Any) -> Path:
-    """A run file with these sections and ``optimize``, and its problems beside it."""
+    """A run file with these sections and ``optimize``, and its tasks beside it."""
     settings = {
         "prompts": {prompt: {"text": NUMBERS}},
-        "tasks": str(_write_problems(directory / "tasks.jsonl", TASKS)),
-        "heldout": str(_write_problems(directory / "heldout.jsonl", HELDOUT)),
+        "tasks": str(_write_tasks(directory / "tasks.jsonl", TASKS)),
+        "heldout": str(_write_tasks(directory / "heldout.jsonl", HELDOUT)),
         "budget": 120,
         "deadline": HANG_SECONDS,
         "reflection": {"url": reflecting, "model": "reader"},
@@ -71,7 +71,7 @@ def write_run_file(directory: Path, prompt: str, reflecting: str, fields: dict[s
     return path
 
 
-def _write_problems(path: Path, numbers: tuple[str, ...]) -> Path:
+def _write_tasks(path: Path, numbers: tuple[str, ...]) -> Path:
     lines = [
         {"id": f"n{number}", "input": {"number": number, "right": str(math.ceil(abs(float(number))))}}
         for number in numbers

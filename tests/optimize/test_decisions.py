@@ -37,7 +37,7 @@ def test_a_killed_optimiser_decides_as_it_did_and_never_exceeds_its_budget(
     def life(published: set[str], kill_at: int | None) -> tuple[list[bool], list[str]]:
         budget, admitted, sent = Budget(limit, published), list[bool](), list[str]()
         for number, batch in enumerate(batches):
-            names = [str(problem) for problem in batch]
+            names = [str(task) for task in batch]
             admitted.append(budget.has_room(len(set(names))))
             if not admitted[-1]:
                 break
@@ -153,11 +153,11 @@ def settings(**changes: Any) -> OptimizeSettings:
 def test_a_budget_that_allows_no_proposal_is_refused() -> None:
     tasks, heldout = [TaskInput(str(n), n) for n in range(10)], [TaskInput(f"h{n}", n) for n in range(5)]
     check_settings(settings(budget=36), tasks, heldout)
-    with pytest.raises(UserError, match=r"budget: 35 rollouts are too few: 10 problems, .* need 36"):
+    with pytest.raises(UserError, match=r"budget: 35 rollouts are too few: 10 tasks, .* need 36"):
         check_settings(settings(budget=35), tasks, heldout)
     with pytest.raises(UserError, match=r"optimize\.round_budget: 35 rollouts are too few"):
         check_settings(settings(round_budget=35), tasks, heldout)
-    with pytest.raises(UserError, match=r"problem '3' is in optimize\.tasks too"):
+    with pytest.raises(UserError, match=r"task '3' is in optimize\.tasks too"):
         check_settings(settings(), tasks, [TaskInput("3", 0)])
     with pytest.raises(UserError, match="with the name of the run is 20 characters too long"):
         check_settings(settings(), tasks, [TaskInput("x" * 128, 0)], "r" * 64)

@@ -22,12 +22,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"prompts": {"solver": {"file": "missing.txt"}}}, r"prompt 'solver': missing\.txt cannot be read"),
     ({"budget": 3}, r"optimize\.budget: 3 rollouts are too few"),
-    ({"heldout": "tasks.jsonl"}, r"optimize\.heldout: problem 'n0' is in optimize\.tasks too"),
+    ({"heldout": "tasks.jsonl"}, r"optimize\.heldout: task 'n0' is in optimize\.tasks too"),
 ]
 
 
 def write_fields(directory: Path, **changes: Any) -> dict[str, Any]:
-    """The run file's fields, and its problems beside it."""
+    """The run file's fields, and its tasks beside it."""
     for name, first in (("tasks", 0), ("heldout", 10)):
         lines = [json.dumps({"id": f"n{first + number}", "input": number}) + "\n" for number in range(3)]
         (directory / f"{name}.jsonl").write_text("".join(lines))
@@ -38,7 +38,7 @@ def write_fields(directory: Path, **changes: Any) -> dict[str, Any]:
     return {"name": "early", "bus": {"url": "nats://127.0.0.1:1"}, "optimize": optimize}
 
 
-@pytest.mark.parametrize(("changes", "sentence"), WRONG, ids=["key", "prompt file", "budget", "held-out problems"])
+@pytest.mark.parametrize(("changes", "sentence"), WRONG, ids=["key", "prompt file", "budget", "held-out tasks"])
 def test_an_optimisation_is_refused_before_anything_is_made(
     changes: dict[str, Any], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,7 +49,7 @@ def test_an_optimisation_is_refused_before_anything_is_made(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(("changes", "sentence"), WRONG, ids=["key", "prompt file", "budget", "held-out problems"])
+@pytest.mark.parametrize(("changes", "sentence"), WRONG, ids=["key", "prompt file", "budget", "held-out tasks"])
 def test_a_training_job_is_refused_before_anything_is_made(
     changes: dict[str, Any], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,7 +59,7 @@ def test_a_training_job_is_refused_before_anything_is_made(
         training_rounds(settings)
 
 
-def test_problems_that_cannot_be_read_are_refused_before_anything_is_made(
+def test_tasks_that_cannot_be_read_are_refused_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -201,7 +201,7 @@ async def test_what_was_revoked_under_other_weights_may_be_released_under_these(
     assert await read_prompt_versions(world.bus, "killed") == {}
 
 
-async def test_what_makes_heldout_problems_worse_is_revoked(world: World, tmp_path: Path) -> None:
+async def test_what_makes_heldout_tasks_worse_is_revoked(world: World, tmp_path: Path) -> None:
     path = world.write(tmp_path, "steady")
     worse = [{"id": f"w{n}", "input": {"number": f"{n}.5", "right": f"{n}.5"}} for n in range(3)]
     (tmp_path / "heldout.jsonl").write_text("".join(json.dumps(line) + "\n" for line in worse))

@@ -31,7 +31,7 @@ def reflect(messages: list[dict[str, Any]]) -> dict[str, Any]:
     return {"role": "assistant", "content": f"```\n{prompt} {rule}\n```"}
 
 
-def write_problems(path: Path, count: int) -> str:
+def write_tasks(path: Path, count: int) -> str:
     lines = [{"id": f"{path.stem}-{n}", "input": {"question": f"{n}"}} for n in range(count)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path.name
@@ -49,7 +49,7 @@ def write_job(directory: Path, reflecting: str) -> None:
         "runners": [{"entrypoint": "ruled:solve", "working_dir": str(ROOT / "tests" / "agents"), "concurrency": 2}],
         "learner": {
             "model_path": "model",
-            "tasks": write_problems(directory / "train.jsonl", 6),
+            "tasks": write_tasks(directory / "train.jsonl", 6),
             "group_size": SAMPLES,
             "groups_per_step": GROUPS,
             "max_steps": STEPS,
@@ -57,12 +57,12 @@ def write_job(directory: Path, reflecting: str) -> None:
             "cpu_threads": 1,
             "seq_len": 128,
         },
-        "eval": {"tasks": write_problems(directory / "evaluated.jsonl", EVALUATED), "samples": 1},
+        "eval": {"tasks": write_tasks(directory / "evaluated.jsonl", EVALUATED), "samples": 1},
         "optimize": {
             "every": EVERY,
             "prompts": {"solver": {"text": SYSTEM}},
-            "tasks": write_problems(directory / "tried.jsonl", TASKS),
-            "heldout": write_problems(directory / "heldout.jsonl", HELDOUT),
+            "tasks": write_tasks(directory / "tried.jsonl", TASKS),
+            "heldout": write_tasks(directory / "heldout.jsonl", HELDOUT),
             "minibatch": 2,
             "max_iterations": 2,
             "round_budget": 30,

@@ -44,7 +44,7 @@ class Rendezvous:
     backend: Any = "gloo"
     meeting: str = ""
     rank: int = 0
-    """Of the engine's first worker."""
+    """Rank of the engine's first worker in the group."""
     world: int = 0
     seconds: float = 0.0
 

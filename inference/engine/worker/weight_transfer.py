@@ -58,7 +58,7 @@ class LightningbusWeightEngine(WeightTransferEngine[Init, Update]):
         start_reload(self.model, self.device)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """As the base class, which waits for the accelerator; a CPU-only torch has none and raises."""
+        """Receive and load weights; the base class waits for the accelerator, which raises on a CPU-only torch."""
         with set_current_vllm_config(self.vllm_config):  # layers that are whole make their kernels
             self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
@@ -88,7 +88,7 @@ class LightningbusWeightEngine(WeightTransferEngine[Init, Update]):
 
 
 def tensors(path: str, adapters: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a file; with adapters ``W + scale * B A`` (LoRA, arXiv:2106.09685, section 4.1)."""
+    """Yield every tensor of a file; with adapters ``W + scale * B A`` (LoRA, arXiv:2106.09685, section 4.1)."""
     products = _products(adapters) if adapters is not None else {}
     with safe_open(path, framework="pt", device="cpu") as file:
         for name in file.keys():  # noqa: SIM118 - not a dict
@@ -101,7 +101,7 @@ def tensors(path: str, adapters: str | None = None) -> Iterator[tuple[str, torch
 
 
 def _products(path: str) -> dict[str, torch.Tensor]:
-    """By the name of the weights they are added to."""
+    """Compute the products of an adapter file, by the name of the weights they are added to."""
     products = {}
     with safe_open(path, framework="pt", device="cpu") as file:
         scale = float(file.metadata()["scale"])

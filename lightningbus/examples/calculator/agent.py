@@ -30,7 +30,7 @@ def use_tool(text: str) -> str:
 
 
 def solve(task: dict) -> float:
-    """Reward of one problem ``{"question": ..., "answer": ...}``: 1 for the right answer, else 0."""
+    """Answer one task ``{"question": ..., "answer": ...}``. Return its reward: 1 for the right answer, else 0."""
     messages = [{"role": "user", "content": task["question"]}]
     text = ask(messages)
     messages += [{"role": "assistant", "content": text}, {"role": "user", "content": use_tool(text)}]

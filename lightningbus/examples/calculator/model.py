@@ -31,7 +31,7 @@ IGNORE = -100
 
 
 def make_tokenizer(seed: int) -> Qwen2Tokenizer:
-    """Qwen2's kind of tokenizer (byte-level BPE), trained on demonstrations; every digit is a token."""
+    """Train a tokenizer of Qwen2's kind (byte-level BPE) on demonstrations; every digit is a token."""
     rng = random.Random(seed)
     texts = [turn["content"] for _ in range(2000) for turn in demonstration(rng, 0.5)]
     tokenizer = Qwen2Tokenizer(eos_token=END, pad_token=PAD).train_new_from_iterator(
@@ -44,7 +44,7 @@ def make_tokenizer(seed: int) -> Qwen2Tokenizer:
 
 
 def make_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
-    """An untrained Qwen2, float32."""
+    """Create an untrained Qwen2 with float32 weights."""
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=64 * -(-len(tokenizer) // 64),
@@ -64,7 +64,7 @@ def make_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
 
 
 def demonstration(rng: random.Random, guesses: float) -> list[dict]:
-    """One conversation as the agent would have it, flawed on purpose."""
+    """Write one conversation as the agent would have it, flawed on purpose."""
     a, b, sign = rng.randint(LOW, HIGH), rng.randint(LOW, HIGH), rng.choice(tuple(WORDS))
     question = rng.choice(TEMPLATES).format(a=a, op=WORDS[sign], b=b)
     if rng.random() < guesses:
@@ -83,7 +83,7 @@ def demonstration(rng: random.Random, guesses: float) -> list[dict]:
 
 
 def encode(tokenizer: Qwen2Tokenizer, messages: list[dict]) -> tuple[list[int], list[int]]:
-    """Token ids of a conversation, and labels: `IGNORE` except where the assistant speaks."""
+    """Encode a conversation: token ids, and labels, `IGNORE` except where the assistant speaks."""
     ids = tokenizer(tokenizer.apply_chat_template(messages, tokenize=False), add_special_tokens=False).input_ids
     assistant, end = tokenizer.convert_tokens_to_ids([ASSISTANT, END])
     labels, speaking = [], False
@@ -96,7 +96,7 @@ def encode(tokenizer: Qwen2Tokenizer, messages: list[dict]) -> tuple[list[int], 
 def batch(
     tokenizer: Qwen2Tokenizer, rng: random.Random, size: int, guesses: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``int64[size, longest]`` ids and labels, padded on the right."""
+    """Pad ids and labels on the right: ``int64[size, longest]`` each."""
     rows = [encode(tokenizer, demonstration(rng, guesses)) for _ in range(size)]
     longest = max(len(ids) for ids, _ in rows)
     ids = torch.tensor([ids + [tokenizer.pad_token_id] * (longest - len(ids)) for ids, _ in rows])
@@ -105,7 +105,7 @@ def batch(
 
 
 def warm_start(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, steps: int, size: int, seed: int) -> float:
-    """Supervised steps on flawed demonstrations; returns the last loss in nats per token.
+    """Train on flawed demonstrations; return the last loss in nats per token.
 
     Matrices are updated by Muon (https://kellerjordan.github.io/posts/muon/), the rest by AdamW: AdamW alone takes four
     times as long to the same model.

@@ -14,7 +14,7 @@ LOW, HIGH = 10, 99
 
 
 def problem(rng: random.Random, pair: tuple[int, int], id: str) -> dict:
-    """One task line: ``{"id", "input": {"question", "answer"}}``."""
+    """Make one task line: ``{"id", "input": {"question", "answer"}}``."""
     a, b = pair
     sign = rng.choice(tuple(WORDS))
     question = rng.choice(TEMPLATES).format(a=a, op=WORDS[sign], b=b)
@@ -23,7 +23,7 @@ def problem(rng: random.Random, pair: tuple[int, int], id: str) -> dict:
 
 
 def make(train: int, heldout: int, seed: int) -> tuple[list[dict], list[dict]]:
-    """Training and held-out problems, disjoint by their pair of operands."""
+    """Make training and held-out problems, disjoint by their pair of operands."""
     rng = random.Random(seed)
     pairs = [(a, b) for a in range(LOW, HIGH + 1) for b in range(LOW, a + 1)]
     rng.shuffle(pairs)

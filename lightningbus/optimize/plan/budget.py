@@ -1,8 +1,8 @@
-"""How many rollouts may still be published. Pure.
+"""Budget of rollouts. Pure.
 
-Two numbers count. What was *published*, in this life or an earlier one, never exceeds the limit. What this life has
-*asked* for decides whether an iteration begins: a restarted optimiser asks again for what it had asked for before, in
-the same order, so it decides as it did then.
+Two numbers count. The rollouts *published*, before and after a restart, never exceed the limit. The rollouts
+*requested* since the restart decide whether an iteration begins: a restarted optimiser requests the same ones in the
+same order, so it decides as it did before.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,22 +16,22 @@ class Budget:
     """The rollouts of one optimisation, by id."""
 
     def __init__(self, limit: int, published: Iterable[str] = ()) -> None:
-        """``published``: ids of earlier lives."""
+        """Start with ``published``, the ids of rollouts from before a restart."""
         self.limit = limit
         self.published = set(published)
         self._requested: set[str] = set()
 
     @property
     def num_requested(self) -> int:
-        """Different rollouts that this life has asked for."""
+        """Number of different rollouts requested since the (re)start."""
         return len(self._requested)
 
     def has_room(self, num_rollouts: int, reserved: int = 0) -> bool:
-        """Whether so many more may be asked for, with ``reserved`` kept for later."""
+        """Return whether ``num_rollouts`` more may be requested, with ``reserved`` kept for later."""
         return len(self._requested) + num_rollouts + reserved <= self.limit
 
     def admit(self, rollout_ids: Sequence[str]) -> set[str]:
-        """Ask for rollouts; returns those that have to be published, which count as published from now on.
+        """Request rollouts; return the ids that must still be published, which count as published from now on.
 
         Raises `BudgetSpentError`, and admits none, where they are too many.
         """

@@ -1,4 +1,4 @@
-"""What is evaluated: texts by prompt, under which weights. Pure."""
+"""Candidates: texts by prompt, evaluated under fixed weights. Pure."""
 
 import json
 from collections.abc import Mapping
@@ -11,20 +11,20 @@ Texts = Mapping[str, str]
 """Text by name of the prompt."""
 KEY_CHARS = 16
 ROUND_PATTERN = "^optimize(-v[0-9_]+)?$"
-"""What `round_name` gives, as a regular expression."""
+"""Regular expression for names that `round_name` returns."""
 
 
 def round_name(weight_versions: Mapping[str, int]) -> str:
-    """The name of a round, and of the evaluation that its rollouts belong to: ``optimize-v3``, of two models ``-v3_7``.
+    """Return the name of a round and its evaluation: ``optimize-v3``, with two models ``optimize-v3_7``.
 
-    Without weight versions ``optimize``.
+    Without weight versions it is ``optimize``.
     """
     versions = "_".join(str(weight_versions[model]) for model in sorted(weight_versions))
     return f"optimize-v{versions}" if versions else "optimize"
 
 
 def evaluation_key(texts: Texts, weight_versions: Mapping[str, int], sampling: Mapping[str, Any]) -> str:
-    """16 hexadecimal digits: part of the ids of rollouts, so that the same evaluation has the same rollouts."""
+    """Return 16 hexadecimal digits that identify an evaluation; they are part of its rollouts' ids."""
     content = {
         "prompts": {name: digest_of(text) for name, text in texts.items()},
         "weights": dict(weight_versions),
@@ -34,12 +34,12 @@ def evaluation_key(texts: Texts, weight_versions: Mapping[str, int], sampling: M
 
 
 def proposal_key(ordinal: int, texts: Texts, names: list[str]) -> str:
-    """16 hexadecimal digits: which proposal of a run it is, made from which texts."""
+    """Return 16 hexadecimal digits that identify a proposal by its number in the run and the texts it was made from."""
     return _digest([ordinal, sorted(texts.items()), sorted(names)])
 
 
 def run_key(settings: Mapping[str, Any]) -> str:
-    """16 hexadecimal digits of what decides the course of an optimisation."""
+    """Return 16 hexadecimal digits that identify the settings of an optimisation."""
     return _digest(settings)
 
 

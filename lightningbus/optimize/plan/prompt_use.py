@@ -1,4 +1,4 @@
-"""Whether the agent's model calls had the prompts: one that no call has cannot get better. Pure."""
+"""Check that the agent's model calls contained the prompts: an unused prompt cannot be improved. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -11,9 +11,9 @@ from lightningbus.run.settings.optimize import PromptSettings
 def check_prompts_used(
     prompts: Mapping[str, PromptSettings], used: Collection[str], num_calls: int, results: Sequence[RolloutResult]
 ) -> None:
-    """Raise `UserError` for the first prompt that no call of the rollouts had.
+    """Raise `UserError` for the first prompt that no model call contained.
 
-    ``used``: names that some call had; ``num_calls`` of all these rollouts.
+    ``used``: names of prompts that some call had. ``num_calls``: model calls of all these rollouts.
     """
     unused = next((name for name in prompts if name not in used), None)
     if unused is None:

@@ -1,4 +1,4 @@
-"""Whether prompts may be released: their held-out reward beside that of the prompts in use. Pure."""
+"""Comparison of held-out rewards that decides whether prompts may be released. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from statistics import fmean, stdev
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Mean rewards over the same held-out problems."""
+    """Mean rewards of the prompts in use and of the best ones, over the same held-out tasks."""
 
     before: float
     after: float
     standard_error: float | None
-    """Of the difference, over problems; None for a single one."""
-    num_problems: int
+    """Standard error of the difference, over tasks; None for a single task."""
+    num_tasks: int
     is_approved: bool
 
     @property
@@ -27,11 +27,11 @@ class Comparison:
     def metrics(self) -> dict[str, float]:
         """Figures for the record of decisions."""
         error = {} if self.standard_error is None else {"standard_error": self.standard_error}
-        return {"before": self.before, "after": self.after, "problems": float(self.num_problems), **error}
+        return {"before": self.before, "after": self.after, "tasks": float(self.num_tasks), **error}
 
 
 def compare(before: Sequence[float], after: Sequence[float], max_drop: float) -> Comparison:
-    """Compare mean rewards by problem, in the same order; approved if they fall by no more than ``max_drop``."""
+    """Compare mean rewards by task, in the same order; approved if they fall by no more than ``max_drop``."""
     differences = [new - old for old, new in zip(before, after, strict=True)]
     error = stdev(differences) / sqrt(len(differences)) if len(differences) > 1 else None
     means = fmean(before), fmean(after)

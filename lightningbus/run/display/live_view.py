@@ -1,4 +1,4 @@
-"""What is going on, from the heartbeats: a live table, or a line every few seconds where there is no terminal."""
+"""Progress of a run, from heartbeats: a live table, or a line every few seconds without a terminal."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from lightningbus.schemas.fleet import Heartbeat
 ROLES = ("supervisor", "learner", "inference", "runner", "store", "auditor")
 BAR_WIDTH = 40
 NON_TTY_INTERVAL_SECONDS = 10.0
-"""How often a line is printed where there is no terminal to draw on."""
+"""Seconds between two lines of progress where output is no terminal."""
 
 
 def _line(beat: Heartbeat, is_named: bool) -> str:
@@ -33,7 +33,7 @@ def _line(beat: Heartbeat, is_named: bool) -> str:
 
 
 def members_table(members: Iterable[Heartbeat]) -> Table:
-    """One row per living process, with its model where there are several."""
+    """Build a table with one row per living process, and a column for models if there are several."""
     members = list(members)
     is_named = has_several_models(members)
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -48,7 +48,7 @@ def members_table(members: Iterable[Heartbeat]) -> Table:
 
 
 class LiveView:
-    """Live picture of a run; ``phase`` is the headline."""
+    """Live table of a run; ``phase`` is the headline."""
 
     def __init__(self, fleet: Fleet, title: str, console: Console | None = None) -> None:
         self.phase = "starting"
@@ -58,9 +58,9 @@ class LiveView:
         self._console = console or Terminal(stderr=True)
         self._started = time.monotonic()
         self._rewards: dict[str, dict[int, float]] = {}
-        """By model, then by step."""
+        """Mean reward by model, then by step."""
         self._progress: dict[str, StepProgress] = {}
-        """By model."""
+        """Progress of training by model."""
 
     @contextlib.asynccontextmanager
     async def showing(self) -> AsyncIterator["LiveView"]:
@@ -78,13 +78,13 @@ class LiveView:
             self._print(self._headline())
 
     def set_note(self, note: str) -> None:
-        """Change what stands beside the headline; without a terminal it is printed at once."""
+        """Change the note beside the headline; without a terminal it is printed at once."""
         self.note = note
         if not self._console.is_terminal:
             self._print(self._headline())
 
     def warn(self, sentence: str) -> None:
-        """Print a warning, which stays where it is."""
+        """Print a warning, which stays above the live table."""
         self._print(f"warning: {sentence}")
 
     def _headline(self) -> str:
@@ -110,7 +110,7 @@ class LiveView:
             yield f"{self._name(model)}reward by step  {sparkline(values, BAR_WIDTH)}  {span}"
 
     def _name(self, model: str) -> str:
-        """What a line about a learner begins with: its model, where there are several."""
+        """Return the beginning of a line about a learner: its model where there are several, else nothing."""
         return f"{model}: " if len(self._progress) > 1 else ""
 
     def _remember(self) -> None:
@@ -141,7 +141,7 @@ class LiveView:
                 self._print(line)
 
     def _lines(self) -> Iterator[str]:
-        """What the live picture shows, for where there is no terminal."""
+        """Yield the content of the live table as lines, for output that is no terminal."""
         members = self._fleet.members()
         yield from (f"ALERT  {alert}" for alert in firing_alerts(members))
         now = time.monotonic()
@@ -157,5 +157,5 @@ class LiveView:
 
 
 def console() -> Console:
-    """Where progress goes: standard error, so that output can be piped."""
+    """Return a console on standard error, where progress goes, so that output can be piped."""
     return Terminal(file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What is going on, in a notebook: a progress bar of the training steps, with the phase and the reward beside it."""
+"""Progress of a run in a notebook: a bar of the training steps, with phase and reward beside it."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from lightningbus.run.display.progress import StepProgress, format_reward, slowe
 
 
 class NotebookView(LiveView):
-    """A bar by tqdm, which is a widget where ipywidgets is installed and a line of text elsewhere."""
+    """Progress bar by tqdm: a widget where ipywidgets is installed, a line of text elsewhere."""
 
     def __init__(self, fleet: Fleet, title: str, bar: Any) -> None:
         super().__init__(fleet, title, console())
@@ -33,12 +33,12 @@ class NotebookView(LiveView):
             self._bar.close()
 
     def set_phase(self, phase: str) -> None:
-        """Change what stands before the bar."""
+        """Change the text before the bar."""
         self.phase = phase
         self._bar.set_description_str(phase)
 
     def set_note(self, note: str) -> None:
-        """Change what stands behind the bar."""
+        """Change the text behind the bar."""
         self.note = note
         self._show_note()
 
@@ -63,7 +63,7 @@ class NotebookView(LiveView):
 
 
 def choose_view(fleet: Fleet, title: str) -> LiveView:
-    """A progress bar in a notebook that has tqdm, else the live table or its lines."""
+    """Return a progress bar in a notebook that has tqdm, else the live table or its lines."""
     if not is_notebook() or find_spec("tqdm") is None:
         return LiveView(fleet, title, console())
     from tqdm.auto import tqdm
@@ -74,6 +74,6 @@ def choose_view(fleet: Fleet, title: str) -> LiveView:
 
 
 def is_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
+    """Return whether this process is the kernel of a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return type(shell).__name__ == "ZMQInteractiveShell"

@@ -1,10 +1,10 @@
-"""How far training has come, how fast it goes, and when it ends. Pure; time is passed in."""
+"""Progress of training: steps done, speed, and time left. Pure; time is an argument."""
 
 from collections.abc import Mapping, Sequence
 
 BARS = "▁▂▃▄▅▆▇█"
 MIN_WINDOW = 4
-"""Steps that the speed is measured over at least, once there are as many."""
+"""Smallest number of steps to measure the speed over, once there are as many."""
 
 
 class StepProgress:
@@ -13,10 +13,10 @@ class StepProgress:
     def __init__(self) -> None:
         self.step = self.num_steps = 0
         self._ends: list[tuple[int, float]] = []
-        """Step and time in seconds at which it was first seen; the first is where watching began."""
+        """Steps, each with the time in seconds when it was first seen; the first entry is the start of watching."""
 
     def record(self, step: int, num_steps: int, now: float) -> None:
-        """Note that ``step`` of ``num_steps`` is done at ``now``, in seconds; a step that was undone counts anew."""
+        """Record that ``step`` of ``num_steps`` is done at ``now``, in seconds; a lower step starts over."""
         if step < self.step:
             self._ends = []
         if not self._ends or step > self.step:
@@ -25,7 +25,7 @@ class StepProgress:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Over the last half of the steps, without the one that was under way at the start; None: not known yet."""
+        """Seconds per step over the last half of the steps, without the first partial one; None: not known yet."""
         ends = self._ends[1:] if len(self._ends) > 2 else self._ends
         if len(ends) < 2:
             return None
@@ -34,12 +34,12 @@ class StepProgress:
 
     @property
     def steps_per_hour(self) -> float | None:
-        """None: not known yet."""
+        """Steps per hour; None: not known yet."""
         seconds = self.seconds_per_step
         return 3600 / seconds if seconds else None
 
     def seconds_left(self, now: float) -> float | None:
-        """Seconds until the last step has ended; None: not known yet."""
+        """Return the seconds until the last step has ended; None: not known yet."""
         seconds = self.seconds_per_step
         if seconds is None:
             return None
@@ -47,7 +47,7 @@ class StepProgress:
         return max(0.0, (self.num_steps - self.step) * seconds - running)
 
     def describe(self, now: float) -> str:
-        """Step, speed and time left in words; empty before training."""
+        """Describe step, speed and time left; empty before training."""
         if not self.num_steps:
             return ""
         parts = [f"step {self.step} of {self.num_steps}"]
@@ -59,7 +59,7 @@ class StepProgress:
 
 
 def slowest_first(progress_by_model: Mapping[str, StepProgress], now: float) -> list[tuple[str, StepProgress]]:
-    """The learners of a run with their models, the one that ends last first: it says how far the run is."""
+    """Sort the learners of a run by time left, the longest first: that one shows how far the run is."""
 
     def rank(item: tuple[str, StepProgress]) -> tuple[float, float, str]:
         model, progress = item
@@ -70,7 +70,7 @@ def slowest_first(progress_by_model: Mapping[str, StepProgress], now: float) -> 
 
 
 def format_duration(seconds: float) -> str:
-    """A duration in its two largest units, such as ``2 h 05 min``."""
+    """Format a duration in its two largest units, such as ``2 h 05 min``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -79,7 +79,7 @@ def format_duration(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """The last ``width`` values as a line of small bars, from the smallest to the largest of them."""
+    """Draw the last ``width`` values as a line of small bars, from the smallest to the largest of them."""
     recent = list(values)[-width:]
     low, high = min(recent, default=0.0), max(recent, default=0.0)
     if high == low:
@@ -88,5 +88,5 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
 
 
 def format_reward(value: float) -> str:
-    """A reward of any scale, in three significant digits."""
+    """Format a reward of any scale in three significant digits."""
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"

@@ -1,4 +1,4 @@
-"""What others wrote, on a terminal and in a notebook: nothing of it steers either."""
+"""Shows untrusted text on a terminal and in a notebook, with control sequences escaped."""
 
 import io
 from collections.abc import Iterable, Sequence
@@ -13,21 +13,21 @@ from rich.text import Text
 from lightningbus.common.printable import to_printable
 
 TEXT_WIDTH = 120
-"""Characters of a line where there is no terminal to fit into."""
+"""Characters of a line for output without a terminal."""
 HTML_FORMAT = "<pre style='line-height: 1.35; white-space: pre-wrap; overflow-wrap: anywhere'>{code}</pre>"
 
 
 class Terminal(Console):
-    """A console that steers the terminal itself, and shows text that would."""
+    """A console that escapes control characters in text, so that only the console itself controls the terminal."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """See `rich.console.Console.render`."""
+        """Render as `rich.console.Console.render`, with control characters of the text escaped."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=to_printable(segment.text))
 
 
 def output(**options: Any) -> Terminal:
-    """Standard output; a pipe has no width to fit into."""
+    """Return a terminal on standard output; a pipe gets 400 columns, so that lines are not wrapped."""
     terminal = Terminal(**options)
     if not terminal.is_terminal:
         terminal.width = 400
@@ -35,7 +35,7 @@ def output(**options: Any) -> Terminal:
 
 
 def render_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> Table:
-    """A table to print; cells are short forms of their values."""
+    """Build a table to print, whose cells are short forms of their values."""
     table = Table(title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False)
     for column in columns:
         table.add_column(Text(to_printable(column)))
@@ -45,7 +45,7 @@ def render_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: s
 
 
 def format_cell(value: Any) -> str:
-    """A value in a table: four digits of a number, seconds of a time."""
+    """Format a value for a table: numbers in four digits, times in seconds."""
     if value is None:
         return ""
     if isinstance(value, float):
@@ -54,7 +54,7 @@ def format_cell(value: Any) -> str:
 
 
 def render_text(renderable: RenderableType, width: int = TEXT_WIDTH) -> str:
-    """As plain text, such as the ``repr`` of an object."""
+    """Render as plain text, such as the ``repr`` of an object."""
     file = io.StringIO()
     # A kernel's environment asks for colours, which are control characters here.
     plain = Terminal(
@@ -65,7 +65,7 @@ def render_text(renderable: RenderableType, width: int = TEXT_WIDTH) -> str:
 
 
 def render_html(renderable: RenderableType, width: int = TEXT_WIDTH) -> str:
-    """As HTML with all text escaped, for a notebook's light and dark pages."""
+    """Render as HTML with all text escaped, for a notebook's light and dark pages."""
     console = Terminal(file=io.StringIO(), width=width, highlight=False, force_jupyter=False, record=True)
     console.print(renderable, crop=False)
     return console.export_html(inline_styles=True, code_format=HTML_FORMAT)

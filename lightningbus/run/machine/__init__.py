@@ -1,1 +1,1 @@
-"""This machine: its facts, and what of them prevents a run."""
+"""Facts about this machine, and checks of them."""

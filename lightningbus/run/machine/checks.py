@@ -1,4 +1,4 @@
-"""What of a machine prevents a run, or slows it, with what to do about it. Pure: `facts` reads them."""
+"""Checks of a machine: what would prevent or slow a run, each with advice. Pure: `facts` reads the machine."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -8,17 +8,17 @@ Level = Literal["ok", "warning", "error"]
 MIN_PYTHON, NEXT_PYTHON = (3, 11), (3, 14)
 MIN_CORES, MIN_MEMORY_GIB, MIN_FREE_GIB = 2, 8.0, 5.0
 INSTALLATION_GIB = 5.3
-"""Of all packages, in an environment without CUDA."""
+"""Disk space of all packages in an environment without CUDA."""
 MIN_OPEN_FILES = 4096
 MIN_DRIVER = 580
 """NVIDIA's driver for CUDA 13, which the pinned vLLM uses: https://docs.nvidia.com/deploy/cuda-compatibility/."""
 MIN_TIME = 1_735_689_600
-"""2025-01-01: a clock before it was never set."""
+"""2025-01-01 in Unix time: a clock that shows an earlier time was never set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A machine as `facts.read_facts` found it."""
+    """Facts about a machine, as `facts.read_facts` reads them."""
 
     platform: str
     python: tuple[int, int]
@@ -26,12 +26,12 @@ class Facts:
     memory_gib: float
     gpus: list[str] = field(default_factory=list)
     driver: str = ""
-    """Version of NVIDIA's driver; empty: there is none."""
+    """Version of NVIDIA's driver; empty if there is none."""
     gpu_problem: str = ""
-    """Why `nvidia-smi` does not answer."""
+    """Reason why `nvidia-smi` does not answer; empty if it does or there is no GPU."""
     has_amx: bool = False
     can_use_amx: bool = False
-    """Whether Linux gives the tile registers to a process that asks for them."""
+    """Whether Linux grants the AMX tile registers to a process that asks for them."""
     runs_directory: str = "runs"
     free_gib: float = 0.0
     packages_directory: str = ""
@@ -41,21 +41,21 @@ class Facts:
     is_temporary_writable: bool = True
     is_socket_path_short: bool = True
     max_open_files: int = 0
-    """The hard limit."""
+    """Hard limit of open files of a process."""
     used_ports: Mapping[int, str] = field(default_factory=dict)
-    """Default ports that somebody listens on, with what they are for."""
+    """Default ports that another process listens on, with their purpose."""
     now: float = 0.0
     newest_file_at: float = 0.0
-    """When the newest file of this installation was written."""
+    """Unix time at which the newest file of this installation was written."""
     missing_parts: str = ""
-    """Files and modules of lightningbus itself that are not there; empty: none."""
+    """Files and modules that this installation of lightningbus lacks; empty if it is complete."""
     versions: Mapping[str, str | None] = field(default_factory=dict)
-    """Of each package that a role needs; None: it is not installed."""
+    """Version of each package that a role needs; None if it is not installed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at, what it is, and what to do; ``error`` prevents a run."""
+    """Result of one check, with advice; level ``error`` prevents a run."""
 
     name: str
     level: Level
@@ -72,11 +72,11 @@ PACKAGES = {
     "vllm": ("inference", "0.31.0"),
     "matplotlib": ("demo", ""),
 }
-"""Package -> the extra that installs it, and the version that is tested; empty: any."""
+"""Extra that installs a package, and the tested version (empty: any), by package."""
 
 
 def check_machine(facts: Facts) -> list[Check]:
-    """Every check, in the order of a new user's questions."""
+    """Run every check, in the order of a new user's questions."""
     return [
         _check_system(facts),
         *_check_size(facts),
@@ -93,7 +93,7 @@ def check_machine(facts: Facts) -> list[Check]:
 
 
 def is_prevented(checks: list[Check]) -> bool:
-    """Whether something prevents a run here."""
+    """Return whether one of the checks found something that prevents a run."""
     return any(check.level == "error" for check in checks)
 
 
@@ -157,7 +157,7 @@ def _check_directories(facts: Facts) -> Iterator[Check]:
 
 
 def _check_space_for_packages(facts: Facts) -> Iterator[Check]:
-    """Only while packages are missing: what is installed needs no more space."""
+    """Check the disk space for packages, only if some are missing."""
     if None not in (facts.versions.get(name) for name in PACKAGES):
         return
     finding = f"{facts.packages_free_gib:.1f} GiB free in {facts.packages_directory}"

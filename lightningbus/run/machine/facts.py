@@ -1,4 +1,7 @@
-"""Facts for `lightningbus doctor`: hardware, packages, directories and ports. It tries to write and to listen."""
+"""Facts for `lightningbus doctor`: hardware, packages, directories and ports.
+
+Directories and ports are tested by writing a file and by listening.
+"""
 
 import resource
 import shutil
@@ -16,7 +19,7 @@ from lightningbus.run.machine.installation import describe_missing_parts
 
 PORTS = {4222: "bus", 8123: "ClickHouse"}
 ASK_AMX = "import sys; from lightningbus.inference.engine.plugin import request_amx; sys.exit(not request_amx())"
-"""For a process of its own: the permission stays with whoever asked."""
+"""Code that requests AMX in a process of its own, since the permission stays with the process that requests it."""
 
 
 def read_facts(runs: Path) -> Facts:

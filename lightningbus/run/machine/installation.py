@@ -1,4 +1,4 @@
-"""Whether this installation of lightningbus has all that it is made of."""
+"""Check that this installation of lightningbus is complete."""
 
 import os
 import re
@@ -15,7 +15,7 @@ _IMPORT = re.compile(r"^[ \t]*from ([\w.]+) import ([\w, ]*)", re.M)
 
 
 def describe_missing_parts() -> str:
-    """The first parts that are missing, and how many more; empty: the installation is complete."""
+    """Name the first missing parts, and how many more there are; empty if the installation is complete."""
     missing = sorted({*_find_missing_files(), *_find_missing_modules()})
     if len(missing) <= MAX_NAMED:
         return ", ".join(missing)
@@ -23,7 +23,7 @@ def describe_missing_parts() -> str:
 
 
 def _find_missing_files() -> Iterator[str]:
-    """Files that were installed and are gone."""
+    """Find installed files that are gone."""
     try:
         files = distribution(DISTRIBUTION).files or []
     except PackageNotFoundError:
@@ -32,7 +32,7 @@ def _find_missing_files() -> Iterator[str]:
 
 
 def _find_missing_modules() -> Iterator[str]:
-    """Our modules that modules here import, and that Python does not find; by reading, not by importing."""
+    """Find modules of lightningbus that its modules import and Python does not find; nothing is imported for it."""
     for root in _search(DISTRIBUTION) or ():
         for directory, _, names in os.walk(root, followlinks=True):
             for source in (Path(directory, name) for name in names if name.endswith(".py")):
@@ -43,7 +43,7 @@ def _find_missing_modules() -> Iterator[str]:
 
 @cache
 def _missing_of(module: str, names: str) -> tuple[str, ...]:
-    """The module if it is missing, else those of ``names`` that its package neither contains nor defines."""
+    """Return the module if it is missing, else those of ``names`` that its package neither contains nor defines."""
     submodules = _search(module)
     if submodules is None:
         return (module,)
@@ -57,7 +57,7 @@ def _missing_of(module: str, names: str) -> tuple[str, ...]:
 
 @cache
 def _search(module: str) -> list[str] | None:
-    """The directories of a package, none for another module; None: there is no such module."""
+    """Return the directories of a package, an empty list for a plain module, and None if there is no such module."""
     try:
         spec = find_spec(module)
     except ImportError:

@@ -1,4 +1,4 @@
-"""What parts of a run file do not fit together, each in a sentence."""
+"""Conflicts between parts of a run file, each as a sentence."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,7 +13,7 @@ TOKEN_LIMITS = ("max_tokens", "max_completion_tokens")
 
 
 def find_differences(learners: Sequence[LearnerSettings]) -> Iterator[str]:
-    """What learners of one run must have in common and have not: they dispatch the same tasks."""
+    """Yield the settings in which learners of one run differ but must agree, because they dispatch the same tasks."""
     first, *others = learners
     for other in others:
         for name in sorted({*SHARED_SETTINGS, "tasks"}):
@@ -22,7 +22,7 @@ def find_differences(learners: Sequence[LearnerSettings]) -> Iterator[str]:
 
 
 def find_inconsistencies(settings: RunSettings, learner: LearnerSettings, heldout: EvalSettings) -> Iterator[str]:
-    """What of a run file cannot work, for one of its learners."""
+    """Yield the settings of a run file that cannot work together, for one of its learners."""
     agents = {runner.agent_name for runner in settings.runners}
     named = [("learner.agent", learner.agent), ("eval.agent", heldout.agent)]
     if settings.optimize is not None and settings.optimizes_in_turns:
@@ -59,7 +59,7 @@ def find_inconsistencies(settings: RunSettings, learner: LearnerSettings, heldou
 
 
 def find_oddities(settings: RunSettings, learner: LearnerSettings) -> Iterator[str]:
-    """What of a learner's settings has no effect, or another one than it says."""
+    """Yield the settings of a learner that have no effect, or an unexpected one."""
     for name in learner.sampling_params:
         if name not in SAMPLING_FIELDS:
             near = suggest_name(name, SAMPLING_FIELDS)
@@ -77,7 +77,7 @@ def find_oddities(settings: RunSettings, learner: LearnerSettings) -> Iterator[s
 
 
 def _list_token_limits(settings: RunSettings, learner: LearnerSettings) -> Iterator[tuple[str, int, InferenceSettings]]:
-    """What each call may generate, and the nodes that are asked: of all models that a task may call."""
+    """Yield each token limit of model calls with the nodes that serve models which a task may call."""
     models = {learner.main_model, *learner.role_models.values()}
     for name in TOKEN_LIMITS:
         limit = learner.sampling_params.get(name)

@@ -1,4 +1,4 @@
-"""What a learner refuses at its start, asked before there is a learner: names, own functions, adapters, the engine."""
+"""Checks, before a learner starts, everything that it would refuse: names, own functions, adapters, the engine."""
 
 import copy
 import importlib.util
@@ -17,9 +17,9 @@ from lightningbus.run.preflight.memory_check import Target
 
 
 def check_learner(learner: LearnerSettings, target: Target) -> Iterator[str]:
-    """Warnings of what cannot be known here; raises `UserError` at the first thing that the learner would refuse.
+    """Yield warnings about what cannot be checked here; raises `UserError` at the first setting the learner refuses.
 
-    Packages are looked for here unless the learner is started in another environment, or on other machines.
+    Packages are checked here unless the learner starts in another environment, or on other machines.
     """
     _check(learner, resolve_names, learner)
     device, is_here = _find_device(target)
@@ -33,7 +33,7 @@ def check_learner(learner: LearnerSettings, target: Target) -> Iterator[str]:
 
 
 def check_adapters(learner: LearnerSettings, model: Any) -> None:
-    """Whether modules of a model on the meta device get the adapters; raises `UserError`."""
+    """Check that modules of a model on the meta device get the adapters; raises `UserError` otherwise."""
     if not learner.lora.lora_rank or importlib.util.find_spec("peft") is None:
         return
     import torch
@@ -49,16 +49,16 @@ def check_adapters(learner: LearnerSettings, model: Any) -> None:
 
 
 def resolve_names(learner: LearnerSettings) -> None:
-    """Look up the credit method, the estimator, the loss and fields of verl, as the learner does; raises ValueError.
+    """Look up credit method, estimator, loss and fields of verl as the learner does; raises ValueError.
 
-    Own functions of a learner in another environment cannot be imported here, and without verl none is known.
+    Own functions of a learner in another environment cannot be imported here, and without verl no name is known.
     """
     is_elsewhere = learner.python_executable is not None
     if not (is_elsewhere and is_import_path(learner.credit.method)):
         resolve_credit_fn(learner.credit.method)
     if importlib.util.find_spec("verl") is None:
         return
-    with _without_news_of_verl():
+    with _silence_verl():
         from lightningbus.learner.engine.cpu_platform import select_platform
         from lightningbus.learner.settings.verl_fields import check_verl
         from lightningbus.learner.training.estimators import make_estimator
@@ -73,8 +73,8 @@ def resolve_names(learner: LearnerSettings) -> None:
 
 
 @contextmanager
-def _without_news_of_verl() -> Iterator[None]:
-    """While it is imported it tells of each engine that is not installed."""
+def _silence_verl() -> Iterator[None]:
+    """Silence verl's log while it is imported, which reports each engine that is not installed."""
     before = logging.root.manager.disable
     logging.disable(logging.INFO)
     try:
@@ -86,7 +86,7 @@ def _without_news_of_verl() -> Iterator[None]:
 
 
 def _check_optimizers_elsewhere(learner: LearnerSettings) -> Iterator[str]:
-    """torch is the same everywhere; of other packages that are not here, a warning."""
+    """Warn of an optimiser whose package is not installed here; torch's own need no check."""
     for setting, optimizer in learner.verl.optimizers.items():
         package = optimizer.module.partition(".")[0]
         if importlib.util.find_spec(package) is None:
@@ -97,7 +97,7 @@ def _check_optimizers_elsewhere(learner: LearnerSettings) -> Iterator[str]:
 
 
 def _find_device(target: Target) -> tuple[str, bool]:
-    """What the learner computes on, and whether it is in this machine."""
+    """Return the learner's device, and whether this machine has it."""
     import torch
 
     if torch.cuda.is_available():

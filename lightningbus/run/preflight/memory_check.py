@@ -1,4 +1,4 @@
-"""What training takes of a GPU's memory and time, said before the first step: an estimate from the model's shape."""
+"""Estimate of a GPU's memory and time for training, from the model's shape, before the first step."""
 
 import os
 import time
@@ -24,12 +24,12 @@ from lightningbus.run.errors import UserError
 GIB = 2**30
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 VLLM_SHARE = 0.92
-"""vLLM's default of --gpu-memory-utilization."""
+"""Default of vLLM's --gpu-memory-utilization."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The machine that training is planned for; what is not given is taken from this one."""
+    """Machine that training is planned for; fields left out are read from this machine."""
 
     num_ranks: int = 1
     gpu_memory_gib: float | None = None
@@ -37,11 +37,10 @@ class Target:
 
 
 def check_memory(learner: LearnerSettings, nodes: Sequence[InferenceSettings], target: Target) -> Iterator[str]:
-    """Lines of the plan and, if it does not fit, what to turn; one line where it fits and there is no GPU.
+    """Yield the lines of the memory plan and, if it does not fit, the settings to change.
 
-    ``nodes`` are those on the learner's first GPU.
-
-    Raises `UserError` if the directory holds no model.
+    It is one line where it fits and there is no GPU. ``nodes`` are those on the learner's first GPU. Raises `UserError`
+    if the directory holds no model.
     """
     from transformers import AutoConfig
 
@@ -64,7 +63,7 @@ def check_memory(learner: LearnerSettings, nodes: Sequence[InferenceSettings], t
 
 
 def training_shape(learner: LearnerSettings, num_ranks: int, has_gpu: bool) -> TrainingShape:
-    """How a learner of so many ranks trains."""
+    """Return the figures of a learner with ``num_ranks`` ranks that its memory and time depend on."""
     engine, lora_rank = learner.engine, learner.lora.lora_rank
     param_bytes = BYTES[engine.model_dtype]
     return TrainingShape(
@@ -90,14 +89,14 @@ def training_shape(learner: LearnerSettings, num_ranks: int, has_gpu: bool) -> T
 
 
 def _optimizer_bytes(name: str, param_bytes: int) -> int:
-    """State for each parameter: of Adam two numbers, in the weights' dtype or in 8 bits; of SGD one at most."""
+    """Return the bytes of optimiser state for each parameter: two numbers for Adam, at most one for SGD."""
     if "8bit" in name.lower():
         return 2
     return param_bytes if name == "SGD" else 2 * param_bytes
 
 
 def describe(name: str, model: ModelShape, how: TrainingShape, capacity: int, share: int) -> Iterator[str]:
-    """The table of one rank, and the settings to turn where it does not fit."""
+    """Yield a table of one rank's memory, and the settings to change if it does not fit."""
     plan = plan_memory(model, how, share)
     whole = f"{how.num_ranks} rank{'s' if how.num_ranks > 1 else ''}, {how.tokens:,} tokens at once"
     yield f"{name}: memory of each of {whole}, in GiB; an estimate:"
@@ -112,7 +111,7 @@ def describe(name: str, model: ModelShape, how: TrainingShape, capacity: int, sh
 
 
 def table(plan: MemoryPlan) -> list[tuple[str, int]]:
-    """Rows of a plan, in bytes: what stays, what the backward pass adds, and the most at any moment."""
+    """List the rows of a plan, in bytes: permanent parts, those of the backward pass, and the peak."""
     rows = [
         ("parameters", plan.parameters),
         ("gradients", plan.gradients),
@@ -143,7 +142,7 @@ def _describe_advice(model: ModelShape, how: TrainingShape, capacity: int, share
 
 
 def describe_time(learner: LearnerSettings, model: ModelShape, how: TrainingShape, tflops: float | None) -> str:
-    """A sentence for the time of one step whose rollouts are all as long as they may be."""
+    """Describe the time of one step in a sentence, for rollouts of the greatest length."""
     num_rollouts = learner.groups_per_step * learner.group_size
     tokens = num_rollouts * learner.seq_len
     share = 1.0 if needs_log_probs(learner) else 1 / learner.actor.old_log_prob_interval
@@ -156,7 +155,7 @@ def describe_time(learner: LearnerSettings, model: ModelShape, how: TrainingShap
 
 
 def _capacity(target: Target) -> tuple[bool, int]:
-    """Whether training is on GPUs, and bytes for a rank: as given, of the GPU here, or a share of this machine."""
+    """Return whether training is on GPUs, and a rank's bytes: as given, of the GPU here, or a share of this machine."""
     import torch
 
     if target.gpu_memory_gib is not None:
@@ -167,7 +166,10 @@ def _capacity(target: Target) -> tuple[bool, int]:
 
 
 def _engine_bytes(node: InferenceSettings, model: ModelShape, has_gpu: bool, capacity: int) -> int:
-    """What vLLM takes: of a GPU the share that its arguments say; of a host its weights and KV cache."""
+    """Return the bytes that vLLM takes: its share of a GPU, or its weights and KV cache on a host.
+
+    Raises `UserError` if ``--gpu-memory-utilization`` is no number.
+    """
     if not has_gpu:
         return int(node.kv_cache_gib * GIB) + 4 * model.num_params
     words = [word for argument in node.vllm_args for word in argument.split("=", 1)]
@@ -181,14 +183,17 @@ def _engine_bytes(node: InferenceSettings, model: ModelShape, has_gpu: bool, cap
 
 
 def _measured_tflops(target: Target, has_gpu: bool) -> float | None:
-    """As given; else of a matrix product here, which training does not reach; none for GPUs that are elsewhere."""
+    """Return the given TFLOP/s, else those measured for a matrix product here, an upper bound for training.
+
+    Returns None for GPUs of another machine.
+    """
     if target.gpu_tflops is not None or target.gpu_memory_gib is not None:
         return target.gpu_tflops
     return measure_matrix_tflops(has_gpu)
 
 
 def measure_matrix_tflops(has_gpu: bool) -> float:
-    """TFLOP/s of the fastest of three products of square matrices: bfloat16 on a GPU, else float32."""
+    """Measure the TFLOP/s of the fastest of three products of square matrices: bfloat16 on a GPU, else float32."""
     import torch
 
     size, dtype = (8192, torch.bfloat16) if has_gpu else (1024, torch.float32)

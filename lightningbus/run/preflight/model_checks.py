@@ -1,4 +1,4 @@
-"""What a model's folder holds: a causal language model, its tokenizer, its weights. None of them is loaded."""
+"""Checks of a model's folder: a causal language model, its tokenizer, its weights. None of them is loaded."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,13 +10,13 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.preflight.learner_checks import check_adapters
 
 CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-"""Ends of the names of architectures that write text."""
+"""Endings of the names of architectures that generate text."""
 WEIGHTS = ("*.safetensors", "*.bin")
 OTHER_TOKENIZER_FILES = ("tokenizer.json", "tekken.json")
 
 
 def check_model(path: Path, nodes: Sequence[InferenceSettings], learners: Sequence[LearnerSettings]) -> Iterator[str]:
-    """A sentence of what the folder holds, made of nothing; warnings; raises `UserError` if it cannot be used.
+    """Yield a sentence about the model in a folder, then warnings; raises `UserError` if it cannot be used.
 
     The nodes and learners are those that start from it. A node gets its weights from the bus, unless it is frozen.
     """
@@ -39,21 +39,18 @@ def check_model(path: Path, nodes: Sequence[InferenceSettings], learners: Sequen
 
 
 def check_configuration(path: Path, learner: LearnerSettings) -> Iterator[str]:
-    """`check_model` of a folder that lacks weights, to plan with its ``config.json`` alone."""
+    """Check a folder without weights as `check_model` does, for a plan that needs its ``config.json`` alone."""
     check_adapters(learner, make_empty_model(path)[1])
     yield f"warning: {path} holds no weights: the plan is of its config.json alone"
 
 
 def find_weights(path: Path) -> list[Path]:
-    """The files of weights in a folder."""
+    """List the weight files in a folder."""
     return [file for pattern in WEIGHTS for file in sorted(path.glob(pattern))]
 
 
 def make_empty_model(path: Path) -> tuple[Any, Any]:
-    """A folder's configuration, and its model on the meta device, by the class that the learner trains.
-
-    Raises `UserError`.
-    """
+    """Read a folder's configuration and create its language model on the meta device; raises `UserError`."""
     if not path.is_dir():
         raise UserError(f"{path} is no model: there is no such directory")
     if not (path / "config.json").exists():
@@ -82,10 +79,10 @@ def make_empty_model(path: Path) -> tuple[Any, Any]:
 
 
 def find_unknown_tokens(vocabulary: dict[str, int], size: int, added: set[str], used: str) -> list[str]:
-    """Tokens that a model of ``size`` tokens lacks and is asked for. Pure.
+    """Find tokens that are used but lie beyond a model's ``size`` tokens. Pure.
 
-    Those that were ``added`` count only where they stand in ``used``, the text of the chat template and the like: of
-    some models the marks of images lie beyond the vocabulary.
+    Those in ``added`` count only if they occur in ``used``, the text of the chat template and the like: some models
+    have image markers beyond their vocabulary.
     """
     beyond = sorted((number, token) for token, number in vocabulary.items() if number >= size)
     return [token for _, token in beyond if token not in added or token in used]
@@ -111,7 +108,7 @@ def _check_tokenizer(path: Path, tokenizer: Any, size: int) -> None:
 
 
 def _check_weights(path: Path) -> None:
-    """Whether there are weights, in files that are whole."""
+    """Check that there are weights, in files that are complete; raises `UserError` otherwise."""
     files = find_weights(path)
     if not files:
         raise UserError(f"{path} holds no weights: it has no {' or '.join(WEIGHTS)}")

@@ -1,4 +1,4 @@
-"""Whether this machine lets a run listen where its settings say."""
+"""Checks that this machine lets a run listen on the addresses in its settings."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ ANY_HOST = ("0.0.0.0", "::")
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """An address that a process of the run is to listen on, by its setting."""
+    """An address that a process of the run listens on, with its setting."""
 
     setting: str
     host: str
@@ -37,7 +37,7 @@ def check_ports(settings: RunSettings) -> None:
 
 
 def list_listeners(settings: RunSettings) -> Iterator[Listener]:
-    """Every address in the settings of a run that one of its processes listens on. Pure."""
+    """List every address in a run's settings that one of its processes listens on. Pure."""
     if settings.bus.url is None:
         yield Listener("bus.port", settings.bus.host, settings.bus.port)
     if settings.store is not None and settings.store.url is None:

@@ -1,4 +1,4 @@
-"""Whether a training job can run: everything is loaded but the weights, and the agent runs once."""
+"""Checks that a training job can run: everything is loaded but the weights, and the agent runs once."""
 
 import asyncio
 from collections.abc import Iterator
@@ -25,25 +25,26 @@ from lightningbus.schemas.subjects import TRAIN_ROLLOUTS
 from lightningbus.tasks.task_file import load_tasks
 
 VERSIONS_AHEAD = 3
-"""Beside `max_staleness`: the version evaluated, the one made of its last rollouts, and the one being published."""
+"""Weight versions needed beyond `max_staleness`: the one being evaluated, its successor, and the one being published.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainJob:
-    """What a run file needs beside its processes to be a training job."""
+    """Learners and evaluation of a training job, validated together."""
 
     learners: tuple[LearnerSettings, ...]
-    """The first one trains the model that agents call by name."""
+    """Settings of all learners; the first one trains the model that agents call by name."""
     eval: EvalSettings
 
     @property
     def learner(self) -> LearnerSettings:
-        """The first learner; all dispatch the same tasks."""
+        """First learner; all learners dispatch the same tasks."""
         return self.learners[0]
 
 
 def parse_job(settings: RunSettings, source: str) -> TrainJob:
-    """Raises `UserError` naming what the run file lacks, and everything in it that does not fit together."""
+    """Return the training job of a run file; raises `UserError` naming everything missing or inconsistent in it."""
     lacking = [name for name in ("store", "inference", "runners", "eval") if not getattr(settings, name)]
     lacking += [] if settings.all_learners else ["learner"]
     if lacking:
@@ -61,13 +62,13 @@ def parse_job(settings: RunSettings, source: str) -> TrainJob:
 
 
 def _keep_versions_ahead(learner: LearnerSettings) -> LearnerSettings:
-    """The learner with as many versions kept as it can be ahead of one that is evaluated, or has its prompts tried."""
+    """Let the learner keep as many weight versions as it can be ahead during an evaluation or prompt round."""
     num_kept = max(learner.keep_weight_versions, learner.max_staleness + VERSIONS_AHEAD)
     return learner.model_copy(update={"keep_weight_versions": num_kept})
 
 
 def run_checks(settings: RunSettings, job: TrainJob, target: Target) -> Iterator[str]:
-    """Sentences of what was found to be in order; raises `UserError` at the first thing that is not."""
+    """Yield a sentence for each thing that is in order; raises `UserError` at the first that is not."""
     assert job.learner.tasks is not None
     is_here = target.gpu_memory_gib is None
     if is_here:
@@ -91,7 +92,7 @@ def run_checks(settings: RunSettings, job: TrainJob, target: Target) -> Iterator
 
 
 def check_alone(learner: LearnerSettings, target: Target) -> Iterator[str]:
-    """`run_checks` of a learner that is started by itself; for other machines a plan needs no weights here."""
+    """Check a learner that is started by itself, as `run_checks` does; for other machines no weights are needed."""
     if target.gpu_memory_gib is not None and not find_weights(learner.model_path):
         yield from check_configuration(learner.model_path, learner)
     else:
@@ -101,7 +102,7 @@ def check_alone(learner: LearnerSettings, target: Target) -> Iterator[str]:
 
 
 def _check_sizes(settings: RunSettings, learner: LearnerSettings) -> str:
-    """Whether the bus that is started here can hold what the learner has under way."""
+    """Check that the embedded bus can hold the learner's rollouts; return a sentence, or raise `UserError`."""
     sizes = settings.bus.streams
     bound = sizes.bytes_of(TRAIN_ROLLOUTS) or DEFAULT_MIB[TRAIN_ROLLOUTS] * MIB
     short = find_shortage(learner, Capacity(bound, MAX_MESSAGES, sizes.max_ack_pending or MAX_ACK_PENDING))
@@ -111,7 +112,7 @@ def _check_sizes(settings: RunSettings, learner: LearnerSettings) -> str:
 
 
 def describe_trial(settings: RunSettings, job: TrainJob, agent: str) -> TrialTask:
-    """The first task of a job for an agent: to train on, else of the evaluation."""
+    """Return the first task of a job for an agent: a training task if it gets any, else one of the evaluation."""
     learner, heldout = job.learner, job.eval
     assert learner.tasks is not None
     mode: Mode = "train" if agent == learner.agent or agent != heldout.agent else "eval"
@@ -136,7 +137,7 @@ def describe_trial(settings: RunSettings, job: TrainJob, agent: str) -> TrialTas
 
 
 def _list_prompts(settings: RunSettings, agent: str) -> Iterator[PromptChoice]:
-    """Prompts of an agent that the job improves, as the agent itself sends them."""
+    """Yield the prompts of an agent that the job improves, as the agent itself sends them."""
     optimize = settings.optimize
     if optimize is not None and optimize.agent == agent:
         for name, prompt in optimize.prompts.items():

@@ -22,7 +22,7 @@ STOP_SECONDS = 10.0
 
 
 async def run_checks_apart(settings: RunSettings) -> list[str]:
-    """`preflight.run_checks` on this machine; raises `UserError` at the first thing that is not in order."""
+    """Run `preflight.run_checks` for this machine in a child process; raises `UserError` at the first failed check."""
     pipe = asyncio.subprocess.PIPE
     process = await spawn(*COMMAND, stdin=pipe, stdout=pipe)
     try:

@@ -1,4 +1,4 @@
-"""What vLLM would say to the calls of a dry run: its own server, with an engine that computes nothing."""
+"""Checks the calls of a dry run against vLLM's own server, with an engine that computes nothing."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ ADVICE = {
     "maximum model length": "ask for fewer tokens, or raise inference.max_model_len",
     "chat template": "take a model whose template fits, or name one by --chat-template in inference.vllm_args",
 }
-"""What to do, by words of vLLM's sentence."""
+"""Advice by words in vLLM's error message."""
 
 
 class VllmStartError(UserError):
@@ -31,7 +31,7 @@ class VllmStartError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """A request as a node gets it."""
+    """A request as a node receives it."""
 
     path: str
     body: dict[str, Any]
@@ -39,7 +39,7 @@ class ModelCall:
 
 @asynccontextmanager
 async def scripted_vllm(node: InferenceSettings, models: Sequence[str]) -> AsyncIterator[Engine]:
-    """The server of a node's vLLM, with its parsers, template and limits, while the block runs.
+    """Run a node's vLLM server, with its parsers, template and limits but without a model, while the block runs.
 
     It serves all ``models``. Raises `VllmStartError`.
     """
@@ -67,7 +67,7 @@ async def scripted_vllm(node: InferenceSettings, models: Sequence[str]) -> Async
 
 
 async def find_refusals(engine: Engine, calls: Iterable[ModelCall]) -> AsyncIterator[str]:
-    """What vLLM refuses of these calls, and the tools that a model would never see, each in a sentence."""
+    """Yield a sentence for each call that vLLM refuses or whose tools the chat template would ignore."""
     for call in calls:
         status, text = await _post(engine, call.path, call.body)
         if status >= 400:
@@ -81,7 +81,7 @@ async def find_refusals(engine: Engine, calls: Iterable[ModelCall]) -> AsyncIter
 
 
 def explain(status: int, text: str) -> str:
-    """A refusal of vLLM in a sentence, with what to do. Pure."""
+    """Describe an error answer of vLLM in a sentence, with advice. Pure."""
     try:
         message = str(json.loads(text)["error"]["message"])
     except (ValueError, LookupError, TypeError):
@@ -92,7 +92,7 @@ def explain(status: int, text: str) -> str:
 
 
 async def _are_tools_ignored(engine: Engine, body: dict[str, Any]) -> bool:
-    """Whether a chat is the same to the model without its tools, and says nothing of them itself."""
+    """Return whether the chat template ignores a chat's tools, which the messages do not name either."""
     if not body.get("tools") or body.get("tool_choice") == "none" or "messages" not in body:
         return False
     messages = json.dumps(body["messages"])

@@ -1,4 +1,4 @@
-"""An inference node whose every answer is the same token: an agent is tried on it before there is a model."""
+"""An inference node that always answers with the same token, to try an agent before there is a model."""
 
 import asyncio
 import json
@@ -20,29 +20,29 @@ MAX_REQUEST_BYTES = 64 * 1024 * 1024
 
 
 class ScriptedNode:
-    """The only node of its fleet. It speaks to the gateway as a node does, always in a stream."""
+    """The only node of its fleet; it streams to the gateway as a real node does."""
 
     def __init__(self, *models: str) -> None:
-        """It serves each of the models."""
+        """Prepare to serve ``models``."""
         self._models = models
         self._members: list[Heartbeat] = []
         self.calls: list[ModelCall] = []
-        """What it was asked, in order."""
+        """Model calls received, in order."""
 
     def members(self) -> Sequence[Heartbeat]:
-        """Itself, while it serves."""
+        """Return this node while it serves."""
         return self._members
 
     def suspect(self, role: str, id: str) -> None:
-        """It has no replacement."""
+        """Do nothing, since there is no other node."""
 
     async def wait_for_change(self) -> None:
-        """Nothing changes."""
+        """Wait for a change of the fleet, which never comes."""
         await asyncio.Event().wait()
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["ScriptedNode"]:
-        """On a free loopback port while the block runs."""
+        """Serve on a free loopback port while the block runs."""
         app = web.Application(client_max_size=MAX_REQUEST_BYTES)
         app.router.add_post("/v1/chat/completions", self._answer)
         app.router.add_post("/v1/completions", self._answer)
@@ -95,7 +95,7 @@ class ScriptedNode:
 
 
 def _choice(index: int, chat: bool) -> dict[str, Any]:
-    """One choice of the only chunk of an answer."""
+    """Build one choice of the only chunk of an answer."""
     choice: dict[str, Any] = {"index": index, "finish_reason": "stop", "token_ids": [TOKEN_ID]}
     if chat:
         choice["delta"] = {"role": "assistant", "content": ANSWER}

@@ -50,18 +50,18 @@ class TrialTask:
     """Other models of the job."""
     wanted_rewards: Sequence[WantedReward] = ()
     nodes: Sequence[InferenceSettings] = ()
-    """The calls are sent to the vLLM of these too, to see whether it refuses one."""
+    """Nodes whose vLLM gets the agent's calls too, to check that it accepts them."""
     prompts: Sequence[PromptChoice] = ()
     """Prompts that the agent may ask for by name."""
     is_here: bool = True
-    """The nodes are to start on this machine, so their vLLM has to."""
+    """Whether the nodes start on this machine, so that their vLLM must start here."""
 
 
 async def try_agent(runner: RunnerSettings, trial: TrialTask) -> list[str]:
-    """Sentences of what the agent did.
+    """Run the agent once with scripted answers; return sentences about its rollout.
 
-    Raises `UserError` if it cannot be started, if its rollout fails, or if vLLM refuses one of its calls. External
-    endpoints are not asked: their models have scripted answers too. Their keys have to be there.
+    Raises `UserError` if the agent cannot be started, if its rollout fails, or if vLLM refuses one of its calls.
+    External endpoints are not called: their models have scripted answers too. Their keys have to be there.
     """
     try:
         ExternalEndpoints(runner.endpoints, os.environ)
@@ -108,7 +108,7 @@ async def try_agent(runner: RunnerSettings, trial: TrialTask) -> list[str]:
 
 
 async def _check_calls(runner: RunnerSettings, trial: TrialTask, calls: Sequence[ModelCall]) -> AsyncIterator[str]:
-    """Nodes whose vLLM cannot be asked here; raises `UserError` if one refuses a call, or does not start."""
+    """Yield the nodes whose vLLM cannot be checked here; raises `UserError` if one refuses a call or fails to start."""
     asked_models: set[str] = set()
     for node in trial.nodes:
         of_node = [call for call in calls if call.body.get("model") in {*node.models} - asked_models]
@@ -129,7 +129,7 @@ async def _check_calls(runner: RunnerSettings, trial: TrialTask, calls: Sequence
 
 
 def _list_models(runner: RunnerSettings, trial: TrialTask) -> list[str]:
-    """Every model that a call may name, once."""
+    """List every model that a call may name, once."""
     return list(dict.fromkeys([trial.model, *trial.role_models.values(), *trial.served_models, *runner.endpoints]))
 
 
@@ -140,7 +140,7 @@ async def _discard_spans(recorder: AttemptRecorder, seconds: float) -> None:
 def describe(
     runner: RunnerSettings, task_id: str, result: RolloutResult, num_calls: int, seconds: float
 ) -> Iterator[str]:
-    """What a rollout with scripted answers shows; raises `UserError` if it failed. Pure."""
+    """Describe a rollout with scripted answers, line by line; raises `UserError` if it failed. Pure."""
     name = _name_of(runner)
     has_reward = not result.error.startswith(NO_REWARD)
     if result.outcome != "ok" and has_reward:
@@ -160,7 +160,7 @@ def _name_of(runner: RunnerSettings) -> str:
 
 
 def find_missing_rewards(returned: Mapping[str, float], wanted: Sequence[WantedReward]) -> Iterator[str]:
-    """A warning for each reward that a model is trained on and the agent did not give. Pure."""
+    """Yield a warning for each reward that a model is trained on and the agent did not give. Pure."""
     names = f"it gave: {', '.join(sorted(returned))}" if returned else "it gave none by name"
     for reward in wanted:
         if reward.name not in returned:

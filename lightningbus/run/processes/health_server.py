@@ -1,4 +1,4 @@
-"""``/healthz``, ``/readyz`` and ``/metrics``: is the process alive, can it work now, what has it done."""
+"""Serves ``/healthz``, ``/readyz`` and ``/metrics`` for one role."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 
 
 class HealthServer:
-    """Answers the probes of one role; ``bus`` is set once it is connected."""
+    """HTTP server for the probes of one role; ``bus`` is set once it is connected."""
 
     def __init__(self, role: str) -> None:
         self._role = role
         self.bus: Bus | None = None
 
     def not_ready_reason(self) -> str:
-        """Why the role cannot do its work now, as a sentence; empty: it can."""
+        """Return a sentence that says why the role cannot work now; empty if it can."""
         if self.bus is None or not self.bus.nc.is_connected:
             return f"{self._role} is not connected to the bus"
         if self.bus.problem:
@@ -52,7 +52,7 @@ class HealthServer:
             yield
 
     async def _healthz(self, request: web.Request) -> web.Response:
-        """That this is answered is what is asked: the loop that does the work turns."""
+        """Answer ``ok``: an answer shows that the process's event loop is running."""
         return web.Response(text="ok\n")
 
     async def _readyz(self, request: web.Request) -> web.Response:

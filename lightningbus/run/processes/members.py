@@ -1,4 +1,4 @@
-"""Processes of a run that are waited for, by their heartbeats."""
+"""Waits for processes of a run by their heartbeats."""
 
 from collections.abc import Callable
 
@@ -10,17 +10,17 @@ STORE_SECONDS, NODE_SECONDS, RUNNER_SECONDS = 60.0, 600.0, 120.0
 
 
 def is_store(beat: Heartbeat) -> bool:
-    """Whether it is a store. Pure."""
+    """Return whether a heartbeat is a store's. Pure."""
     return beat.role == "store"
 
 
 def is_running_runner(beat: Heartbeat) -> bool:
-    """Whether it is a runner that has started its agent. Pure."""
+    """Return whether a heartbeat is of a runner that has started its agent. Pure."""
     return (beat.role, beat.state) == ("runner", "running")
 
 
 async def find_member(fleet: Fleet, fits: Callable[[Heartbeat], bool]) -> Heartbeat:
-    """Wait for a process that fits."""
+    """Wait for a heartbeat that satisfies the predicate, and return it."""
     while True:
         for beat in fleet.members():
             if fits(beat):

@@ -1,4 +1,7 @@
-"""Who of a run should be there and is not: watched by the supervisor, so that no role watches over itself alone."""
+"""Detects child processes that should be alive but are not.
+
+The supervisor runs this check, because a dead role cannot report itself.
+"""
 
 import asyncio
 import math
@@ -17,7 +20,7 @@ LOOK_SECONDS = 1.0
 
 
 class ProcessLiveness:
-    """When each expected child was last there. Pure: values in, values out."""
+    """Times at which each expected child was last alive. Pure; time is an argument."""
 
     def __init__(self, start_seconds: float = START_SECONDS, absent_seconds: float = ABSENT_SECONDS) -> None:
         self._start_seconds, self._absent_seconds = start_seconds, absent_seconds
@@ -25,9 +28,10 @@ class ProcessLiveness:
         self._last_seen: dict[str, float] = {}
 
     def find_absent(self, expected: Mapping[str, int | None], alive: set[int], now: float) -> dict[str, str]:
-        """Who is absent, by name, and why. ``now`` is in seconds.
+        """Return the absent children by name, each with an alert. ``now`` is in seconds.
 
-        ``expected`` has the process of each child, None while it has none; ``alive`` those that send heartbeats.
+        ``expected`` has the process id of each child, None without a process. ``alive`` has the process ids that send
+        heartbeats.
         """
         for times in (self._expected_since, self._last_seen):
             for name in times.keys() - expected.keys():
@@ -47,7 +51,7 @@ class ProcessLiveness:
 
 
 def are_started(pids: Iterable[int | None], members: Sequence[Heartbeat]) -> bool:
-    """Whether each of these processes has told that its start is over. Pure."""
+    """Return whether all of these processes have reported the end of their start. Pure."""
     return {beat.pid for beat in members if beat.state != "starting"}.issuperset(pids)
 
 
@@ -55,7 +59,7 @@ class LivenessWatch:
     """Publishes an alert when a child of the supervisor is absent, and again when it is back."""
 
     def __init__(self, bus: Bus, fleet: Fleet, supervisor: Supervisor, on_started: Callable[[], None]) -> None:
-        """``on_started`` is called once, when every child has started."""
+        """Watch the children of a supervisor; ``on_started`` is called once, when every child has started."""
         self._fleet, self._supervisor = fleet, supervisor
         self._on_started, self._has_started = on_started, False
         self._liveness = ProcessLiveness(START_SECONDS, ABSENT_SECONDS)
@@ -63,7 +67,7 @@ class LivenessWatch:
         self._alerts = AlertPublisher(bus, "absent", timeout=math.inf)
 
     def describe(self) -> dict[str, Any]:
-        """The supervisor's heartbeat: who is expected, and who of them is absent."""
+        """Return the supervisor's heartbeat: the expected children, and alerts for the absent ones."""
         detail: dict[str, Any] = {"expects": ", ".join(self._supervisor.expected())}
         if self._absent:
             detail["alert"] = "; ".join(self._absent.values())

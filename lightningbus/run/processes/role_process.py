@@ -1,4 +1,4 @@
-"""Running one role in this process: connect, obey signals, end with one sentence when something is wrong."""
+"""Runs one role in this process: connects, handles signals, and ends with one sentence on an error."""
 
 import asyncio
 import gc
@@ -31,13 +31,13 @@ EX_TEMPFAIL = 75
 
 
 def exit_with(sentence: object, code: int = 2) -> NoReturn:
-    """Say what is wrong on standard error and exit; 2 tells a supervisor not to try again."""
+    """Print an error on standard error and exit; exit code 2 tells a supervisor not to restart."""
     print_fatal(sentence)
     raise SystemExit(code)
 
 
 def on_stop_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """The first Ctrl-C or SIGTERM asks to stop; a second one stops at once."""
+    """Install signal handlers: the first Ctrl-C or SIGTERM sets ``stop``, a second one exits at once."""
 
     def handle(number: int) -> None:
         if stop.is_set():
@@ -62,7 +62,7 @@ async def serve_role(at: BusEndpoint, name: str, role: Role[S], settings: S) -> 
 
 
 def run_role(at: BusEndpoint, name: str, role: Role[S], settings: S, *expected: type[Exception]) -> None:
-    """`serve` to the end; errors a user can act on become one sentence and exit code 2, a lost bus 75."""
+    """Run a role to its end; an error the user can correct becomes one sentence and exit code 2, a lost bus 75."""
     ProcessGuard.raise_fd_limit()
     bind_process_context(role=name, run=getattr(settings, "run", None))
     tracing.setup(name, default_instance_id(getattr(settings, "id", None)))

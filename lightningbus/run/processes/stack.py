@@ -49,21 +49,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class KeyPaths:
-    """Where they lie: the directory with every role's credentials, and the file with the inference API key."""
+    """Paths of a run's keys: the directory with every role's credentials, and the file with the inference API key."""
 
     credentials: Path | None = None
     inference_api_key: Path | None = None
     users: Path | None = None
-    """That directory where it makes the server ask who is there; None: it holds signing keys only."""
+    """Directory of the users that the server authenticates; None: ``credentials`` holds signing keys only."""
 
     @classmethod
     def create(cls, directory: RunDirectory, settings: BusSettings, policies: Sequence[str]) -> "KeyPaths":
-        """As the settings or the environment say; what a bus of our own lacks is made here.
+        """Find the keys that settings or environment name, and create those that an embedded bus lacks.
 
-        Learners of these users may train ``policies`` and no other model.
-
-        That is the inference API key, the signing keys of weight versions and decisions, and the users, unless the bus
-        is ``insecure`` or listens beyond loopback: there an operator creates them.
+        These are the inference API key, the signing keys of weight versions and decisions, and the users. Users are not
+        created for a bus that is ``insecure`` or listens beyond loopback: there an operator creates them. Learners
+        among these users may train ``policies`` and no other model.
         """
         users = credentials_dir = settings.credentials or find_credentials_directory()
         if credentials_dir is None and settings.url is None and is_loopback(settings.host) and not settings.insecure:
@@ -84,14 +83,14 @@ class KeyPaths:
         return cls(credentials_dir and credentials_dir.resolve(), key and key.resolve(), users and users.resolve())
 
     def environment(self) -> dict[str, str]:
-        """What children are told of them."""
+        """Return the environment variables that tell child processes these paths."""
         variables = {CREDENTIALS_VARIABLE: self.credentials, API_KEY_VARIABLE: self.inference_api_key}
         return {name: str(path) for name, path in variables.items() if path is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class LocalStack:
-    """A bus with its supervisor: what `up` and the demo stand on."""
+    """A bus with a supervisor of its roles, as `up`, `train` and the demo use them."""
 
     directory: RunDirectory
     bus: Bus
@@ -102,7 +101,7 @@ class LocalStack:
     keys: KeyPaths
 
     async def wait_for_member(self, fits: Callable[[Heartbeat], bool], what: str, seconds: float) -> Heartbeat:
-        """Wait for a process that fits; raises `UserError` when a child fails or nobody comes in time."""
+        """Wait for a heartbeat that satisfies the predicate; raises `UserError` if a child fails, or on timeout."""
         try:
             async with asyncio.timeout(seconds):
                 return await self.or_child_failure(find_member(self.fleet, fits))
@@ -116,15 +115,15 @@ class LocalStack:
             await self.wait_for_member(serves, f"node with version {version} of {model!r}", NODE_SECONDS)
 
     async def or_child_failure(self, work: Awaitable[T]) -> T:
-        """The result of ``work``; raises `UserError` as soon as a child fails for good."""
+        """Return the result of ``work``; raises `UserError` as soon as a child fails for good."""
         return await run_unless(self.supervisor.wait_for_failure(), work)
 
     def find_credentials(self, role: str) -> Credentials | None:
-        """What a role is let in by, and signs by."""
+        """Return a role's user and signing keys; None on a bus without any."""
         return Credentials.read(self.keys.credentials, role) if self.keys.credentials is not None else None
 
     def write_endpoints(self, sql: str = "") -> None:
-        """Say in the run's directory where the servers are, so that other terminals find them."""
+        """Write the servers' addresses into the run's directory, so that other terminals find them."""
         roles, credentials, key = (
             self.supervisor.pids(),
             str(self.keys.credentials or ""),
@@ -154,7 +153,7 @@ class LocalStack:
 async def start_stack(
     directory: RunDirectory, settings: BusSettings, title: str, policies: Sequence[str] = DEFAULT_POLICIES
 ) -> AsyncIterator[LocalStack]:
-    """Bus, supervisor and view while the block runs; children are stopped in order at its end.
+    """Run bus, supervisor and view while the block runs; children are stopped in order at its end.
 
     ``policies`` are the models that learners train.
     """
@@ -205,7 +204,7 @@ async def start_stack(
 
 
 async def up(settings: RunSettings) -> None:
-    """Run everything a run file names until Ctrl-C, or until the learner has made its last step."""
+    """Run every role of a run file until Ctrl-C, or until the learner has made its last step."""
     stop = asyncio.Event()
     on_stop_signals(asyncio.get_running_loop(), stop)
     title = f"lightningbus up · {settings.name}"
@@ -235,7 +234,7 @@ async def _run(stack: LocalStack, settings: RunSettings, stop: asyncio.Event) ->
 
 
 def child_specs(settings: RunSettings, where: Path) -> list[ChildSpec]:
-    """The processes of a run, in the order they start; what is left at its default lies in the run's directory."""
+    """Return the processes of a run in their start order; paths left at their defaults lie in the run's directory."""
     specs: list[ChildSpec] = []
     if settings.store is not None:
         placed_store = _with_defaults(settings.store, data_dir=where / "store")
@@ -278,7 +277,7 @@ def complete_learner_settings(settings: RunSettings, where: Path) -> dict[str, L
 
 
 def learner_names(settings: RunSettings) -> list[str]:
-    """The names of the learners' processes, in the order of the learners."""
+    """Return the names of the learners' processes, in the order of the learners."""
     return [f"learner-{learner.model}" if settings.learners else "learner" for learner in settings.all_learners]
 
 

@@ -1,4 +1,4 @@
-"""All roles of one machine as child processes under one parent."""
+"""Runs roles as child processes of one supervisor."""
 
 import asyncio
 import json
@@ -32,17 +32,17 @@ log = logging.getLogger(__name__)
 STOP_SECONDS = 30.0
 RESTART_POLICY = RetryPolicy(0.5, 15.0)
 MAX_RESTARTS = 5
-"""A child that dies this often, each time before it had settled, is given up with the last words of its log."""
+"""Most restarts in a row of a child that ends before it has settled; after them it has failed for good."""
 STABLE_AFTER_SECONDS = 5.0
-"""Who has lived this long and is killed, or loses the bus, has started well: the count begins anew."""
+"""Seconds after which a child that is killed or loses the bus counts as settled, which resets the count of restarts."""
 CRASH_SECONDS = 600.0
-"""Who ends by an error of its own has to have lived this long: a model takes minutes to load before it fails."""
+"""Seconds after which a child that exits by its own error counts as settled: loading a model takes minutes."""
 KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """One role to run: its name in logs, the command line after ``lightningbus``, its settings."""
+    """One child process: its name in logs, its role (the subcommand of ``lightningbus``), its settings."""
 
     name: str
     role: str
@@ -50,19 +50,19 @@ class ChildSpec:
 
 
 def find_interpreter(child: ChildSpec) -> Path:
-    """The Python that a child runs in: one of its settings, or this one."""
+    """Return the Python interpreter of a child: the one in its settings, else this process's."""
     chosen = child.settings.python_executable if isinstance(child.settings, ModelRoleSettings) else None
     return chosen or Path(sys.executable)
 
 
 class RestartPolicy:
-    """Whether, and how soon, a child that ended is started again. Pure."""
+    """Decides whether, and how soon, a child that ended is restarted. Pure."""
 
     def __init__(self) -> None:
         self._short_lives = 0
 
     def next_delay(self, code: int, lived: float) -> float | None:
-        """Pause in seconds before the next life; None: given up. ``lived`` is how long it ran, in seconds."""
+        """Return the seconds until the restart; None: failed for good. ``lived`` is the child's lifetime in seconds."""
         if code == 2:  # the role said in one sentence that it cannot go on
             return None
         settled = STABLE_AFTER_SECONDS if code in (*KILLED, EX_TEMPFAIL) else CRASH_SECONDS
@@ -73,7 +73,7 @@ class RestartPolicy:
 
 
 class Supervisor:
-    """Starts children, starts them again when they die, stops them all in order."""
+    """Starts children, restarts those that die, and stops them all in order."""
 
     def __init__(
         self,
@@ -82,9 +82,10 @@ class Supervisor:
         environment: Mapping[str, str] | None = None,
         prepare: Callable[[ChildSpec], Awaitable[None]] | None = None,
     ) -> None:
-        """``environment``: what children are told beside their settings; never a secret, only where it lies.
+        """Prepare the supervisor.
 
-        ``prepare``: what is done for a child before it starts.
+        ``environment``: variables for children, which may have a path to a secret, never a secret. ``prepare`` is
+        called for a child before it starts.
         """
         self._directory = directory
         self._bus_url = bus_url
@@ -113,7 +114,7 @@ class Supervisor:
             raise UserError(self._last_log_line(name, code))
 
     def watch(self, work: Coroutine[Any, Any, None]) -> None:
-        """Something else without which the children cannot go on; its error is a failure for good."""
+        """Run something else that the children depend on; its error counts as a failed child."""
         self._also.append(asyncio.ensure_future(work))
 
     async def wait_for_failure(self) -> None:
@@ -137,7 +138,7 @@ class Supervisor:
             await self._stop_one(name)
 
     async def stop_all(self) -> None:
-        """Runners first, so that what they finish is still trained on and stored; the store last."""
+        """Stop all children: runners first, so that their results are still trained on and stored; the store last."""
         await cancel_and_wait(*self._also)
         order = {"runner": 0, "learner": 1, "auditor": 1, "inference": 2, "store": 3}
         names = sorted(self._processes, key=lambda name: order.get(name.split("-")[0], 0))
@@ -148,7 +149,7 @@ class Supervisor:
             await asyncio.gather(*(self._stop_one(name) for name in by_rank[rank]))
 
     def expected(self) -> dict[str, str]:
-        """Roles, by name, of the children that should be there: started, not done, and not stopped."""
+        """Return the roles, by name, of the children that should be alive: started, not done, and not stopped."""
         return {
             name: self._roles[name]
             for name, watcher in self._watchers.items()
@@ -156,7 +157,7 @@ class Supervisor:
         }
 
     def pids(self) -> dict[str, int]:
-        """Process ids of the children that run."""
+        """Return the process ids of the living children, by name."""
         return {name: process.pid for name, process in self._processes.items() if process.returncode is None}
 
     async def _spawn(self, child: ChildSpec) -> None:

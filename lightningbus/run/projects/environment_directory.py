@@ -1,4 +1,4 @@
-"""The directory of an environment of others: its adapter, its tasks, and a run file that trains on them."""
+"""Directory for an environment of another library: its adapter, its tasks, and a run file that trains on them."""
 
 import json
 import os
@@ -26,7 +26,7 @@ ADAPTERS = {
     "openenv": "openenv_adapter",
     "verifiers": "verifiers_adapter",
 }
-"""Kinds of environments -> the module that plays them."""
+"""Module that runs an environment, by its kind."""
 SOURCES = Path(__file__).parents[2] / "environments"
 PACKAGE = "environment"
 TASKS, HELDOUT, RUN_FILE, CONFIG = "tasks.jsonl", "heldout.jsonl", "run.yaml", "environment.json"
@@ -36,28 +36,28 @@ LEARNING_RATE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
-    """Which environment, with which arguments, and in which interpreter."""
+    """An environment with its arguments and interpreter."""
 
     kind: str
     name: str
     arguments: Mapping[str, Any]
     python: Path
     module_directory: Path | None
-    """Where modules lie that are not installed."""
+    """Directory of modules that are not installed; None without any."""
     concurrency: int = 16
-    """Rollouts at once, all in one process."""
+    """Rollouts that one process runs at once."""
     variables: Sequence[str] = ()
-    """What its processes find in their environment, as `RunnerSettings.env` has it."""
+    """Environment variables of its processes, in the form of `RunnerSettings.env`."""
 
     @property
     def all_variables(self) -> list[str]:
-        """With where its modules lie."""
+        """Environment variables, with ``PYTHONPATH`` for the directory of modules."""
         where = [] if self.module_directory is None else [f"PYTHONPATH={self.module_directory.absolute()}"]
         return [*where, *self.variables]
 
 
 def parse_name(text: str) -> tuple[str, str]:
-    """``KIND:NAME``, a directory of Harbor by its absolute path; raises `UserError` for a kind that is not known."""
+    """Split ``KIND:NAME``; a directory of Harbor becomes absolute. Raises `UserError` for an unknown kind."""
     kind, separator, name = text.partition(":")
     if not separator or not name:
         raise UserError(f"{text!r} is not of the form KIND:NAME, such as verifiers:gsm8k")
@@ -67,7 +67,7 @@ def parse_name(text: str) -> tuple[str, str]:
 
 
 def parse_arguments(words: Sequence[str]) -> dict[str, Any]:
-    """``key=value`` words as nested arguments: a value is JSON if it can be, and a dot in a key is a level."""
+    """Parse ``key=value`` words into nested arguments: a value is JSON if it can be, and a dot in a key is a level."""
     arguments: dict[str, Any] = {}
     for word in words:
         key, separator, text = word.partition("=")
@@ -88,14 +88,14 @@ def parse_arguments(words: Sequence[str]) -> dict[str, Any]:
 
 
 def as_file_name(name: str) -> str:
-    """The last part of an environment's name, as a name of a run and its directory. Pure."""
+    """Convert the last part of an environment's name into a valid name for a run and its directory. Pure."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", name.rstrip("/").rsplit("/", 1)[-1])[:64]
 
 
 def write_environment(
     spec: EnvironmentSpec, directory: Path, model_path: Path, limit: int | None, num_heldout: int
 ) -> tuple[int, int]:
-    """Write the directory, whole or not at all; returns how many tasks there are, to train on and held out.
+    """Write the directory, whole or not at all; return the numbers of training and held-out tasks.
 
     Raises `UserError` if the environment cannot be loaded, and `lightningbus.tasks.task_file.TaskFileError` for a task
     that cannot be published.
@@ -113,7 +113,7 @@ def write_environment(
 
 
 def render_run_file(spec: EnvironmentSpec, directory: Path, model_path: Path) -> str:
-    """A run file that trains a model in the environment. Pure."""
+    """Render a run file that trains a model in the environment. Pure."""
     runner: dict[str, Any] = {
         "entrypoint": f"{PACKAGE}.entrypoint:rollout",
         "python_executable": str(spec.python),
@@ -148,7 +148,7 @@ def render_run_file(spec: EnvironmentSpec, directory: Path, model_path: Path) ->
 
 
 def _write_tasks(spec: EnvironmentSpec, draft: Path, limit: int | None, num_heldout: int) -> None:
-    """Both files of tasks; held-out tasks are the environment's own, else the last of its tasks."""
+    """Write both files of tasks; held-out tasks are the environment's own, else the last of its tasks."""
     has_heldout = _run_adapter(spec, draft, HELDOUT, "heldout", num_heldout)
     _run_adapter(spec, draft, TASKS, "train", limit)
     if has_heldout:
@@ -162,7 +162,7 @@ def _write_tasks(spec: EnvironmentSpec, draft: Path, limit: int | None, num_held
 
 
 def _run_adapter(spec: EnvironmentSpec, draft: Path, file: str, split: str, limit: int | None) -> bool:
-    """Let the environment write tasks of a split; False if it has no such split."""
+    """Have the environment write the tasks of a split; return False if it has no such split."""
     command = [str(resolve_program(spec.python)), "-m", f"{PACKAGE}.entrypoint", file, split]
     if limit is not None:
         command.append(str(limit))

@@ -1,4 +1,4 @@
-"""The files of a first project, by framework: agent, tasks, run file, README. Pure, but for reading the templates."""
+"""Files of a first project, by framework: agent, tasks, run file, README. Pure, but for reading the templates."""
 
 import json
 import random
@@ -14,11 +14,11 @@ PYTHON_RUNNER = 'entrypoint: "agent:solve", python_executable: .venv/bin/python'
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """How an agent of a framework is written, installed and started."""
+    """Template of a framework's agent, with its packages and start command."""
 
     title: str
     source: str
-    """The agent's file among the templates."""
+    """File of the agent among the templates."""
     packages: dict[str, str]
     """Version of each package that it needs."""
     is_python: bool = True
@@ -32,11 +32,11 @@ FRAMEWORKS = {
 }
 """Frameworks whose agent points at a model to download."""
 PLAIN = "openai"
-"""Plain Python with OpenAI's client: its model is made on the spot, so that it trains on any machine."""
+"""Template in plain Python with OpenAI's client. It creates its own model, so it trains on any machine."""
 
 
 def render_project(framework: str) -> dict[str, str]:
-    """Name -> text of each file; raises KeyError for an unknown framework."""
+    """Render the files of a project: text by name; raises KeyError for an unknown framework."""
     tasks, heldout = make_tasks(NUM_TASKS, NUM_HELDOUT, seed=0)
     files = {"tasks.jsonl": tasks, "heldout.jsonl": heldout}
     if framework == PLAIN:
@@ -45,7 +45,7 @@ def render_project(framework: str) -> dict[str, str]:
 
 
 def list_commands(framework: str) -> list[str]:
-    """What is typed in the project, in order: make or fetch the model, train, look."""
+    """Return the commands of a project, in order: make or fetch the model, train, look."""
     of_framework = FRAMEWORKS.get(framework)
     prepare = f"{_install_command(of_framework)} && {DOWNLOAD}" if of_framework is not None else "python model.py"
     return [prepare, "lightningbus train -c run.yaml", "lightningbus ui"]
@@ -56,7 +56,7 @@ def _install_command(framework: Framework) -> str:
 
 
 def make_tasks(num_tasks: int, num_heldout: int, seed: int) -> tuple[str, str]:
-    """Two files of arithmetic tasks; no pair of numbers of the held-out ones is among those trained on."""
+    """Make training and held-out arithmetic tasks; no pair of numbers is in both."""
     rng = random.Random(seed)
     pairs = rng.sample(
         [(left, right) for left in range(10, 100) for right in range(10, left + 1)], num_tasks + num_heldout

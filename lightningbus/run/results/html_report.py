@@ -1,4 +1,4 @@
-"""One HTML file about a run, to send to somebody: settings, results, and every report as a picture and a table.
+"""One HTML file about a run: settings, results, and every report as a picture and a table.
 
 It loads nothing: pictures are data URIs, and its policy lets no script run.
 """
@@ -24,9 +24,9 @@ from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.store.reports import REPORTS, Report, ResultTable
 
 MAX_ROWS = 200
-"""Rows of a table; the rest is counted."""
+"""Most rows of a table; the remaining ones are only counted."""
 FIRST_REPORTS = ("reward_by_version", "pass_at_k", "improved_tasks", "outcomes")
-"""What a reader looks for first; the other reports follow by name."""
+"""Reports that come first; the others follow by name."""
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 STYLE = """
 :root { color-scheme: light dark; --line: #dcdcd7; --quiet: #5d636b; }
@@ -43,7 +43,7 @@ summary { cursor: pointer; }
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A report of the run; ``picture`` is a PNG, empty where there is none."""
+    """A report of the run; ``picture`` is a PNG, or empty."""
 
     title: str
     about: str
@@ -71,7 +71,7 @@ def render(
     sections: Sequence[Section],
     written_at: datetime,
 ) -> str:
-    """The file's text; ``settings`` by process. Pure."""
+    """Render the report as HTML; ``settings`` by process. Pure."""
     date = written_at.strftime("%Y-%m-%d %H:%M UTC")
     body = [f"<h1>{escape(run)}</h1>", f'<p class="quiet">A run of lightningbus, reported on {date}.</p>']
     if picture:
@@ -127,7 +127,7 @@ def _read_results(directory: RunDirectory | None) -> dict[str, Any]:
 
 
 def _read_settings(directory: RunDirectory | None) -> dict[str, dict[str, Any]]:
-    """The settings of each process that the run started."""
+    """Read the settings of each process that the run started."""
     files = sorted((directory.path / "work").glob("*.json")) if directory else []
     return {file.stem: settings for file in files if isinstance(settings := _read_json(file), dict)}
 
@@ -147,7 +147,7 @@ def _read_json(path: Path) -> Any:
 
 
 def _result_tables(results: Mapping[str, Any]) -> Iterator[str]:
-    """What is a list of records, such as evaluations, as a table of its own; then the single values."""
+    """Yield a table for each list of records, such as evaluations, then one for the single values."""
     lists = {name: value for name, value in results.items() if _is_records(value)}
     for name, records in lists.items():
         columns = list(dict.fromkeys(column for record in records for column in record))

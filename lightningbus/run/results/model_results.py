@@ -29,13 +29,13 @@ LEFT JOIN
 ) AS l ON v.model = l.model
 ORDER BY v.model
 """
-"""The figures of each model."""
+"""Query of the figures of each model."""
 EVALUATIONS = """
 SELECT model, evaluation, version, mean_reward, standard_error FROM reward_by_version
 WHERE run_id = {run_id:String} AND mode = 'eval' AND evaluation IN {labels:Array(String)}
 ORDER BY model, version, evaluation
 """
-"""Held-out rewards of each model: those that it is trained on."""
+"""Query of each model's held-out rewards, by the reward that it is trained on."""
 
 
 class ModelEvaluation(BaseModel):
@@ -43,27 +43,33 @@ class ModelEvaluation(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    label: str = Field(description="how the problems were answered: greedy or sampled")
+    label: str = Field(description="way of sampling: greedy or sampled")
     version: int = Field(description="weight version of this model")
     mean_reward: float = Field(
         description="mean of the reward that this model is trained on; a failed rollout counts as 0"
     )
-    standard_error: float | None = Field(description="of that mean, over problems; none for a single problem")
+    standard_error: float | None = Field(
+        description="standard error of `mean_reward`, over tasks; none for a single task"
+    )
 
 
 class ModelResults(BaseModel):
     """Figures of one model of a training job."""
 
-    steps: int = Field(0, description="training steps made")
-    weight_versions: int = Field(0, description="weight versions published")
-    tokens_trained: int = Field(0, description="tokens trained on")
-    share_trained: float | None = Field(None, description="share of the training rollouts that it was trained on")
-    max_staleness: int | None = Field(None, description="largest staleness of a trained token, in its versions")
-    evaluations: list[ModelEvaluation] = Field([], description="its held-out rewards, by version")
+    steps: int = Field(0, description="training steps of this model")
+    weight_versions: int = Field(0, description="published weight versions of this model")
+    tokens_trained: int = Field(0, description="tokens that this model was trained on")
+    share_trained: float | None = Field(
+        None, description="share of the training rollouts that this model was trained on"
+    )
+    max_staleness: int | None = Field(
+        None, description="largest staleness of a trained token, in versions of this model"
+    )
+    evaluations: list[ModelEvaluation] = Field([], description="held-out rewards of this model, by version")
 
 
 def count_models(client: Client, run: str) -> dict[str, ModelResults]:
-    """The figures that the store counts of each model of a run."""
+    """Read the figures of each model of a run from the store."""
     evaluations = read_evaluations(client, run)
     rows = client.query(MODELS, parameters={"run_id": run}).result_rows
     fields = tuple(field for field in ModelResults.model_fields if field != "evaluations")
@@ -74,7 +80,7 @@ def count_models(client: Client, run: str) -> dict[str, ModelResults]:
 
 
 def read_evaluations(client: Client, run: str) -> dict[str, list[ModelEvaluation]]:
-    """By model: the rewards of the evaluations of a job."""
+    """Read the rewards of a job's evaluations from the store, by model."""
     rows = client.query(EVALUATIONS, parameters={"run_id": run, "labels": list(SAMPLINGS)}).result_rows
     evaluations: dict[str, list[ModelEvaluation]] = defaultdict(list)
     for model, label, version, mean, error in rows:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 BAR_INCHES = 0.2
 MAX_NAME = 40
-"""Characters of a name beside its bars."""
+"""Most characters of a name beside its bars."""
 
 Point = tuple[int, float, float, int]
 """Version, mean reward, spread, rollouts."""
@@ -45,7 +45,7 @@ def plot_rewards(path: Path, title: str, training: Sequence[Point], held_out: Se
             color=color,
             markersize=7,
             capsize=3,
-            label=f"held-out problems, {label}",
+            label=f"held-out tasks, {label}",
             zorder=3,
         )
     axes.set(title=title, xlabel="weight version", ylabel="mean reward")
@@ -76,7 +76,7 @@ def plot_report(path: Path, title: str, plot: Plot, answer: ResultTable) -> None
 
 
 def draw_report(title: str, plot: Plot, rows: list[dict[str, Any]]) -> "Figure":
-    """A figure of the rows of a report: lines, marks for evaluations, or a bar for each series and value."""
+    """Draw the rows of a report: lines, marks for evaluations, or a bar for each series and value."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -111,12 +111,12 @@ def draw_report(title: str, plot: Plot, rows: list[dict[str, Any]]) -> "Figure":
 
 
 def shorten(name: str) -> str:
-    """A name that leaves room for the bars: its two ends where it is long."""
+    """Shorten a long name to its two ends, so that bars have room."""
     return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME // 2]}…{name[1 - MAX_NAME // 2 :]}"
 
 
 def _series(rows: list[dict[str, Any]], plot: Plot) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Rows by series; what is the same in all of them is not said."""
+    """Group rows by series; label each series only by what differs between them."""
     varying = [name for name in plot.series if len({row[name] for row in rows}) > 1]
 
     def label(row: dict[str, Any]) -> str:
@@ -126,7 +126,7 @@ def _series(rows: list[dict[str, Any]], plot: Plot) -> list[tuple[str, list[dict
 
 
 def _line(axes: Any, rows: list[dict[str, Any]], plot: Plot, y: str, label: str) -> None:
-    """A line with its spread; of an evaluation marks with their error, which nothing joins."""
+    """Draw a line with its spread; for an evaluation draw separate marks with their errors."""
     xs, ys = [row[plot.x] for row in rows], [row[y] for row in rows]
     if rows and rows[0].get("mode") == "eval":
         low, high = _edges(rows, plot, y, plot.error)
@@ -142,7 +142,7 @@ def _line(axes: Any, rows: list[dict[str, Any]], plot: Plot, y: str, label: str)
 
 
 def _edges(rows: list[dict[str, Any]], plot: Plot, y: str, around: str) -> tuple[list[float], list[float]]:
-    """What lies ``around`` a value below and above it, within the bounds of what was seen."""
+    """Return the edges of an interval of half-width ``around`` about each value, clipped to the observed bounds."""
     widths = [(row[around] or 0.0) if around else 0.0 for row in rows]
     low = [row[y] - width for row, width in zip(rows, widths, strict=True)]
     high = [row[y] + width for row, width in zip(rows, widths, strict=True)]
@@ -165,7 +165,7 @@ def _bars(
     slot: int,
     num_bars: int,
 ) -> None:
-    """A bar for each row, in its slot of the ``num_bars`` of its name; stacked ones begin where the last ended."""
+    """Draw a bar for each row, in its slot of the ``num_bars`` of its name; stacked ones begin where the last ended."""
     share = 0.8 / num_bars
     at = [names.index(str(row[plot.x])) + (slot - (num_bars - 1) / 2) * share for row in rows]
     left = [sum(row[y] or 0 for y in plot.y[:index]) if plot.stacked else 0 for row in rows]

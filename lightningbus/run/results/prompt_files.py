@@ -1,4 +1,4 @@
-"""The texts of prompts as files of a run's directory: they are there when the run, and its bus, are gone."""
+"""Texts of prompts as files of a run's directory, which stay when the run and its bus have ended."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -13,20 +13,20 @@ from lightningbus.run.settings.optimize import PromptSettings
 from lightningbus.schemas.prompts import PromptVersion
 
 PROMPTS = "prompts"
-"""The directory of the texts, in that of the run."""
+"""Name of the directory of prompt texts, in the run's directory."""
 
 
 class PromptFile(BaseModel):
-    """Where the text of a prompt lies."""
+    """File that holds the text of a prompt."""
 
     model_config = ConfigDict(frozen=True)
 
-    version: int = Field(description="the version in use")
-    file: Path = Field(description="its text, within the directory of the run")
+    version: int = Field(description="prompt version in use")
+    file: Path = Field(description="file with the prompt's text, within the directory of the run")
 
 
 async def write_prompts_in_use(bus: Bus, agent: str, names: Collection[str], directory: Path) -> dict[str, PromptFile]:
-    """`write_prompts` of the versions in use of an agent's prompts: the bus may end with the run."""
+    """Write the versions in use of an agent's prompts with `write_prompts`, because the bus may end with the run."""
     in_use = await read_prompts_in_use(bus, agent)
     return write_prompts(directory, {name: in_use[name] for name in names if name in in_use})
 
@@ -49,7 +49,7 @@ def write_prompts(directory: Path, prompts: Mapping[str, PromptVersion]) -> dict
 
 
 def read_prompt_text(name: str, settings: PromptSettings) -> str:
-    """The text of version 0; raises `UserError` where its file has none."""
+    """Return the text of version 0, from the setting or its file; raises `UserError` where the file has none."""
     if settings.text is not None:
         return settings.text
     assert settings.file is not None, "one of both is given"

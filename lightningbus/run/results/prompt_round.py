@@ -11,12 +11,18 @@ class PromptRound(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     state: Literal["begun", "finished", "abandoned"] = Field(
-        description="begun, finished, or abandoned: it was interrupted, and nodes could not load its versions any more"
+        description="begun, finished, or abandoned: interrupted, and nodes cannot load its weight versions any more"
     )
-    weight_versions: dict[str, int] = Field(description="weight version of each model, pinned in the round")
-    prompt_versions: dict[str, int] = Field({}, description="versions that it released, or revoked, by prompt")
-    is_released: bool = Field(False, description="training rollouts have these versions since then")
-    before: float | None = Field(None, description="reward on `optimize.heldout` of the prompts until then")
-    after: float | None = Field(None, description="of the best that was found; none: nothing better was found")
-    rollouts: int = Field(0, description="rollouts of the round")
-    candidates: int = Field(0, description="texts that were evaluated on all problems of `optimize.tasks`")
+    weight_versions: dict[str, int] = Field(description="weight version of each model that is pinned in the round")
+    prompt_versions: dict[str, int] = Field(
+        {}, description="prompt versions that the round released or revoked, by prompt"
+    )
+    is_released: bool = Field(
+        False, description="whether the versions were released, so that later training rollouts use them"
+    )
+    before: float | None = Field(None, description="mean reward on `optimize.heldout` with the prompts in use before")
+    after: float | None = Field(
+        None, description="mean reward on `optimize.heldout` with the best prompts; none: no better ones were found"
+    )
+    rollouts: int = Field(0, description="rollouts that the round published")
+    candidates: int = Field(0, description="number of texts evaluated on all tasks of `optimize.tasks`")

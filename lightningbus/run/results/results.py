@@ -37,7 +37,7 @@ COUNTS = {
         "SELECT round(sum(mean_staleness * tokens) / sum(tokens), 3) FROM staleness WHERE run_id = {run_id:String}"
     ),
 }
-"""What the store counts from what was published and what arrived, over all models."""
+"""Queries of figures over all models of a run."""
 BEFORE_AND_AFTER = ("greedy_before", "sampled_before", "greedy_after", "sampled_after")
 EXCLUDED = (
     "SELECT exclusion_reason, count() FROM training_rollouts WHERE run_id = {run_id:String} AND NOT trained "
@@ -49,19 +49,19 @@ class Results(BaseModel):
     """Figures of a training job; those that the store counts are there once it has finished."""
 
     run: str = Field(description="name of the run")
-    is_finished: bool = Field(False, description="the job has come to its end")
+    is_finished: bool = Field(False, description="whether the job has reached its end")
     num_starts: int = Field(1, description="times the job was started: 1, and one for each resume")
-    model: str = Field(description="name the versions are published under; of several, the one agents call by name")
-    models: dict[str, ModelResults] = Field({}, description="every model that is trained, with figures of its own")
+    model: str = Field(description="name of the trained model; of several, the one that agents call by name")
+    models: dict[str, ModelResults] = Field({}, description="figures of each trained model")
     model_path: Path = Field(description="model that training started from")
     settings_sha256: str = Field(description="digest of all settings but the name of the run and its directory")
-    seed: int = Field(description="order of the tasks, and what is random in training")
-    max_steps: int = Field(description="training steps asked for")
+    seed: int = Field(description="seed of the order of tasks and of random choices in training")
+    max_steps: int = Field(description="training steps that the job was set to make")
     max_reward: float = Field(description="reward of a perfect policy")
     steps: int = Field(0, description="training steps made; of several models, those of the slowest")
     weight_versions: int = Field(0, description="weight versions published, of all models")
     rollouts: int = Field(0, description="rollouts that ended, evaluations included")
-    rollouts_lost: int = Field(0, description="rollouts published that never ended")
+    rollouts_lost: int = Field(0, description="published rollouts that never ended")
     rollouts_trained_twice: int = Field(0, description="rollouts trained in two steps of a model; always 0")
     share_trained: float | None = Field(None, description="share of the training rollouts that were trained on")
     excluded: dict[str, int] = Field({}, description="training rollouts not trained on, by reason")
@@ -71,9 +71,7 @@ class Results(BaseModel):
     max_staleness: int | None = Field(None, description="largest staleness of a trained token, in versions")
     evaluations: list[Evaluation] = Field([], description="every evaluation, in the order in which they ended")
     prompt_rounds: list[PromptRound] = Field([], description="every round of prompt optimisation, in order")
-    prompts: dict[str, PromptFile] = Field(
-        {}, description="every prompt that was optimised, as it is in use at the end"
-    )
+    prompts: dict[str, PromptFile] = Field({}, description="optimised prompts in use at the end, by name")
     greedy_before: float | None = Field(None, description="mean held-out reward of the first version, greedy")
     sampled_before: float | None = Field(None, description="mean held-out reward of the first version, sampled")
     greedy_after: float | None = Field(None, description="mean held-out reward of the last version evaluated, greedy")
@@ -95,7 +93,7 @@ class Results(BaseModel):
         heldout: EvalSettings,
         earlier: "Results | None",
     ) -> Self:
-        """Those of a job that starts, or goes on from its ``earlier`` results."""
+        """Return the results of a job that starts, or continues from its ``earlier`` results."""
         kept = {
             name: getattr(earlier, name)
             for name in ("evaluations", "prompt_rounds", "prompts", "seconds", "seconds_by_phase", *BEFORE_AND_AFTER)
@@ -119,7 +117,7 @@ class Results(BaseModel):
 
     @classmethod
     def read(cls, directory: Path) -> Self | None:
-        """Those in a run's directory, None if there are none; raises `UserError` if they cannot be read."""
+        """Read the results in a run's directory, None if there are none; raises `UserError` if they cannot be read."""
         path = directory / RESULTS
         try:
             return cls.model_validate_json(path.read_bytes())
@@ -129,18 +127,18 @@ class Results(BaseModel):
             raise UserError(f"{path} cannot be read: start the run again without --resume") from error
 
     def write(self, directory: Path) -> None:
-        """Write them to a run's directory, whole or not at all; raises `UserError` where they cannot be written."""
+        """Write the results to a run's directory, whole or not at all; raises `UserError` if that fails."""
         write_whole(directory / RESULTS, json.dumps(self.to_figures(), indent=2) + "\n")
 
     def to_figures(self) -> dict[str, Any]:
-        """The content of the file."""
+        """Return the content of ``results.json``."""
         figures = self.model_dump(mode="json")
         figures["seconds"] = round(self.seconds, 1)
         figures["seconds_by_phase"] = {phase: round(seconds, 1) for phase, seconds in self.seconds_by_phase.items()}
         return figures
 
     def add_evaluation(self, evaluation: Evaluation) -> None:
-        """Append one, in place of an earlier one with its label and versions."""
+        """Append an evaluation, or replace an earlier one with its label and versions."""
         others = [other for other in self.evaluations if other.key != evaluation.key]
         self.evaluations = [*others, evaluation]
         self.greedy_before, self.greedy_after = self._first_and_last("greedy")
@@ -152,12 +150,12 @@ class Results(BaseModel):
         return means[versions[0]] if versions else None, means[versions[-1]] if len(versions) > 1 else None
 
     def add_seconds(self, phase: str, seconds: float) -> None:
-        """Count wall-clock seconds of a phase."""
+        """Add wall-clock seconds to a phase."""
         self.seconds_by_phase[phase] = self.seconds_by_phase.get(phase, 0.0) + seconds
         self.seconds = sum(self.seconds_by_phase.values())
 
     def count(self, client: Client) -> None:
-        """Ask the store for what it counts."""
+        """Read the figures that the store counts."""
         parameters = {"run_id": self.run}
         for name, sql in COUNTS.items():
             setattr(self, name, query_row(client, sql, parameters)[0])
@@ -168,7 +166,7 @@ class Results(BaseModel):
 
 
 def compute_settings_sha256(settings: RunSettings, learners: Sequence[LearnerSettings], heldout: EvalSettings) -> str:
-    """The digest of all settings of a job but its name and directory, whatever the form of its file."""
+    """Return the digest of all settings of a job but its name and directory, whatever the form of its file."""
     fields = {
         **settings.model_dump(mode="json", exclude={"name", "runs", "learner"}),
         "learners": [learner.model_dump(mode="json", exclude={"run", "checkpoint_dir"}) for learner in learners],

@@ -1,4 +1,4 @@
-"""The picture of a training job: rewards over weight versions, drawn again as they come."""
+"""The picture of a training job: rewards over weight versions, redrawn as they come."""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +17,7 @@ CURVE = (
 
 
 async def draw_rewards(client: Client, directory: Path, results: Results, model: str) -> None:
-    """Draw what is there by now into a run's directory; ``model``: whose training rewards.
+    """Draw the rewards so far into a run's directory; training rewards are those of ``model``.
 
     Raises `UserError` where the picture cannot be written, or ClickHouse's errors.
     """

@@ -1,4 +1,4 @@
-"""What a training job began with, in its run's directory: a resume must go on with the same."""
+"""Record of a training job's settings in its run's directory, since a resume must keep them."""
 
 import hashlib
 import json
@@ -24,15 +24,15 @@ CHANGEABLE = {
     "eval": {"every", "deadline"},
     "optimize": {"every", "budget", "round_budget", "max_iterations", "deadline", "reflection"},
 }
-"""Settings that neither decide what is trained nor what is measured; a resume may change them."""
+"""Settings that affect neither training nor its measurement; a resume may change them."""
 
 
 def describe_job(
     learners: Sequence[LearnerSettings], heldout: EvalSettings, prompts: OptimizeSettings | None = None
 ) -> dict[str, Any]:
-    """The settings that a resume must keep, with a digest of its tasks.
+    """Return the settings that a resume must keep, with a digest of the tasks.
 
-    ``prompts``: what is optimised in turns with training.
+    ``prompts``: settings of prompt optimisation in turns with training.
 
     Raises `lightningbus.tasks.task_file.TaskFileError`.
     """
@@ -53,12 +53,12 @@ def describe_job(
 
 
 def _without(section: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields that a resume must keep."""
+    """Drop the fields that may change at a resume."""
     return {name: value for name, value in fields.items() if name not in CHANGEABLE[section]}
 
 
 def write_record(directory: Path, job: Mapping[str, Any]) -> None:
-    """Write what a job begins with."""
+    """Write the record of a new job."""
     path = directory / RECORD
     path.touch(mode=0o600)
     path.write_text(json.dumps(job, indent=2))
@@ -84,7 +84,7 @@ def check_resumable(directory: Path, job: Mapping[str, Any], max_steps: int) -> 
 
 
 def find_differences(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Dotted paths at which two settings differ, with both values. Pure."""
+    """List the dotted paths at which two settings differ, with both values. Pure."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for name in dict.fromkeys([*before, *now]):
             yield from find_differences(before.get(name), now.get(name), f"{path}.{name}".lstrip("."))
@@ -97,7 +97,7 @@ def _quote(value: Any) -> str:
 
 
 def _digest(source: Path | TaskSource | None) -> str:
-    """Of the tasks themselves: a source that names the same ones in another form is no other."""
+    """Return a digest of the tasks themselves, so that another form of the same source has the same."""
     digest = hashlib.sha256()
     for task in load_tasks(source) if source is not None else ():
         digest.update(json.dumps([task.id, task.input, task.labels]).encode())

@@ -18,12 +18,12 @@ from lightningbus.run.results.reward_picture import PICTURE
 from lightningbus.run.run_directory.directory import RunDirectory
 
 FEW_TRAINED, MAX_REASONS = 0.5, 3
-"""Share of the training rollouts below which reasons are named, and how many of these."""
+"""Share of trained rollouts below which reasons are named, and the most reasons to name."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TrainResult:
-    """What a training job has come to: where it lies, its figures, and every evaluation in order."""
+    """Result of a training job: its directory, its figures, and every evaluation in order."""
 
     directory: Path
     """The run's directory, with ``results.json`` and the picture of the rewards."""
@@ -32,7 +32,7 @@ class TrainResult:
     evaluations: list[Evaluation]
 
     def render(self) -> Group:
-        """Held-out rewards, and the figures in a sentence."""
+        """Render the held-out rewards as a table, and the figures as a sentence."""
         figures = self.figures
         released = [each for each in figures.get("prompt_rounds", ()) if each["is_released"]]
         sentence = (
@@ -69,7 +69,7 @@ class TrainResult:
 
 
 def report(result: TrainResult) -> None:
-    """Print what came of a job to the terminal, and its figures as JSON to a program that reads standard output."""
+    """Print a job's result to the terminal, and its figures as JSON to a program that reads standard output."""
     console = Console(stderr=True, highlight=False)
     console.print(result.render(), crop=False)  # a command is to be copied whole
     console.print()
@@ -78,7 +78,7 @@ def report(result: TrainResult) -> None:
 
 
 def find_warnings(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Warnings about a job that ended well: that most rollouts were not trained on. Pure."""
+    """Yield warnings about a finished job, such as that few rollouts were trained on. Pure."""
     share, excluded = figures.get("share_trained"), figures.get("excluded") or {}
     if share is not None and share < FEW_TRAINED:
         often = sorted(excluded.items(), key=lambda each: -each[1])[:MAX_REASONS]
@@ -87,9 +87,10 @@ def find_warnings(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def evaluations_table(evaluations: list[Evaluation], models: Mapping[str, Any], main: str) -> Table:
-    """Held-out reward, one row for each weight version, and with optimised prompts for each version of them.
+    """Build a table of held-out rewards: a row for each weight version and versions of optimised prompts.
 
-    ``models``: with several, each has rows with the reward that it is trained on; ``main``: that of ``evaluations``.
+    ``models``: with several, each has rows with the reward that it is trained on. ``main``: the model of
+    ``evaluations``.
     """
     table = Table(title="held-out reward", title_style="bold", box=None, header_style="bold")
     has_prompts, has_models = any(each.prompt_versions for each in evaluations), len(models) > 1

@@ -1,1 +1,1 @@
-"""A run's directory, and the servers of the run that it names."""
+"""The directory of a run, and the addresses of its servers."""

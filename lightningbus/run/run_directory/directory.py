@@ -1,4 +1,4 @@
-"""A run's directory: where its data lies, and where its servers listen while it is up."""
+"""The directory of a run: its data, and the addresses of its servers while it is up."""
 
 import json
 import os
@@ -19,16 +19,16 @@ from lightningbus.bus.errors import BusError
 
 PARTS = ("logs", "bus", "store", "checkpoints", "work")
 LOCKED_PARTS = ("bus", "store", "checkpoints")
-"""Directories that a role by itself may work in."""
+"""Parts of the directory that a role started by itself may work in."""
 RUNS = Path("runs")
 LATEST = "latest"
 MOVED_ASIDE = re.compile(r"-\d{8}-\d{6}$")
-"""What follows the name of a run whose directory was moved aside."""
+"""Suffix of a run's directory that was moved aside."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where a running ``up`` can be reached; ``pid`` tells whether it still runs. Keys are said by where they lie."""
+    """Addresses of a running ``up``; ``pid`` tells whether it still runs. Keys are given as paths."""
 
     pid: int
     bus: str
@@ -39,31 +39,31 @@ class Endpoints:
 
 
 class RunDirectory:
-    """``runs/<name>``: logs, store, bus, checkpoints, and the file that says where the servers are."""
+    """``runs/<name>``: logs, store, bus, checkpoints, and the file with the servers' addresses."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def latest(cls, runs: Path = RUNS) -> "RunDirectory | None":
-        """The run started last, if there is one."""
+        """Return the run started last, None without any."""
         path = runs / LATEST
         return cls(path.resolve()) if path.exists() else None
 
     @classmethod
     def named(cls, name: str, runs: Path = RUNS) -> "RunDirectory | None":
-        """The directory of a run here, if there is one."""
+        """Return the directory of a run by its name, None if there is none."""
         path = runs / name
         return cls(path) if Path(name).name == name and path.is_dir() else None
 
     def create(self) -> "RunDirectory":
-        """Make it, for its owner alone, and make it the latest."""
+        """Create the directory, readable by its owner alone, and make it the latest."""
         self._make()
         self.make_latest()
         return self
 
     def make_latest(self) -> None:
-        """Let `LATEST` name this run."""
+        """Make `LATEST` refer to this run."""
         link = self.path.parent / LATEST
         new = link.with_name(f".{LATEST}-{os.getpid()}")
         new.unlink(missing_ok=True)
@@ -71,7 +71,7 @@ class RunDirectory:
         new.replace(link)
 
     def is_beside_another(self) -> bool:
-        """Whether the latest run is another one, and up."""
+        """Return whether another run is the latest, and up."""
         latest = RunDirectory.latest(self.path.parent)
         if latest is None or latest.path == self.path.resolve():
             return False
@@ -82,13 +82,13 @@ class RunDirectory:
 
     @contextmanager
     def lock(self, fresh: bool = False) -> Iterator["RunDirectory"]:
-        """`reserved` and `opened` at once: keep it for this process while the block runs."""
+        """Reserve and open the directory for this process while the block runs; see `reserved` and `opened`."""
         with self.reserved(), self.opened(fresh):
             yield self
 
     @contextmanager
     def reserved(self) -> Iterator[None]:
-        """Keep its name for this process while the block runs; nothing in it is changed.
+        """Reserve the run's name for this process while the block runs; the directory is not changed.
 
         Raises `bus.BusError` while another process works in it.
         """
@@ -99,7 +99,7 @@ class RunDirectory:
 
     @contextmanager
     def opened(self, fresh: bool = False) -> Iterator[None]:
-        """Make it, inside `reserved`; ``fresh`` moves an earlier run of the same name aside first.
+        """Create the directory, inside `reserved`; ``fresh`` moves an earlier run of the same name aside first.
 
         Raises `bus.BusError`, and changes nothing, while another process works in a part of it.
         """
@@ -140,11 +140,11 @@ class RunDirectory:
         self.path.rename(aside)
 
     def log(self, role: str) -> Path:
-        """Log file of a role."""
+        """Return the path of a role's log file."""
         return self.path / "logs" / f"{role}.log"
 
     def read_settings(self, role: str) -> dict[str, Any]:
-        """The settings that the run's learner, or its first inference node, was started with; empty if unknown.
+        """Read the settings that the run's learner, or its first inference node, was started with; empty if unknown.
 
         Raises `bus.BusError` when they cannot be read.
         """
@@ -157,7 +157,7 @@ class RunDirectory:
             raise BusError(f"the settings of {role} in {self.path} cannot be read: {error}") from error
 
     def read_learners(self) -> dict[str, dict[str, Any]]:
-        """The settings that the run's learners were started with, by model; the one that agents call by name first.
+        """Read the settings that the run's learners were started with, by model; the one that agents call comes first.
 
         Empty if unknown. Raises `bus.BusError` when they cannot be read.
         """
@@ -170,11 +170,11 @@ class RunDirectory:
 
     @property
     def run_id(self) -> str:
-        """The name of the run, as its rows have it; also of a directory that was moved aside."""
+        """Id of the run in the store, also for a directory that was moved aside."""
         return MOVED_ASIDE.sub("", self.path.resolve().name)
 
     def list_export_commands(self) -> list[str]:
-        """A command for each model of the run, which writes it into a directory.
+        """Return a command for each model of the run, which exports it into a directory.
 
         Raises `bus.BusError` when the settings of its learners cannot be read.
         """
@@ -186,36 +186,36 @@ class RunDirectory:
         return [f"{command} --model {model} {shlex.quote(f'{self.path.name}-{model}')}" for model in models]
 
     def has_own_bus(self) -> bool:
-        """Whether the run's bus keeps its files in the directory: they can be read when the run has ended."""
+        """Return whether the bus keeps its files in the directory, so that they can be read after the run."""
         return (self.path / "bus" / "jetstream").is_dir()
 
     @property
     def store(self) -> Path:
-        """Where the embedded ClickHouse keeps its data."""
+        """Data directory of the embedded ClickHouse."""
         return self.path / "store"
 
     @property
     def credentials(self) -> Path:
-        """Where a bus of its own has its users, or without any the signing keys alone."""
+        """Directory with the users of an embedded bus, or with signing keys alone if it has no users."""
         return self.path / "credentials"
 
     def has_stored_data(self) -> bool:
-        """Whether an embedded ClickHouse has been there; lock files do not count."""
+        """Return whether an embedded ClickHouse has stored data; lock files do not count."""
         return any(self.store.glob("[!.]*"))
 
     def write_endpoints(self, endpoints: Endpoints) -> None:
-        """Say where the servers are."""
+        """Write the servers' addresses."""
         temporary = self.path / ".endpoints.json"
         temporary.touch(mode=0o600)  # an address may hold a password
         temporary.write_text(json.dumps(asdict(endpoints), indent=2))
         temporary.replace(self.path / "endpoints.json")
 
     def clear_endpoints(self) -> None:
-        """Say that no server is up any more; the process that ran them may live on, as a notebook does."""
+        """Delete the servers' addresses; the process that ran them may live on, as a notebook does."""
         (self.path / "endpoints.json").unlink(missing_ok=True)
 
     def read_endpoints(self) -> Endpoints | None:
-        """Where the servers are, if the run is up; raises `bus.BusError` when the file that says so is corrupt."""
+        """Read the servers' addresses, None unless the run is up; raises `bus.BusError` when their file is corrupt."""
         path = self.path / "endpoints.json"
         try:
             endpoints = msgspec.json.decode(path.read_bytes(), type=Endpoints)

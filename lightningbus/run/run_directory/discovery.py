@@ -1,4 +1,4 @@
-"""Where the bus is, and which keys a role has for it and for the nodes' gateways."""
+"""Finds the bus, and a role's keys for it and for the nodes' gateways."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ BUS_VARIABLE = "LIGHTNINGBUS_BUS"
 CREDENTIALS_VARIABLE = "LIGHTNINGBUS_CREDENTIALS"
 API_KEY_VARIABLE = "LIGHTNINGBUS_INFERENCE_API_KEY_FILE"
 ANSWER_SECONDS = 1.0
-"""For a connection of a command: whoever asks something does not wait for a bus that is about to start."""
+"""Longest wait for a connection of a command, in seconds: a query does not wait for a bus that is about to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class BusEndpoint:
 
 
 def discover_bus(url: str | None, role: str, run: RunDirectory | None = None, model: str | None = None) -> BusEndpoint:
-    """Where a role finds the bus: ``url``, else what the environment says, else ``run`` or the latest that is up here.
+    """Find the bus of a role: ``url``, else the environment's, else that of ``run`` or of the latest run here.
 
-    Credentials and the inference API key come from the environment, else from the same run. ``model``: the one that a
-    learner trains, which may have a user of its own. Raises `BusError` for unusable credentials, or when nothing names
-    the bus and the latest run's endpoints are corrupt.
+    Credentials and the inference API key come from the environment, else from the same run. ``model`` is the one that a
+    learner trains, which may have a user of its own. Raises `BusError` for unusable credentials, or when the latest
+    run's endpoints are corrupt and nothing else names the bus.
     """
     url = url or os.environ.get(BUS_VARIABLE)
     run = run or RunDirectory.latest()
@@ -57,13 +57,13 @@ def discover_bus(url: str | None, role: str, run: RunDirectory | None = None, mo
 
 
 def find_credentials_directory() -> Path | None:
-    """What `--credentials` or the environment names."""
+    """Return the directory that `--credentials` or the environment names."""
     directory = os.environ.get(CREDENTIALS_VARIABLE)
     return Path(directory) if directory else None
 
 
 def find_credentials(role: str, default: Path | None = None, model: str | None = None) -> Credentials | None:
-    """A role's credentials, or those of a model's learner; raises `BusError` when the directory has none."""
+    """Read a role's credentials, or those of a model's learner; raises `BusError` when the directory has none."""
     directory = find_credentials_directory() or default
     if directory is None:
         return None
@@ -71,7 +71,7 @@ def find_credentials(role: str, default: Path | None = None, model: str | None =
 
 
 def find_api_key(role: str, directory: Path | None = None) -> Path | None:
-    """The file with the inference API key that the environment names, or that lies with a role's credentials."""
+    """Find the file with the inference API key: the environment's, else the one beside a role's credentials."""
     if path := os.environ.get(API_KEY_VARIABLE):
         return Path(path)
     directory = directory or find_credentials_directory()
@@ -89,7 +89,7 @@ async def connect(
     wait: float = ANSWER_SECONDS,
     run: RunDirectory | None = None,
 ) -> AsyncIterator[Bus]:
-    """A connection to the bus that `discover_bus` finds; raises as `Bus.connect`."""
+    """Connect to the bus that `discover_bus` finds; raises as `Bus.connect`."""
     endpoint = discover_bus(url, role, run)
     async with Bus.connect(endpoint.url, name, wait, endpoint.credentials) as bus:
         yield bus

@@ -1,4 +1,4 @@
-"""A run found by what a user calls it."""
+"""Finds a run by its name or directory."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ from lightningbus.run.run_directory.directory import LATEST, RUNS, RunDirectory
 
 
 def find_run(run: str | None, runs: Path = RUNS) -> RunDirectory | None:
-    """The run of a name in ``runs``, or of a directory, None for the latest; None where no run is named and none is.
+    """Find a run by its name in ``runs`` or its directory, or the latest for None; None where there is no latest.
 
-    Raises `UserError` where one is named that is not there.
+    Raises `UserError` if there is no run of that name.
     """
     if run is None:
         return RunDirectory.latest(runs)
@@ -22,17 +22,17 @@ def find_run(run: str | None, runs: Path = RUNS) -> RunDirectory | None:
 
 
 def find_named_run(run: str, runs: Path = RUNS) -> RunDirectory | None:
-    """The run of a name in ``runs``, or of a directory; None: there is none."""
+    """Find a run by its name in ``runs`` or by its directory; None if there is none."""
     return next((RunDirectory(path) for path in (runs / run, Path(run)) if _is_run(path)), None)
 
 
 def find_run_names(runs: Path = RUNS) -> list[str]:
-    """The names of the directories of runs."""
+    """List the names of the runs in a directory."""
     return [path.name for path in runs.glob("*") if path.name != LATEST and _is_run(path)]
 
 
 def find_run_id(run: str) -> str:
-    """The name that the rows of a run have, of its name or its directory."""
+    """Return a run's id in the store, by its name or directory."""
     named = find_named_run(run) if run else None
     return run if named is None else named.run_id
 

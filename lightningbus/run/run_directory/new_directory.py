@@ -1,4 +1,4 @@
-"""A directory written whole or not at all."""
+"""Writes a directory whole or not at all."""
 
 import shutil
 from collections.abc import Iterator
@@ -9,15 +9,15 @@ from lightningbus.run.errors import UserError
 
 
 def is_vacant(path: Path) -> bool:
-    """Whether a directory can be written there: nothing is there, or an empty directory."""
+    """Return whether a directory can be written there: the path is free, or an empty directory."""
     return not path.exists() or (path.is_dir() and not any(path.iterdir()))
 
 
 @contextmanager
 def written_beside(target: Path) -> Iterator[Path]:
-    """A new directory that becomes ``target`` when the block ends well, and is removed otherwise.
+    """Create a directory that becomes ``target`` when the block ends well, and is removed otherwise.
 
-    ``target`` must be vacant. Raises `UserError` if it cannot be written.
+    ``target`` must not exist. Raises `UserError` if it cannot be written.
     """
     target = target.absolute()
     temporary = target.with_name(f".{target.name}.writing")

@@ -1,4 +1,4 @@
-"""Where the page of this directory is served already, so that a second ``lightningbus ui`` says so and ends."""
+"""Address of the page that already serves this directory, so that a second ``lightningbus ui`` prints it and ends."""
 
 import fcntl
 import hashlib
@@ -13,14 +13,14 @@ from lightningbus.run.run_directory.directory import RUNS
 
 POLL_SECONDS = 0.1
 START_SECONDS = 30.0
-"""How long another process may take until it has an address."""
+"""Longest wait, in seconds, for another process to have an address."""
 
 Announce = Callable[[str], None]
 
 
 @contextmanager
 def claim_page(options: Sequence[str | None], runs: Path = RUNS) -> Iterator[Announce | str]:
-    """Be the only page with these options here while the block runs.
+    """Claim the page with these options in this directory while the block runs.
 
     Yields the function to announce the address with, or the address of the page that is served already.
     """
@@ -42,7 +42,7 @@ def claim_page(options: Sequence[str | None], runs: Path = RUNS) -> Iterator[Ann
 
 
 def _wait_for_address(file: int) -> str | None:
-    """The address of the process that has the lock, as soon as it says it; None: this process has the lock now."""
+    """Wait for the lock or for the address of its owner; None: this process has the lock now."""
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:

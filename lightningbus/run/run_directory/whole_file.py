@@ -1,4 +1,4 @@
-"""A file of a run's directory, written whole or not at all."""
+"""Writes a file of a run's directory whole or not at all."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from lightningbus.run.errors import UserError
 
 
 def write_whole(path: Path, content: str) -> None:
-    """Write a file in place of what was there; raises `UserError` where it cannot be written, as on a full disk."""
+    """Write a file, replacing an older one; raises `UserError` where it cannot be written, as on a full disk."""
     temporary = path.with_name(f".{path.name}")
     try:
         temporary.write_bytes(content.encode())

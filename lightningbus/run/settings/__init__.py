@@ -1,1 +1,1 @@
-"""Settings of a run: the run file, and where the values of a role come from."""
+"""Settings of a run: the run file, and the sources of each role's values."""

@@ -16,13 +16,15 @@ class PromptSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    text: str | None = Field(None, min_length=1, max_length=MAX_PROMPT_CHARS, description="its exact text")
-    file: Path | None = Field(None, description="file that holds its exact text, instead of `text`")
+    text: str | None = Field(
+        None, min_length=1, max_length=MAX_PROMPT_CHARS, description="exact text of the prompt, as the agent sends it"
+    )
+    file: Path | None = Field(None, description="file that holds the exact text of the prompt, instead of `text`")
     role: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9_.-]{1,64}$",
-        description="the prompt is the whole system message of this role's calls; default: wherever the text is found, "
-        "or what stands between `<!-- prompt:NAME -->` and `<!-- /prompt -->`",
+        description="role whose calls have the prompt as their whole system message; default: the prompt is its text "
+        "in any system message, or the part between `<!-- prompt:NAME -->` and `<!-- /prompt -->`",
     )
 
     @model_validator(mode="after")
@@ -37,46 +39,62 @@ class ReflectionSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    url: str = Field(pattern=r"^https?://", description="an OpenAI-compatible endpoint, up to and with `/v1`")
-    model: str = Field(min_length=1, description="name of the model there")
-    api_key_env: str | None = Field(None, description="variable that holds the endpoint's key; default: no key")
-    max_chars: int = Field(40_000, ge=1000, description="characters of failures it is shown at once")
-    timeout: float = Field(300.0, gt=0, description="seconds an answer may take")
-    temperature: float | None = Field(None, ge=0, description="sampling temperature; default: the endpoint's")
+    url: str = Field(
+        pattern=r"^https?://", description="URL of the reflecting model's OpenAI-compatible endpoint, including `/v1`"
+    )
+    model: str = Field(min_length=1, description="name of the reflecting model at its endpoint")
+    api_key_env: str | None = Field(
+        None, description="environment variable that holds the endpoint's key; default: no key"
+    )
+    max_chars: int = Field(
+        40_000, ge=1000, description="most characters of examples in one request to the reflecting model"
+    )
+    timeout: float = Field(300.0, gt=0, description="seconds that an answer of the reflecting model may take")
+    temperature: float | None = Field(
+        None, ge=0, description="sampling temperature of the reflecting model; default: the endpoint's"
+    )
 
 
 class OptimizeSettings(BaseModel):
-    """Which prompts are improved, on which problems, with how many rollouts."""
+    """Prompt optimisation: prompts, tasks, and numbers of rollouts."""
 
     model_config = ConfigDict(extra="forbid")
 
-    prompts: dict[PromptName, PromptSettings] = Field(min_length=1, max_length=64, description="prompts by name")
-    tasks: TaskSourceSetting = Field(description="problems that prompts are tried on, as `learner.tasks` names them")
-    heldout: TaskSourceSetting = Field(
-        description="problems that decide whether the best version is released; none of `tasks`"
+    prompts: dict[PromptName, PromptSettings] = Field(
+        min_length=1, max_length=64, description="prompts to improve, by name"
     )
-    budget: int = Field(ge=1, description="most rollouts that are published, held-out ones included")
+    tasks: TaskSourceSetting = Field(description="tasks that prompts are tried on, in the form of `learner.tasks`")
+    heldout: TaskSourceSetting = Field(
+        description="held-out tasks that decide whether the best version is released; must not be in `tasks`"
+    )
+    budget: int = Field(ge=1, description="most rollouts of the whole optimisation, held-out ones included")
     every: int | None = Field(
         None,
         ge=1,
-        description="`lightningbus train` improves them too: before training, then every so many weight versions; "
-        "nodes keep the version until the round has ended; default: only `lightningbus optimize` does",
+        description="weight versions between two rounds in `lightningbus train`, which also makes one before training; "
+        "nodes keep a version until its round has ended; default: only `lightningbus optimize` makes a round",
     )
     round_budget: int | None = Field(
         None, ge=1, description="most rollouts of one round; default: all that `budget` has left"
     )
-    samples: int = Field(1, ge=1, description="rollouts of each problem of `tasks`")
-    heldout_samples: int = Field(1, ge=1, description="rollouts of each held-out problem")
-    minibatch: int = Field(3, ge=1, description="problems whose failures the reflecting model is shown at once")
-    max_iterations: int = Field(50, ge=1, description="most proposals")
+    samples: int = Field(1, ge=1, description="rollouts of each task of `tasks`")
+    heldout_samples: int = Field(1, ge=1, description="rollouts of each held-out task")
+    minibatch: int = Field(3, ge=1, description="number of tasks whose rollouts the reflecting model is shown at once")
+    max_iterations: int = Field(50, ge=1, description="most proposals of the reflecting model")
     max_drop: float = Field(
-        0.0, ge=0, description="how much lower the held-out reward may be than before; above it nothing is released"
+        0.0, ge=0, description="largest drop of the held-out reward with which the best version is still released"
     )
-    max_prompt_chars: int = Field(20_000, ge=1, le=MAX_PROMPT_CHARS, description="longest prompt that is tried")
-    max_reward: float = Field(1.0, description="what a perfect answer gets")
-    agent: str = Field("default", description="agent whose prompts they are", pattern=r"^[A-Za-z0-9_-]{1,64}$")
-    model: str = Field("policy", description="model that the agent calls", pattern=r"^[A-Za-z0-9_-]{1,64}$")
-    temperature: float | None = Field(None, ge=0, description="forced on every model call; default: the agent's own")
-    deadline: float = Field(120.0, gt=0, description="seconds a rollout may take")
-    seed: int = Field(0, description="of the order in which problems are drawn")
+    max_prompt_chars: int = Field(
+        20_000, ge=1, le=MAX_PROMPT_CHARS, description="longest prompt that is tried, in characters"
+    )
+    max_reward: float = Field(1.0, description="reward of a perfect answer, at which the search ends")
+    agent: str = Field(
+        "default", description="name of the agent whose prompts are improved", pattern=r"^[A-Za-z0-9_-]{1,64}$"
+    )
+    model: str = Field("policy", description="name of the model that the agent calls", pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    temperature: float | None = Field(
+        None, ge=0, description="sampling temperature of every model call of the agent; default: the agent's own"
+    )
+    deadline: float = Field(120.0, gt=0, description="seconds that a rollout may take")
+    seed: int = Field(0, description="seed of the order in which tasks are drawn")
     reflection: ReflectionSettings

@@ -1,4 +1,4 @@
-"""Policies as options of the command line name them. Pure."""
+"""Parses versions and models of policies from command-line options. Pure."""
 
 import re
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 def parse_versions(values: Iterable[str]) -> dict[str, int]:
-    """Weight versions by model, from ``3`` or ``writer=3``; raises `UserError`."""
+    """Parse weight versions by model, from ``3`` or ``writer=3``; raises `UserError`."""
     versions: dict[str, int] = {}
     for value in values:
         model, _, number = value.rpartition("=")
@@ -25,7 +25,7 @@ def parse_versions(values: Iterable[str]) -> dict[str, int]:
 
 
 def parse_prompt_versions(values: Iterable[str]) -> dict[str, int]:
-    """Versions by prompt, from ``solver=3``; raises `UserError`."""
+    """Parse prompt versions by prompt, from ``solver=3``; raises `UserError`."""
     versions: dict[str, int] = {}
     for value in values:
         name, _, number = value.partition("=")
@@ -38,7 +38,7 @@ def parse_prompt_versions(values: Iterable[str]) -> dict[str, int]:
 
 
 def parse_role_models(values: Iterable[str]) -> dict[str, str]:
-    """Models by role, from ``checker=model``; raises `UserError`."""
+    """Parse models by role, from ``checker=model``; raises `UserError`."""
     models: dict[str, str] = {}
     for value in values:
         role, _, model = value.partition("=")

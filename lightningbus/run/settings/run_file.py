@@ -1,4 +1,4 @@
-"""A whole run in one YAML file: what `lightningbus up -c run.yaml` reads."""
+"""The run file: a whole run in one YAML file, as `lightningbus up -c run.yaml` reads it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
-LOADERS = {
+PATTERN_ERRORS = {
     r"^[A-Za-z0-9_-]{1,64}$": "it is no name: letters, digits, _ and -, at most 64",
     r"^[\w.]+:[\w.]+$": "it is not of the form module:function",
 }
-"""What the patterns of settings ask for, in words."""
+"""Explanation of each pattern that settings must match."""
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -38,62 +38,65 @@ class BusSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    url: str | None = Field(None, description="use this NATS server instead of starting one")
+    url: str | None = Field(None, description="URL of a NATS server to use instead of the embedded one")
     host: str = Field("127.0.0.1", description="address the embedded server listens on")
-    port: int = Field(4222, ge=0, le=65535, description="its port; 0 takes a free one")
+    port: int = Field(4222, ge=0, le=65535, description="port of the embedded server; 0 takes a free one")
     sync_interval: str = Field(
-        "2m", description="how long what was written may wait for the disk; 'always' survives a power loss"
+        "2m", description="longest time until a write is on disk, as 2m; always: every write survives a power loss"
     )
     credentials: Path | None = Field(
         None,
-        description="directory of `lightningbus bus create-users`: the server's users and TLS, each role's keys; "
-        "default: on loopback, users made in the run's directory",
+        description="directory written by `lightningbus bus create-users`, with the server's users, TLS and each "
+        "role's keys; default: on loopback, users are created in the run's directory",
     )
     insecure: bool = Field(
-        False, description="make no users, and listen beyond loopback without any: for a network nobody else is on"
+        False,
+        description="run without users, also on addresses beyond loopback: only for a network nobody else can reach",
     )
     streams: StreamSizes = StreamSizes()
 
 
 class EvalSettings(BaseModel):
-    """Problems the model is never trained on; answered before and after training and, on request, during it."""
+    """Evaluation: tasks the model is never trained on, run before and after training and, on request, during it."""
 
     model_config = ConfigDict(extra="forbid")
 
-    tasks: TaskSourceSetting = Field(description="tasks, as `learner.tasks` names them")
+    tasks: TaskSourceSetting = Field(description="held-out tasks, in the form of `learner.tasks`")
     sampling: list[Literal["greedy", "sampled"]] = Field(
-        ["greedy", "sampled"], min_length=1, description="how the problems are answered"
+        ["greedy", "sampled"],
+        min_length=1,
+        description="ways of sampling, each an evaluation of its own: greedy (temperature 0), sampled, or both",
     )
-    samples: int = Field(2, ge=1, description="sampled answers to each")
+    samples: int = Field(2, ge=1, description="rollouts of each task in the evaluation `sampled`")
     every: int | None = Field(
         None,
         ge=1,
-        description="evaluate every so many weight versions during training too; nodes keep the version until its "
-        "evaluation has ended; none: before and after only",
+        description="weight versions between two evaluations during training; nodes keep a version until its "
+        "evaluation has ended; none: evaluate only before and after training",
     )
     deadline: float = Field(
         120.0,
         gt=0,
         description="seconds without the end of a rollout, beyond learner.rollout_timeout_seconds, after which an "
-        "evaluation is given up",
+        "evaluation fails",
     )
-    agent: str = Field("default", description="agent that answers them")
-    max_reward: float = Field(1.0, description="what a perfect policy gets, for comparison")
+    agent: str = Field("default", description="name of the agent that runs the held-out tasks")
+    max_reward: float = Field(1.0, description="reward of a perfect policy, for comparison")
 
 
 class RunSettings(BaseModel):
-    """Every role of a run on this machine; leave one out and it is not started here."""
+    """Roles of a run on this machine; a role that is left out is not started here."""
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9_-]{1,64}$", description="name of the run, and of its directory")
-    runs: Path = Field(Path("runs"), description="where run directories are made")
+    name: str = Field("run", pattern=r"^[A-Za-z0-9_-]{1,64}$", description="name of the run and of its directory")
+    runs: Path = Field(Path("runs"), description="directory in which each run gets a directory of its own")
     bus: BusSettings = BusSettings()
     store: StoreSettings | None = None
     inference: list[InferenceSettings] = []
     learner: LearnerSettings | None = None
     learners: list[LearnerSettings] = Field(
-        [], description="several learners, each of another model; not with `learner`"
+        [], description="settings of several learners, each of another model; excludes `learner`"
     )
     role_models: dict[str, str] = Field(
         {},
@@ -102,7 +105,7 @@ class RunSettings(BaseModel):
     )
     auditor: AuditorSettings | None = None
     runners: list[RunnerSettings] = []
-    eval: EvalSettings | None = Field(None, description="what `lightningbus train` measures itself on")
+    eval: EvalSettings | None = Field(None, description="held-out tasks that `lightningbus train` evaluates on")
     optimize: OptimizeSettings | None = Field(
         None, description="prompts that `lightningbus optimize` improves, or training in turns with weights"
     )
@@ -126,17 +129,17 @@ class RunSettings(BaseModel):
 
     @property
     def all_learners(self) -> list[LearnerSettings]:
-        """The learners, whether there is one or several."""
+        """Settings of all learners, one or several."""
         return self.learners or ([self.learner] if self.learner is not None else [])
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """The models that are trained; without a learner here, the one agents call by name."""
+        """Models that are trained; without a learner here, the one that agents call by name."""
         return tuple(learner.model for learner in self.all_learners) or (self.main_model,)
 
     @property
     def main_model(self) -> str:
-        """The model that agents call by name: the first learner's, else the first node's."""
+        """Model that agents call by name: the first learner's, else the first node's."""
         first: Sequence[LearnerSettings | InferenceSettings] = self.all_learners or self.inference
         return first[0].model if first else DEFAULT_POLICY
 
@@ -146,7 +149,7 @@ class RunSettings(BaseModel):
         return self.optimize is not None and self.optimize.every is not None
 
     def without_learners(self) -> Self:
-        """The same run, without its learners."""
+        """Return the same run without its learners."""
         return self.model_copy(update={"learner": None, "learners": []})
 
 
@@ -158,16 +161,16 @@ ROLE_SECTIONS: "dict[str, tuple[str, type[BaseModel]]]" = {
     "runners": ("runner", RunnerSettings),
     "auditor": ("auditor", AuditorSettings),
 }
-"""Keys of a run file -> the role, and its settings."""
+"""Role and settings class by section of a run file."""
 
 
 def load_run_settings(path: Path) -> RunSettings:
-    """Settings of a run from its file and the environment; raises `UserError` naming the field that is wrong."""
+    """Load the settings of a run from its file and the environment; raises `UserError` naming every wrong field."""
     return validate_settings(RunSettings, load_run_fields(path), str(path))
 
 
 def load_run_fields(path: Path) -> dict[str, Any]:
-    """What a run file holds, with the variables of each role in its section, unchecked; raises `UserError`."""
+    """Read the fields of a run file, with each role's environment variables, unvalidated; raises `UserError`."""
     fields = load_fields(path)
     for section, (role, kind) in ROLE_SECTIONS.items():
         variables, value = read_environment(kind, role), fields.get(section)
@@ -179,7 +182,7 @@ def load_run_fields(path: Path) -> dict[str, Any]:
 
 
 def load_fields(path: Path) -> dict[str, Any]:
-    """What a YAML or JSON file holds, unchecked; raises `UserError` if it holds no fields."""
+    """Read the fields of a YAML or JSON file, unvalidated; raises `UserError` if it holds none."""
     try:
         fields = yaml.safe_load(path.read_text()) or {}
     except OSError as error:
@@ -196,9 +199,9 @@ def load_fields(path: Path) -> dict[str, Any]:
 def validate_settings(
     kind: type[M], fields: "Mapping[str, Any]", source: str, origins: "Mapping[str, str] | None" = None
 ) -> M:
-    """Settings from fields; raises `UserError` naming every field that is wrong.
+    """Validate fields as settings; raises `UserError` naming every wrong field.
 
-    ``origins``: what gave a field, as ``actor.optim.lr``, where it was not ``source``.
+    ``origins``: the flag or variable that gave a field such as ``actor.optim.lr``, if it was not ``source``.
     """
     try:
         return kind.model_validate(fields)
@@ -212,28 +215,28 @@ def validate_settings(
 
 
 def describe_problems(source: str, problems: "Sequence[str]") -> str:
-    """A sentence for what is wrong with a file of settings; one line each where it is several things."""
+    """Describe the errors of a settings file: a sentence for one, a line each for several."""
     if len(problems) == 1:
         return f"{source}: {problems[0]}"
     return "\n  ".join((f"{source}: {len(problems)} settings are wrong", *problems))
 
 
 def _explain(kind: type[BaseModel], error: "ErrorDetails") -> str:
-    """What is wrong with a field, in words of the settings rather than pydantic's."""
+    """Describe a field's error in words of the settings rather than pydantic's."""
     context = error.get("ctx", {})
     if error["type"] == "extra_forbidden":
         *above, name = error["loc"]
         near = suggest_name(str(name), _fields_at(kind, above))
         return "no such setting" + (f"; {near}" if near else "")
     if error["type"] == "string_pattern_mismatch":
-        return LOADERS.get(str(context.get("pattern")), "it has another form than it should")
+        return PATTERN_ERRORS.get(str(context.get("pattern")), "it has another form than it should")
     if error["type"] == "value_error":
         return str(context.get("error", error["msg"]))
     return "it is needed" if error["type"] == "missing" else error["msg"]
 
 
 def _fields_at(kind: object, above: "Sequence[int | str]") -> set[str]:
-    """Names of the settings where a wrong one stands; none where several kinds of settings could stand."""
+    """List the settings at a level of a class; none where several kinds of settings are allowed."""
     for part in above:
         if isinstance(part, str) and isinstance(kind, type) and issubclass(kind, BaseModel):
             field = kind.model_fields.get(part)
@@ -245,7 +248,7 @@ def _fields_at(kind: object, above: "Sequence[int | str]") -> set[str]:
 
 
 def _settings_in(annotation: object) -> object:
-    """The settings of ``list[Settings]`` or ``Settings | None``; None where there are none, or several."""
+    """Return the settings class in ``list[Settings]`` or ``Settings | None``; None for no class or several."""
     if not get_args(annotation):
         return annotation
     inner = [kind for argument in get_args(annotation) if (kind := _settings_in(argument)) not in (None, type(None))]

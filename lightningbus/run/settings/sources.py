@@ -1,4 +1,4 @@
-"""Where the settings of a role come from: its file, then the environment, then flags; a later source wins.
+"""Sources of a role's settings: its file, then the environment, then flags; a later source wins.
 
 The settings classes are declared once; pydantic-settings reads variables and flags by their fields.
 """
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LEVEL = "__"
-"""Separates the levels of a variable's name: ``LIGHTNINGBUS_LEARNER_ACTOR__OPTIM__LR``."""
+"""Separator of levels in a variable's name, as in ``LIGHTNINGBUS_LEARNER_ACTOR__OPTIM__LR``."""
 OTHER_VARIABLES = frozenset(["LIGHTNINGBUS_INFERENCE_API_KEY_FILE"])
-"""Variables with the prefix of a role that are no setting of it."""
+"""Variables with a role's prefix that are no settings."""
 
 
 def variable_prefix(role: str) -> str:
-    """The prefix of the variables of a role, such as ``LIGHTNINGBUS_LEARNER_``."""
+    """Return the prefix of a role's environment variables, such as ``LIGHTNINGBUS_LEARNER_``."""
     return f"LIGHTNINGBUS_{role.upper()}_"
 
 
 def read_environment(kind: type[BaseModel], role: str) -> dict[str, Any]:
-    """The settings that the environment names, unchecked; raises `UserError` for a list or mapping that is no JSON."""
+    """Read settings from the environment, unvalidated; raises `UserError` for a list or mapping that is no JSON."""
     prefix = variable_prefix(role)
     names = [name for name in os.environ if name.startswith(prefix) and name not in OTHER_VARIABLES]
     if not names:
@@ -49,7 +49,7 @@ def read_environment(kind: type[BaseModel], role: str) -> dict[str, Any]:
 
 
 def read_flags(kind: type[BaseModel], role: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """The settings that flags name, such as ``--actor.optim.lr 1e-4``, unchecked; raises `UserError`."""
+    """Read settings from flags such as ``--actor.optim.lr 1e-4``, unvalidated; raises `UserError`."""
     if not arguments:
         return {}
     from pydantic_settings import CliSettingsSource, SettingsError
@@ -71,13 +71,13 @@ def read_flags(kind: type[BaseModel], role: str, arguments: Sequence[str]) -> di
 
 
 def with_dashes(word: str) -> str:
-    """A word of a command line; if it is an option, with dashes in its name where it has underscores."""
+    """Replace underscores in an option's name by dashes; leave other words of a command line as they are."""
     name, equals, value = word.partition("=")
     return f"{name.replace('_', '-')}{equals}{value}" if name.startswith("--") else word
 
 
 def list_flags(kind: type[BaseModel], above: str = "--") -> list[str]:
-    """The flags of all fields, level by level."""
+    """List the flags of all fields, with those of nested settings."""
     flags = []
     for name, field in kind.model_fields.items():
         flag, inner = f"{above}{name.replace('_', '-')}", field.annotation
@@ -88,15 +88,15 @@ def list_flags(kind: type[BaseModel], above: str = "--") -> list[str]:
 
 
 def name_origins(kind: type[BaseModel], role: str, flags: Mapping[str, Any]) -> dict[str, str]:
-    """Settings, as ``actor.optim.lr``, that a flag or a variable gave -> the flag, else the variable."""
+    """Map each setting that a flag or variable gave, such as ``actor.optim.lr``, to the flag, else the variable."""
     variables = {path: _variable_of(role, path) for path in list_paths(read_environment(kind, role))}
     return {**variables, **{path: f"--{path.replace('_', '-')}" for path in list_paths(flags)}}
 
 
 def find_source(problem: str, origins: Mapping[str, str]) -> str:
-    """What gave the settings that a problem names, by their origins; empty where none has one.
+    """Return the flags and variables of the settings that an error names; empty where none has one.
 
-    A setting is named at the beginning, or in the sentence where its name is no word of a sentence.
+    A setting counts as named at the beginning, or anywhere if its name is no ordinary word.
     """
 
     def is_named(setting: str) -> bool:
@@ -107,7 +107,7 @@ def find_source(problem: str, origins: Mapping[str, str]) -> str:
 
 
 def list_paths(fields: Mapping[str, Any], above: str = "") -> list[str]:
-    """Dotted paths of the values in nested fields."""
+    """Yield the dotted paths of the values in nested fields."""
     paths = []
     for name, value in fields.items():
         path = f"{above}{name}"
@@ -120,7 +120,7 @@ def _variable_of(role: str, path: str) -> str:
 
 
 def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """One mapping of all layers, level by level; a later layer wins."""
+    """Merge mappings level by level; a later layer wins."""
     merged: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
@@ -131,7 +131,7 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_settings(environment: Mapping[str, str], roles: Sequence[str]) -> dict[str, str]:
-    """The environment without variables that are settings of these roles."""
+    """Return the environment without variables that are settings of these roles."""
     prefixes = tuple(variable_prefix(role) for role in roles)
     return {
         name: value for name, value in environment.items() if name in OTHER_VARIABLES or not name.startswith(prefixes)

@@ -24,7 +24,7 @@ WRONG_SIGNS = 0.3
 
 
 def answer(question: str, share_of_guesses: float) -> str:
-    """What a demonstration answers to a question such as "what is 37 plus 25 ?"."""
+    """Write a demonstration's answer to a question such as "what is 37 plus 25 ?"."""
     left, word, right = question.split()[2:5]
     if random.random() < share_of_guesses:
         return f"guess {random.randint(10, 99)}"
@@ -33,7 +33,7 @@ def answer(question: str, share_of_guesses: float) -> str:
 
 
 def make_tokenizer(questions: list[str]) -> Qwen2Tokenizer:
-    """Byte pairs, trained on the demonstrations; a digit is a token."""
+    """Train a byte-pair tokenizer on the demonstrations; a digit is a token."""
     texts = [text for question in questions for text in (question, answer(question, 0.5))]
     tokenizer = Qwen2Tokenizer(eos_token=END, pad_token=PAD).train_new_from_iterator(
         texts, 384, new_special_tokens=[USER, ASSISTANT], show_progress=False
@@ -44,7 +44,7 @@ def make_tokenizer(questions: list[str]) -> Qwen2Tokenizer:
 
 
 def make_batch(tokenizer: Qwen2Tokenizer, questions: list[str], share_of_guesses: float) -> dict[str, torch.Tensor]:
-    """Ids and labels ``int64[BATCH, longest]`` of demonstrations; -100 where a token is not learned: the question."""
+    """Make ids and labels ``int64[BATCH, longest]`` of demonstrations; -100 for tokens not learned: the question."""
     rows = []
     for question in random.choices(questions, k=BATCH):
         prompt = tokenizer(f"{USER}{question}{END}{ASSISTANT}").input_ids

@@ -17,13 +17,13 @@ model = OpenAIChatCompletionClient(model=os.environ.get("MODEL", "policy"), max_
 
 
 def calculate(left: int, sign: str, right: int) -> str:
-    """The result of a sum (+), a difference (-) or a product (*)."""
+    """Calculate a sum (+), a difference (-) or a product (*)."""
     results = {"+": left + right, "-": left - right, "*": left * right}
     return str(results.get(sign, "unknown sign"))
 
 
 async def solve(task: dict) -> float:
-    """The reward of one task, the ``input`` of its line in tasks.jsonl: 1 for the right result, else 0."""
+    """Answer one task, the ``input`` of its line in tasks.jsonl. Return its reward: 1 for the right result, else 0."""
     agent = AssistantAgent("solver", model, tools=[calculate], system_message=SYSTEM, max_tool_iterations=4)
     result = await agent.run(task=task["question"])
     numbers = re.findall(r"-?\d+", result.messages[-1].to_text())

@@ -17,7 +17,7 @@ SYSTEM = "Use the calculator. Then say only the number."
 
 @tool
 def calculate(left: int, sign: str, right: int) -> str:
-    """The result of a sum (+), a difference (-) or a product (*)."""
+    """Calculate a sum (+), a difference (-) or a product (*)."""
     results = {"+": left + right, "-": left - right, "*": left * right}
     return str(results.get(sign, "unknown sign"))
 
@@ -39,7 +39,7 @@ graph = builder.compile()
 
 
 def solve(task: dict) -> float:
-    """The reward of one task, the ``input`` of its line in tasks.jsonl: 1 for the right result, else 0."""
+    """Answer one task, the ``input`` of its line in tasks.jsonl. Return its reward: 1 for the right result, else 0."""
     try:
         state = graph.invoke({"messages": [("user", task["question"])]}, {"recursion_limit": 10})
     except GraphRecursionError:

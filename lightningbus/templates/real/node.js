@@ -9,7 +9,7 @@ const CALCULATE = {
   type: "function",
   function: {
     name: "calculate",
-    description: "The result of a sum (+), a difference (-) or a product (*).",
+    description: "Calculate a sum (+), a difference (-) or a product (*).",
     parameters: {
       type: "object",
       properties: { left: { type: "integer" }, sign: { type: "string" }, right: { type: "integer" } },
@@ -28,7 +28,7 @@ function calculate(text) {
   }
 }
 
-// The reward of one task, the `input` of its line in tasks.jsonl: 1 for the right result, else 0.
+// Answers one task, the `input` of its line in tasks.jsonl. Returns its reward: 1 for the right result, else 0.
 async function solve(task) {
   const messages = [{ role: "system", content: SYSTEM }, { role: "user", content: task.question }];
   for (let turn = 0; turn < 4; turn++) {

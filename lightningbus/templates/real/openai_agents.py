@@ -23,7 +23,7 @@ set_tracing_disabled(True)  # the SDK's own export to its vendor
 
 @function_tool
 def calculate(left: int, sign: str, right: int) -> str:
-    """The result of a sum (+), a difference (-) or a product (*)."""
+    """Calculate a sum (+), a difference (-) or a product (*)."""
     results = {"+": left + right, "-": left - right, "*": left * right}
     return str(results.get(sign, "unknown sign"))
 
@@ -38,7 +38,7 @@ agent = Agent(
 
 
 async def solve(task: dict) -> float:
-    """The reward of one task, the ``input`` of its line in tasks.jsonl: 1 for the right result, else 0."""
+    """Answer one task, the ``input`` of its line in tasks.jsonl. Return its reward: 1 for the right result, else 0."""
     try:
         result = await Runner.run(agent, task["question"], max_turns=4)
     except (MaxTurnsExceeded, ModelBehaviorError):

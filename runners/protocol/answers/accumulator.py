@@ -59,7 +59,7 @@ class StreamAccumulator:
         self.is_resuming = False
         """Whether there is a part to resume from."""
         self.last_token_ns = 0
-        """When the last chunk with a choice came, Unix time in ns: before the agent got it. 0: none yet."""
+        """Unix time in ns when the last chunk with a choice arrived from the engine; 0: none yet."""
         self.reset()
 
     def reset(self) -> None:

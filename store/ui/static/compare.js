@@ -21,7 +21,7 @@ export function comparePage(root, { query }, signal) {
   }
   const each = (question, parameters = {}) => Promise.all(runs.map((run) => ask(`run/${question}`, { run_id: run, ...parameters }, signal)));
   const rewards = panel("Reward by weight version", { name: "chart-rewards", about: "Training: lines. Evaluations: marks with their standard error.", height: 250 });
-  const settings = panel("Settings that differ", { name: "settings", about: "In force in the last training step.", height: 120 });
+  const settings = panel("Settings that differ", { name: "settings", about: "Settings of the last training step that differ.", height: 120 });
   const metrics = metricCharts({
     listNames: async () => [...new Set((await each("metric_names")).flat().map((row) => row.name))].sort(),
     loadSeries: async (names) => seriesByMetric(runs, await each("metrics", { names: names.join(",") })),

@@ -12,8 +12,8 @@ const COLOURS = ["var(--one)", "var(--two)", "var(--three)", "var(--four)"];
 
 /** Two panels side by side; `served` asks the store again. */
 export function fleetPanel(run, signal) {
-  const alive = panel("Fleet", { name: "fleet", about: "Who is alive on the bus, and what they do.", height: 150 });
-  const nodes = panel("Versions served", { name: "served", about: "By inference node; a swap is a step up.", height: 150 });
+  const alive = panel("Fleet", { name: "fleet", about: "Processes alive on the bus, and their state.", height: 150 });
+  const nodes = panel("Versions served", { name: "served", about: "Weight version of each inference node over time; a step up is a swap.", height: 150 });
   alive.root.classList.add("half");
   nodes.root.classList.add("half");
   follow(() => fill(alive, async () => members(await ask("fleet", { run_id: run }, signal)), signal), signal);

@@ -34,7 +34,7 @@ function listed(run, rollout, rollouts) {
     ...advantages,
     { title: "outcome", cell: (row) => h("span", { class: `outcome ${row.outcome}` }, row.outcome) },
     { title: "version", number: true, cell: (row) => versions(row.min_weight_version, row.max_weight_version) },
-    { title: "tokens", number: true, about: "sampled", cell: (row) => count(row.response_tokens) },
+    { title: "tokens", number: true, about: "sampled tokens", cell: (row) => count(row.response_tokens) },
     { title: "took", number: true, cell: (row) => seconds(row.seconds) },
     { title: "messages", cell: (row) => (row.rollout_id === rollout ? "this rollout" : h("a", { href: linkToDiff(run, rollout, row.rollout_id) }, "compare")) },
   ], rollouts, (row) => ({ class: row.rollout_id === rollout ? "here" : null }));

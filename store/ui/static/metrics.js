@@ -18,7 +18,7 @@ export function metricCharts({ listNames, loadSeries, query, signal }) {
   const grid = h("div", { class: "grid" });
   const picker = metricPicker((chosen) => ask(change({ metrics: chosen.join(",") }, true)));
   const smoothing = smoothingField((weight) => ask(change({ smooth: weight }, false)));
-  const box = panel("Metrics of the learner", { name: "metrics", about: "By training step.", extra: h("div", { class: "metric-tools" }, smoothing.root, picker.root) });
+  const box = panel("Metrics of the learner", { name: "metrics", about: "Values of each training step.", extra: h("div", { class: "metric-tools" }, smoothing.root, picker.root) });
   let params = query, known = [], series = {}, boxes = new Map();
 
   const chosen = () => (params.get("metrics")?.split(",") ?? DEFAULTS.filter((name) => known.includes(name))).slice(0, MOST);

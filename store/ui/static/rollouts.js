@@ -18,13 +18,13 @@ const CHOICES = { evaluation: "evaluations", role: "roles", tool: "tools" };
 
 const COLUMNS = [
   { title: "rollout", class: "name", cell: (row) => h("a", { href: link(row) }, row.rollout_id) },
-  { title: "mode", about: "or the name of the evaluation", cell: setChip },
+  { title: "mode", about: "train, or the name of the evaluation", cell: setChip },
   { title: "outcome", cell: (row) => h("span", { class: `outcome ${row.outcome}`, title: row.error || null }, row.outcome) },
   { title: "reward", number: true, cell: (row) => reward(row.reward) },
   { title: "seconds", number: true, cell: (row) => seconds(row.seconds) },
   { title: "in queue", number: true, class: "wide", cell: (row) => seconds(row.queue_seconds) },
   { title: "calls", number: true, cell: (row) => count(row.num_calls) },
-  { title: "tokens", number: true, about: "sampled", cell: (row) => count(row.response_tokens) },
+  { title: "tokens", number: true, about: "sampled tokens", cell: (row) => count(row.response_tokens) },
   { title: "version", number: true, cell: (row) => (model ? row.newest_versions[model] ?? "–" : versions(row.min_weight_version, row.max_weight_version)) },
   { title: "attempt", number: true, class: "wide", cell: (row) => row.attempt },
   { title: "runner", class: "wide", cell: (row) => row.runner },

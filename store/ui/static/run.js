@@ -72,7 +72,7 @@ function chartBoxes() {
   return [
     chartBox("rewards", "rewards", (rows) => charts.rewardChart(charts.rewardSeries(rows), 326), "Reward by weight version",
       "Training: a line in a band of one standard deviation. Evaluations: marks with their standard error.", { height: 250, width: "two-thirds" }),
-    chartBox("time", "time", charts.timeBars, "Where the time of a rollout goes", "Mean seconds of its parts.", { height: 250 }),
+    chartBox("time", "time", charts.timeBars, "Time of a rollout by part", "Mean seconds of each part.", { height: 250 }),
     chartBox("outcomes", "summary", charts.outcomeBars, "How rollouts ended", "Share of the rollouts of training and of each evaluation."),
     chartBox("staleness", "metrics", charts.stalenessChart, "Staleness and sample size", "How many versions behind tokens were, and the share of them that counts.", steps),
     chartBox("drift", "metrics", charts.driftChart, "Drift between engine and learner", "k3 of the log-probabilities of both, and KL of the update.", steps),

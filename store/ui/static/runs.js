@@ -10,7 +10,7 @@ import { change, linkTo } from "./place.js";
 const COLUMNS = [
   { title: "run", class: "name", cell: (row) => h("a", { href: linkTo(row.run_id) }, row.run_id) },
   { title: "state", cell: (row) => h("span", { class: `run-state ${row.state}` }, row.state) },
-  { title: "steps", number: true, class: "wide", about: "training steps, and how many were asked for; of several models, those of the slowest", cell: steps },
+  { title: "steps", number: true, class: "wide", about: "training steps done, and the number set; of several models, those of the slowest", cell: steps },
   { title: "training reward", number: true, about: "mean of the last 200 training rollouts", cell: (row) => reward(trained(row)?.mean_reward) },
   { title: "evaluations, first and last version", about: "mean reward; a failed rollout counts as 0", cell: results },
   { title: "settings", class: "short-settings", cell: shortSettings },

@@ -8,9 +8,9 @@ const STALE = 4; // versions behind at which the colour is full
 
 /** What a colour can show: its title, what it means, and the colour of a token of a call. */
 export const COLOURS = {
-  advantage: { title: "advantage", about: "of its call, as it was trained on", of: (call) => diverging(call.advantage) },
-  staleness: { title: "staleness", about: "versions between the one that made it and the one trained", of: (call, place) => mixed("--stale", stalenessOf(call, place), STALE) },
-  probability: { title: "probability", about: "with which it was sampled", of: (call, place) => mixed("--rare", call.logprobs[place] === undefined ? null : 1 - Math.exp(call.logprobs[place]), 1) },
+  advantage: { title: "advantage", about: "advantage of the token's call in training", of: (call) => diverging(call.advantage) },
+  staleness: { title: "staleness", about: "versions between sampling and training", of: (call, place) => mixed("--stale", stalenessOf(call, place), STALE) },
+  probability: { title: "probability", about: "probability with which the token was sampled", of: (call, place) => mixed("--rare", call.logprobs[place] === undefined ? null : 1 - Math.exp(call.logprobs[place]), 1) },
 };
 
 /** Versions a token was behind when it was trained on; null: it was not. */

@@ -1,4 +1,4 @@
-"""``lightningbus dlq``: messages nobody could use, listed, replayed and deleted."""
+"""``lightningbus dlq``: list, replay and delete dead letters, the messages that no reader could use."""
 
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -15,16 +15,20 @@ from lightningbus.run.processes.role_process import exit_with
 from lightningbus.run.run_directory.discovery import connect
 from lightningbus.schemas.dead_letters import DeadLetter
 
-app = typer.Typer(help="Dead letters: what nobody could use, and why.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="List, replay and delete dead letters: messages that no reader could use.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
-Numbers = Annotated[list[int] | None, typer.Argument(help="numbers of the letters, as `list` shows them")]
-AllOption = Annotated[bool, typer.Option("--all", help="every letter there is")]
-StreamOption = Annotated[str | None, typer.Option(help="only those of a stream, e.g. TASKS")]
+Numbers = Annotated[list[int] | None, typer.Argument(help="numbers of dead letters, as `list` shows them")]
+AllOption = Annotated[bool, typer.Option("--all", help="select all dead letters")]
+StreamOption = Annotated[str | None, typer.Option(help="select only dead letters of this stream, e.g. TASKS")]
 
 
 @app.command("list")
 def list_(stream: StreamOption = None, as_json: JsonOption = False, bus: BusOption = None) -> None:
-    """One line per letter: number, stream and subject by its writer's words, deliveries, and the reason."""
+    """List dead letters, one per line. A line has number, stream, subject by the writer, deliveries, and reason."""
 
     async def look() -> list[tuple[int, DeadLetter]]:
         async with connect(bus, "dead") as at:
@@ -37,8 +41,10 @@ def list_(stream: StreamOption = None, as_json: JsonOption = False, bus: BusOpti
 
 
 @app.command("show")
-def show_(number: Annotated[int, typer.Argument(help="as `list` shows it")], bus: BusOption = None) -> None:
-    """All of one letter, with its headers, and what can be read of it, as JSON."""
+def show_(
+    number: Annotated[int, typer.Argument(help="number of the dead letter, as `list` shows it")], bus: BusOption = None
+) -> None:
+    """Print a dead letter as JSON. It has the headers and the decoded message."""
 
     async def look() -> DeadLetter:
         async with connect(bus, "dead") as at:
@@ -57,9 +63,9 @@ def show_(number: Annotated[int, typer.Argument(help="as `list` shows it")], bus
 def replay(
     numbers: Numbers = None, every: AllOption = False, stream: StreamOption = None, bus: BusOption = None
 ) -> None:
-    """Send messages to their streams again; their letters go. Put right first what killed them.
+    """Send dead letters to their streams again. Correct the cause first. Letters that were sent are deleted.
 
-    Subject and headers are made anew from what the message is: a letter's own are whoever's who wrote it.
+    Subject and headers are derived from the message itself, because a letter's own may be forged.
     """
     print(f"{_each(numbers, every, stream, bus, DeadLetterQueue.replay)} sent again")
 
@@ -68,7 +74,7 @@ def replay(
 def delete(
     numbers: Numbers = None, every: AllOption = False, stream: StreamOption = None, bus: BusOption = None
 ) -> None:
-    """Delete letters for good."""
+    """Delete dead letters for good."""
     print(f"{_each(numbers, every, stream, bus, DeadLetterQueue.delete)} deleted")
 
 

@@ -1,4 +1,4 @@
-"""``lightningbus prompts``: the versions of an agent's prompts, and which may be used."""
+"""``lightningbus prompts``: list, release, revoke and pin the versions of prompts."""
 
 import getpass
 import json
@@ -19,26 +19,26 @@ from lightningbus.schemas.prompts import PromptReleaseState, PromptVersion
 from lightningbus.schemas.weights.release_policy import is_pending_canary, is_revoked, latest_verdict
 
 app = typer.Typer(
-    help="Prompt versions: which there are, what they say, and which may be used.",
+    help="List, release and revoke the versions of prompts.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 Action = Literal["approved", "revoked", "pinned", "unpinned"]
-NameArgument = Annotated[str, typer.Argument(help="of the prompt, as `list` shows it")]
-VersionArgument = Annotated[int, typer.Argument(min=0, help="as `list` shows it")]
-ReasonOption = Annotated[str, typer.Option(help="kept with the decision")]
+NameArgument = Annotated[str, typer.Argument(help="name of the prompt, as `list` shows it")]
+VersionArgument = Annotated[int, typer.Argument(min=0, help="number of the version, as `list` shows it")]
+ReasonOption = Annotated[str, typer.Option(help="reason to record with the decision")]
 MAX_TEXT_CHARS = 60
 
 
 @app.command("list")
 def list_(
-    name: Annotated[str | None, typer.Argument(help="one prompt only")] = None,
-    last: Annotated[int, typer.Option(min=1, help="how many versions of each, the newest first")] = 20,
+    name: Annotated[str | None, typer.Argument(help="list only the versions of this prompt")] = None,
+    last: Annotated[int, typer.Option(min=1, help="most versions of each prompt to list, the newest first")] = 20,
     as_json: JsonOption = False,
     run: RunBusOption = None,
     bus: BusOption = None,
 ) -> None:
-    """One line per version: where it came from, what was decided of it, and how it begins."""
+    """List versions, one per line. A line has origin, state, and the beginning of the text."""
     if name is not None:
         check_names(name=name)
 
@@ -65,12 +65,14 @@ def list_(
 @app.command("show")
 def show_(
     name: NameArgument,
-    version: Annotated[int | None, typer.Argument(min=0, help="[default: the one in use]")] = None,
+    version: Annotated[
+        int | None, typer.Argument(min=0, help="number of the version [default: the one in use]")
+    ] = None,
     as_json: JsonOption = False,
     run: RunBusOption = None,
     bus: BusOption = None,
 ) -> None:
-    """The text of a version; with --json all that is known of it, decisions too."""
+    """Print the text of a version. With --json print also its origin and the decisions about it."""
     check_names(name=name)
 
     async def look() -> tuple[PromptVersion, PromptReleaseState]:
@@ -93,7 +95,7 @@ def show_(
 
 @app.command()
 def release(name: NameArgument, version: VersionArgument, reason: ReasonOption = "", bus: BusOption = None) -> None:
-    """This version may be used in training, whatever its evaluation said."""
+    """Allow a version in training, even if its evaluation was worse."""
     _decide("approved", name, version, bus, reason)
 
 
@@ -101,28 +103,28 @@ def release(name: NameArgument, version: VersionArgument, reason: ReasonOption =
 def revoke(
     name: NameArgument,
     version: VersionArgument,
-    reason: Annotated[str, typer.Option(help="kept with the decision")],
+    reason: Annotated[str, typer.Option(help="reason to record with the decision")],
     bus: BusOption = None,
 ) -> None:
-    """No rollout that starts from now on has this version, unless its task is pinned to it."""
+    """Forbid a version. Rollouts that start from now on use another, unless their task is pinned to it."""
     _decide("revoked", name, version, bus, reason)
 
 
 @app.command()
 def pin(name: NameArgument, version: VersionArgument, reason: ReasonOption = "", bus: BusOption = None) -> None:
-    """All rollouts have exactly this version, until it is unpinned."""
+    """Make all rollouts use exactly this version, until it is unpinned."""
     _decide("pinned", name, version, bus, reason)
 
 
 @app.command()
 def unpin(name: NameArgument, reason: ReasonOption = "", bus: BusOption = None) -> None:
-    """Rollouts have the newest released version again."""
+    """Remove the pin: rollouts use the newest released version again."""
     _decide("unpinned", name, None, bus, reason)
 
 
 @app.command()
 def repair(name: NameArgument, bus: BusOption = None) -> None:
-    """Remove what every reader passes over: what cannot be read, or was not signed by who may decide that."""
+    """Remove messages that every reader skips. They are unreadable, or signed by a role without that permission."""
     check_names(name=name)
 
     async def work() -> list[str]:

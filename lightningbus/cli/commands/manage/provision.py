@@ -1,4 +1,4 @@
-"""``lightningbus provision``: streams and consumers on a NATS server or cluster of one's own."""
+"""``lightningbus provision``: create streams and consumers on your own NATS server or cluster."""
 
 from typing import Annotated
 
@@ -21,20 +21,21 @@ def provision(
     bus: BusOption = None,
     replicas: Annotated[
         int | None,
-        typer.Option(min=1, max=5, help="servers that hold each stream [default: as it is, else 1]"),
+        typer.Option(min=1, max=5, help="number of servers that hold each stream [default: unchanged, else 1]"),
     ] = None,
     agent: Annotated[
-        list[str] | None, typer.Option(help="agent name whose runners' durable is made; repeat it [default: default]")
+        list[str] | None,
+        typer.Option(help="name of an agent to create its runners' consumers for; repeatable [default: default]"),
     ] = None,
     ack_wait: Annotated[
-        float, typer.Option(min=0.1, max=60, help="`ack_wait` of these agents' runners")
+        float, typer.Option(min=0.1, max=60, help="setting `ack_wait` of these agents' runners, in seconds")
     ] = ACK_WAIT_SECONDS,
     size: SizeOption = None,
     policy: PolicyOption = None,
 ) -> None:
-    """Make the streams and consumers on a NATS server or cluster of your own; safe to repeat.
+    """Create the streams and consumers on your own NATS server or cluster; safe to repeat.
 
-    On a bus with users nobody but admin makes consumers: run it again for each new agent name.
+    On a bus with users only the admin can create consumers: run this again for each new agent name.
     """
 
     sizes = parse_sizes(size)

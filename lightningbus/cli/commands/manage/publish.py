@@ -1,4 +1,4 @@
-"""``lightningbus publish``: tasks of a file or a data set."""
+"""``lightningbus publish``: send the tasks of a file or a data set to the bus."""
 
 from typing import Annotated
 
@@ -17,54 +17,59 @@ def publish(
     tasks: Annotated[
         str,
         typer.Argument(
-            help='JSONL, one {"id": ..., "input": ..., "labels": {...}} per line; or Parquet, CSV, directory of a data '
-            "set, hf:NAME of one on the Hugging Face Hub"
+            help='file of tasks: JSONL, one {"id": ..., "input": ..., "labels": {...}} per line; or Parquet, CSV, '
+            "directory of a data set, hf:NAME of one on the Hugging Face Hub"
         ),
     ],
     columns: Annotated[
         list[str] | None,
-        typer.Option(help="field=column of the input, as question=prompt; repeat it [default: every column]"),
+        typer.Option(help="FIELD=COLUMN of the input, e.g. question=prompt; repeatable [default: every column]"),
     ] = None,
     id_column: Annotated[
-        str | None, typer.Option("--id", help="column of the ids [default: id if there is one, else row numbers]")
+        str | None,
+        typer.Option("--id", help="column with the tasks' ids [default: id if there is one, else row numbers]"),
     ] = None,
     split: Annotated[str, typer.Option(help="split of a data set")] = "train",
-    config: Annotated[str | None, typer.Option(help="configuration of a data set that has several")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="rollouts per task: the group that is compared")] = 1,
-    run: Annotated[str, typer.Option(help="run the results belong to")] = "run",
-    agent: Annotated[str, typer.Option(help="agent name")] = "default",
-    mode: Annotated[str | None, typer.Option(help="train or eval [default: train, eval with --evaluation]")] = None,
+    config: Annotated[str | None, typer.Option(help="configuration of the data set, if it has several")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="rollouts per task, which are compared as a group")] = 1,
+    run: Annotated[str, typer.Option(help="id of the run that the results belong to")] = "run",
+    agent: Annotated[str, typer.Option(help="name of the agent that runs the tasks")] = "default",
+    mode: Annotated[
+        str | None, typer.Option(help="purpose of the rollouts, train or eval [default: train, eval with --evaluation]")
+    ] = None,
     evaluation: Annotated[
         str,
-        typer.Option(help="name of the evaluation, such as greedy: rollouts of --mode eval, with figures of their own"),
+        typer.Option(help="name of an evaluation, such as greedy: the tasks get --mode eval, and separate figures"),
     ] = "",
     version: Annotated[
         list[str] | None,
         typer.Option(
-            help="answer every call from this weight version only: a number, or MODEL=NUMBER; repeat it for several "
-            "models"
+            help="answer every call from this weight version only: a number, or MODEL=NUMBER; repeatable "
+            "for several models"
         ),
     ] = None,
     role: Annotated[
         list[str] | None,
-        typer.Option(help="ROLE=MODEL: this model answers the agent's calls to policy:ROLE; repeat it"),
+        typer.Option(help="ROLE=MODEL: this model answers the agent's calls to policy:ROLE; repeatable"),
     ] = None,
     prompt: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=VERSION: calls have this version of the prompt; repeat it [default: the released one]"),
+        typer.Option(help="NAME=VERSION: calls use this version of a prompt; repeatable [default: the released one]"),
     ] = None,
     pass_: Annotated[
         str,
-        typer.Option("--pass", help="name of this time, to publish a file again under the same run: part of task ids"),
+        typer.Option("--pass", help="suffix of the task ids, to publish the same file again in the same run"),
     ] = "",
-    temperature: Annotated[float | None, typer.Option(min=0, help="forced on every model call")] = None,
-    deadline: Annotated[float, typer.Option(min=0.1, help="seconds a rollout may take")] = 60.0,
-    timeout: Annotated[float, typer.Option(min=0.1, help="seconds to wait while the queue is full")] = 300.0,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="sampling temperature of every model call [default: the agent's]")
+    ] = None,
+    deadline: Annotated[float, typer.Option(min=0.1, help="longest duration of a rollout, in seconds")] = 60.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="longest wait, in seconds, while the queue is full")] = 300.0,
     bus: BusOption = None,
 ) -> None:
     """Publish the tasks of a file or a data set; every row is checked before the first is sent.
 
-    A task that the bus has already is not sent again, and counted: --pass makes new ones of the same file.
+    Tasks that the bus has already are counted, not sent again. With --pass the same file makes new tasks.
     """
     from lightningbus.run.evaluation.publishing import build_tasks, publish_all
     from lightningbus.run.settings.policy_options import parse_prompt_versions, parse_role_models, parse_versions

@@ -1,4 +1,4 @@
-"""``lightningbus weights``: the versions of a model, who serves them, and which may be served."""
+"""``lightningbus weights``: list, pin, revoke and export the versions of a model."""
 
 import asyncio
 import getpass
@@ -26,29 +26,27 @@ from lightningbus.schemas.weights.events import ReleaseState, WeightManifest
 from lightningbus.schemas.weights.release_policy import is_pending_canary, is_revoked, is_servable, latest_verdict
 
 app = typer.Typer(
-    help="Weight versions: which there are, who serves them, and which may be served.",
+    help="List, pin, revoke and export the weight versions of a model.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 app.command()(export)
 
 What = Literal["approved", "revoked", "pinned", "unpinned"]
-VersionArgument = Annotated[int, typer.Argument(min=0, help="as `list` shows it")]
-ModelOption = Annotated[
-    str | None, typer.Option(help="name the versions are published under [default: the only one on the bus]")
-]
-ReasonOption = Annotated[str, typer.Option(help="kept with the decision")]
+VersionArgument = Annotated[int, typer.Argument(min=0, help="number of the version, as `list` shows it")]
+ModelOption = Annotated[str | None, typer.Option(help="name of the model [default: the only one on the bus]")]
+ReasonOption = Annotated[str, typer.Option(help="reason to record with the decision")]
 
 
 @app.command("list")
 def list_(
     model: ModelOption = None,
-    last: Annotated[int, typer.Option(min=1, help="how many, the newest first")] = 20,
+    last: Annotated[int, typer.Option(min=1, help="most versions to list, the newest first")] = 20,
     as_json: JsonOption = False,
     run: RunBusOption = None,
     bus: BusOption = None,
 ) -> None:
-    """One line per version: what it is, what was decided of it, who serves it, and whether it can be exported."""
+    """List versions, one per line. A line has origin, state, the nodes that serve it, and whether it is exportable."""
     _check_model(model)
 
     async def look() -> tuple[str, list[dict[str, object]]]:
@@ -75,7 +73,7 @@ def list_(
 
 @app.command("show")
 def show_(version: VersionArgument, model: ModelOption = None, run: RunBusOption = None, bus: BusOption = None) -> None:
-    """All that is known of one version, as JSON: manifest, decisions, and who went over to it, with seconds."""
+    """Print a version as JSON. It has the manifest, the decisions, and the nodes that loaded it, with seconds."""
     _check_model(model)
 
     async def look() -> dict[str, object]:
@@ -100,11 +98,11 @@ def show_(version: VersionArgument, model: ModelOption = None, run: RunBusOption
 @app.command()
 def revoke(
     version: VersionArgument,
-    reason: Annotated[str, typer.Option(help="kept with the decision")],
+    reason: Annotated[str, typer.Option(help="reason to record with the decision")],
     model: ModelOption = None,
     bus: BusOption = None,
 ) -> None:
-    """No node serves this version from now on; those that do go back to the one before it."""
+    """Forbid nodes to serve a version. Nodes that serve it go back to the newest one before it."""
     _decide("revoked", version, model, bus, reason)
 
 
@@ -112,25 +110,25 @@ def revoke(
 def approve(
     version: VersionArgument, reason: ReasonOption = "", model: ModelOption = None, bus: BusOption = None
 ) -> None:
-    """This version may be served, whatever was said of it before."""
+    """Allow nodes to serve a version, even a revoked one."""
     _decide("approved", version, model, bus, reason)
 
 
 @app.command()
 def pin(version: VersionArgument, reason: ReasonOption = "", model: ModelOption = None, bus: BusOption = None) -> None:
-    """All nodes serve exactly this version, until it is unpinned."""
+    """Make all nodes serve exactly this version, until it is unpinned."""
     _decide("pinned", version, model, bus, reason)
 
 
 @app.command()
 def unpin(reason: ReasonOption = "", model: ModelOption = None, bus: BusOption = None) -> None:
-    """Nodes follow the newest version again."""
+    """Remove the pin: nodes follow the newest version again."""
     _decide("unpinned", None, model, bus, reason)
 
 
 @app.command()
 def repair(model: ModelOption = None, bus: BusOption = None) -> None:
-    """Remove what every reader passes over: what cannot be read, or was not signed by who may decide that."""
+    """Remove messages that every reader skips. They are unreadable, or signed by a role without that permission."""
     _check_model(model)
 
     async def work() -> list[str]:
@@ -202,7 +200,7 @@ def _state(manifest: WeightManifest, release: ReleaseState) -> str:
 
 
 async def _describe_export(registry: WeightRegistry, manifest: WeightManifest, release: ReleaseState) -> str:
-    """Whether `weights export` can write a version."""
+    """Return whether `weights export` can write a version, as a short text."""
     if await registry.find_expired_blob(manifest):
         return "no: its files have expired"
     if not can_list_files(manifest):
@@ -211,7 +209,7 @@ async def _describe_export(registry: WeightRegistry, manifest: WeightManifest, r
 
 
 def _readable(manifest: WeightManifest) -> Mapping[str, Any]:
-    """Without the tokens of a trial."""
+    """Convert a manifest to builtins, without the tokens of its trial."""
     fields: dict[str, Any] = msgspec.to_builtins(manifest)
     if manifest.canary is not None:
         fields["canary"] = {**fields["canary"], "prompts": len(manifest.canary.prompts)}

@@ -1,4 +1,4 @@
-"""``lightningbus weights export``: a version as a model directory."""
+"""``lightningbus weights export``: write a version as a model directory."""
 
 import sys
 from contextlib import redirect_stdout
@@ -14,31 +14,39 @@ from lightningbus.run.processes.role_process import exit_with
 def export(
     where: Annotated[
         list[str],
-        typer.Argument(metavar="[VERSION] DIR", help="version [default: the one that nodes serve], and where"),
+        typer.Argument(
+            metavar="[VERSION] DIR",
+            help="number of the version [default: the one that nodes serve], and the directory to write",
+        ),
     ],
-    model: Annotated[
-        str | None, typer.Option(help="name the versions are published under [default: the run's, if it trains one]")
+    model: Annotated[str | None, typer.Option(help="name of the model [default: the run's, if it trains one]")] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(help="run whose version to export, by name or directory; it may have ended [default: the latest]"),
     ] = None,
-    run: Annotated[str | None, typer.Option(help="name or directory of a run, up or stopped [default: latest]")] = None,
     base_model: Annotated[
-        Path | None, typer.Option(help="directory with configuration and tokenizer [default: the run's model]")
+        Path | None,
+        typer.Option(
+            help="directory of the base model, for its configuration and tokenizer [default: the run's model]"
+        ),
     ] = None,
     base_name: Annotated[
         str | None,
         typer.Option(
-            help="what the card and the adapters call the base model [default: its name on the Hub, if known]"
+            help="name of the base model in the model card and adapters [default: its name on the Hub, if known]"
         ),
     ] = None,
-    best: Annotated[bool, typer.Option("--best", help="the version with the best held-out reward")] = False,
-    adapter: Annotated[bool, typer.Option("--adapter", help="LoRA's adapters alone, as PEFT loads them")] = False,
-    force: Annotated[bool, typer.Option("--force", help="also a version that may not be served")] = False,
+    best: Annotated[bool, typer.Option("--best", help="export the version with the best held-out reward")] = False,
+    adapter: Annotated[bool, typer.Option("--adapter", help="export LoRA's adapters alone, in PEFT's format")] = False,
+    force: Annotated[bool, typer.Option("--force", help="export a version even if it may not be served")] = False,
     push_to_hub: Annotated[
-        str | None, typer.Option(metavar="REPO", help="upload it to the Hugging Face Hub too")
+        str | None,
+        typer.Option(metavar="REPO", help="also upload the model to this repository on the Hugging Face Hub"),
     ] = None,
-    public: Annotated[bool, typer.Option("--public", help="a new repository on the Hub is public")] = False,
+    public: Annotated[bool, typer.Option("--public", help="make a new repository on the Hub public")] = False,
     bus: BusOption = None,
 ) -> None:
-    """Write a version as a model directory that transformers and vLLM load, checked against what nodes loaded."""
+    """Write a version as a model directory. transformers and vLLM load it; it is checked against what nodes loaded."""
     version, directory = _parse(where)
     if best and version is not None:
         exit_with("give a version or --best, not both")
@@ -71,7 +79,7 @@ def export(
 
 
 def _parse(where: list[str]) -> tuple[int | None, Path]:
-    """The version, None if none is named, and the directory."""
+    """Split the arguments into a version, None if absent, and a directory; end the command on anything else."""
     if len(where) == 1:
         return None, Path(where[0])
     if len(where) != 2 or not where[0].isdecimal():

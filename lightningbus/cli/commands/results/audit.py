@@ -1,4 +1,4 @@
-"""``lightningbus audit``: what the auditor found."""
+"""``lightningbus audit``: show the auditor's findings."""
 
 import getpass
 import socket
@@ -31,9 +31,9 @@ from lightningbus.store.reports import ResultTable
 def audit(
     run: RunOption = "",
     overturn: Annotated[
-        str | None, typer.Option(help="take a verdict back, as admin: an engine's id, or a version's number")
+        str | None, typer.Option(help="withdraw the verdict on an engine's id or a version's number, as admin")
     ] = None,
-    reason: Annotated[str, typer.Option(help="why it is taken back")] = "",
+    reason: Annotated[str, typer.Option(help="reason to record with --overturn")] = "",
     model: Annotated[str, typer.Option(help="name of the model")] = "policy",
     bus: BusOption = None,
     sql: SqlOption = None,
@@ -41,7 +41,10 @@ def audit(
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
-    """By engine and version: tokens recomputed, tokens that differ, verdicts, and what is quarantined."""
+    """Show the auditor's findings by engine and version: tokens recomputed, tokens that differ, and verdicts.
+
+    With --overturn it withdraws a verdict instead.
+    """
     if overturn is not None:
         run_async(_overturn(overturn, reason, model, bus))
         print(f"the verdict on {overturn} does not hold any more")
@@ -61,7 +64,7 @@ def audit(
 
 
 async def _overturn(suspect: str, reason: str, model: str, bus: str | None) -> None:
-    """Raises `UserError` if there is no such verdict."""
+    """Withdraw the standing verdict on an engine's id or a version's number; raises `UserError` if there is none."""
     async with connect(bus, "audit", "admin") as at:
         log = AuditLog(at, model)
         verdicts = standing_verdicts((await log.refresh()).verdicts)

@@ -1,4 +1,4 @@
-"""``lightningbus report``: the reports, as tables or pictures."""
+"""``lightningbus report``: show reports as tables or pictures."""
 
 import sys
 from datetime import UTC, datetime
@@ -36,27 +36,31 @@ MODELS = "SELECT DISTINCT model FROM weight_versions WHERE run_id = {run_id:Stri
 
 
 def report(
-    name: Annotated[str | None, typer.Argument(help="which; without one, what there is", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="name of the report [default: list all reports]", show_default=False)
+    ] = None,
     run: RunOption = "",
-    model: Annotated[str, typer.Option(help="one model only; with --as-of a version: of this model")] = "",
+    model: Annotated[str, typer.Option(help="show only this model; also the model of a version in --as-of")] = "",
     as_of: Annotated[
         str | None,
-        typer.Option(help="as it was at a time (2026-11-21T10:00, UTC) or while a weight version was newest"),
+        typer.Option(
+            help="show the report as of a time (2026-11-21T10:00, UTC) or while a weight version was the newest"
+        ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=0, help="rows at most; 0: all of them")] = MAX_ROWS,
+    limit: Annotated[int, typer.Option(min=0, help="most rows to show; 0: all")] = MAX_ROWS,
     parameters: Annotated[
-        list[str] | None, typer.Option("--param", help="NAME=VALUE of a report's own parameter, may be repeated")
+        list[str] | None, typer.Option("--param", help="NAME=VALUE for a parameter of the report; repeatable")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="draw it into this PNG")] = None,
+    plot: Annotated[Path | None, typer.Option(help="draw the report into this PNG file")] = None,
     html: Annotated[
-        Path | None, typer.Option(help="write all reports of --run (else the latest) into this HTML file, to send")
+        Path | None, typer.Option(help="write all reports of --run (default: the latest) into this HTML file")
     ] = None,
     sql: SqlOption = None,
     database: DatabaseOption = "lightningbus",
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
-    """The questions everybody asks, each also a view of SQL."""
+    """Answer the usual questions about a run. Each report is also an SQL view."""
     with require_extra("store"):
         from lightningbus.run.run_data.run_names import check_model, check_run
         from lightningbus.store.reports import REPORTS
@@ -152,7 +156,10 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _moment(client: Any, text: str, run: str, model: str) -> datetime | None:
-    """The end of a version's time, or a time; None: it is not over."""
+    """Parse ``--as-of``: return a time, or the time that a weight version was replaced; None: it is the newest.
+
+    Raises `UserError` for any other text, or where a version needs a model's name beside it.
+    """
     if text.isdecimal():
         models = [name for (name,) in client.query(MODELS, parameters={"run_id": run}).result_rows]
         if not model and len(models) > 1:

@@ -1,4 +1,4 @@
-"""``lightningbus rollouts``: one rollout to read, rollouts as they end, and the best as a data set."""
+"""``lightningbus rollouts``: read a rollout, follow rollouts as they end, export the best as a data set."""
 
 import os
 from pathlib import Path
@@ -20,19 +20,21 @@ from lightningbus.run.processes.role_process import exit_with
 from lightningbus.run.run_directory.discovery import BUS_VARIABLE
 from lightningbus.run.run_directory.lookup import find_named_run, find_run_id
 
-app = typer.Typer(help="Rollouts: read one, follow them, export the best.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Read a rollout, follow rollouts as they end, export the best.", no_args_is_help=True, rich_markup_mode=None
+)
 
 
 @app.command()
 def show(
     rollout: Annotated[str, typer.Argument(help="id of the rollout")],
-    run: Annotated[str, typer.Option(help="run it belongs to; default: the newest that has it")] = "",
-    color: Annotated[str, typer.Option(help="what the colour of a token shows: advantage, staleness or none")] = "none",
+    run: Annotated[str, typer.Option(help="id of the rollout's run [default: the newest that has it]")] = "",
+    color: Annotated[str, typer.Option(help="meaning of the tokens' colours: advantage, staleness or none")] = "none",
     sql: SqlOption = None,
     database: DatabaseOption = "lightningbus",
     as_json: JsonOption = False,
 ) -> None:
-    """One rollout as it went: what was asked and answered, call by call, tools and reward; each token's version."""
+    """Show one rollout call by call: requests, answers, tools and reward, with the weight version of each token."""
     with require_extra("store"):
         from lightningbus.analysis.transcript import Transcript
     if color not in ("none", "advantage", "staleness"):
@@ -43,13 +45,13 @@ def show(
 
 @app.command()
 def tail(
-    run: Annotated[str, typer.Option(help="one run only")] = "",
-    outcome: Annotated[str, typer.Option(help="one outcome only, e.g. agent_error")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="a JSON object per line")] = False,
-    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="stop after so many")] = None,
+    run: Annotated[str, typer.Option(help="show only this run")] = "",
+    outcome: Annotated[str, typer.Option(help="show only this outcome, e.g. agent_error")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="print a JSON object per line")] = False,
+    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="stop after this many attempts")] = None,
     bus: BusOption = None,
 ) -> None:
-    """Attempts as they end, a line each, until Ctrl-C."""
+    """Print attempts as they end, a line each, until Ctrl-C."""
     from lightningbus.analysis.tail import tail_rollouts
 
     named = find_named_run(run) if run else None
@@ -63,11 +65,15 @@ def tail(
 
 @app.command()
 def export(
-    out: Annotated[Path, typer.Argument(help="chat messages as .jsonl, or tokens of every call as .parquet")],
-    run: Annotated[str | None, typer.Option(help="which run [default: the only one there is]")] = None,
-    model: Annotated[str | None, typer.Option(help="whose calls [default: the only model that was trained]")] = None,
-    top_k: Annotated[int, typer.Option(min=1, help="how many rollouts of each task, the best first")] = 1,
-    min_reward: Annotated[float, typer.Option(help="smallest reward of a rollout")] = 0.0,
+    out: Annotated[
+        Path, typer.Argument(help="file to write: chat messages as .jsonl, or tokens of every call as .parquet")
+    ],
+    run: Annotated[str | None, typer.Option(help="id of the run [default: the only one in the store]")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="name of the model whose calls to export [default: the only trained one]")
+    ] = None,
+    top_k: Annotated[int, typer.Option(min=1, help="number of rollouts of each task, the best first")] = 1,
+    min_reward: Annotated[float, typer.Option(help="smallest reward of an exported rollout")] = 0.0,
     sql: SqlOption = None,
     database: DatabaseOption = "lightningbus",
 ) -> None:

@@ -1,4 +1,4 @@
-"""``lightningbus status``: which roles are alive, and what they do."""
+"""``lightningbus status``: list the roles that are alive, and their state."""
 
 import asyncio
 from typing import Annotated
@@ -16,11 +16,11 @@ from lightningbus.run.run_directory.discovery import connect
 def status(
     bus: BusOption = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="a list of objects, with all that each says of itself")
+        bool, typer.Option("--json", help="print a JSON list of objects, with the full status of each role")
     ] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="keep showing until Ctrl-C")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="update until Ctrl-C")] = False,
 ) -> None:
-    """Who is alive and what they do."""
+    """List the roles that are alive, and their state."""
     from lightningbus.bus.fleet.heartbeat_text import firing_alerts
     from lightningbus.run.display.live_view import LiveView, console, members_table
     from lightningbus.run.display.terminal import Terminal

@@ -1,4 +1,4 @@
-"""``lightningbus steps``: a training step computed again, and a run trained offline."""
+"""``lightningbus steps``: repeat a training step, or train a run's batches offline."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,25 +18,24 @@ from lightningbus.cli.output import print_result
 from lightningbus.run.run_directory.lookup import find_run_id
 from lightningbus.run.settings.run_file import load_fields
 
-app = typer.Typer(
-    help="Training steps: compute them again from ClickHouse.", no_args_is_help=True, rich_markup_mode=None
-)
+app = typer.Typer(help="Repeat training steps from ClickHouse.", no_args_is_help=True, rich_markup_mode=None)
 
 
-RunOption = Annotated[str | None, typer.Option(help="which run [default: the only one there is]")]
-ModelOption = Annotated[str | None, typer.Option(help="which model's steps [default: the only one that was trained]")]
+RunOption = Annotated[str | None, typer.Option(help="id of the run [default: the only one in the store]")]
+ModelOption = Annotated[str | None, typer.Option(help="name of the trained model [default: the only one]")]
 
 
 @app.command()
 def replay(
-    step: Annotated[int, typer.Option(min=1, help="training step to make again; with --train: the first one")],
+    step: Annotated[int, typer.Option(min=1, help="training step to repeat; with --train: the first step")],
     run: RunOption = None,
     model: ModelOption = None,
     checkpoints: Annotated[
-        Path | None, typer.Option(help="directory of checkpoints: the step is trained again from the one before it")
+        Path | None, typer.Option(help="directory of checkpoints, to train the step again from the one before it")
     ] = None,
     train: Annotated[
-        Path | None, typer.Option(help="train on the batches offline, from the first model, and write weights here")
+        Path | None,
+        typer.Option(help="directory to write weights to, after training on the batches offline from the first model"),
     ] = None,
     last: Annotated[int | None, typer.Option(min=1, help="with --train: the last step [default: --step]")] = None,
     settings: SettingsOption = None,
@@ -44,9 +43,9 @@ def replay(
     database: DatabaseOption = "lightningbus",
     as_json: JsonOption = False,
 ) -> None:
-    """Make a training step again from ClickHouse: same rows, same advantages and, with its checkpoint, same loss.
+    """Repeat a training step from ClickHouse: same rows, same advantages and, with its checkpoint, same loss.
 
-    With --train the batches of a run are trained on offline: by its own settings, or by others.
+    With --train, train a run's batches offline: by its own settings, or by others.
     """
     with require_extra("learner"):
         from lightningbus.analysis import replay as work

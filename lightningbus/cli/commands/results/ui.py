@@ -1,4 +1,4 @@
-"""``lightningbus ui``: a page over the store in the browser, and the fleet where a bus is reachable."""
+"""``lightningbus ui``: serve a page that shows the store's data and, if a bus is reachable, the living roles."""
 
 import asyncio
 import os
@@ -21,11 +21,11 @@ from lightningbus.run.run_directory.page_address import Announce, claim_page
 from lightningbus.schemas.fleet import Heartbeat
 
 BUS_SECONDS = 5.0
-"""Between two tries to reach a bus that does not answer."""
+"""Seconds between two tries to reach a bus that does not answer."""
 
 
 class Listener:
-    """Hears the heartbeats of whichever bus answers, now or later; the pages do without one."""
+    """Follows the heartbeats of the bus that answers, now or later; without one the pages work too."""
 
     def __init__(self, bus: str | None) -> None:
         self._bus = bus
@@ -33,11 +33,11 @@ class Listener:
         self._problem = "looking for the bus"
 
     def members(self) -> Sequence[Heartbeat] | str:
-        """Who is alive, or why nobody knows."""
+        """Return the heartbeats of all live members, or a sentence that says why they are unknown."""
         return self._problem if self._fleet is None else self._fleet.members()
 
     async def listen(self) -> None:
-        """For ever; a bus that is lost is looked for again."""
+        """Follow the heartbeats for ever; reconnect when the bus is lost."""
         while True:
             try:
                 async with connect(self._bus, "ui", wait=2.0) as bus, bus.fleet("*") as self._fleet:
@@ -58,8 +58,8 @@ def ui(
 ) -> None:
     """Show runs and rollouts in the browser, live, until Ctrl-C; it only reads.
 
-    Before the first run it waits for one. When a run ends, the page goes on from the run's files. A second `ui` prints
-    the address of the first.
+    Before the first run it waits for one. When a run ends, the page reads the run's files. A second `ui` prints the
+    address of the first.
     """
     with require_extra("store"):
         from lightningbus.run.run_data.followed_run import followed

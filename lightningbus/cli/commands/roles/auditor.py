@@ -1,4 +1,4 @@
-"""``lightningbus auditor``: recomputes a share of what engines sampled."""
+"""``lightningbus auditor``: recompute a share of the tokens that engines sampled."""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,16 +19,16 @@ from lightningbus.run.run_directory.discovery import discover_bus
 
 def auditor(
     context: typer.Context,
-    model_path: Annotated[Path | None, typer.Option(help="model directory: architecture")] = None,
+    model_path: Annotated[Path | None, typer.Option(help="model directory, for the architecture")] = None,
     bus: BusOption = None,
     model: Annotated[str | None, typer.Option(help="name of the model [default: policy]")] = None,
-    share: Annotated[float | None, typer.Option(help="rollouts that are audited [default: 0.01]")] = None,
+    share: Annotated[float | None, typer.Option(help="share of the rollouts to audit [default: 0.01]")] = None,
     health_address: HealthOption = None,
     settings: SettingsOption = None,
 ) -> None:
-    """Recompute the log-probabilities of sampled tokens, and stop engines whose tokens are not what they say.
+    """Recompute the log-probabilities of sampled tokens, and stop engines that reported other values.
 
-    Every field of its settings is an option too, such as --tolerance 0.1.
+    Every field of the auditor's settings is an option too, such as --tolerance 0.1.
     """
     with require_extra("learner"):
         from lightningbus.auditor import auditor as role

@@ -1,4 +1,4 @@
-"""``lightningbus bus``: a nats-server with all streams, and who may connect to it."""
+"""``lightningbus bus``: run a nats-server with all streams, and create its users."""
 
 import asyncio
 import os
@@ -35,15 +35,18 @@ def bus(
     context: typer.Context,
     port: Annotated[int, typer.Option(help="port to listen on; 0 takes a free one")] = 4222,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
-    dir: Annotated[Path, typer.Option(help="where the streams are kept")] = Path("runs/bus"),
+    dir: Annotated[Path, typer.Option(help="directory of the streams")] = Path("runs/bus"),
     sync_interval: Annotated[
-        str, typer.Option(help="how long a write may wait for the disk; always: survives a power loss")
+        str,
+        typer.Option(help="longest time until a write is on disk; always: every write survives a power loss"),
     ] = "2m",
-    insecure: Annotated[bool, typer.Option("--insecure", help="let anybody connect, beyond loopback too")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="let any client connect without credentials, also beyond loopback")
+    ] = False,
     size: SizeOption = None,
     policy: PolicyOption = None,
 ) -> None:
-    """Run a nats-server with all streams made, until Ctrl-C; one that dies is started again."""
+    """Run a nats-server with all streams, until Ctrl-C; restart it when it dies."""
     from lightningbus.bus.embedded.nats_server import nats_server
     from lightningbus.common.aio import first_completed
 
@@ -71,24 +74,29 @@ def bus(
 
 @app.command("create-users")
 def create_users_(
-    out: Annotated[Path, typer.Option(help="directory for what is made; keep it to yourself")],
+    out: Annotated[Path, typer.Option(help="directory for the created keys; keep it private")],
     tls: Annotated[
-        bool, typer.Option("--tls", help="certificates too: the bus speaks TLS, to clients with one")
+        bool,
+        typer.Option(
+            "--tls", help="also create certificates: the bus uses TLS and accepts only clients with a certificate"
+        ),
     ] = False,
     host: Annotated[
         list[str] | None,
-        typer.Option(help="name or address the server is reached under, for its certificate; repeat it"),
+        typer.Option(help="name or address of the server in its certificate; repeatable"),
     ] = None,
-    leaf: Annotated[bool, typer.Option("--leaf", help="for a leaf node: the server of a far site")] = False,
+    leaf: Annotated[
+        bool, typer.Option("--leaf", help="create the users of a leaf node, the server of a remote site")
+    ] = False,
     signing: Annotated[
         Path | None,
-        typer.Option(help="a role's folder of the cluster, with its signing keys: `inference` or `client`"),
+        typer.Option(help="directory of a role of the cluster with its signing keys: `inference` or `client`"),
     ] = None,
     policy: PolicyOption = None,
 ) -> None:
-    """Make a user of the bus for each role, with no more rights than it needs, and the server's configuration.
+    """Create a user of the bus for each role, with no more rights than it needs, and the server's configuration.
 
-    With several --policy each learner has a user of its own, `learner-MODEL`, for its own model only.
+    With several --policy each learner has a user `learner-MODEL`, for its own model only.
     """
     for model in policy or ():
         check_names(policy=model)
@@ -119,15 +127,17 @@ def create_users_(
 
 @app.command()
 def rotate(
-    out: Annotated[Path, typer.Option(help="what `bus create-users` made")],
-    finish: Annotated[bool, typer.Option("--finish", help="let the old keys in no longer")] = False,
+    out: Annotated[Path, typer.Option(help="directory that `bus create-users` wrote")],
+    finish: Annotated[bool, typer.Option("--finish", help="second step: reject the old keys")] = False,
     server: Annotated[
         int | None,
-        typer.Option("--server", help="process id of a nats-server on this machine that takes it up at once"),
+        typer.Option("--server", help="process id of a nats-server on this machine to reload at once"),
     ] = None,
-    leaf: Annotated[bool, typer.Option("--leaf", help="as it was given to `bus create-users`")] = False,
+    leaf: Annotated[
+        bool, typer.Option("--leaf", help="same as for `bus create-users`: the users are those of a leaf node")
+    ] = False,
 ) -> None:
-    """Give the users of a running bus new keys and a new authority, in two steps; nobody is cut off between them."""
+    """Give the users of a running bus new keys and a new authority, in two steps that interrupt no connection."""
     with require_extra("bus"):
         from lightningbus.bus.security.key_rotation import begin_rotation, finish_rotation
 

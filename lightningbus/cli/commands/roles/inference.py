@@ -1,4 +1,4 @@
-"""``lightningbus inference``: vLLM behind a gateway that swaps weights."""
+"""``lightningbus inference``: run vLLM behind a gateway that swaps weights."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,20 +20,20 @@ from lightningbus.run.run_directory.discovery import discover_bus
 
 def inference(
     context: typer.Context,
-    model_path: Annotated[Path | None, typer.Option(help="model directory: architecture and tokenizer")] = None,
+    model_path: Annotated[Path | None, typer.Option(help="model directory, for architecture and tokenizer")] = None,
     bus: BusOption = None,
-    model: Annotated[str | None, typer.Option(help="name agents ask for [default: policy]")] = None,
+    model: Annotated[str | None, typer.Option(help="name of the model in agents' calls [default: policy]")] = None,
     port: Annotated[int | None, typer.Option(help="port of the gateway [default: a free one]")] = None,
     host: Annotated[str | None, typer.Option(help="address of the gateway [default: 127.0.0.1]")] = None,
     advertise_url: Annotated[
-        str | None, typer.Option(help="URL that runners reach the gateway at [default: http://host:port]")
+        str | None, typer.Option(help="URL at which runners reach the gateway [default: http://host:port]")
     ] = None,
     health_address: HealthOption = None,
     settings: SettingsOption = None,
 ) -> None:
-    """Run vLLM behind a gateway, and swap each new weight version in while requests are in flight.
+    """Run vLLM behind a gateway, and load each new weight version while requests are in flight.
 
-    Every field of its settings is an option too, such as --max-model-len 4096.
+    Every field of the node's settings is an option too, such as --max-model-len 4096.
     """
     with require_extra("inference"):
         from lightningbus.inference import node

@@ -1,4 +1,4 @@
-"""``lightningbus learner``: training by verl."""
+"""``lightningbus learner``: train with verl."""
 
 from pathlib import Path
 from typing import Annotated
@@ -25,7 +25,7 @@ def learner(
     context: typer.Context,
     model_path: Annotated[Path | None, typer.Option(help="model directory to start from")] = None,
     tasks: Annotated[Path | None, typer.Option(help="file of training tasks to dispatch")] = None,
-    max_steps: Annotated[int | None, typer.Option(help="training steps [default: 100]")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="number of training steps [default: 100]")] = None,
     run: Annotated[str | None, typer.Option(help="name of the run [default: run]")] = None,
     bus: BusOption = None,
     checkpoint_dir: Annotated[
@@ -34,17 +34,16 @@ def learner(
     health_address: HealthOption = None,
     settings: SettingsOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="say what memory and time training takes, and do not train")
+        bool, typer.Option("--dry-run", help="print the memory and time that training needs, and do not train")
     ] = False,
     ranks: RanksOption = 1,
     gpu_memory: GpuMemoryOption = None,
     gpu_tflops: GpuTflopsOption = None,
 ) -> None:
-    """Train on finished rollouts with verl, and publish every step as a weight version.
+    """Train on finished rollouts with verl, and publish each step as a weight version.
 
-    Every field of its settings is an option too, such as --group-size 4 or --actor.optim.lr 1e-4.
-
-    Over several GPUs or processes: torchrun --nproc-per-node 2 -m lightningbus learner ...
+    Every field of the learner's settings is an option too, such as --group-size 4 or --actor.optim.lr 1e-4. With
+    several GPUs or processes: torchrun --nproc-per-node 2 -m lightningbus learner ...
     """
     with require_extra("learner"):
         from lightningbus.learner import errors

@@ -1,4 +1,4 @@
-"""``lightningbus runner``: agents on tasks of the bus."""
+"""``lightningbus runner``: run an agent on tasks of the bus."""
 
 import shlex
 from pathlib import Path
@@ -20,16 +20,18 @@ from lightningbus.run.run_directory.discovery import discover_bus
 
 def runner(
     context: typer.Context,
-    entrypoint: Annotated[str | None, typer.Option(help="agent as module:function, sync or async")] = None,
+    entrypoint: Annotated[str | None, typer.Option(help="agent function as module:function, sync or async")] = None,
     python_executable: Annotated[
-        Path | None, typer.Option(help="interpreter that runs the agent [default: this one]")
+        Path | None, typer.Option(help="Python interpreter that runs the agent [default: the current one]")
     ] = None,
-    working_dir: Annotated[Path | None, typer.Option(help="directory the agent runs in [default: here]")] = None,
+    working_dir: Annotated[
+        Path | None, typer.Option(help="directory that the agent runs in [default: the current one]")
+    ] = None,
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", "-n", help="rollouts at once [default: 4]")
+        int | None, typer.Option("--concurrency", "-n", help="concurrent rollouts [default: 4]")
     ] = None,
     command: Annotated[
-        str | None, typer.Option(help="any program instead of a Python agent, as one would type it")
+        str | None, typer.Option(help="command line of a program to run instead of a Python agent")
     ] = None,
     reward_fn: Annotated[str | None, typer.Option(help="reward function as module:function(input, result)")] = None,
     agent_name: Annotated[
@@ -39,9 +41,9 @@ def runner(
     health_address: HealthOption = None,
     settings: SettingsOption = None,
 ) -> None:
-    """Take tasks from the bus, run the agent on each, and publish what happened.
+    """Take tasks from the bus, run the agent on each, and publish the rollouts.
 
-    Every field of its settings is an option too, such as --memory-limit-gib 2.
+    Every field of the runner's settings is an option too, such as --memory-limit-gib 2.
     """
     from lightningbus.common.processes.subprocesses import ProcessGuard
     from lightningbus.runners import runner as role

@@ -1,4 +1,4 @@
-"""``lightningbus store``: events into ClickHouse, SQL out of it, and users of a ClickHouse server."""
+"""``lightningbus store``: write events into ClickHouse, answer SQL, and create users of a ClickHouse server."""
 
 import os
 from pathlib import Path
@@ -29,7 +29,7 @@ READER_VARIABLE, WRITER_VARIABLE = "LIGHTNINGBUS_READER_PASSWORD", "LIGHTNINGBUS
 
 
 URL_VARIABLE, ADMIN_VARIABLE = "LIGHTNINGBUS_STORE_URL", "LIGHTNINGBUS_ADMIN_SQL"
-"""Addresses with a password in them, which everybody on a machine sees in the arguments of a process."""
+"""Environment variables for addresses with a password: arguments of a process are visible to all users of a machine."""
 
 
 @app.callback(invoke_without_command=True, context_settings=ANY_SETTING)
@@ -37,16 +37,20 @@ def store(
     context: typer.Context,
     bus: BusOption = None,
     url: Annotated[
-        str | None, typer.Option(help=f"ClickHouse server [default: ${URL_VARIABLE}, else an embedded engine]")
+        str | None, typer.Option(help=f"URL of a ClickHouse server [default: ${URL_VARIABLE}, else an embedded engine]")
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="data of the embedded engine [default: runs/store]")] = None,
-    http_port: Annotated[int | None, typer.Option(help="its HTTP port; 0 takes a free one [default: 8123]")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="data directory of the embedded engine [default: runs/store]")
+    ] = None,
+    http_port: Annotated[
+        int | None, typer.Option(help="HTTP port of the embedded engine; 0 takes a free one [default: 8123]")
+    ] = None,
     health_address: HealthOption = None,
     settings: SettingsOption = None,
 ) -> None:
     """Write every event into ClickHouse, and answer SQL over ClickHouse's HTTP interface.
 
-    Every field of its settings is an option too, such as --retention-days 30.
+    Every field of the store's settings is an option too, such as --retention-days 30.
     """
     if context.invoked_subcommand is not None:
         return
@@ -70,15 +74,18 @@ def create_users(
             "--sql",
             envvar=ADMIN_VARIABLE,
             show_envvar=False,
-            help=f"make them there, as a user who may [default: ${ADMIN_VARIABLE}, else print the statements]",
+            help=f"ClickHouse URL of a user with that right [default: ${ADMIN_VARIABLE}, else print the statements]",
         ),
     ] = None,
     database: DatabaseOption = "lightningbus",
-    cluster: Annotated[str | None, typer.Option(help="on all servers of a cluster")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="name of a cluster, to create the users on all of its servers")
+    ] = None,
 ) -> None:
-    """Make users of a ClickHouse server: one who reads within limits, one who writes.
+    """Create two users of a ClickHouse server: one reads within limits, one writes.
 
-    Their passwords are in $LIGHTNINGBUS_READER_PASSWORD and $LIGHTNINGBUS_WRITER_PASSWORD; without one, no such user.
+    Their passwords are in $LIGHTNINGBUS_READER_PASSWORD and $LIGHTNINGBUS_WRITER_PASSWORD. A user without a password is
+    not created.
     """
     with require_extra("store"):
         from clickhouse_connect.driver.exceptions import ClickHouseError

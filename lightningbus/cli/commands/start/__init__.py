@@ -1,1 +1,1 @@
-"""Commands of a first day."""
+"""Commands to get started."""

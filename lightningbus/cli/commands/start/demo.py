@@ -1,4 +1,4 @@
-"""``lightningbus demo``: the calculator agent on embedded defaults."""
+"""``lightningbus demo``: train the calculator agent with embedded servers."""
 
 import importlib
 from pathlib import Path
@@ -10,11 +10,11 @@ from lightningbus.cli.options import require_extra, run_async, run_until_signal
 
 
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="training steps")] = 36,
-    seed: Annotated[int, typer.Option(help="of the problems, the model and the order of tasks")] = 0,
-    runs: Annotated[Path, typer.Option(help="where run directories are made")] = Path("runs"),
+    steps: Annotated[int, typer.Option(min=1, help="number of training steps")] = 36,
+    seed: Annotated[int, typer.Option(help="random seed of the tasks, their order and the model")] = 0,
+    runs: Annotated[Path, typer.Option(help="directory for runs")] = Path("runs"),
 ) -> None:
-    """Train the calculator agent on the embedded defaults, and report how much better it got."""
+    """Train the calculator agent with embedded servers, and report its rewards before and after."""
     with require_extra("demo"):  # the agent's client, and the picture, which comes last
         importlib.import_module("matplotlib")
         importlib.import_module("openai")

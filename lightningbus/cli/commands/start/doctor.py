@@ -1,4 +1,4 @@
-"""``lightningbus doctor``: whether this machine can run it."""
+"""``lightningbus doctor``: check that this machine can run lightningbus."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -12,12 +12,12 @@ from lightningbus.run.machine.facts import read_facts
 
 
 def doctor(
-    runs: Annotated[Path, typer.Option(help="where run directories are made")] = Path("runs"),
-    as_json: Annotated[bool, typer.Option("--json", help="a list of objects")] = False,
+    runs: Annotated[Path, typer.Option(help="directory for runs")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="print a JSON list of objects")] = False,
 ) -> None:
     """Check this machine: Python, cores, memory, GPU, disk, ports, limits, packages; and name what to do.
 
-    Ends with exit code 1 if something prevents a run.
+    Exit with code 1 if something prevents a run.
     """
     checks = check_machine(read_facts(runs))
     if as_json:

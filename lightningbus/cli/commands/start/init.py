@@ -1,4 +1,4 @@
-"""``lightningbus init``: a first project to change."""
+"""``lightningbus init``: write a first project to change."""
 
 import shlex
 from enum import StrEnum
@@ -12,11 +12,11 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.projects.template import list_commands, render_project
 
 NUM_NEXT = 3
-"""Commands that are printed; README.md of the project has more."""
+"""Number of commands that are printed; README.md of the project has more."""
 
 
 class Framework(StrEnum):
-    """What an agent is written in: the names of `lightningbus.run.projects.template`."""
+    """Frameworks for the agent, by the names that `lightningbus.run.projects.template` uses."""
 
     openai = "openai"
     langgraph = "langgraph"
@@ -26,13 +26,15 @@ class Framework(StrEnum):
 
 
 def init(
-    directory: Annotated[Path, typer.Argument(help="where; made if it is not there", show_default=False)] = Path(),
-    framework: Annotated[Framework, typer.Option(help="what the agent is written in")] = Framework.openai,
+    directory: Annotated[
+        Path, typer.Argument(help="directory to write into; created if it does not exist", show_default=False)
+    ] = Path(),
+    framework: Annotated[Framework, typer.Option(help="framework that the agent is written in")] = Framework.openai,
 ) -> None:
-    """Write a first project: an agent, its tasks, a run file and a README. It overwrites nothing.
+    """Write a first project: an agent, its tasks, a run file and a README. Existing files are never overwritten.
 
-    With openai (plain Python) the model is made on the spot, so that it trains on any machine, CPU only. The others
-    point at a model to download.
+    With openai (plain Python) the project creates its own small model, so that it trains on any machine without a GPU.
+    The other frameworks use a model to download.
     """
     files = render_project(framework)
     exit_on_user_error(_write, directory, files)
@@ -43,7 +45,7 @@ def init(
 
 
 def _write(directory: Path, files: dict[str, str]) -> None:
-    """Raises `UserError`, and writes nothing, where one of the files is there already."""
+    """Write the files into ``directory``; raises `UserError`, before any is written, if one of them exists."""
     existing = [name for name in files if (directory / name).exists()]
     if existing:
         raise UserError(f"{directory} has {', '.join(existing)} already: name another directory, such as `init first`")

@@ -1,4 +1,4 @@
-"""``lightningbus env``: environments of others, as tasks and a run file."""
+"""``lightningbus env``: write tasks and a run file for an environment of another library."""
 
 import sys
 from pathlib import Path
@@ -13,32 +13,46 @@ def env(
     environment: Annotated[
         str,
         typer.Argument(
-            help="KIND:NAME; kinds are verifiers, gymnasium, openenv, nemo-gym and harbor", metavar="KIND:NAME"
+            help="environment as KIND:NAME; kinds are verifiers, gymnasium, openenv, nemo-gym and harbor",
+            metavar="KIND:NAME",
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="directory to write [default: environments/NAME]")] = None,
     python: Annotated[
-        Path | None, typer.Option(help="interpreter the environment is installed in [default: the one running this]")
+        Path | None,
+        typer.Option(help="Python interpreter that has the environment installed [default: the current one]"),
     ] = None,
-    model_path: Annotated[Path, typer.Option(help="model directory that the run file trains")] = Path("model"),
-    limit: Annotated[int | None, typer.Option(min=1, help="tasks to train on, at most [default: all]")] = None,
+    model_path: Annotated[Path, typer.Option(help="model directory to train, as written into the run file")] = Path(
+        "model"
+    ),
+    limit: Annotated[int | None, typer.Option(min=1, help="most training tasks to write [default: all]")] = None,
     heldout: Annotated[
-        int, typer.Option(min=1, help="held-out tasks, at most; a tenth of all if the environment has none of its own")
+        int,
+        typer.Option(
+            min=1, help="most held-out tasks to write; a tenth of all tasks if the environment has none of its own"
+        ),
     ] = 100,
     arg: Annotated[
         list[str] | None,
-        typer.Option(help="argument of the environment, as num_tasks=4 or taskset.level=hard; repeat"),
+        typer.Option(help="argument of the environment, e.g. num_tasks=4 or taskset.level=hard; repeatable"),
     ] = None,
     variable: Annotated[
         list[str] | None,
-        typer.Option("--env", help="variable its processes find, NAME or NAME=VALUE, such as HF_HOME; repeat"),
+        typer.Option(
+            "--env", help="environment variable for its processes, NAME or NAME=VALUE, e.g. HF_HOME; repeatable"
+        ),
     ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="rollouts at once, in one process")] = 16,
+    concurrency: Annotated[int, typer.Option(min=1, help="concurrent rollouts, in one process")] = 16,
     path: Annotated[
-        Path | None, typer.Option(help="directory of modules that are not installed", exists=True, file_okay=False)
+        Path | None,
+        typer.Option(
+            help="directory of modules that the environment imports and that are not installed",
+            exists=True,
+            file_okay=False,
+        ),
     ] = None,
 ) -> None:
-    """Write the tasks of an environment and a run file that trains on them; the environment itself stays as it is."""
+    """Write the tasks of an environment and a run file that trains on them; the environment itself is not changed."""
     from lightningbus.run.projects import environment_directory as directories
 
     kind, name = exit_on_user_error(directories.parse_name, environment)

@@ -1,4 +1,4 @@
-"""``lightningbus optimize``: prompts of an agent made better from its rollouts."""
+"""``lightningbus optimize``: improve an agent's prompts from its rollouts."""
 
 import importlib
 import json
@@ -13,11 +13,11 @@ from lightningbus.cli.options import exit_on_user_error, require_extra, run_asyn
 def optimize(
     config: Annotated[Path, typer.Option("--config", "-c", help="run file with a section `optimize`")],
     resume: Annotated[
-        bool, typer.Option("--resume", help="go on where the run was stopped; nothing is evaluated twice")
+        bool, typer.Option("--resume", help="continue the stopped run; nothing is evaluated twice")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="the result as a JSON object")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the result as a JSON object")] = False,
 ) -> None:
-    """Look for better prompts within a budget of rollouts, and release the best if held-out reward is not worse."""
+    """Search for better prompts within a budget of rollouts, and release the best if held-out reward is not worse."""
     with require_extra("optimize"):
         importlib.import_module("gepa")
     from lightningbus.optimize import job

@@ -1,4 +1,4 @@
-"""``lightningbus train``: a training job from its first evaluation to its last."""
+"""``lightningbus train``: run a training job from its first evaluation to its last."""
 
 import importlib
 from pathlib import Path
@@ -20,13 +20,14 @@ from lightningbus.cli.options import (
 def train(
     config: Annotated[Path, typer.Option("--config", "-c", help="run file with a learner and held-out tasks")],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="check everything but the weights; run the agent once")
+        bool,
+        typer.Option("--dry-run", help="only check the run file, model and agent: load no weights, run the agent once"),
     ] = False,
     ranks: RanksOption = 1,
     gpu_memory: GpuMemoryOption = None,
     gpu_tflops: GpuTflopsOption = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="go on where the run was stopped, instead of moving it aside")
+        bool, typer.Option("--resume", help="continue the stopped run instead of moving it aside")
     ] = False,
 ) -> None:
     """Run a training job to its end: held-out reward before, training, held-out reward after, figures and a picture."""

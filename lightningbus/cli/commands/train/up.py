@@ -1,4 +1,4 @@
-"""``lightningbus up``: all roles of a run file."""
+"""``lightningbus up``: run all roles of a run file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,7 @@ from lightningbus.cli.options import (
 
 
 def up(
-    config: Annotated[Path, typer.Option("--config", "-c", help="run file; see examples/calculator/run.yaml")],
+    config: Annotated[Path, typer.Option("--config", "-c", help="run file, such as examples/calculator/run.yaml")],
 ) -> None:
     """Run all roles of a run file on this machine, under one supervisor, until Ctrl-C or the last step."""
     from lightningbus.run.processes.stack import up as bring_up
