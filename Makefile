@@ -68,7 +68,7 @@ bench-compare: $(READY) ## the last figures beside those of a commit, by ratios 
 	$(BIN)/python -m benchmarks.before_after $(if $(COMMIT),--commit $(COMMIT)) $(ONLY)
 
 bench-ui: $(READY) ## how long pages and reports take, of a million and of ten million spans
-	$(BIN)/python -m benchmarks.ui
+	$(BIN)/python -m benchmarks.store.ui
 
 bench-async: $(READY) ## synchronous against asynchronous training, to a target accuracy; goes on where it was stopped
 	$(BIN)/python -m experiments.asynchrony $(if $(ONLY),--only $(ONLY))
@@ -84,7 +84,7 @@ bench-policies: $(READY) ## two policies against one shared policy, and two play
 	$(BIN)/python -m experiments.policies $(if $(SEEDS),--seeds $(SEEDS)) $(if $(JOBS),--jobs $(JOBS))
 
 bench-kv: $(READY) ## what a swap amid an answer does to log-probabilities, by kv_cache_on_swap
-	$(BIN)/python -m benchmarks.kv_cache
+	$(BIN)/python -m experiments.kv_cache
 
 bench-prompts: $(READY) ## how soon a prompt is found, and weights alone beside turns; goes on where it was stopped; SEEDS="0 1"
 	$(BIN)/python -m experiments.prompts $(if $(SEEDS),--seeds $(SEEDS))

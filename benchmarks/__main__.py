@@ -5,9 +5,12 @@ import re
 import time
 from pathlib import Path
 
-from benchmarks import before_after, call_storage, dispatch, ingest, latency, peers, publish, scale, startup, weights
+from benchmarks import before_after, dispatch, publish, startup
 from benchmarks.gateway import __main__ as gateway
 from benchmarks.results import machine, read, table
+from benchmarks.rollouts import latency, peers, scale
+from benchmarks.store import call_storage, ingest
+from benchmarks.weights import __main__ as weights
 from benchmarks.workloads import __main__ as workloads
 
 PAGE = Path(__file__).with_name("README.md")

@@ -182,10 +182,6 @@ class Bus:
         response = await self.nc.request(f"$JS.API.CONSUMER.NAMES.{stream}", b"{}")
         return list(json.loads(response.data).get("consumers") or ())
 
-    async def delivered_count(self, consumer: ConsumerSpec) -> int:
-        """Count the deliveries of a durable since it was made or reset, to all its readers."""
-        return (await self.backlog(consumer)).num_delivered
-
     async def publish(
         self,
         subject: str,
@@ -244,27 +240,13 @@ class Bus:
         """
         self._upkeep.use(consumer)
         try:
-            async with self._open_pull(consumer.stream, consumer.durable, slots, expires, self._upkeep.check) as puller:
+            forget, check = self._pull_consumers.discard, self._upkeep.check
+            puller = PullConsumer(self.nc, consumer.stream, consumer.durable, slots, forget, expires, check)
+            self._pull_consumers.add(puller)
+            async with puller:
                 yield puller
         finally:
             self._upkeep.release(consumer)
-
-    @asynccontextmanager
-    async def pull_from(
-        self, stream: str, consumer: str, slots: int, expires: float = EXPIRES_SECONDS
-    ) -> AsyncIterator[PullConsumer]:
-        """Pull from a consumer that this process does not keep up; see `pull`."""
-        async with self._open_pull(stream, consumer, slots, expires, lambda: None) as puller:
-            yield puller
-
-    @asynccontextmanager
-    async def _open_pull(
-        self, stream: str, consumer: str, slots: int, expires: float, on_gone: Callable[[], None]
-    ) -> AsyncIterator[PullConsumer]:
-        puller = PullConsumer(self.nc, stream, consumer, slots, self._pull_consumers.discard, expires, on_gone)
-        self._pull_consumers.add(puller)
-        async with puller:
-            yield puller
 
     @asynccontextmanager
     async def heartbeat(

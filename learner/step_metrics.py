@@ -63,7 +63,7 @@ STEP_METRICS: tuple[StepMetric, ...] = (
     StepMetric("actor/lr", "rate", "Learning rate of the schedule in this step."),
     StepMetric("actor/skipped_updates", "updates", "Updates that changed nothing: their gradient was not finite."),
     StepMetric("actor/pg_clipfrac", "share", "Share of tokens whose ratio was clipped."),
-    StepMetric("actor/pg_clipfrac_lower", "share", "Share of tokens clipped by `clip_ratio_c`."),
+    StepMetric("actor/pg_clipfrac_lower", "share", "Share of tokens clipped by `verl.actor.clip_ratio_c`."),
     StepMetric("actor/ppo_kl", "nats", "Mean log-ratio of the old policy to the current one."),
     StepMetric("critic/vf_loss", "loss", "Value loss of the critic."),
     StepMetric("critic/vf_clipfrac", "share", "Share of values that were clipped."),

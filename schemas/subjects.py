@@ -25,7 +25,6 @@ ALL_PROMPT_RELEASES = "lb.prompts.release.*"
 ALL_DLQ = "lb.dlq.*"
 ALL_DISPATCH_MARKS = "lb.dispatch.*"
 ALL_DISPATCHED = "lb.dispatched.*"
-ALL_HEARTBEATS = "lb.heartbeat.>"
 
 TRAIN_ROLLOUT = "lb.rollout.train"
 EVAL_ROLLOUT = "lb.rollout.eval"

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks import before_after, kv_cache, peers
+from benchmarks import before_after
 from benchmarks.__main__ import rewrite
 from benchmarks.learner import __main__ as learner
+from benchmarks.rollouts import peers
 from experiments.asynchrony.__main__ import find_hopeless_seeds, tables
 from experiments.asynchrony.job import key_of, read, seconds_to
 from experiments.credit import __main__ as credit
 from experiments.credit.job import EVERY, EXAMPLES, JOBS, METHODS, job_fields, row_of, steps_to, target_of
+from experiments.kv_cache import __main__ as kv_cache
 from experiments.policies import __main__ as policies
 from experiments.policies import job as policy_jobs
 from experiments.prompts import tables as prompt_tables
@@ -35,7 +37,8 @@ def table_of(name: str, directory: Path = HERE) -> str:
 
 
 def test_the_tables_are_the_results() -> None:
-    assert table_of("bench-kv") == kv_cache.table(json.loads((HERE / "results" / "kv_cache.json").read_text()))
+    swaps = json.loads((EXPERIMENTS / "results" / "kv_cache.json").read_text())
+    assert table_of("bench-kv", EXPERIMENTS) == kv_cache.table(swaps)
     assert table_of("serving-faults") == serving_faults.table(json.loads((HERE / "results" / "audit.json").read_text()))
     results = read(EXPERIMENTS / "results" / "async.json")
     assert table_of("bench-async", EXPERIMENTS) == tables(results)

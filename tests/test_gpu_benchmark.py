@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import agreement, child, demo, machine, models, training
+from benchmarks.gpu import child, models, training
 from benchmarks.gpu.plan import NAMES, STEPS, Step, choose_steps, time_limit
 from benchmarks.gpu.record import Outcome, Record, read, render
 from benchmarks.gpu.sizes import DRY_RUN, REAL
+from benchmarks.gpu.steps import agreement, demo, machine
 from benchmarks.results import RESULTS, Result
 from lightningbus.inference.engine.vllm_command import has_gpu
 from lightningbus.learner.settings.learner import LearnerSettings
@@ -40,7 +41,7 @@ def test_every_step_names_a_function_that_takes_its_arguments_and_is_in_the_page
     page = (ROOT / "benchmarks" / "README.md").read_text()
     for step in STEPS:
         module, _, function = step.measure.partition(":")
-        source = (ROOT / "benchmarks" / "gpu" / f"{module}.py").read_text()
+        source = (ROOT / "benchmarks" / "gpu" / f"{module.replace('.', '/')}.py").read_text()
         (signature,) = [line for line in source.splitlines() if line.startswith(f"def {function}(")]
         assert all(f"{name}:" in signature for name in step.arguments), step.name
         family = "-".join(step.name.split("-")[:2])

@@ -8,8 +8,8 @@ import sys
 import uvloop
 
 from benchmarks.gateway.engine import DELAY_SECONDS
-from benchmarks.latency import percentiles
 from benchmarks.results import Result, machine, table, write
+from benchmarks.rollouts.latency import percentiles
 from benchmarks.system import System, runner, running, usage
 from lightningbus.common.processes.subprocesses import spawn, terminate
 from lightningbus.run.evaluation.publishing import publish_all

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.child import run_step
-from benchmarks.gpu.machine import NoGpuError, check_gpu, read_environment
 from benchmarks.gpu.plan import NAMES, Step, choose_steps, time_limit
 from benchmarks.gpu.record import Outcome, Record, read, render
+from benchmarks.gpu.steps.machine import NoGpuError, check_gpu, read_environment
 from benchmarks.results import RESULTS, Result
 
 MINUTES = 40.0

@@ -30,30 +30,30 @@ def _train(size: str, case: str) -> Step:
 
 def _swap(policy: str) -> Step:
     return Step(
-        f"swap-{policy}", "A swap with streams under way", "weight_versions:measure_swap", 300,
+        f"swap-{policy}", "A swap with streams under way", "steps.weight_versions:measure_swap", 300,
         {"size": "small", "policy": policy},
     )  # fmt: skip
 
 
 def _publish(name: str, title: str, *ways: str, min_gpus: int = 0) -> Step:
-    return Step(name, title, "weight_versions:measure", 600, {"size": "small", "ways": list(ways)}, min_gpus)
+    return Step(name, title, "steps.weight_versions:measure", 600, {"size": "small", "ways": list(ways)}, min_gpus)
 
 
 STEPS = (
-    Step("machine", "The machine", "machine:measure", 120),
-    Step("generation-small", "Generation", "generation:measure", 360, {"size": "small"}),
-    Step("verl-small", "A training step", "bare_verl:measure", 300, {"size": "small"}),
+    Step("machine", "The machine", "steps.machine:measure", 120),
+    Step("generation-small", "Generation", "steps.generation:measure", 360, {"size": "small"}),
+    Step("verl-small", "A training step", "steps.bare_verl:measure", 300, {"size": "small"}),
     _train("small", "defaults"),
-    Step("agreement-small", "Engine against learner", "agreement:measure", 360, {"size": "small"}),
+    Step("agreement-small", "Engine against learner", "steps.agreement:measure", 360, {"size": "small"}),
     _publish("weights-small", "Weight versions", "bus", "file", "file and gloo"),
     _swap("recompute"),
     _swap("keep"),
-    Step("demo", "lightningbus demo", "demo:measure", 480),
-    Step("generation-large", "Generation", "generation:measure", 480, {"size": "large"}),
-    Step("verl-large", "A training step", "bare_verl:measure", 300, {"size": "large"}),
+    Step("demo", "lightningbus demo", "steps.demo:measure", 480),
+    Step("generation-large", "Generation", "steps.generation:measure", 480, {"size": "large"}),
+    Step("verl-large", "A training step", "steps.bare_verl:measure", 300, {"size": "large"}),
     _train("large", "defaults"),
     _train("large", "lora"),
-    Step("agreement-large", "Engine against learner", "agreement:measure", 480, {"size": "large"}),
+    Step("agreement-large", "Engine against learner", "steps.agreement:measure", 480, {"size": "large"}),
     _train("large", "offloaded"),
     *(_train("small", case) for case in ("flash", "sdpa", "kept", "padded", "offloaded", "lora")),
     _publish("weights-nccl", "Weight versions by NCCL", "file and nccl", min_gpus=2),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from benchmarks.kv_cache import Answers
+from benchmarks.weights.swaps import Answers
 from lightningbus.inference.engine.vllm_command import has_gpu
 
 Size = Literal["small", "large"]

@@ -31,12 +31,14 @@ class Ours:
         from lightningbus.learner.transitions.sequences import CONTEXT, TrainSequence
 
         actor = {
-            "optim": {"lr": LEARNING_RATE, "betas": BETAS, "clip_grad": CLIP_GRAD},
+            "optim": {"lr": LEARNING_RATE, "clip_grad": CLIP_GRAD},
             "ppo_max_token_len_per_gpu": size.max_tokens,
             "loss_agg_mode": "token-mean",
             "old_log_prob_interval": log_prob_interval,
         }
-        settings = LearnerSettings.model_validate({"model_path": path, "seq_len": size.longest, "actor": actor})
+        settings = LearnerSettings.model_validate(
+            {"model_path": path, "seq_len": size.longest, "actor": actor, "verl": {"optim": {"betas": BETAS}}}
+        )
         sequences = []
         for number, row in enumerate(rows):
             before, zeros = np.zeros(len(row.prompt), np.float32), np.zeros(len(row.token_ids), np.int64)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 PROC = Path("/proc")
 PAGE = os.sysconf("SC_PAGE_SIZE")
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def children_of(pid: int) -> set[int]:
@@ -48,12 +47,3 @@ def rss_bytes(pid: int) -> int:
         return int((PROC / str(pid) / "statm").read_bytes().split()[1]) * PAGE
     except (OSError, IndexError):
         return 0
-
-
-def cpu_seconds(pid: int) -> float:
-    """Measure the CPU time of a process, of all its threads; 0 for one that is gone."""
-    try:
-        fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / TICKS

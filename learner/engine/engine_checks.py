@@ -6,18 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lightningbus.learner.settings.algorithm import OptimSettings
 from lightningbus.learner.settings.engine import EngineSettings
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.settings.verl import OptimizerClass
+from lightningbus.learner.settings.verl_fields import check_verl
 
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
-EIGHT_BIT_HINT = "; set optim.optimizer_impl to torchao.optim or bitsandbytes.optim"
+EIGHT_BIT_HINT = "; set verl.optim.optimizer_impl to torchao.optim or bitsandbytes.optim"
 RECURRENT_FIELDS = ("mamba_", "ssm_", "linear_conv", "state_size", "layers_block_type")
 """Beginnings of what a configuration has of a model whose layers carry a state from token to token."""
 
 
 def check_engine(settings: LearnerSettings, device: str, num_ranks: int) -> None:
     """Run all checks of a learner that starts here; raise ValueError."""
+    check_verl(settings)
     check_device(settings.engine, device)
     check_ranks(settings, device, num_ranks)
     check_optimizers(settings)
@@ -39,8 +41,8 @@ def check_ranks(settings: LearnerSettings, device: str, num_ranks: int, *, knows
 
 def check_optimizers(settings: LearnerSettings) -> None:
     """Check that the optimisers can be imported; raise ValueError."""
-    for section, optim in (("actor", settings.actor.optim), ("critic", settings.critic.optim)):
-        _check_optimizer(section, optim)
+    for setting, optimizer in settings.verl.optimizers.items():
+        _check_optimizer(setting, optimizer)
 
 
 def check_device(engine: EngineSettings, device: str) -> None:
@@ -124,12 +126,11 @@ def _check_packing(config: dict[str, Any]) -> None:
         )
 
 
-def _check_optimizer(section: str, optim: OptimSettings) -> None:
+def _check_optimizer(setting: str, optimizer: OptimizerClass) -> None:
     try:
-        module = importlib.import_module(optim.optimizer_impl)
+        module = importlib.import_module(optimizer.module)
     except ImportError as error:
-        where = f"{section}.optim.optimizer_impl"
-        raise ValueError(f"{where}: {optim.optimizer_impl} cannot be imported: {error}") from error
-    if not hasattr(module, optim.optimizer):
-        hint = EIGHT_BIT_HINT if "8bit" in optim.optimizer.lower() else ""
-        raise ValueError(f"{section}.optim.optimizer: {optim.optimizer_impl} has no {optim.optimizer!r}{hint}")
+        raise ValueError(f"{setting}.optimizer_impl: {optimizer.module} cannot be imported: {error}") from error
+    if not hasattr(module, optimizer.name):
+        hint = EIGHT_BIT_HINT if "8bit" in optimizer.name.lower() else ""
+        raise ValueError(f"{setting}.optimizer: {optimizer.module} has no {optimizer.name!r}{hint}")

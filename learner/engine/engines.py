@@ -1,6 +1,6 @@
 """verl's FSDP2 engines, made from our settings: the policy, its frozen reference, and the critic."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,11 +10,15 @@ from lightningbus.learner.engine.shared_attention import register_shared_attenti
 from lightningbus.learner.settings.algorithm import OptimSettings
 from lightningbus.learner.settings.engine import EngineSettings
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.settings.verl_fields import read_fields
+from lightningbus.learner.settings.verl_sections import CRITIC_OPTIM, ENGINE, MODEL, OPTIM
 
+STRATEGY = "fsdp2"
+ADAM_BETAS = (0.9, 0.99)
+"""Decay rates of AdamW's two moments, unless ``verl.optim`` has others."""
 EngineKind = Literal["language_model", "value_model"]
 VERL_ENGINE_FIELDS = {
     "fsdp_size",
-    "reshard_after_forward",
     "param_offload",
     "optimizer_offload",
     "offload_policy",
@@ -22,7 +26,6 @@ VERL_ENGINE_FIELDS = {
     "model_dtype",
     "use_no_sync_for_gradient_accumulation",
     "use_remove_padding",
-    "entropy_checkpointing",
 }
 """Settings that verl's engine configuration has by the same names."""
 NOISE = ("dropout", "pdrop", "jitter")
@@ -46,6 +49,11 @@ def make_engine(
     from verl.workers.engine import EngineRegistry
 
     on_gpu, chosen = device == "cuda", settings.engine
+    verl_model, verl_engine = read_fields(MODEL, settings.verl.model), read_fields(ENGINE, settings.verl.engine)
+    if kind == "value_model":
+        verl_optim = read_fields(CRITIC_OPTIM, settings.verl.critic_optim)
+    else:
+        verl_optim = read_fields(OPTIM, settings.verl.optim)
     model: dict[str, Any] = {"model_type": kind}
     if kind == "language_model" and not frozen:
         model |= settings.lora.model_dump()
@@ -56,34 +64,29 @@ def make_engine(
         _load_value_models_with(attention)
     engine = EngineRegistry.new(
         model_type=kind,
-        backend=chosen.strategy,
+        backend=STRATEGY,
         model_config=HFModelConfig(
             path=str(settings.model_path),
             use_remove_padding=bool(chosen.use_remove_padding),
             enable_gradient_checkpointing=chosen.is_checkpointing(on_gpu),
             enable_activation_offload=chosen.enable_activation_offload,
-            override_config={"attn_implementation": attention, **_complete(config), **without_noise(config)},
-            **model,
+            **verl_model | model | {"override_config": _override(config, verl_model, attention)},
         ),
         engine_config=FSDPEngineConfig(
-            strategy=chosen.strategy,
-            mixed_precision=chosen.choose_precision(on_gpu).model_dump(),
-            use_torch_compile=chosen.is_compiling(on_gpu),
+            strategy=STRATEGY,
             **{**chosen.model_dump(include=VERL_ENGINE_FIELDS), "use_remove_padding": bool(chosen.use_remove_padding)},
             forward_only=frozen and on_gpu,  # pins memory, which needs an accelerator
+            **{"use_torch_compile": on_gpu}
+            | verl_engine
+            | {
+                "mixed_precision": {"reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+                | (verl_engine.get("mixed_precision") or {})
+                | {"param_dtype": chosen.choose_precision(on_gpu)}
+            },
         ),
         optimizer_config=FSDPOptimizerConfig(
-            lr=optim.lr,
-            optimizer=optim.optimizer,
-            optimizer_impl=optim.optimizer_impl,
-            override_optimizer_config=optim.override_optimizer_config or None,
-            lr_scheduler_type=optim.lr_scheduler_type,
-            min_lr_ratio=optim.min_lr_ratio,
-            lr_warmup_steps=optim.lr_warmup_steps,
+            **{"betas": ADAM_BETAS} | verl_optim | optim.model_dump(),
             total_training_steps=max(settings.max_steps, 1),
-            weight_decay=optim.weight_decay,
-            betas=optim.betas,
-            clip_grad=optim.clip_grad,
         ),
         checkpoint_config=CheckpointConfig(),
     )
@@ -169,6 +172,14 @@ def without_noise(config: Any) -> dict[str, Any]:
 
     text = config.get_text_config()
     return zeros(config) | ({"text_config": zeros(text)} if text is not config else {})
+
+
+def _override(config: Any, verl_model: Mapping[str, Any], attention: str) -> dict[str, Any]:
+    """Return the changes to a model's configuration; those of ``verl.model`` come before ours, but for attention."""
+    ours = {**_complete(config), **without_noise(config)}
+    theirs: dict[str, Any] = verl_model.get("override_config", {})
+    text = {**ours.get("text_config", {}), **theirs.get("text_config", {})}
+    return {**ours, **theirs, **({"text_config": text} if text else {}), "attn_implementation": attention}
 
 
 def _complete(config: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Settings of credit, advantages, losses and optimisers. What verl calls by a name is called by that name here."""
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -169,15 +169,7 @@ class OptimSettings(BaseModel):
         0.0, ge=0, le=1, description="final learning rate of the cosine schedule, as a share of lr"
     )
     lr_warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up of the learning rate")
-    optimizer: str = Field(
-        "AdamW", description="class of the optimiser, as SGD, or from other packages AdamW8bit or _AdamW"
-    )
-    optimizer_impl: str = Field(
-        "torch.optim", description="module of the optimiser's class: torch.optim, torchao.optim or bitsandbytes.optim"
-    )
-    override_optimizer_config: dict[str, Any] = Field({}, description="further arguments of the optimiser's class")
     weight_decay: float = Field(0.0, ge=0, description="weight decay of AdamW")
-    betas: tuple[float, float] = Field((0.9, 0.99), description="decay rates of AdamW's two moments")
     clip_grad: float = Field(1.0, gt=0, description="largest gradient norm")
 
 
@@ -196,7 +188,6 @@ class ActorSettings(BaseModel):
     )
     clip_ratio_low: float = Field(0.2, gt=0, description="PPO's ratio is clipped below at 1 - clip_ratio_low")
     clip_ratio_high: float = Field(0.28, gt=0, description="PPO's ratio is clipped above at 1 + clip_ratio_high")
-    clip_ratio_c: float = Field(3.0, gt=1, description="bound of dual-clip PPO for tokens with negative advantage")
     loss_agg_mode: Literal["seq-mean-token-mean", "seq-mean-token-sum", "token-mean"] = Field(
         "seq-mean-token-mean", description="averaging of tokens in the loss; a sequence is a whole rollout here"
     )

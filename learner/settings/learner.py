@@ -14,6 +14,7 @@ from lightningbus.learner.settings.algorithm import (
     LoraSettings,
 )
 from lightningbus.learner.settings.engine import EngineSettings
+from lightningbus.learner.settings.verl import VerlSettings
 from lightningbus.learner.settings.weights import WeightSettings
 from lightningbus.tasks.task_source import TaskSourceSetting
 
@@ -154,6 +155,7 @@ class LearnerSettings(ModelRoleSettings):
     critic: CriticSettings = CriticSettings()
     lora: LoraSettings = LoraSettings()
     engine: EngineSettings = EngineSettings()
+    verl: VerlSettings = VerlSettings()
 
     @field_validator("credit", mode="before")
     @classmethod

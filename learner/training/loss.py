@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from lightningbus.learner.settings.import_path import is_import_path
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.own_function import OwnFunction
+from lightningbus.learner.settings.verl_fields import read_fields
+from lightningbus.learner.settings.verl_sections import ACTOR, POLICY_LOSS
 from lightningbus.learner.training.effective_sample import EffectiveSample
 from lightningbus.learner.training.own_loss import LOSS_SETTING, compute_own_loss
 from lightningbus.learner.transitions.sequences import CONTEXT, TrainSequence
@@ -207,20 +209,17 @@ def actor_config(settings: LearnerSettings, ranks: int = 1) -> Any:
         known = ", ".join(losses)
         raise ValueError(f"policy_loss: {actor.policy_loss!r} is not known; known: {known}, or module:function")
     else:
-        options: dict[str, Any] = dict(actor.policy_loss_options)
-        try:
-            loss_config = PolicyLossConfig(loss_mode=actor.policy_loss, **options)
-        except TypeError as error:
-            raise ValueError(f"policy_loss_options: {error}") from error
+        options = read_fields(POLICY_LOSS, actor.policy_loss_options)
+        loss_config = PolicyLossConfig(loss_mode=actor.policy_loss, **options)
     config = FSDPActorConfig(
         strategy="fsdp2",
         rollout_n=settings.group_size,
         use_dynamic_bsz=True,
         clip_ratio_low=actor.clip_ratio_low,
         clip_ratio_high=actor.clip_ratio_high,
-        clip_ratio_c=actor.clip_ratio_c,
         loss_agg_mode="token-sum",
         policy_loss=loss_config,
+        **read_fields(ACTOR, settings.verl.actor),
     )
     config.global_batch_info.update(
         {"dp_size": ranks, "batch_num_tokens": None, "global_batch_size": 1, "loss_scale_factor": None}

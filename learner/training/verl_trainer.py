@@ -83,7 +83,7 @@ class VerlTrainer:
             settings.actor.ppo_max_token_len_per_gpu, is_packed=bool(settings.engine.use_remove_padding)
         )
         self._train = replace(self._forward, entropy=True)
-        precision = settings.engine.choose_precision(device == "cuda").param_dtype
+        precision = settings.engine.choose_precision(device == "cuda")
         self._is_float32, has_loss_scale = precision == "fp32", precision == "fp16"
         self._skipped_steps = SkippedSteps(MAX_SCALED_STEPS if has_loss_scale else MAX_STEPS)
         with refused_models():

@@ -204,7 +204,7 @@ async def test_each_role_does_its_work_and_is_denied_nothing(
         assert isinstance((await take_next(store, STORE_EVENTS)).event(), TaskBatchRecord)
         assert (await take_next(store, STORE_TRAIN)).event() == batch
         assert (await take_next(learner, consumer_of_learner)).event() == batch
-        assert await learner.delivered_count(consumer_of_learner) == 1
+        assert (await learner.backlog(consumer_of_learner)).num_delivered == 1
         await learner.reset_consumer(consumer_of_learner, 1)
         await store.reset_consumer(consumer_of_learner, 1)
         assert (await learner.stream_state(subjects.TRAIN_ROLLOUTS)).last_seq == 1

@@ -146,7 +146,7 @@ async def test_the_last_delivery_is_missed_though_nothing_comes_later(bus: Bus) 
         while not thief.in_flight:  # the broker serves who waits by turns
             (whole,) = batches("a", last, parts=1, samples=2)
             last = await bus.publish(subjects.rollout("train"), whole, msg_id=f"a:{last}")
-            while await bus.delivered_count(learner_consumer("policy")) < last:
+            while (await bus.backlog(learner_consumer("policy"))).num_delivered < last:
                 await asyncio.sleep(0.02)
         assert (await anext(thief)).sequence == last
         await until_read(intake, last + 1)
@@ -210,7 +210,7 @@ async def test_what_comes_again_is_not_acknowledged_in_place_of_what_is_newer(bu
         await publish(bus, ("a", 0))
         await until_read(intake, 3)
         await intake._unacked[0].nak()  # as if its time were up
-        while await bus.delivered_count(learner_consumer("policy")) != 3:
+        while (await bus.backlog(learner_consumer("policy"))).num_delivered != 3:
             await asyncio.sleep(0.02)
         await publish(bus, ("b", 0))
         await until_read(intake, 5)

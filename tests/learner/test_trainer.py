@@ -419,7 +419,10 @@ def flat(named: Named) -> list[float]:
     ("changes", "sentence"),
     [
         ({"actor": {"policy_loss": "guess"}}, "policy_loss: 'guess' is not known; known: cispo, clip_cov"),
-        ({"actor": {"policy_loss_options": {"dro_gamma": 1.0}}}, "policy_loss_options: .*dro_gamma"),
+        (
+            {"actor": {"policy_loss_options": {"dro_gamma": 1.0}}},
+            "policy_loss_options.dro_gamma: .* no such field; nearest: dro_beta",
+        ),
     ],
 )
 def test_a_name_that_is_not_known_is_refused_with_a_sentence(start: Start, changes: Any, sentence: str) -> None:

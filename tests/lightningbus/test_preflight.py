@@ -142,12 +142,19 @@ def whole_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (8, {"engine": {"ulysses_sequence_parallel_size": 8}}, "(8) must divide the model's attention heads (28)"),
         (8, {"engine": {"ulysses_sequence_parallel_size": 3}}, "(3) must divide the number of ranks (8)"),
         (8, {"engine": {"fsdp_size": 3}}, "engine.fsdp_size (3) must divide the number of ranks (8)"),
-        (1, {"actor": {"optim": {"optimizer": "Adamm"}}}, "actor.optim.optimizer: torch.optim has no 'Adamm'"),
+        (1, {"verl": {"optim": {"optimizer": "Adamm"}}}, "verl.optim.optimizer: torch.optim has no 'Adamm'"),
         (
             1,
-            {"actor": {"optim": {"optimizer": "AdamW8bit"}}},
-            "has no 'AdamW8bit'; set optim.optimizer_impl to torchao",
+            {"verl": {"optim": {"optimizer": "AdamW8bit"}}},
+            "has no 'AdamW8bit'; set verl.optim.optimizer_impl to torchao",
         ),
+        (
+            1,
+            {"verl": {"engine": {"wrap_polcy": {}}}},
+            "policy: verl.engine.wrap_polcy: FSDPEngineConfig of verl has no such field; nearest: wrap_policy, ",
+        ),
+        (1, {"verl": {"engine": {"strategy": "megatron"}}}, "policy: verl.engine.strategy cannot be set: the learner"),
+        (1, {"verl": {"optim": {"betas": 0.9}}}, "policy: verl.optim.betas: Input should be a valid tuple, not 0.9"),
     ],
 )
 def test_what_the_learner_would_refuse_is_refused(
@@ -162,12 +169,16 @@ def test_what_only_another_machine_can_know_is_left_to_it(whole_model: Path) -> 
     optim = {"optimizer": "AdamW8bit", "optimizer_impl": "absent.optim"}
     flash = {"attn_implementation": "flash_attention_2", "param_offload": True}
     elsewhere = settings_for(
-        whole_model, python_executable="python9", credit="absent:f", actor={"policy_loss": "absent:f", "optim": optim}
+        whole_model,
+        python_executable="python9",
+        credit="absent:f",
+        actor={"policy_loss": "absent:f"},
+        verl={"optim": optim},
     )
-    planned = settings_for(whole_model, engine=flash, actor={"optim": optim})
+    planned = settings_for(whole_model, engine=flash, verl={"optim": optim})
     for learner, target in ((elsewhere, Target()), (planned, Target(gpu_memory_gib=80))):
         (warning,) = check_learner(learner, target)
-        assert warning.startswith("warning: policy: actor.optim.optimizer_impl: absent is not installed here")
+        assert warning.startswith("warning: policy: verl.optim.optimizer_impl: absent is not installed here")
 
 
 def test_a_plan_for_other_machines_needs_no_weights(whole_model: Path, tmp_path: Path) -> None:

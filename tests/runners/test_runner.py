@@ -327,7 +327,7 @@ async def test_a_mistyped_command_is_found_before_any_task_is_taken(
     with pytest.raises(AgentStartError, match=sentence):
         async with asyncio.timeout(HANG_SECONDS):
             await runner.run(bus, RunnerSettings(command=command, working_dir=AGENTS), asyncio.Event())
-    assert await bus.delivered_count(runner_consumer("default", "eval")) == 0
+    assert (await bus.backlog(runner_consumer("default", "eval"))).num_delivered == 0
 
 
 async def test_an_agent_that_cannot_be_imported_is_found_before_any_task_is_taken(bus: Bus) -> None:
@@ -336,7 +336,7 @@ async def test_an_agent_that_cannot_be_imported_is_found_before_any_task_is_take
     with pytest.raises(AgentStartError, match="No module named 'agnet'"):
         async with asyncio.timeout(HANG_SECONDS):
             await runner.run(bus, RunnerSettings(entrypoint="agnet:solve", working_dir=AGENTS), asyncio.Event())
-    assert await bus.delivered_count(runner_consumer("default", "eval")) == 0
+    assert (await bus.backlog(runner_consumer("default", "eval"))).num_delivered == 0
 
 
 async def test_a_runner_killed_gives_its_task_to_another(bus: Bus, nats_url: str, engine: ScriptedEngine) -> None:

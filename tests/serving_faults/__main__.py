@@ -17,6 +17,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from lightningbus.auditor.settings import AuditorSettings
 from lightningbus.bus.client import Bus
 from lightningbus.bus.weights.audit_log import AuditLog
@@ -145,12 +147,16 @@ class System:
 
     def cpu_share(self) -> float:
         """CPU time of the auditor by that of the machine, since the auditor was ready."""
-        seconds = procfs.cpu_seconds(self._at.supervisor.pids()["auditor"]) - self._cpu_before
+        seconds = self._cpu_seconds() - self._cpu_before
         return seconds / ((time.monotonic() - self._began_at) * (os.cpu_count() or 1))
+
+    def _cpu_seconds(self) -> float:
+        times = psutil.Process(self._at.supervisor.pids()["auditor"]).cpu_times()
+        return float(times.user + times.system)
 
     def begin_cpu_count(self) -> None:
         """Count the auditor's CPU time from here on."""
-        self._cpu_before = procfs.cpu_seconds(self._at.supervisor.pids()["auditor"])
+        self._cpu_before = self._cpu_seconds()
         self._began_at = time.monotonic()
 
     async def _wait_for_verdict(self, num_before: int) -> AuditVerdict | None:

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 from clickhouse_connect.driver.exceptions import OperationalError
 
-from benchmarks import ui
+from benchmarks.store import ui
 from lightningbus.bus.client import Bus
 from lightningbus.schemas.spans import SpanBatch
 from lightningbus.store.clickhouse import migrations

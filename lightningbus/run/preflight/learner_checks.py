@@ -49,7 +49,7 @@ def check_adapters(learner: LearnerSettings, model: Any) -> None:
 
 
 def resolve_names(learner: LearnerSettings) -> None:
-    """Look up credit method, estimator and loss as the learner does; raises ValueError for an unknown one.
+    """Look up credit method, estimator, loss and fields of verl as the learner does; raises ValueError.
 
     Own functions of a learner in another environment cannot be imported here, and without verl no name is known.
     """
@@ -60,10 +60,12 @@ def resolve_names(learner: LearnerSettings) -> None:
         return
     with _silence_verl():
         from lightningbus.learner.engine.cpu_platform import select_platform
+        from lightningbus.learner.settings.verl_fields import check_verl
         from lightningbus.learner.training.estimators import make_estimator
         from lightningbus.learner.training.loss import actor_config
 
         select_platform()
+        check_verl(learner)
         if not (is_elsewhere and is_import_path(learner.algorithm.adv_estimator)):
             make_estimator(learner.algorithm)
         if not (is_elsewhere and is_import_path(learner.actor.policy_loss)):
@@ -85,10 +87,10 @@ def _silence_verl() -> Iterator[None]:
 
 def _check_optimizers_elsewhere(learner: LearnerSettings) -> Iterator[str]:
     """Warn of an optimiser whose package is not installed here; torch's own need no check."""
-    for section, optim in (("actor", learner.actor.optim), ("critic", learner.critic.optim)):
-        package = optim.optimizer_impl.partition(".")[0]
+    for setting, optimizer in learner.verl.optimizers.items():
+        package = optimizer.module.partition(".")[0]
         if importlib.util.find_spec(package) is None:
-            setting = f"{section}.optim.optimizer_impl"
+            setting = f"{setting}.optimizer_impl"
             yield f"warning: {learner.model}: {setting}: {package} is not installed here; the learner needs it"
             return
     _check(learner, check_optimizers, learner)

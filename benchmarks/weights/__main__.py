@@ -13,9 +13,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import kv_cache, transfer
-from benchmarks.kv_cache import ANSWERS, CPU_ENGINE, EXAMPLE, Answers, relative_change, swapped_amid
 from benchmarks.results import Result, machine, table, write
+from benchmarks.weights import transfer
+from benchmarks.weights.swaps import (
+    ANSWERS,
+    CONTEXT,
+    CPU_ENGINE,
+    EXAMPLE,
+    Answers,
+    relative_change,
+    swapped_amid,
+)
 from lightningbus.bus.client import Bus
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.publishing.broadcaster import Broadcaster
@@ -48,7 +56,7 @@ def make_model(place: Path, changes: dict[str, int]) -> Path:
         shutil.copytree(small, model)
         config = json.loads((small / "config.json").read_text())
         heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64} if changes else {}
-        text = json.dumps({**config, **heads, **changes, "max_position_embeddings": kv_cache.CONTEXT})
+        text = json.dumps({**config, **heads, **changes, "max_position_embeddings": CONTEXT})
         text = json.dumps({name: item for name, item in json.loads(text).items() if name != "layer_types"})
         (model / "config.json").write_text(text)
         torch.manual_seed(0)

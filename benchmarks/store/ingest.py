@@ -1,4 +1,4 @@
-"""``python -m benchmarks.ingest``: spans per second from stream to readable rows, against ready-made columns alone."""
+"""``python -m benchmarks.store.ingest``: spans per second from stream to rows, against ready-made columns alone."""
 
 import asyncio
 import os

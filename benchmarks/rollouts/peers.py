@@ -1,4 +1,4 @@
-"""``python -m benchmarks.peers``: rollouts per second beside Agent Lightning, and what each loses under ``kill -9``.
+"""``python -m benchmarks.rollouts.peers``: rollouts beside Agent Lightning, and what each loses under ``kill -9``.
 
 One load for all: rollouts that do not think, with the spans of Agent Lightning's store benchmark, from enqueuing until
 each has been read back and checked. As many agent processes on each side, one rollout at a time in each. Agents of ours
@@ -28,7 +28,7 @@ from benchmarks.system import POLL_SECONDS, System, runner, running, usage
 from benchmarks.workloads.__main__ import CHECKED, RUNNERS, Workload, drive, make_tasks
 from lightningbus.run.evaluation.publishing import publish_all
 
-HERE = Path(__file__).resolve().parent / "workloads"
+HERE = Path(__file__).resolve().parents[1] / "workloads"
 AGENT = "benchmarks.workloads.otel_agent:work"
 PROCESSES = (4, 8, 16)
 NUM_ROUNDS = 2

@@ -4,10 +4,11 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from benchmarks import kv_cache, weights
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.sizes import Size
 from benchmarks.results import Result
+from benchmarks.weights import __main__ as weights
+from benchmarks.weights import swaps
 
 ENGINE_SHARE = 0.5
 """Of the GPU's memory; the rest is the reference's, which computes log-probabilities beside it."""
@@ -31,7 +32,7 @@ def measure_swap(context: Context, size: Size, policy: str) -> None:
     import torch
 
     scale, model = context.scale, context.model(size)
-    measured = kv_cache.measure(
+    measured = swaps.measure(
         policy, model, context.work / context.name, scale.engine(ENGINE_SHARE),
         {f"N(0, {scale.deviation:g})": scale.deviation}, scale.swap, "cuda" if torch.cuda.is_available() else "cpu",
     )  # fmt: skip

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.sizes import Size
 from benchmarks.gpu.training import CASES, make_settings
-from benchmarks.kv_cache import streamed
 from benchmarks.results import Result
+from benchmarks.weights.swaps import streamed
 from lightningbus.bus.security.secrets import bearer_header, read_key
 from lightningbus.learner.transitions.sequences import SequenceConfig, TrainSequence, build_sequences
 from lightningbus.learner.transitions.transitions import build_transitions

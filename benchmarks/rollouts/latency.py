@@ -1,4 +1,4 @@
-"""``python -m benchmarks.latency``: from publish to the agent having the task, and from an attempt's end to its row."""
+"""``python -m benchmarks.rollouts.latency``: from publish to the agent, and from an attempt's end to its row."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from lightningbus.run.evaluation.publishing import publish_all
 from lightningbus.schemas.tasks import Task
 from lightningbus.tasks.task_publisher import TaskPublisher
 
-AGENT = "benchmarks.agents:stamps"
+AGENT = "benchmarks.rollouts.agents:stamps"
 RUNNERS, SLOTS = 2, 32
 IDLE, BURST, SECONDS = 200, 4000, 10.0
 LOADS = (0.5, 0.8)

@@ -1,16 +1,11 @@
-"""``make bench-kv``: what a swap amid an answer does to the log-probabilities that are recorded.
+"""A swap amid answers: streams that are half made when the weights change, their pause, and their log-probabilities.
 
-Streams are half made when the weights change. With ``keep`` the tokens before the swap stay in the KV cache as the old
-weights computed them, so what comes after is sampled by neither version; with ``recompute`` they are computed anew. The
-mismatch is k3 = mean(exp(d) - d - 1), d being the learner's log-probability less the engine's, each token under the
+The mismatch is k3 = mean(exp(d) - d - 1), d being the learner's log-probability less the engine's, each token under the
 version the engine named for it.
 """
 
-import argparse
 import asyncio
 import json
-import subprocess
-import sys
 import time
 from array import array
 from collections.abc import Mapping
@@ -35,13 +30,9 @@ from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.spans import ModelCall, VersionSpan
 from lightningbus.schemas.weights.events import Blob, WeightManifest
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "calculator"
-RESULTS = Path(__file__).resolve().parent / "results" / "kv_cache.json"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "calculator"
 STREAMS, PROMPT, BEGUN = 32, 16, 12
 CONTEXT = 512
-POLICIES = ("auto", "keep", "recompute")
-SIZES = {"one step at 1e-6": 1e-6, "one step at 4e-4": 4e-4, "eight steps at 4e-4": 3.2e-3, "far off": 2e-2}
-"""Standard deviation of what is added to every weight."""
 CPU_ENGINE: Mapping[str, Any] = {
     "dtype": "float32",
     "max_model_len": CONTEXT,
@@ -69,8 +60,8 @@ async def measure(
     policy: str,
     model: Path,
     work: Path,
-    engine: Mapping[str, Any] = CPU_ENGINE,
-    sizes: Mapping[str, float] = SIZES,
+    engine: Mapping[str, Any],
+    sizes: Mapping[str, float],
     answers: Answers = ANSWERS,
     device: str = "cpu",
 ) -> list[dict[str, Any]]:
@@ -255,36 +246,3 @@ async def announce(at: LocalStack, blob: Blob, version: int, change: float | Non
     return await at.wait_for_member(
         lambda beat: beat.role == "inference" and beat.version == version, f"version {version}", 300
     )
-
-
-def table(results: list[dict[str, Any]]) -> str:
-    """One line per update and policy."""
-    lines = [
-        "| update | share of the norm | policy | k3 before it | k3 after | largest difference | longest gap, ms |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for item in sorted(results, key=lambda item: (item["deviation"], item["policy"])):
-        lines.append(
-            f"| {item['update']} | {item['change']:.1e} | {item['policy']} | {item['k3_before']:.1e} "
-            f"| {item['k3_after']:.1e} | {item['largest_after']:.1e} | {item['pause_ms']:.0f} |"
-        )
-    return "\n".join(lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, default=Path("runs/bench-kv"))
-    work = parser.parse_args().work.resolve()
-    model = work / "model"
-    if not (model / "model.safetensors").exists():
-        command = [sys.executable, str(EXAMPLE / "model.py"), "--out", str(model), "--steps", "200"]
-        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-        config = json.loads((model / "config.json").read_text())  # long answers leave time for a swap amid them
-        (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": CONTEXT}))
-    results = [item for policy in POLICIES for item in asyncio.run(measure(policy, model, work))]
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    print(table(results))
-
-
-if __name__ == "__main__":
-    main()

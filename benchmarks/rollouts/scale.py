@@ -1,4 +1,4 @@
-"""``python -m benchmarks.scale``: more runners, ten thousand rollouts at once, a million tasks waiting."""
+"""``python -m benchmarks.rollouts.scale``: more runners, ten thousand rollouts at once, a million tasks waiting."""
 
 import asyncio
 import time
@@ -6,8 +6,8 @@ import time
 import uvloop
 from nats.errors import Error as NatsError
 
-from benchmarks.latency import percentiles
 from benchmarks.results import Result, machine, table, write
+from benchmarks.rollouts.latency import percentiles
 from benchmarks.system import System, runner, running, usage
 from benchmarks.workloads.__main__ import AGENT, Workload, drive
 from lightningbus.run.evaluation.publishing import publish_all
@@ -41,7 +41,9 @@ async def more_runners() -> list[Result]:
 async def at_once() -> list[Result]:
     """Sleeping agents: how many run at the same time, and what that takes."""
     async with running("at-once") as system:
-        await system.runners([runner(n, "benchmarks.agents:sleeps", AT_ONCE // 4, ack_wait=60.0) for n in range(4)])
+        await system.runners(
+            [runner(n, "benchmarks.rollouts.agents:sleeps", AT_ONCE // 4, ack_wait=60.0) for n in range(4)]
+        )
         before = usage()
         tasks = (
             Task(

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.call_storage``: what a long conversation takes on the bus and on disk, and what codecs make.
+"""``python -m benchmarks.store.call_storage``: what a long conversation takes on the bus and on disk, by codec.
 
 Against the plain way, where every call has its whole prompt and its whole request.
 """

@@ -29,8 +29,8 @@ from lightningbus.store.reports import REPORTS, Report
 from lightningbus.store.ui.client import Reader
 from lightningbus.store.ui.server import UiServer, serve
 
-RESULTS = Path(__file__).parent / "results" / "ui.json"
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "ui.md"
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "ui.json"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "ui.md"
 BEGIN, END = "<!-- benchmarks.ui: begin -->", "<!-- benchmarks.ui: end -->"
 CEILINGS_MS = {100_000: 300.0, 1_000_000: 1000.0}
 """By rollouts of the run."""
@@ -331,7 +331,7 @@ async def measure_size(path: Path, rollouts: int) -> list[dict[str, Any]]:
 
 async def main() -> None:
     """Fill, ask, print and keep."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ui", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.store.ui", description=__doc__)
     parser.add_argument("--rollouts", type=int, nargs="+", default=list(CEILINGS_MS), help=f"of {SPANS} spans each")
     parser.add_argument("--path", type=Path, help="where stores are kept, to be used again")
     args = parser.parse_args()

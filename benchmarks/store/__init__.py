@@ -1,0 +1,1 @@
+"""Spans into the store, their size there, and pages made of them."""
