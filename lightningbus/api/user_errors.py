@@ -1,4 +1,4 @@
-"""What a user can put right, as one kind of exception."""
+"""Errors that a user can put right, as one kind of exception."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -20,7 +20,6 @@ DEFAULT_BOUND = 1.5
 BOUNDS = {
     "inference": 2.3,
     "learner": 3.1,
-    "lightningbus/api": 13.3,
     "lightningbus/cli": 7.5,
     "lightningbus/optimize": 16.8,
     "lightningbus/run": 16.9,
