@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from lightningbus.tasks.task_file import TaskFileError, TaskInput, load_tasks, parse_json_object, parse_task
+from lightningbus.tasks.errors import TaskFileError
+from lightningbus.tasks.task_file import TaskInput, load_tasks, parse_json_object, parse_task
 from lightningbus.tasks.task_source import TaskSource, parse_task_source
 from lightningbus.tasks.task_tables import map_row
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from lightningbus.bus.errors import BusError
 from lightningbus.common.listeners import AddressInUseError
 from lightningbus.run.errors import UserError
-from lightningbus.tasks.task_file import TaskFileError
+from lightningbus.tasks.errors import TaskFileError
 
 
 @contextmanager

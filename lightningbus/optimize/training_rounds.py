@@ -18,7 +18,7 @@ class TrainingRounds:
     """What a run file says of them."""
 
     def __init__(self, settings: OptimizeSettings, run: str, role_models: Mapping[str, str]) -> None:
-        """Raises `UserError` where not even one round is possible, `lightningbus.tasks.task_file.TaskFileError`."""
+        """Raises `UserError` where not even one round is possible, `lightningbus.tasks.errors.TaskFileError`."""
         assert settings.every is not None
         check_before_start(settings, run)
         self.every = settings.every

@@ -1,18 +1,26 @@
-"""Where the bus is, and which keys a role has for it and for the nodes' gateways."""
+"""Address of the bus, and the keys that a role has for it and for the nodes' gateways.
+
+The client of the bus is imported when it connects: files of a run are read without it.
+"""
 
 import logging
 import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from lightningbus.bus.client import Bus
-from lightningbus.bus.connection import DEFAULT_URL
 from lightningbus.bus.errors import BusError
-from lightningbus.bus.security.credentials import Credentials
+from lightningbus.bus.jetstream.addresses import DEFAULT_URL, server_addresses
 from lightningbus.bus.security.secrets import INFERENCE_API_KEY
 from lightningbus.run.run_directory.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from lightningbus.bus.client import Bus
+    from lightningbus.bus.security.credentials import Credentials
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +36,12 @@ class BusEndpoint:
     """A bus as one role reaches it; ``inference_api_key`` is a file."""
 
     url: str
-    credentials: Credentials | None = None
+    credentials: "Credentials | None" = None
     inference_api_key: Path | None = None
 
 
 def discover_bus(url: str | None, role: str, run: RunDirectory | None = None, model: str | None = None) -> BusEndpoint:
-    """Where a role finds the bus: ``url``, else what the environment says, else ``run`` or the latest that is up here.
+    """Find the bus of a role: ``url``, else what the environment says, else ``run`` or the latest that is up here.
 
     Credentials and the inference API key come from the environment, else from the same run. ``model``: the one that a
     learner trains, which may have a user of its own. Raises `BusError` for unusable credentials, or when nothing names
@@ -57,21 +65,23 @@ def discover_bus(url: str | None, role: str, run: RunDirectory | None = None, mo
 
 
 def find_credentials_directory() -> Path | None:
-    """What `--credentials` or the environment names."""
+    """Return the directory that `--credentials` or the environment names."""
     directory = os.environ.get(CREDENTIALS_VARIABLE)
     return Path(directory) if directory else None
 
 
-def find_credentials(role: str, default: Path | None = None, model: str | None = None) -> Credentials | None:
-    """A role's credentials, or those of a model's learner; raises `BusError` when the directory has none."""
+def find_credentials(role: str, default: Path | None = None, model: str | None = None) -> "Credentials | None":
+    """Read a role's credentials, or those of a model's learner; raises `BusError` when the directory has none."""
     directory = find_credentials_directory() or default
     if directory is None:
         return None
+    from lightningbus.bus.security.credentials import Credentials
+
     return Credentials.read(directory, role) if model is None else Credentials.read_learner(directory, model)
 
 
 def find_api_key(role: str, directory: Path | None = None) -> Path | None:
-    """The file with the inference API key that the environment names, or that lies with a role's credentials."""
+    """Find the file with the inference API key that the environment names, or that lies with a role's credentials."""
     if path := os.environ.get(API_KEY_VARIABLE):
         return Path(path)
     directory = directory or find_credentials_directory()
@@ -81,6 +91,19 @@ def find_api_key(role: str, directory: Path | None = None) -> Path | None:
     return next((file for file in files if file.exists()), None)
 
 
+def may_find_bus() -> bool:
+    """Return whether `connect` may find a bus: one is named, or something listens at the default address."""
+    latest = RunDirectory.latest()
+    if BUS_VARIABLE in os.environ or (latest is not None and latest.read_endpoints() is not None):
+        return True
+    parts = urlsplit(server_addresses(DEFAULT_URL)[0])
+    try:
+        socket.create_connection((parts.hostname or "", parts.port or 0), ANSWER_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
 @asynccontextmanager
 async def connect(
     url: str | None,
@@ -88,8 +111,10 @@ async def connect(
     role: str = "client",
     wait: float = ANSWER_SECONDS,
     run: RunDirectory | None = None,
-) -> AsyncIterator[Bus]:
-    """A connection to the bus that `discover_bus` finds; raises as `Bus.connect`."""
+) -> "AsyncIterator[Bus]":
+    """Connect to the bus that `discover_bus` finds; raises as `Bus.connect`."""
+    from lightningbus.bus.client import Bus
+
     endpoint = discover_bus(url, role, run)
     async with Bus.connect(endpoint.url, name, wait, endpoint.credentials) as bus:
         yield bus
