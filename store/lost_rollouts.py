@@ -36,20 +36,20 @@ class SettledTasks:
 
 
 async def read_settled(bus: Bus) -> SettledTasks:
-    """The broker's count now; raises nats' errors."""
+    """Read the broker's count; raises nats' errors."""
     info = await bus.js.stream_info(subjects.TASKS)
     created = info.created.timestamp() if isinstance(info.created, datetime) else 0.0
     return SettledTasks(info.state.last_seq - info.state.messages, int(created * 1e9))
 
 
 async def count_unwritten(bus: Bus) -> int:
-    """Messages about ends of rollouts that the store has yet to write, undelivered ones too; raises nats' errors."""
+    """Count messages about ends of rollouts that the store has yet to write, undelivered too; raises nats' errors."""
     infos = [await bus.js.consumer_info(consumer.stream, consumer.durable) for consumer in END_CONSUMERS]
     return sum((info.num_pending or 0) + (info.num_ack_pending or 0) for info in infos)
 
 
 def count_finished(client: Client, since_ns: int) -> int:
-    """Finished tasks in ClickHouse; raises clickhouse-connect's errors, blocks."""
+    """Count finished tasks in ClickHouse; raises clickhouse-connect's errors, blocks."""
     return int(query_row(client, COUNT_FINISHED_TASKS, {"since": since_ns})[0])
 
 

@@ -1,4 +1,4 @@
-"""Which roles are missing, and whether one restarts in a loop. Pure; time is passed in.
+"""Roles that are missing, and that restart in a loop. Pure; time is passed in.
 
 Each learner, and the nodes of each model, are a role of their own: another model's do not stand in for them.
 """
@@ -63,7 +63,7 @@ class RoleLiveness:
             role.is_done = all(heartbeat.state == DONE for heartbeat in heartbeats)
 
     def absent(self, now: float) -> Mapping[RoleKey, float]:
-        """Seconds without a process, by missing role."""
+        """Return the seconds without a process, by missing role."""
         return {
             key: now - role.seen
             for key, role in self._roles.items()
@@ -71,15 +71,15 @@ class RoleLiveness:
         }
 
     def models_of(self, role: str) -> list[str]:
-        """The models whose processes of a role have been seen, or the empty name where none has a model."""
+        """List the models whose processes of a role have been seen, or the empty name where none has a model."""
         return sorted(key.model for key in self._roles if key.role == role)
 
     def since(self, key: RoleKey) -> float:
-        """Since when a role is present, without a long absence; infinity if it was never seen."""
+        """Return since when a role is present, without a long absence; infinity if it was never seen."""
         return self._roles[key].since if key in self._roles else float("inf")
 
     def count_starts(self, key: RoleKey, after: float, now: float) -> int:
-        """How many processes of a role started ``after`` a time, within the restart window."""
+        """Count the processes of a role that started ``after`` a time, within the restart window."""
         if key not in self._roles:
             return 0
         return sum(at > max(after, now - RESTART_WINDOW_SECONDS) for at in self._roles[key].starts)

@@ -61,13 +61,13 @@ class RolloutRetention:
 
 
 def find_fill(stream: StreamState) -> float:
-    """Share of a stream's bounds that is used, from 0 to 1."""
+    """Return the share of a stream's bounds that is used, from 0 to 1."""
     bounds = ((stream.num_bytes, stream.max_bytes), (stream.num_messages, stream.max_messages))
     return max(used / bound if bound > 0 else 0.0 for used, bound in bounds)
 
 
 def find_laggards(num_messages: int, waiting: Mapping[str, int]) -> list[str]:
-    """The models whose learners hold most of a stream, if the learner of another does not.
+    """Find the models whose learners hold most of a stream, if the learner of another does not.
 
     ``waiting`` are the messages that each learner has not acknowledged. Without a learner that keeps up nobody is held
     up, and nothing is passed by: then the stream's bound is the backpressure.

@@ -44,7 +44,7 @@ class SystemSnapshot:
 
     seconds_since_rollout: float
     seconds_since_step: Mapping[str, float]
-    """By the model of a learner."""
+    """Seconds since the last step, keyed by the model of a learner."""
     num_tasks: int
     """Tasks in the queue, with those in progress."""
     num_pending: int
@@ -65,14 +65,14 @@ class SystemSnapshot:
     """See `training_bias.find_bias`."""
 
     def name_of(self, role: str, model: str) -> str:
-        """A role, with the model where there are several of it."""
+        """Name a role, with the model where there are several of it."""
         known = {beat.model for beat in self.members_in(role)} | {key.model for key in self.absent if key.role == role}
         known |= set(self.seconds_since_step) if role == "learner" else set()
         what = "inference node" if role == "inference" else role
         return f"{what} of {model}" if model and len(known) > 1 else what
 
     def members_in(self, role: str) -> list[Heartbeat]:
-        """Living processes of a role."""
+        """List the living processes of a role."""
         return [beat for beat in self.members if beat.role == role]
 
     @property
@@ -91,12 +91,12 @@ class Stall:
 
     @property
     def key(self) -> RoleKey:
-        """What it is about: a role has at most one stall for each model."""
+        """Role and model: there is at most one stall for each."""
         return RoleKey(self.role, self.model)
 
 
 def diagnose(snapshot: SystemSnapshot, limits: StallThresholds) -> list[Stall]:
-    """Roles that are missing or stalled for too long, at most one stall a role and model. Pure."""
+    """Find roles that are missing or stalled for too long, at most one stall a role and model. Pure."""
     stalls = [*_find_full_disks(snapshot)] or [
         *_find_missing_roles(snapshot, limits),
         *_find_stalled_roles(snapshot, limits),
@@ -169,7 +169,7 @@ def _explain_missing_rollouts(snapshot: SystemSnapshot) -> Stall:
 
 
 def _format_status(beat: Heartbeat) -> str:
-    """What a role says of itself, but for an alert of its own, which is shown beside this one."""
+    """Format the status of a role, without an alert of its own, which is shown beside this one."""
     return ", ".join(f"{key} {value}" for key, value in beat.status.items() if key != "alert")
 
 
@@ -186,7 +186,7 @@ class StallDetector:
         self._liveness = RoleLiveness(settings.expected, self._work_since)
         self.alert = ""
         self.training_bias = ""
-        """As of the last look; see `training_bias.find_bias`."""
+        """Result of the last `training_bias.find_bias`."""
 
     async def run(self) -> None:
         """Check for ever; an alert is published when a stall begins and when it ends."""

@@ -30,11 +30,11 @@ SELECT t.run_id AS run_id, t.model AS model, count() AS num_rollouts, avg(is_tra
 FROM timed AS t INNER JOIN slow ON t.run_id = slow.run_id AND t.model = slow.model
 GROUP BY run_id, model ORDER BY run_id, model
 """
-"""By run and model that was trained in the last ten minutes: how much of its newest rollouts was trained."""
+"""Share of the newest rollouts that was trained, by run and model that was trained in the last ten minutes."""
 
 
 def find_bias(client: Client) -> str:
-    """A sentence about the runs that train slow rollouts less than others; empty if none does.
+    """Word a sentence about the runs that train slow rollouts less than others; empty if none does.
 
     Raises clickhouse-connect's errors, blocks.
     """

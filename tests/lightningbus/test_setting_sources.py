@@ -74,9 +74,9 @@ def test_a_wrong_flag_is_one_sentence(flags: list[str], sentence: str) -> None:
 def test_a_renamed_flag_is_told_by_its_setting(flag: str, setting: str) -> None:
     with pytest.raises(UserError, match=f"no such option; did you mean '{setting}'"):
         read_flags(RunnerSettings, "runner", [flag, "agent:solve"])
-    with pytest.raises(UserError, match="--python: no such option") as error:
-        read_flags(LearnerSettings, "learner", ["--python", "python3"])
-    assert "--python-executable" not in str(error.value), "a learner has none"
+    with pytest.raises(UserError, match="--path: no such option") as error:
+        read_flags(LearnerSettings, "learner", ["--path", "agent"])
+    assert "--working-dir" not in str(error.value), "a learner has none"
 
 
 def test_a_wrong_value_is_one_sentence_and_exit_code_2(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,15 +17,15 @@ from lightningbus.schemas.weights.events import ReleaseDecision, ReleaseState
 from lightningbus.schemas.weights.release_policy import is_servable
 
 EVALUATE_ACTOR = "evaluate"
-"""Who pins a version for an evaluation, in the record of decisions."""
+"""Actor that pins a version for an evaluation, in the record of decisions."""
 TRAIN_ACTOR = "train:"
 """Begins the name of a training job that pins a version for its held-out problems."""
 RECHECK_SECONDS = 5.0
-"""How often the pin is looked up without a notification."""
+"""Pause between two look-ups of the pin without a notification."""
 
 
 async def find_version(registry: WeightRegistry, version: int | None) -> int:
-    """The version, if nodes can load it, or the newest; raises `UserError`."""
+    """Return the version, if nodes can load it, or the newest; raises `UserError`."""
     release = await registry.refresh()
     available = []
     async for manifest, _ in registry.list_versions():
@@ -42,7 +42,7 @@ async def find_version(registry: WeightRegistry, version: int | None) -> int:
 
 
 def find_pin(release: ReleaseState) -> ReleaseDecision | None:
-    """The decision that pinned the version that is pinned now; None: none is. Pure."""
+    """Return the decision that pinned the version that is pinned now; None: none is. Pure."""
     if release.pinned is None:
         return None
     pins = [decision for decision in release.decisions if decision.action == "pinned"]
@@ -50,7 +50,7 @@ def find_pin(release: ReleaseState) -> ReleaseDecision | None:
 
 
 def is_temporary(pin: ReleaseDecision) -> bool:
-    """Whether whoever pinned the version unpins it by itself, at the end of an evaluation. Pure."""
+    """Return whether whoever pinned the version unpins it by itself, at the end of an evaluation. Pure."""
     return pin.actor == EVALUATE_ACTOR or pin.actor.startswith(TRAIN_ACTOR)
 
 
@@ -74,7 +74,7 @@ async def wait_for_evaluations(bus: Bus, registry: WeightRegistry, model: str) -
 
 @asynccontextmanager
 async def all_pinned(registries: Mapping[str, WeightRegistry], versions: Mapping[str, int]) -> AsyncIterator[None]:
-    """`pinned`, for one version of each model."""
+    """Pin one version of each model while the block runs, see `pinned`."""
     async with AsyncExitStack() as pins:
         for model, version in versions.items():
             await pins.enter_async_context(pinned(registries[model], version))
@@ -109,12 +109,12 @@ class VersionPins:
         self._actor = f"{TRAIN_ACTOR}{run}"
 
     async def is_taken(self) -> bool:
-        """Whether somebody else has pinned a version of one of the models."""
+        """Return whether somebody else has pinned a version of one of the models."""
         releases = [await registry.refresh() for registry in self.registries.values()]
         return any(release.pinned is not None and not self._is_own(release) for release in releases)
 
     async def find_newest(self, *, but: str = "") -> dict[str, int] | None:
-        """The versions that nodes serve, or the newest ones that they may serve; None: a model has none.
+        """Find the versions that nodes serve, or the newest ones that they may serve; None: a model has none.
 
         ``but``: a model to leave out.
         """
@@ -128,7 +128,7 @@ class VersionPins:
         return versions
 
     async def are_loadable(self, versions: Mapping[str, int]) -> bool:
-        """Whether nodes can still load every one of these versions."""
+        """Return whether nodes can still load every one of these versions."""
         for model, version in versions.items():
             try:
                 await find_version(self.registries[model], version)

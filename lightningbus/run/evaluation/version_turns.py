@@ -1,4 +1,4 @@
-"""What is done with weight versions while they are published, one after the other."""
+"""Work on weight versions while they are published, one turn after the other."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ from lightningbus.schemas import subjects
 log = logging.getLogger(__name__)
 
 RECHECK_SECONDS = 5.0
-"""How often versions are looked up without a notification: a canary may have approved one."""
+"""Pause between two look-ups of versions without a notification: a canary may have approved one."""
 
 
 class Turn(Protocol):

@@ -1,4 +1,4 @@
-"""Who of a run should be there and is not: watched by the supervisor, so that no role watches over itself alone."""
+"""Children that should be alive and are not: the supervisor watches, because a dead role cannot report itself."""
 
 import asyncio
 import math
@@ -17,7 +17,7 @@ LOOK_SECONDS = 1.0
 
 
 class ProcessLiveness:
-    """When each expected child was last there. Pure: values in, values out."""
+    """Keeps when each expected child was last there. Pure: values in, values out."""
 
     def __init__(self, start_seconds: float = START_SECONDS, absent_seconds: float = ABSENT_SECONDS) -> None:
         self._start_seconds, self._absent_seconds = start_seconds, absent_seconds
@@ -25,7 +25,7 @@ class ProcessLiveness:
         self._last_seen: dict[str, float] = {}
 
     def find_absent(self, expected: Mapping[str, int | None], alive: set[int], now: float) -> dict[str, str]:
-        """Who is absent, by name, and why. ``now`` is in seconds.
+        """Return why each absent child is absent, by name. ``now`` is in seconds.
 
         ``expected`` has the process of each child, None while it has none; ``alive`` those that send heartbeats.
         """
@@ -47,7 +47,7 @@ class ProcessLiveness:
 
 
 def are_started(pids: Iterable[int | None], members: Sequence[Heartbeat]) -> bool:
-    """Whether each of these processes has told that its start is over. Pure."""
+    """Return whether each of these processes has told that its start is over. Pure."""
     return {beat.pid for beat in members if beat.state != "starting"}.issuperset(pids)
 
 
@@ -63,7 +63,7 @@ class LivenessWatch:
         self._alerts = AlertPublisher(bus, "absent", timeout=math.inf)
 
     def describe(self) -> dict[str, Any]:
-        """The supervisor's heartbeat: who is expected, and who of them is absent."""
+        """Return the supervisor's heartbeat: expected children, and those of them that are absent."""
         detail: dict[str, Any] = {"expects": ", ".join(self._supervisor.expected())}
         if self._absent:
             detail["alert"] = "; ".join(self._absent.values())
