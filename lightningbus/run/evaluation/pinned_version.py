@@ -21,7 +21,7 @@ EVALUATE_ACTOR = "evaluate"
 TRAIN_ACTOR = "train:"
 """Begins the name of a training job that pins a version for its held-out problems."""
 RECHECK_SECONDS = 5.0
-"""Pause between two look-ups of the pin without a notification."""
+"""Pause between two look-ups of a pin or of versions without a notification: a canary may have approved one."""
 
 
 async def find_version(registry: WeightRegistry, version: int | None) -> int:
@@ -56,17 +56,24 @@ def is_temporary(pin: ReleaseDecision) -> bool:
 
 async def wait_for_evaluations(bus: Bus, registry: WeightRegistry, model: str) -> ReleaseDecision | None:
     """Wait until no evaluation has a version pinned; returns the pin of somebody else, if there is one."""
-    changed = asyncio.Event()
-
-    async def on_decision(message: Msg) -> None:
-        changed.set()
-
-    subscription = await bus.nc.subscribe(subjects.release(model), cb=on_decision)
-    try:
+    async with notified(bus, subjects.release(model)) as changed:
         while (pin := find_pin(await registry.refresh())) is not None and is_temporary(pin):
             await first_completed(changed.wait(), asyncio.sleep(RECHECK_SECONDS))
             changed.clear()
         return pin
+
+
+@asynccontextmanager
+async def notified(bus: Bus, subject: str) -> AsyncIterator[asyncio.Event]:
+    """Yield an event that each message on a subject sets, while the block runs."""
+    changed = asyncio.Event()
+
+    async def on_message(message: Msg) -> None:
+        changed.set()
+
+    subscription = await bus.nc.subscribe(subject, cb=on_message)
+    try:
+        yield changed
     finally:
         with suppress(NatsError):
             await subscription.unsubscribe()
