@@ -54,13 +54,13 @@ def _list_missing(module: str, names: tuple[str, ...]) -> tuple[str, ...]:
 
 @cache
 def _defined_names(package: str) -> frozenset[str]:
-    """Return the names in a package's ``__init__.py``: what it assigns, imports, defines or lists in a string."""
+    """Return the names in a package's ``__init__.py``: assigned, imported, defined or listed in a string."""
     source = Path(package, "__init__.py")
     nodes = list(ast.walk(ast.parse(source.read_bytes()))) if source.exists() else []
     return frozenset(
         str(name)
         for node in nodes
-        for name in (getattr(node, "name", None), getattr(node, "id", None), getattr(node, "value", None))
+        for name in (getattr(node, field, None) for field in ("name", "asname", "id", "value"))
         if isinstance(name, str)
     )
 
