@@ -1,4 +1,4 @@
-"""What of a machine prevents a run, or slows it, with what to do about it. Pure: `facts` reads them."""
+"""Facts of a machine that prevent or slow a run, and what to do about them. Pure: `facts` reads them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ Level = Literal["ok", "warning", "error"]
 MIN_PYTHON, NEXT_PYTHON = (3, 11), (3, 14)
 MIN_CORES, MIN_MEMORY_GIB, MIN_FREE_GIB = 2, 8.0, 5.0
 INSTALLATION_GIB = 5.3
-"""Of all packages, in an environment without CUDA."""
+"""Disk space of all packages, in an environment without CUDA."""
 MIN_OPEN_FILES = 4096
 MIN_DRIVER = 580
 """NVIDIA's driver for CUDA 13, which the pinned vLLM uses: https://docs.nvidia.com/deploy/cuda-compatibility/."""
@@ -46,16 +46,16 @@ class Facts:
     """Default ports that somebody listens on, with what they are for."""
     now: float = 0.0
     newest_file_at: float = 0.0
-    """When the newest file of this installation was written."""
+    """Time at which the newest file of this installation was written."""
     missing_parts: str = ""
     """Files and modules of lightningbus itself that are not there; empty: none."""
     versions: Mapping[str, str | None] = field(default_factory=dict)
-    """Of each package that a role needs; None: it is not installed."""
+    """Version of each package that a role needs; None: it is not installed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at, what it is, and what to do; ``error`` prevents a run."""
+    """A fact that was checked, its value, and what to do; ``error`` prevents a run."""
 
     name: str
     level: Level

@@ -16,7 +16,7 @@ from lightningbus.run.machine.installation import describe_missing_parts
 
 PORTS = {4222: "bus", 8123: "ClickHouse"}
 ASK_AMX = "import sys; from lightningbus.inference.engine.plugin import request_amx; sys.exit(not request_amx())"
-"""For a process of its own: the permission stays with whoever asked."""
+"""Work of a process of its own: the permission stays with the process that asked."""
 
 
 def read_facts(runs: Path) -> Facts:

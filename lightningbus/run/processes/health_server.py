@@ -52,7 +52,7 @@ class HealthServer:
             yield
 
     async def _healthz(self, request: web.Request) -> web.Response:
-        """That this is answered is what is asked: the loop that does the work turns."""
+        """Answer, which shows that the loop that does the work turns."""
         return web.Response(text="ok\n")
 
     async def _readyz(self, request: web.Request) -> web.Response:

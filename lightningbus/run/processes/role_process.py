@@ -31,7 +31,7 @@ EX_TEMPFAIL = 75
 
 
 def on_stop_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """The first Ctrl-C or SIGTERM asks to stop; a second one stops at once."""
+    """Set ``stop`` at the first Ctrl-C or SIGTERM; stop at once at the second."""
 
     def handle(number: int) -> None:
         if stop.is_set():
@@ -56,7 +56,7 @@ async def serve_role(at: BusEndpoint, name: str, role: Role[S], settings: S) -> 
 
 
 def run_role(at: BusEndpoint, name: str, role: Role[S], settings: S, *expected: type[Exception]) -> None:
-    """`serve` to the end; errors a user can act on become one sentence and exit code 2, a lost bus 75."""
+    """Serve a role to the end; errors a user can act on become one sentence and exit code 2, a lost bus 75."""
     ProcessGuard.raise_fd_limit()
     bind_process_context(role=name, run=getattr(settings, "run", None))
     tracing.setup(name, default_instance_id(getattr(settings, "id", None)))

@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class KeyPaths:
-    """Where they lie: the directory with every role's credentials, and the file with the inference API key."""
+    """Places of the keys: the directory with every role's credentials, and the file with the inference API key."""
 
     credentials: Path | None = None
     inference_api_key: Path | None = None
@@ -58,7 +58,7 @@ class KeyPaths:
 
     @classmethod
     def create(cls, directory: RunDirectory, settings: BusSettings, policies: Sequence[str]) -> "KeyPaths":
-        """As the settings or the environment say; what a bus of our own lacks is made here.
+        """Find the keys that the settings or the environment name; make those that a bus of our own lacks.
 
         Learners of these users may train ``policies`` and no other model.
 
@@ -84,7 +84,7 @@ class KeyPaths:
         return cls(credentials_dir and credentials_dir.resolve(), key and key.resolve(), users and users.resolve())
 
     def environment(self) -> dict[str, str]:
-        """What children are told of them."""
+        """Return the environment variables that tell children about the keys."""
         variables = {CREDENTIALS_VARIABLE: self.credentials, API_KEY_VARIABLE: self.inference_api_key}
         return {name: str(path) for name, path in variables.items() if path is not None}
 
@@ -116,11 +116,11 @@ class LocalStack:
             await self.wait_for_member(serves, f"node with version {version} of {model!r}", NODE_SECONDS)
 
     async def or_child_failure(self, work: Awaitable[T]) -> T:
-        """The result of ``work``; raises `UserError` as soon as a child fails for good."""
+        """Return the result of ``work``; raises `UserError` as soon as a child fails for good."""
         return await run_unless(self.supervisor.wait_for_failure(), work)
 
     def find_credentials(self, role: str) -> Credentials | None:
-        """What a role is let in by, and signs by."""
+        """Read the credentials that a role connects and signs with."""
         return Credentials.read(self.keys.credentials, role) if self.keys.credentials is not None else None
 
     def write_endpoints(self, sql: str = "") -> None:
@@ -235,7 +235,7 @@ async def _run(stack: LocalStack, settings: RunSettings, stop: asyncio.Event) ->
 
 
 def child_specs(settings: RunSettings, where: Path) -> list[ChildSpec]:
-    """The processes of a run, in the order they start; what is left at its default lies in the run's directory."""
+    """List the processes of a run, in the order they start; what is left at its default lies in the run's directory."""
     specs: list[ChildSpec] = []
     if settings.store is not None:
         placed_store = _with_defaults(settings.store, data_dir=where / "store")
@@ -278,7 +278,7 @@ def complete_learner_settings(settings: RunSettings, where: Path) -> dict[str, L
 
 
 def learner_names(settings: RunSettings) -> list[str]:
-    """The names of the learners' processes, in the order of the learners."""
+    """Name the learners' processes, in the order of the learners."""
     return [f"learner-{learner.model}" if settings.learners else "learner" for learner in settings.all_learners]
 
 

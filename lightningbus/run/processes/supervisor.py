@@ -34,9 +34,9 @@ RESTART_POLICY = RetryPolicy(0.5, 15.0)
 MAX_RESTARTS = 5
 """A child that dies this often, each time before it had settled, is given up with the last words of its log."""
 STABLE_AFTER_SECONDS = 5.0
-"""Who has lived this long and is killed, or loses the bus, has started well: the count begins anew."""
+"""A child that ran this long before it was killed or lost the bus resets the restart counter."""
 CRASH_SECONDS = 600.0
-"""Who ends by an error of its own has to have lived this long: a model takes minutes to load before it fails."""
+"""A child that ends by an error of its own must have run this long: a model takes minutes to load before it fails."""
 KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 
 
@@ -50,7 +50,7 @@ class ChildSpec:
 
 
 def find_interpreter(child: ChildSpec) -> Path:
-    """The Python that a child runs in: one of its settings, or this one."""
+    """Return the Python that a child runs in: one of its settings, or this one."""
     chosen = child.settings.python_executable if isinstance(child.settings, ModelRoleSettings) else None
     return chosen or Path(sys.executable)
 
