@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
-from lightningbus.bus.connection import CONNECT_SECONDS, DEFAULT_URL, LEADER_POLL_SECONDS, Connection
+from lightningbus.bus.connection import CONNECT_SECONDS, LEADER_POLL_SECONDS, Connection
 from lightningbus.bus.errors import BusError, CredentialsError
 from lightningbus.bus.fleet.heartbeats import Fleet, HeartbeatPublisher, publish_heartbeats
+from lightningbus.bus.jetstream.addresses import DEFAULT_URL
 from lightningbus.bus.jetstream.object_store import ObjectStore
 from lightningbus.bus.jetstream.publish_batch import OutgoingMessage, encode_event, publish_batch
 from lightningbus.bus.jetstream.publisher import Publisher

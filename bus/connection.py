@@ -46,7 +46,6 @@ PERMISSION_ERROR = re.compile(r'permissions violation for (?:publish|subscriptio
 """Matches the server's denial in lower case, the form in which nats-py reports it."""
 NO_INFO_ERROR = "empty response from server"
 TLS_HINT = " (something listens there that sends no INFO line: if it wants TLS, give --credentials)"
-DEFAULT_URL = "nats://127.0.0.1:4222"
 
 
 class Connection:

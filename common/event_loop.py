@@ -37,7 +37,7 @@ def run_blocking(work: Coroutine[Any, Any, T]) -> T:
 @contextmanager
 def _keyboard_interrupt() -> Iterator[None]:
     """Let Ctrl-C raise KeyboardInterrupt here: below `asyncio.run` it would only cancel a task of the blocked loop."""
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread() or not _is_loop_running():
         yield
         return
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -45,3 +45,12 @@ def _keyboard_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _is_loop_running() -> bool:
+    """Return whether this thread runs an event loop, which has its own handler of Ctrl-C."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

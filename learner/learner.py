@@ -47,7 +47,7 @@ T = TypeVar("T")
 async def run(bus: Bus, settings: LearnerSettings, stop: asyncio.Event) -> None:
     """Train until the last step or until asked to stop.
 
-    Raises `LearnerError`, `checkpoint.CheckpointError` or `lightningbus.tasks.task_file.TaskFileError`.
+    Raises `LearnerError`, `checkpoint.CheckpointError` or `lightningbus.tasks.errors.TaskFileError`.
     """
     if not (settings.model_path / "config.json").exists():
         raise LearnerError(f"model_path: {settings.model_path} holds no model (no config.json)")

@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightningbus.analysis.transcript import Transcript
-    from lightningbus.api.evaluation_job import aevaluate, evaluate
+    from lightningbus.api.blocking import Session, connect, evaluate, train
+    from lightningbus.api.evaluation_job import aevaluate
     from lightningbus.api.evaluation_result import EvaluationResult
     from lightningbus.api.sessions.async_session import AsyncSession, aconnect
     from lightningbus.api.sessions.reward_curve import RewardCurve
-    from lightningbus.api.sessions.session import Session, connect
     from lightningbus.api.sessions.table import Table
-    from lightningbus.api.training import RunInterrupted, atrain, train
+    from lightningbus.api.training import RunInterrupted, atrain
     from lightningbus.run.errors import UserError
     from lightningbus.run.evaluation.evaluation import Evaluation
     from lightningbus.run.results.train_result import TrainResult
 
 _MODULES = {
-    "train": "lightningbus.api.training",
+    "train": "lightningbus.api.blocking",
     "atrain": "lightningbus.api.training",
     "RunInterrupted": "lightningbus.api.training",
     "TrainResult": "lightningbus.run.results.train_result",
-    "evaluate": "lightningbus.api.evaluation_job",
+    "evaluate": "lightningbus.api.blocking",
     "aevaluate": "lightningbus.api.evaluation_job",
     "EvaluationResult": "lightningbus.api.evaluation_result",
     "Evaluation": "lightningbus.run.evaluation.evaluation",
-    "connect": "lightningbus.api.sessions.session",
-    "Session": "lightningbus.api.sessions.session",
+    "connect": "lightningbus.api.blocking",
+    "Session": "lightningbus.api.blocking",
     "aconnect": "lightningbus.api.sessions.async_session",
     "AsyncSession": "lightningbus.api.sessions.async_session",
     "Table": "lightningbus.api.sessions.table",

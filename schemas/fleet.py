@@ -6,6 +6,9 @@ from msgspec import field
 
 from lightningbus.schemas.base import Event, NonNegativeInt
 
+PARSE_PATH = "/v1/chat/completions/parse"
+"""Path of an inference node that parses a whole answer, if its heartbeat names parsers."""
+
 
 class Heartbeat(Event, frozen=True, kw_only=True):
     """The state of a process, sent every second and not stored."""

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from lightningbus.alerts.presence import Presence
 from lightningbus.alerts.table import RESTART_WINDOW_SECONDS
 from lightningbus.bus.fleet.node_state import DONE
 from lightningbus.schemas.fleet import Heartbeat
@@ -28,9 +29,7 @@ class RoleKey:
 
 
 @dataclass(slots=True)
-class _Role:
-    since: float
-    seen: float
+class _Role(Presence):
     has_left: bool = False
     is_done: bool = False
     processes: set[tuple[str, int]] = field(default_factory=set)
@@ -41,7 +40,7 @@ class RoleLiveness:
     """Tracks every role that is expected, or was seen and did not announce its stop."""
 
     def __init__(self, expected: Iterable[str], now: float) -> None:
-        self._roles = {RoleKey(role): _Role(now, now) for role in expected}
+        self._roles = {RoleKey(role): _Role(now) for role in expected}
         self._expected = frozenset(expected)
 
     def observe(self, members: Iterable[Heartbeat], now: float) -> None:
@@ -53,21 +52,21 @@ class RoleLiveness:
         for key, heartbeats in alive.items():
             if key.model:  # what was expected of the role is expected of its models, now that one is known
                 self._roles.pop(RoleKey(key.role), None)
-            role = self._roles.setdefault(key, _Role(now, now))
-            if now - role.seen > RESET_AFTER_SECONDS:
+            role = self._roles.setdefault(key, _Role(now))
+            if role.silence(now) > RESET_AFTER_SECONDS:
                 role.since = now
             processes = {(heartbeat.id, heartbeat.pid) for heartbeat in heartbeats}
             role.starts.extend([now] * len(processes - role.processes))
-            role.processes, role.seen = processes, now
+            role.processes, role.seen_at = processes, now
             role.has_left = all(heartbeat.state in LEAVING_STATES for heartbeat in heartbeats)
             role.is_done = all(heartbeat.state == DONE for heartbeat in heartbeats)
 
     def absent(self, now: float) -> Mapping[RoleKey, float]:
         """Return the seconds without a process, by missing role."""
         return {
-            key: now - role.seen
+            key: role.silence(now)
             for key, role in self._roles.items()
-            if role.seen < now and not role.is_done and not (role.has_left and key.role not in self._expected)
+            if role.silence(now) > 0 and not role.is_done and not (role.has_left and key.role not in self._expected)
         }
 
     def models_of(self, role: str) -> list[str]:

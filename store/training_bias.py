@@ -34,7 +34,7 @@ GROUP BY run_id, model ORDER BY run_id, model
 
 
 def find_bias(client: Client) -> str:
-    """Describe the runs that train slow rollouts less often than others, in a sentence; empty if none does.
+    """Word a sentence about the runs that train slow rollouts less than others; empty if none does.
 
     Blocks, and raises clickhouse-connect's errors.
     """

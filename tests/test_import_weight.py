@@ -49,6 +49,14 @@ def test_a_role_with_a_model_imports_no_engine(module: str, tmp_path: Path) -> N
     assert module.partition(".")[0] in imported and not imported & {"vllm", "ray"}
 
 
+def test_a_question_to_a_runs_files_imports_neither_the_bus_nor_the_settings_of_roles(tmp_path: Path) -> None:
+    module = "lightningbus.cli.app, lightningbus.cli.commands.results.query, lightningbus.run.run_data.run_data"
+    imported = set(python("-c", LIST_IMPORTED.format(module=module), cwd=tmp_path).split())
+    assert "clickhouse_connect" in imported and not imported & {"nats", "aiohttp", "pydantic", "uvloop"}
+    script = LIST_IMPORTED.format(module="lightningbus.store.embedded.serving")
+    assert "clickhouse_connect" not in python("-c", script, cwd=tmp_path).split(), "the process that serves the files"
+
+
 @pytest.mark.long
 def test_a_learner_trains_where_vllm_cannot_be_imported(tmp_path: Path) -> None:
     output = python("-c", LEARNER_WITHOUT_VLLM.format(root=str(ROOT)), tmp_path / "model", cwd=tmp_path)

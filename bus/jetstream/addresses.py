@@ -5,6 +5,8 @@ from urllib.parse import urlsplit
 from lightningbus.bus.errors import AddressError
 
 SCHEMES = ("nats", "tls")
+DEFAULT_URL = "nats://127.0.0.1:4222"
+"""Address of a bus that nothing names."""
 
 
 def server_addresses(urls: str) -> list[str]:

@@ -10,7 +10,8 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
-PATH = "/v1/chat/completions/parse"
+from lightningbus.schemas.fleet import PARSE_PATH
+
 MIDDLEWARE = f"{__name__}.AnswerParser"
 """The value of vLLM's ``--middleware`` that adds the route."""
 
@@ -21,14 +22,14 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class AnswerParser:
-    """ASGI middleware that serves `PATH`, and passes everything else on."""
+    """ASGI middleware that serves `PARSE_PATH`, and passes everything else on."""
 
     def __init__(self, app: AsgiApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request with one server-sent event, as a streamed answer of one chunk."""
-        if scope["type"] != "http" or scope["path"] != PATH:
+        if scope["type"] != "http" or scope["path"] != PARSE_PATH:
             await self._app(scope, receive, send)
             return
         from starlette.requests import Request

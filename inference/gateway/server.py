@@ -23,6 +23,7 @@ from lightningbus.inference.gateway.served_model import ServedModel
 from lightningbus.inference.gateway.version_stamp import add_cache_salt, stream
 from lightningbus.inference.settings import MAX_REQUESTS
 from lightningbus.inference.version_registry import select_version
+from lightningbus.schemas.fleet import PARSE_PATH
 from lightningbus.schemas.semconv import attributes
 from lightningbus.schemas.subjects import TRACE_HEADER
 
@@ -75,7 +76,7 @@ class Gateway:
         self._app = app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=middlewares)
         app.router.add_post("/v1/chat/completions", self._forward)
         app.router.add_post("/v1/completions", self._forward)
-        app.router.add_post("/v1/chat/completions/parse", self._pass_on)
+        app.router.add_post(PARSE_PATH, self._pass_on)
         app.router.add_post("/tokenize", self._pass_on)
         app.router.add_get("/v1/models", self._pass_on)
         app.router.add_get("/metrics", self._pass_on)  # vLLM's own

@@ -30,7 +30,7 @@ function = pickle.loads(content)
 
 
 def runner_fields(agent: str | Callable[..., Any], runs: Path) -> dict[str, Any]:
-    """``entrypoint`` and ``working_dir`` of a runner; raises `UserError` where the agent cannot run elsewhere.
+    """Return ``entrypoint`` and ``working_dir`` of a runner; raises `UserError` where the agent cannot run elsewhere.
 
     ``module:function`` is looked for in the current directory. A function of a module is imported by its name. One of
     a notebook or script is pickled by value into a directory below ``runs``, with the functions and constants it uses.
@@ -46,7 +46,7 @@ def runner_fields(agent: str | Callable[..., Any], runs: Path) -> dict[str, Any]
 
 
 def is_importable(function: Callable[..., Any], module: ModuleType) -> bool:
-    """Whether another process finds the function by its module and name."""
+    """Return whether another process finds the function by its module and name."""
     name = getattr(function, "__qualname__", "")
     return (
         module.__name__ != "__main__"
@@ -56,7 +56,7 @@ def is_importable(function: Callable[..., Any], module: ModuleType) -> bool:
 
 
 def import_root(module: ModuleType) -> Path:
-    """The directory from which a module is imported."""
+    """Return the directory from which a module is imported."""
     assert module.__file__ is not None
     file = Path(module.__file__).resolve()
     levels = module.__name__.count(".") + (file.name == "__init__.py")
@@ -64,7 +64,7 @@ def import_root(module: ModuleType) -> Path:
 
 
 def save_function(function: Callable[..., Any], runs: Path) -> Path:
-    """The directory of a module that loads the function, as pickled by value."""
+    """Pickle a function by value, and return the directory of a module that loads it."""
     require_package("cloudpickle", "notebook")
     import cloudpickle
 
@@ -85,7 +85,7 @@ def save_function(function: Callable[..., Any], runs: Path) -> Path:
 
 
 def find_unsendable(function: Any) -> str:
-    """The variable that a function uses and that cannot be pickled, as ``'client' of 'ask'``."""
+    """Name the variable that a function uses and that cannot be pickled, as ``'client' of 'ask'``."""
     import cloudpickle
 
     visited: set[int] = set()

@@ -1,4 +1,7 @@
-"""`evaluate`: a model, or a weight version of a run, on tasks."""
+"""`aevaluate`: a model, or a weight version of a run, on tasks.
+
+`lightningbus.api.blocking` has the same for code without an event loop; ``python -m docs.reference`` writes it.
+"""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +15,6 @@ from lightningbus.api.settings import EvaluateSettings, build_run_settings, runs
 from lightningbus.api.tasks import Tasks, save_tasks
 from lightningbus.api.training import CONCURRENCY
 from lightningbus.api.user_errors import as_user_error
-from lightningbus.common.event_loop import run_blocking
 from lightningbus.run.errors import UserError
 from lightningbus.run.jobs import evaluate_job
 from lightningbus.run.results.results import Results
@@ -22,39 +24,7 @@ from lightningbus.run.run_directory.lookup import find_run
 from lightningbus.schemas.subjects import DEFAULT_POLICY
 
 NAME = "evaluation"
-"""Of the run of a model directory, unless given."""
-
-
-def evaluate(
-    agent: str | Callable[..., Any],
-    tasks: Tasks,
-    *,
-    model: str | os.PathLike[str] | None = None,
-    run: str | None = None,
-    version: int | None = None,
-    sampling: str | Sequence[str] = ("greedy", "sampled"),
-    label: str | None = None,
-    **settings: Unpack[EvaluateSettings],
-) -> EvaluationResult:
-    """Answer tasks with a model directory, or with a weight version of a run that has ended.
-
-    Args:
-        agent: as in `train`.
-        tasks: as in `train`.
-        model: a Hugging Face model directory. With ``run`` it may be left out.
-        run: name of a run that has ended; its processes start again, without the learner, and its store keeps the
-            rollouts.
-        version: weight version of ``run``; default: the newest. The bus keeps the last few.
-        sampling: ``greedy``, ``sampled`` or both.
-        label: with ``run``, name under which its store keeps these rollouts apart; default: date and time.
-        settings: the common settings by name, all others in the section of a run file.
-
-    Raises:
-        UserError: something the user can put right, in one sentence.
-    """
-    return run_blocking(
-        aevaluate(agent, tasks, model=model, run=run, version=version, sampling=sampling, label=label, **settings)
-    )
+"""Default name of the run of a model directory."""
 
 
 async def aevaluate(
@@ -68,7 +38,22 @@ async def aevaluate(
     label: str | None = None,
     **settings: Unpack[EvaluateSettings],
 ) -> EvaluationResult:
-    """`evaluate` for code with an event loop."""
+    """Answer tasks with a model directory, or with a weight version of a run that has ended.
+
+    Args:
+        agent: as in `atrain`.
+        tasks: as in `atrain`.
+        model: a Hugging Face model directory. With ``run`` it may be left out.
+        run: name of a run that has ended; its processes start again, without the learner, and its store keeps the
+            rollouts.
+        version: weight version of ``run``; default: the newest. The bus keeps the last few.
+        sampling: ``greedy``, ``sampled`` or both.
+        label: with ``run``, name under which its store keeps these rollouts apart; default: date and time.
+        settings: the common settings by name, all others in the section of a run file.
+
+    Raises:
+        UserError: something the user can put right, in one sentence.
+    """
     samplings = parse_samplings(sampling)
     check_label(label or default_label())
     with as_user_error():
@@ -78,12 +63,12 @@ async def aevaluate(
         if run is not None and RunDirectory(runs / run).read_endpoints() is not None:
             raise UserError(f"run {run!r} is up: `lightningbus.connect({run!r}).evaluate(...)` evaluates its versions")
         source = save_tasks(tasks, runs)
-        path = os.fspath(model) if model is not None else _model_of(runs, run)
+        path = os.fspath(model) if model is not None else _find_model(runs, run)
         base = {
             "name": run or NAME,
             "runners": [{**runner_fields(agent, runs), "concurrency": CONCURRENCY}],
             "eval": {"tasks": source},
-            **_policies_of(runs, run, path, source),
+            **_build_policies(runs, run, path, source),
         }
         checked = build_run_settings(base, settings, EvaluateSettings)
         name = "" if run is None else label or default_label()
@@ -93,8 +78,8 @@ async def aevaluate(
         return EvaluationResult(directory, await evaluate_job.run(checked, job, publishes_model=run is None))
 
 
-def _policies_of(runs: Path, run: str | None, path: str, source: str | dict[str, Any]) -> dict[str, Any]:
-    """The sections of nodes and learners: a run's own models, or one model directory."""
+def _build_policies(runs: Path, run: str | None, path: str, source: str | dict[str, Any]) -> dict[str, Any]:
+    """Build the sections of nodes and learners: a run's own models, or one model directory."""
     directory = RunDirectory.named(run, runs) if run is not None else None
     recorded = directory.read_learners() if directory is not None else {}
     has_several = len(recorded) > 1
@@ -113,13 +98,13 @@ def _policies_of(runs: Path, run: str | None, path: str, source: str | dict[str,
 
 
 def _pick(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a run's learner an evaluation goes by."""
+    """Pick the settings of a run's learner that its evaluations have too."""
     timeout = recorded.get("rollout_timeout_seconds")
     return {"reward": recorded.get("reward") or "", **({"rollout_timeout_seconds": timeout} if timeout else {})}
 
 
-def _model_of(runs: Path, run: str | None) -> str:
-    """The model that a run began with."""
+def _find_model(runs: Path, run: str | None) -> str:
+    """Find the model that a run began with."""
     if run is None:
         raise UserError("give model='DIRECTORY', or run='NAME' of a run that has ended")
     directory = find_run(run, runs)

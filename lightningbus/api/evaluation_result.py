@@ -18,11 +18,11 @@ class EvaluationResult:
     evaluations: dict[str, Evaluation]
 
     def __getitem__(self, sampling: str) -> Evaluation:
-        """The evaluation of a sampling, ``greedy`` or ``sampled``."""
+        """Return the evaluation of a sampling, ``greedy`` or ``sampled``."""
         return self.evaluations[sampling]
 
     def table(self) -> Table:
-        """A row for each sampling."""
+        """Return a row for each sampling."""
         rows = ((name, *(getattr(each, column) for column in COLUMNS)) for name, each in self.evaluations.items())
         return Table(("sampling", *COLUMNS), tuple(rows), "held-out reward")
 

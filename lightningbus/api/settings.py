@@ -26,7 +26,7 @@ class EvaluateSettings(SectionSettings, total=False):
     """Keyword arguments of `evaluate` beside its own."""
 
     name: str
-    """Of the run and its directory."""
+    """Name of the run and its directory."""
     runs: str | os.PathLike[str]
     """Directory of run directories."""
     concurrency: int
@@ -85,7 +85,7 @@ LISTS = ("inference", "runners")
 
 
 def build_run_settings(base: Mapping[str, Any], settings: Mapping[str, Any], kind: type) -> RunSettings:
-    """Settings of a run from what a function knows (``base``) and its keyword arguments, which win.
+    """Build the settings of a run from those of a function (``base``) and its keyword arguments, which win.
 
     ``kind``: the TypedDict of the keyword arguments. Raises `UserError` that names a wrong one and the nearest right.
     The ports of bus and store are free ones unless given.
@@ -105,7 +105,7 @@ def build_run_settings(base: Mapping[str, Any], settings: Mapping[str, Any], kin
 
 
 def _merge_section(fields: dict[str, Any], section: str, value: Any) -> dict[str, Any]:
-    """A mapping for a list goes to each entry; a list of them replaces the entries, each above the first one."""
+    """Merge a section; a mapping for a list goes to each entry, and a list replaces them, each above the first one."""
     if section not in LISTS:
         return merge(fields, {section: value})
     entries = fields.get(section, [{}])
@@ -117,7 +117,7 @@ def _merge_section(fields: dict[str, Any], section: str, value: Any) -> dict[str
 
 
 def _suggest(name: str, known: Mapping[str, Any]) -> str:
-    """The nearest keyword argument, or the section that has a setting of this name."""
+    """Word the nearest keyword argument, or the section that has a setting of this name."""
     for section, (_, model) in ROLE_SECTIONS.items():
         if name in model.model_fields and section in known:
             return f"write {section}={{{name!r}: ...}}"
@@ -125,5 +125,5 @@ def _suggest(name: str, known: Mapping[str, Any]) -> str:
 
 
 def runs_directory(settings: Mapping[str, Any]) -> Path:
-    """Where run directories lie."""
+    """Return the directory of run directories."""
     return Path(settings.get("runs", RunSettings.model_fields["runs"].default))

@@ -7,20 +7,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from lightningbus.tasks.task_file import TaskFileError, TaskInput, load_tasks, parse_json_object, parse_task
+from lightningbus.tasks.errors import TaskFileError
+from lightningbus.tasks.task_file import TaskInput, load_tasks, parse_json_object, parse_task
 from lightningbus.tasks.task_source import TaskSource, parse_task_source
 from lightningbus.tasks.task_tables import map_row
 
 Tasks: TypeAlias = str | os.PathLike[str] | TaskSource | Mapping[str, Any] | Iterable[Any]
 """A path, ``hf:NAME``, a mapping with ``path`` and a map of columns as in a run file, or rows of tasks or inputs."""
 ROWS = TaskSource(path="rows")
-"""How a row becomes a task: as one of a table without a map of columns."""
+"""Source of a row: a table without a map of columns."""
 INPUTS = ".inputs"
 """Below the directory of runs: what a notebook passes to them. No run has such a name."""
 
 
 def read_tasks(tasks: Tasks) -> list[TaskInput]:
-    """All tasks; raises `TaskFileError` at the first that is not one, before any is used.
+    """Read all tasks; raises `TaskFileError` at the first that is not one, before any is used.
 
     A row with ``id``, ``input`` and ``labels`` only is a task. Any other mapping is an input, whose id is its ``id`` if
     it has one. Anything else is an input too. Without an id it is the position, from 1.
@@ -43,7 +44,7 @@ def read_tasks(tasks: Tasks) -> list[TaskInput]:
 
 
 def save_tasks(tasks: Tasks, runs: Path) -> str | dict[str, Any]:
-    """As a run file names them: their own source, or a file below ``runs`` that is named after its content."""
+    """Return tasks as a run file names them: their own source, or a file below ``runs`` named after its content."""
     if (source := _as_source(tasks)) is not None:
         return source.model_dump() if source.has_map or source.split != ROWS.split or source.config else source.path
     content = "".join(
@@ -56,14 +57,14 @@ def save_tasks(tasks: Tasks, runs: Path) -> str | dict[str, Any]:
 
 
 def input_directory(runs: Path) -> Path:
-    """Where a notebook's tasks and functions lie, for their owner alone."""
+    """Make the directory of a notebook's tasks and functions, for their owner alone."""
     directory = runs.absolute() / INPUTS
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     return directory
 
 
 def _as_source(tasks: Tasks) -> TaskSource | None:
-    """The source they name; None: they are rows."""
+    """Return the source that tasks name; None: they are rows."""
     if isinstance(tasks, TaskSource):
         return tasks
     if isinstance(tasks, str | os.PathLike):
@@ -80,19 +81,19 @@ def _as_source(tasks: Tasks) -> TaskSource | None:
 
 
 def _rows(tasks: Any) -> Iterator[Any]:
-    """The rows of what is iterable; a DataFrame would iterate its columns."""
+    """Iterate the rows; a DataFrame would iterate its columns."""
     is_frame = hasattr(tasks, "itertuples") and hasattr(tasks, "to_dict")
     return iter(tasks.to_dict("records") if is_frame else tasks)
 
 
 def _fields(row: Any, is_typed: bool) -> dict[str, Any]:
-    """The fields of a task; values become what JSON makes of them."""
+    """Return the fields of a task; values become what JSON makes of them."""
     plain = parse_json_object(json.dumps({"row": row}, default=_to_json))["row"]
     return map_row(plain, ROWS, is_typed) if isinstance(plain, dict) else {"input": plain}
 
 
 def _to_json(value: Any) -> Any:
-    """Numbers and arrays of NumPy, and times, as JSON has them."""
+    """Convert numbers and arrays of NumPy, and times, to values of JSON."""
     for convert in ("tolist", "isoformat"):
         if hasattr(value, convert):
             return getattr(value, convert)()

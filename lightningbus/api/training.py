@@ -1,14 +1,17 @@
-"""`train`: a training job from Python, with this process as the supervisor of its processes."""
+"""`atrain`: a training job from Python, with this process as the supervisor of its processes.
+
+`lightningbus.api.blocking` has the same for code without an event loop; ``python -m docs.reference`` writes it.
+"""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Unpack
 
 from lightningbus.api.agent_function import runner_fields
 from lightningbus.api.settings import TrainSettings, build_run_settings, runs_directory
 from lightningbus.api.tasks import Tasks, save_tasks
 from lightningbus.api.user_errors import as_user_error, require_package
-from lightningbus.common.event_loop import run_blocking
 from lightningbus.run.jobs import train_job
 from lightningbus.run.preflight import preflight
 from lightningbus.run.results.train_result import TrainResult
@@ -16,47 +19,22 @@ from lightningbus.run.run_data.run_data import release_files
 from lightningbus.run.settings.run_file import RunSettings
 
 CONCURRENCY = 8
-"""Rollouts at once, unless given."""
+"""Default number of rollouts at once."""
 
 
 class RunInterrupted(KeyboardInterrupt):
     """Ctrl-C, or the stop button of a notebook, ended a run; everything it started has ended, nothing is lost."""
 
     def _render_traceback_(self) -> list[str]:
-        """What Jupyter shows instead of a traceback."""
+        """Return the lines that Jupyter shows instead of a traceback."""
         return [str(self)]
 
 
-def train(
-    agent: str | Callable[..., Any],
-    model: str | os.PathLike[str],
-    tasks: Tasks,
-    heldout: Tasks,
-    *,
-    resume: bool = False,
-    **settings: Unpack[TrainSettings],
-) -> TrainResult:
-    """Train an agent to the end, as ``lightningbus train`` does: held-out reward before, training, and after.
-
-    Args:
-        agent: ``"module:function"`` in the current directory, or a function. A function of a notebook runs in a process
-            of its own, with the functions and constants it uses.
-        model: a Hugging Face model directory.
-        tasks: what is trained on: a path, a list, a DataFrame or a dataset, see `Tasks`.
-        heldout: tasks the model is never trained on.
-        resume: go on where the run of this name was stopped.
-        settings: the common settings by name (`max_steps`, `lr`, ...), all others in the section of a run file
-            (`learner={...}`).
-
-    Returns:
-        Figures, evaluations and the run's directory.
-
-    Raises:
-        UserError: something the user can put right, in one sentence.
-        RunInterrupted: Ctrl-C stopped it.
-    """
+@contextmanager
+def as_run_interrupted(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Raise `RunInterrupted` for Ctrl-C inside the block, with the name of the run that ``settings`` are of."""
     try:
-        return run_blocking(atrain(agent, model, tasks, heldout, resume=resume, **settings))
+        yield
     except KeyboardInterrupt:
         name = settings.get("name", RunSettings.model_fields["name"].default)
         raise RunInterrupted(
@@ -73,7 +51,25 @@ async def atrain(
     resume: bool = False,
     **settings: Unpack[TrainSettings],
 ) -> TrainResult:
-    """`train` for code with an event loop; cancel it to stop the run."""
+    """Train an agent to the end, as ``lightningbus train`` does: held-out reward before, training, and after.
+
+    Args:
+        agent: ``"module:function"`` in the current directory, or a function. A function of a notebook runs in a process
+            of its own, with the functions and constants it uses.
+        model: a Hugging Face model directory.
+        tasks: tasks to train on: a path, a list, a DataFrame or a dataset, see `Tasks`.
+        heldout: tasks the model is never trained on.
+        resume: go on where the run of this name was stopped.
+        settings: the common settings by name (`max_steps`, `lr`, ...), all others in the section of a run file
+            (`learner={...}`).
+
+    Returns:
+        Figures, evaluations and the run's directory.
+
+    Raises:
+        UserError: something the user can put right, in one sentence.
+        CancelledError: the run was stopped; its data is kept, and the same call with resume=True goes on.
+    """
     require_package("matplotlib", "notebook")  # the picture comes last, and is not to be what fails
     with as_user_error():
         runs = runs_directory(settings)

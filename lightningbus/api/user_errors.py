@@ -1,4 +1,4 @@
-"""What a user can put right, as one kind of exception."""
+"""Errors that a user can put right, as one kind of exception."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from lightningbus.bus.errors import BusError
 from lightningbus.common.listeners import AddressInUseError
 from lightningbus.run.errors import UserError
-from lightningbus.tasks.task_file import TaskFileError
+from lightningbus.tasks.errors import TaskFileError
 
 
 @contextmanager

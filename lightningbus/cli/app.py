@@ -98,6 +98,6 @@ def main() -> None:
     try:
         app()
     except ModuleNotFoundError as error:
-        from lightningbus.run.processes.role_process import exit_with
+        from lightningbus.run.errors import exit_with
 
         exit_with(describe_missing_module(error.name))

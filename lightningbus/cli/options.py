@@ -5,25 +5,25 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
-from pydantic import BaseModel
 from typer.core import TyperGroup
 
 from lightningbus.bus.errors import BusError
-from lightningbus.bus.streams.sizes import StreamSizes
 from lightningbus.common.aio import WorkInterruptedError, run_unless
 from lightningbus.common.missing_modules import describe_missing_module
-from lightningbus.run.errors import UserError
-from lightningbus.run.processes.role_process import exit_with, on_stop_signals
-from lightningbus.run.run_directory.discovery import BusEndpoint
+from lightningbus.run.errors import UserError, exit_with
 from lightningbus.run.settings.policy_options import NAME
-from lightningbus.run.settings.run_file import load_fields, validate_settings
-from lightningbus.run.settings.sources import merge, name_origins, read_environment, read_flags
-from lightningbus.tasks.task_file import TaskFileError
+from lightningbus.tasks.errors import TaskFileError
 
-S = TypeVar("S", bound=BaseModel)
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from lightningbus.bus.streams.sizes import StreamSizes
+    from lightningbus.run.run_directory.discovery import BusEndpoint
+
+S = TypeVar("S", bound="BaseModel")
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -109,6 +109,9 @@ def load_settings(kind: type[S], role: str, file: Path | None, flags: Sequence[s
 
 
 def _load_settings(kind: type[S], role: str, file: Path | None, flags: Sequence[str], options: Mapping[str, Any]) -> S:
+    from lightningbus.run.settings.run_file import load_fields, validate_settings
+    from lightningbus.run.settings.sources import merge, name_origins, read_environment, read_flags
+
     on_line = merge(
         read_flags(kind, role, flags), {name: value for name, value in options.items() if value is not None}
     )
@@ -117,7 +120,7 @@ def _load_settings(kind: type[S], role: str, file: Path | None, flags: Sequence[
     return validate_settings(kind, fields, str(file) if file is not None else "settings", origins)
 
 
-def with_api_key(settings: S, at: BusEndpoint) -> S:
+def with_api_key(settings: S, at: "BusEndpoint") -> S:
     """Return a role's settings with the endpoint's inference API key, unless they name their own."""
     key_file = getattr(settings, "inference_api_key_file", None) or at.inference_api_key
     return settings.model_copy(update={"inference_api_key_file": key_file})
@@ -180,14 +183,19 @@ def with_sql_client_redirected(sql: str | None, database: str, work: Callable[[A
         return with_sql_client(sql, database, work, run)
 
 
-def parse_sizes(options: list[str] | None) -> StreamSizes:
+def parse_sizes(options: list[str] | None) -> "StreamSizes":
     """Parse the values of ``--size``; an invalid one ends the process with a sentence."""
+    from lightningbus.bus.streams.sizes import StreamSizes
+    from lightningbus.run.settings.run_file import validate_settings
+
     fields = dict(option.partition("=")[::2] for option in options or ())
     return exit_on_user_error(validate_settings, StreamSizes, fields, "--size")
 
 
 async def run_until_signal(job: Coroutine[Any, Any, T], advice: str = "") -> T:
     """Return the result of ``job``; raises `UserError`, with ``advice`` at its end, when a signal stops it."""
+    from lightningbus.run.processes.role_process import on_stop_signals
+
     stop = asyncio.Event()
     on_stop_signals(asyncio.get_running_loop(), stop)
     try:

@@ -10,7 +10,7 @@ from lightningbus.tasks.task_file import load_tasks
 def check_before_start(settings: OptimizeSettings, run: str) -> None:
     """Raise `UserError` where prompts, tasks, budget or the reflecting model's key do not suffice for a round.
 
-    Raises `lightningbus.tasks.task_file.TaskFileError` where tasks cannot be read.
+    Raises `lightningbus.tasks.errors.TaskFileError` where tasks cannot be read.
     """
     for name, prompt in settings.prompts.items():
         read_prompt_text(name, prompt)

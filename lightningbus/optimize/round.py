@@ -79,7 +79,7 @@ async def optimize_round(
     ``weight_versions``: the version that answers, by model. ``role_models``: models that answer for some roles.
 
     Raises `BudgetSpentError` where other rounds of the run have left too little, `UserError`,
-    `lightningbus.tasks.task_file.TaskFileError`, or as `Bus.publish`.
+    `lightningbus.tasks.errors.TaskFileError`, or as `Bus.publish`.
     """
     name = round_name(weight_versions)
     tasks, heldout = load_tasks(settings.tasks), load_tasks(settings.heldout)

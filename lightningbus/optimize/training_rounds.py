@@ -20,7 +20,7 @@ class TrainingRounds:
     def __init__(self, settings: OptimizeSettings, run: str, role_models: Mapping[str, str]) -> None:
         """Check the settings, without starting anything.
 
-        Raises `UserError` where they allow no round, or `lightningbus.tasks.task_file.TaskFileError`.
+        Raises `UserError` where they allow no round, or `lightningbus.tasks.errors.TaskFileError`.
         """
         assert settings.every is not None
         check_before_start(settings, run)

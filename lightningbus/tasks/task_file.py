@@ -12,6 +12,7 @@ import msgspec
 from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.schemas.base import Labels
 from lightningbus.schemas.codec import MAX_BYTES
+from lightningbus.tasks.errors import TaskFileError
 from lightningbus.tasks.task_source import TaskSource, as_task_source
 from lightningbus.tasks.task_tables import TASK_KEYS as KEYS
 from lightningbus.tasks.task_tables import is_table, map_row, read_rows
@@ -20,10 +21,6 @@ MAX_INPUT_BYTES = MAX_BYTES - 64 * 1024
 """Largest input of a task: the rest of the message, and its record, need room too."""
 MAX_ID_CHARACTERS = 128
 NO_TASK = 'it is not a task, which needs the form {"id": "...", "input": ...}'
-
-
-class TaskFileError(ValueError):
-    """A task file cannot be used; the message names the line and the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,6 @@
 import re
 from collections.abc import Mapping
 
-from clickhouse_connect.driver.exceptions import OperationalError
-
 QueryLimits = Mapping[str, int]
 
 INTERACTIVE: QueryLimits = {
@@ -58,6 +56,8 @@ def settings_for(readonly: str, limits: QueryLimits) -> dict[str, int]:
 
 def is_unreachable(error: Exception) -> bool:
     """Return whether ClickHouse did not answer at all."""
+    from clickhouse_connect.driver.exceptions import OperationalError  # imports a whole client
+
     return isinstance(error, OperationalError) and EXCEPTION_MARK not in str(error)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import chdb
-from clickhouse_connect.driver.exceptions import DatabaseError
 
 from lightningbus.bus.directory_lock import lock_directory
 from lightningbus.bus.errors import BusError
@@ -127,6 +126,8 @@ class EmbeddedClickHouse:
             try:
                 return int(_insert(connection, f"INSERT INTO `{table}` ({names})", file, "ArrowStream").rows_written())
             except Exception as error:
+                from clickhouse_connect.driver.exceptions import DatabaseError  # a client: takes long to import
+
                 engine_error = EmbeddedEngineError(_error_message(error))
                 raise DatabaseError(str(engine_error), code=engine_error.code) from error
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import lightningbus as lb
+from docs.reference.blocking_api import TARGET, render_blocking_api
 from tests.commands import ROOT
 
 HEAVY = {"torch", "vllm", "verl", "chdb", "clickhouse_connect", "pandas", "transformers", "nats", "rich", "pydantic"}
@@ -54,6 +55,11 @@ def test_a_notebook_shows_an_error_of_the_user_as_a_sentence() -> None:
     assert lb.RunInterrupted("run 'a' is stopped")._render_traceback_() == ["run 'a' is stopped"]
 
 
+@pytest.mark.integration
+def test_the_blocking_api_is_generated_from_the_async_one() -> None:
+    assert TARGET.read_text() == render_blocking_api(), "`python -m docs.reference` writes it"
+
+
 def parameters_of(function: Any) -> list[tuple[str, Any, Any, str]]:
     """Name, kind, default and annotation of each parameter."""
     return [
@@ -64,7 +70,6 @@ def parameters_of(function: Any) -> list[tuple[str, Any, Any, str]]:
 
 @pytest.mark.parametrize("name", ["train", "evaluate", "connect"])
 def test_a_function_and_its_async_form_have_one_signature(name: str) -> None:
-    """Both are written out, because editors and the reference read signatures and docstrings from the source."""
     blocking, awaited = getattr(lb, name), getattr(lb, f"a{name}")
     assert parameters_of(blocking) == parameters_of(awaited) and inspect.iscoroutinefunction(awaited)
 

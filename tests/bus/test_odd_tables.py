@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from lightningbus.api.tasks import read_tasks
-from lightningbus.tasks.task_file import TaskFileError, load_tasks
+from lightningbus.tasks.errors import TaskFileError
+from lightningbus.tasks.task_file import load_tasks
 from lightningbus.tasks.task_source import TaskSource
 
 ROWS: list[dict[str, Any]] = [

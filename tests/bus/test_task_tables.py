@@ -11,7 +11,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from lightningbus.tasks.task_file import TaskFileError, TaskInput, load_tasks
+from lightningbus.tasks.errors import TaskFileError
+from lightningbus.tasks.task_file import TaskInput, load_tasks
 from lightningbus.tasks.task_source import TaskSource, parse_columns
 
 ROWS = [

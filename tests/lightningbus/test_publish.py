@@ -12,7 +12,8 @@ from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import decode
 from lightningbus.schemas.tasks import Task
-from lightningbus.tasks.task_file import MAX_INPUT_BYTES, TaskFileError, load_tasks
+from lightningbus.tasks.errors import TaskFileError
+from lightningbus.tasks.task_file import MAX_INPUT_BYTES, load_tasks
 from tests.lightningbus.test_cli import run, says
 
 GOOD = '{"id": "a", "input": {"n": 1}}\n'

@@ -43,8 +43,23 @@ def test_what_has_not_ended_is_missing_and_rollouts_of_others_do_not_count() -> 
     assert (progress.num_ended, progress.missing) == (0, {"a", "b", "c"})
     progress.update(["b", "of another batch"], now=1.0)
     assert (progress.num_ended, progress.missing) == (1, {"a", "c"})
-    progress.update(["a", "b", "c"], now=2.0)
+    assert not progress.count(3, now=2.0) and progress.num_ended == 2, "one more has ended"
+    assert progress.count(4, now=3.0), "all may have"
+    progress.update(["b", "c", "of another batch", "of a third"], now=4.0)
+    assert (progress.num_ended, progress.missing) == (2, {"a"}), "one of them was of another batch"
+    assert not progress.count(4, now=5.0) and progress.count(5, now=6.0)
+    progress.update(["a", "b", "c", "of another batch", "of a third"], now=7.0)
     assert (progress.num_ended, progress.missing) == (3, set())
+
+
+def test_ids_are_read_at_the_end_alone_however_large_the_batch_is() -> None:
+    ids = [f"task.{number}" for number in range(1000)]
+    progress, num_reads = BatchProgress(ids, patience=10.0, now=0.0), 0
+    for num_ended in range(1001):
+        if progress.count(num_ended, now=float(num_ended)):
+            num_reads += 1
+            progress.update(ids[:num_ended], now=float(num_ended))
+    assert (num_reads, progress.missing) == (1, set())
 
 
 def test_it_is_given_up_when_no_rollout_has_ended_within_its_patience() -> None:
@@ -55,7 +70,7 @@ def test_it_is_given_up_when_no_rollout_has_ended_within_its_patience() -> None:
     progress.update(["a"], now=6.0)
     assert progress.gives_up_at == 16.0
     progress.update(["a"], now=9.0)
-    assert progress.gives_up_at == 16.0, "the same end is no news"
+    assert not progress.count(1, now=9.0) and progress.gives_up_at == 16.0, "the same end is no news"
     progress.restart(now=12.0)
     assert (progress.gives_up_at, progress.num_ended) == (22.0, 1)
     assert RolloutRequest(deadline=30.0, rollout_timeout=12.0).patience == 42.0

@@ -13,6 +13,7 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.settings.run_file import load_run_settings
 from lightningbus.run.settings.sources import find_source, merge, read_environment, read_flags, without_settings
+from lightningbus.runners.settings import RunnerSettings
 from lightningbus.store.settings import StoreSettings
 from lightningbus.tasks.task_source import TaskSource
 
@@ -64,6 +65,18 @@ def test_a_wrong_flag_is_one_sentence(flags: list[str], sentence: str) -> None:
     with pytest.raises(UserError) as error:
         read_flags(LearnerSettings, "learner", flags)
     assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("flag", "setting"),
+    [("--agent", "--entrypoint"), ("--agent=agent:solve", "--entrypoint"), ("--name", "--agent-name")],
+)
+def test_a_renamed_flag_is_told_by_its_setting(flag: str, setting: str) -> None:
+    with pytest.raises(UserError, match=f"no such option; did you mean '{setting}'"):
+        read_flags(RunnerSettings, "runner", [flag, "agent:solve"])
+    with pytest.raises(UserError, match="--path: no such option") as error:
+        read_flags(LearnerSettings, "learner", ["--path", "agent"])
+    assert "--working-dir" not in str(error.value), "a learner has none"
 
 
 def test_a_wrong_value_is_one_sentence_and_exit_code_2(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from lightningbus.optimize import job
 from lightningbus.optimize.training_rounds import training_rounds
 from lightningbus.run.errors import UserError
 from lightningbus.run.settings.run_file import RunSettings
-from lightningbus.tasks.task_file import TaskFileError
+from lightningbus.tasks.errors import TaskFileError
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     (

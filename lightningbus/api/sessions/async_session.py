@@ -1,26 +1,66 @@
-"""`aconnect`: a session for code with an event loop."""
+"""`aconnect`: a session with a run, which publishes tasks and reads their results.
 
-import asyncio
+`lightningbus.api.blocking` has the same for code without an event loop; ``python -m docs.reference`` writes it.
+"""
+
 import os
+from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, NamedTuple, Self, TypeVar, Unpack
+
+from clickhouse_connect.driver.client import Client
 
 from lightningbus.analysis.transcript import Transcript
 from lightningbus.api.evaluation_result import EvaluationResult
-from lightningbus.api.sessions.options import EvaluateOptions
+from lightningbus.api.sessions.options import EvaluateOptions, build_evaluation_job, check_options
 from lightningbus.api.sessions.reward_curve import RewardCurve
-from lightningbus.api.sessions.session import Published, Session, connect
 from lightningbus.api.sessions.table import Table
-from lightningbus.api.tasks import Tasks
-from lightningbus.run.evaluation.publishing import PublishOptions
-from lightningbus.run.run_directory.directory import RUNS
+from lightningbus.api.tasks import Tasks, read_tasks
+from lightningbus.api.user_errors import as_user_error, require_package
+from lightningbus.common.aio import run_in_daemon_thread
+from lightningbus.run.errors import UserError
+from lightningbus.run.evaluation.live_evaluation import evaluate_live
+from lightningbus.run.evaluation.publishing import PublishOptions, build_tasks, publish_all
+from lightningbus.run.run_data.run_data import RunData
+from lightningbus.run.run_directory.directory import RUNS, RunDirectory
+from lightningbus.run.run_directory.discovery import connect as connect_bus
+from lightningbus.run.run_directory.lookup import find_run
+from lightningbus.schemas import subjects
+
+T = TypeVar("T")
+
+RUNS_SQL = """
+SELECT run_id, mode, evaluation, rollouts, first_started_at, last_ended_at FROM runs
+ORDER BY first_started_at DESC, mode DESC, evaluation
+"""
+ROLLOUTS_SQL = """
+SELECT run_id, rollout_id, mode, evaluation, outcome, reward, num_calls, response_tokens, min_weight_version,
+    max_weight_version, date_diff('microsecond', started_at, ended_at) / 1e6 AS seconds, ended_at, error
+FROM rollouts
+WHERE ({run_id:String} = '' OR run_id = {run_id:String})
+    AND {mode:String} IN ('', mode) AND {outcome:String} IN ('', outcome) AND {evaluation:String} IN ('', evaluation)
+ORDER BY ended_at DESC LIMIT {limit:UInt32}
+"""
+NEWEST_RUN_SQL = "SELECT run_id FROM runs GROUP BY run_id ORDER BY max(last_ended_at) DESC LIMIT 1"
+
+
+class Published(NamedTuple):
+    """Number of rollouts that were published, and of those that the bus had already."""
+
+    new: int
+    existing: int
 
 
 class AsyncSession:
-    """`Session` with methods to await; questions run in threads. Made by `aconnect`."""
+    """A run to read and to publish to; made by `aconnect`.
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    It follows the run: the store while that is up, then the files. Every method raises `UserError` with one sentence
+    where something is wrong. The results of methods show themselves in Jupyter and in a terminal.
+    """
+
+    def __init__(self, directory: RunDirectory | None, run: str | None, bus: str | None, data: RunData) -> None:
+        self._directory, self._run, self._bus, self._data = directory, run, bus, data
 
     async def __aenter__(self) -> Self:
         return self
@@ -31,23 +71,24 @@ class AsyncSession:
         await self.close()
 
     def __repr__(self) -> str:
-        return f"Async{self._session!r}"
+        return f"AsyncSession(run={self._run!r})"
 
     async def close(self) -> None:
-        """See `Session.close`."""
-        await asyncio.to_thread(self._session.close)
+        """Release the run's files, so that other processes can open them; a later question opens them again."""
+        await run_in_daemon_thread(self._data.close)
 
     async def query(self, sql: str, **parameters: Any) -> Table:
-        """See `Session.query`."""
-        return await asyncio.to_thread(self._session.query, sql, **parameters)
+        """Answer a question in ClickHouse's SQL; ``{name:Type}`` stands for a parameter. It only reads."""
+        return await self._ask(lambda client: _query(client, sql, parameters))
 
     async def query_df(self, sql: str, **parameters: Any) -> Any:
-        """See `Session.query_df`."""
-        return await asyncio.to_thread(self._session.query_df, sql, **parameters)
+        """Answer like `query`, with a ``pandas.DataFrame`` of ClickHouse's types."""
+        require_package("pandas", "notebook")
+        return await self._ask(lambda client: client.query_df(sql, parameters=parameters or None))
 
     async def runs(self) -> Table:
-        """See `Session.runs`."""
-        return await asyncio.to_thread(self._session.runs)
+        """List the runs in the store by mode and evaluation, the newest first."""
+        return await self.query(RUNS_SQL)
 
     async def rollouts(
         self,
@@ -57,24 +98,69 @@ class AsyncSession:
         evaluation: str | None = None,
         limit: int = 100,
     ) -> Table:
-        """See `Session.rollouts`."""
-        return await asyncio.to_thread(self._session.rollouts, run, mode, outcome, evaluation, limit)
+        """List the rollouts that ended last, the newest first.
+
+        Of one run, mode (``train``, ``eval``), outcome (``ok``, ...) or evaluation, where it is given.
+        """
+        return await self.query(
+            ROLLOUTS_SQL,
+            run_id=run or self._run or "",
+            mode=mode or "",
+            outcome=outcome or "",
+            evaluation=evaluation or "",
+            limit=limit,
+        )
 
     async def transcript(self, rollout_id: str, run: str | None = None) -> Transcript:
-        """See `Session.transcript`."""
-        return await asyncio.to_thread(self._session.transcript, rollout_id, run)
+        """Read one rollout, call by call: requests, answers, tools, weight versions, reward."""
+        return await self._ask(lambda client: Transcript.load(client, rollout_id, run or self._run or ""))
 
     async def reward_curve(self, run: str | None = None) -> RewardCurve:
-        """See `Session.reward_curve`."""
-        return await asyncio.to_thread(self._session.reward_curve, run)
+        """Read the reward by weight version, of training and of each evaluation.
 
-    async def evaluate(self, tasks: Tasks, **options: Unpack[EvaluateOptions]) -> EvaluationResult:
-        """See `Session.evaluate`."""
-        return await self._session._evaluate(tasks, options)
+        Without a run it is that of the newest in the store.
+        """
+        return await self._ask(lambda client: RewardCurve.load(client, run or self._run or _find_newest_run(client)))
 
     async def publish(self, tasks: Tasks, *, timeout: float = 300.0, **options: Unpack[PublishOptions]) -> Published:
-        """See `Session.publish`."""
-        return await self._session._publish(tasks, timeout, options)
+        """Publish tasks to a run that is up, as ``lightningbus publish`` does.
+
+        Args:
+            tasks: a path, a list, a DataFrame or a dataset.
+            timeout: seconds to wait while the queue is full.
+            options: conditions of the rollouts, see `PublishOptions`.
+        """
+        with as_user_error():
+            check_options(options, PublishOptions)
+            options.setdefault("run", self._run or "run")
+            expanded = build_tasks(read_tasks(tasks), **options)
+            if self._bus is None and self._directory is not None and self._directory.read_endpoints() is None:
+                raise UserError(f"run {self._directory.path.name!r} is not up: tasks are published while it is")
+            async with connect_bus(self._bus, "publish", run=self._directory) as bus:
+                await bus.check_stream(subjects.TASKS)
+                return Published(*await publish_all(bus, expanded, timeout, on_done=lambda: None))
+
+    async def evaluate(self, tasks: Tasks, **options: Unpack[EvaluateOptions]) -> EvaluationResult:
+        """Answer tasks by a weight version of a run that is up, by its own nodes and runners.
+
+        Nodes are pinned to the version until the end, as by ``lightningbus weights pin``, and training rollouts come
+        from it meanwhile. A run that has ended is evaluated by `lightningbus.aevaluate`.
+
+        Args:
+            tasks: as in `publish`.
+            options: version, sampling and others, see `EvaluateOptions`.
+        """
+        with as_user_error():
+            directory = self._directory
+            if directory is None or directory.read_endpoints() is None:
+                raise UserError(f"run {self._run!r} is not up: `lightningbus.evaluate` evaluates one that has ended")
+            job = build_evaluation_job(directory, read_tasks(tasks), options)
+            async with connect_bus(self._bus, "evaluate", "admin", run=directory) as bus:
+                client = await self._ask(lambda client: client)
+                return EvaluationResult(directory.path, await evaluate_live(bus, client, job))
+
+    async def _ask(self, work: Callable[[Client], T]) -> T:
+        return await run_in_daemon_thread(self._data.ask, work)
 
 
 async def aconnect(
@@ -85,5 +171,31 @@ async def aconnect(
     sql: str | None = None,
     database: str = "lightningbus",
 ) -> AsyncSession:
-    """`connect` for code with an event loop."""
-    return AsyncSession(connect(run, runs=runs, bus=bus, sql=sql, database=database))
+    """Open a session with a run that is up, or with the files of one that has ended.
+
+    Args:
+        run: name of the run, or its directory; default: the one that was started last.
+        runs: directory of run directories.
+        bus: NATS URL; default: the run's.
+        sql: ClickHouse URL; default: the run's store, else its files.
+        database: ClickHouse database.
+
+    Raises:
+        UserError: there is no such run.
+    """
+    with as_user_error():
+        directory = find_run(run, Path(runs)) if sql is None else None
+        name = directory.path.resolve().name if directory is not None else run
+        return AsyncSession(directory, name, bus, RunData(directory, sql, database))
+
+
+def _query(client: Client, sql: str, parameters: dict[str, Any]) -> Table:
+    result = client.query(sql, parameters=parameters or None)
+    return Table(tuple(result.column_names), tuple(map(tuple, result.result_rows)))
+
+
+def _find_newest_run(client: Client) -> str:
+    rows = client.query(NEWEST_RUN_SQL).result_rows
+    if not rows:
+        raise UserError("the store holds no run yet")
+    return str(rows[0][0])

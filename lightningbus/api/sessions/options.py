@@ -13,7 +13,7 @@ from lightningbus.schemas.subjects import DEFAULT_POLICY
 from lightningbus.tasks.task_file import TaskInput
 
 DEADLINE_SECONDS = 600.0
-"""Of an evaluation, unless given."""
+"""Default deadline of an evaluation."""
 
 
 class EvaluateOptions(TypedDict, total=False):
@@ -46,7 +46,7 @@ class EvaluateOptions(TypedDict, total=False):
 def build_evaluation_job(
     directory: RunDirectory, problems: Sequence[TaskInput], options: Mapping[str, Any]
 ) -> EvaluationJob:
-    """How tasks are evaluated; raises `UserError` for an option that is not known or cannot be."""
+    """Build the evaluation of tasks; raises `UserError` for an option that is not known or has a wrong value."""
     check_options(options, EvaluateOptions)
     learners = directory.read_learners()
     main = options.get("model") or _find_model(directory, learners)
@@ -72,7 +72,7 @@ def build_evaluation_job(
 
 
 def parse_samplings(sampling: str | Sequence[str]) -> list[str]:
-    """The samplings; raises `UserError` for one that is not known, and where there is none."""
+    """Return the samplings; raises `UserError` for one that is not known, and where there is none."""
     samplings = [sampling] if isinstance(sampling, str) else list(sampling)
     for name in samplings or [""]:
         if name not in SAMPLINGS:
@@ -81,7 +81,7 @@ def parse_samplings(sampling: str | Sequence[str]) -> list[str]:
 
 
 def default_label() -> str:
-    """Of an evaluation that is given none: date and time."""
+    """Return the label of an evaluation that is given none: date and time."""
     return time.strftime("%Y%m%d-%H%M%S")
 
 
@@ -92,12 +92,12 @@ def check_label(label: str) -> None:
 
 
 def _find_model(directory: RunDirectory, learners: Mapping[str, Any]) -> str:
-    """The model that agents of the run call by name."""
+    """Find the model that agents of the run call by name."""
     return next(iter(learners), None) or str(directory.read_settings("inference-0").get("model") or DEFAULT_POLICY)
 
 
 def _versions_of(models: Sequence[str], main: str, version: int | Mapping[str, int] | None) -> dict[str, int | None]:
-    """The version of each model, None: the newest; raises `UserError` for a model that the run does not train."""
+    """Map each model to its version, None: the newest; raises `UserError` for a model that the run does not train."""
     named: Mapping[str, int | None] = version if isinstance(version, Mapping) else {main: version}
     for model in named:
         if model not in models:

@@ -35,7 +35,7 @@ class RewardCurve:
 
     @classmethod
     def load(cls, client: Client, run: str) -> "RewardCurve":
-        """Of one run. Blocks."""
+        """Read the curve of one run. Blocks."""
         training, evaluations = (client.query(sql, parameters={"run_id": run}) for sql in (TRAINING, EVALUATIONS))
         return cls(
             run,
@@ -64,7 +64,7 @@ class RewardCurve:
         return axes
 
     def _label(self, name: str, model: str) -> str:
-        """With the model where there are several."""
+        """Append the model to a name where there are several."""
         models = {row["model"] for table in (self.training, self.evaluations) for row in table}
         return f"{name}, {model}" if len(models) > 1 else name
 
@@ -81,7 +81,7 @@ class RewardCurve:
 
 
 def _series(table: Table, *names: str) -> Iterator[tuple[tuple[str, ...], tuple[list[int], list[float], list[float]]]]:
-    """By the columns ``names``: versions, means and standard errors, 0 where there is one task only."""
+    """Group rows by the columns ``names``: versions, means and standard errors, 0 where there is one task only."""
     rows_by_name: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in table:
         rows_by_name.setdefault(tuple(row[name] for name in names), []).append(row)

@@ -35,7 +35,7 @@ class Table(Sequence[dict[str, Any]]):
     def __getitem__(self, index: slice) -> "Table": ...
 
     def __getitem__(self, index: int | slice) -> "dict[str, Any] | Table":
-        """A row as a mapping; of a slice, a table."""
+        """Return a row as a mapping, or a slice as a table."""
         if isinstance(index, slice):
             return Table(self.columns, self.rows[index], self.title)
         return dict(zip(self.columns, self.rows[index], strict=True))
@@ -44,14 +44,14 @@ class Table(Sequence[dict[str, Any]]):
         return (self[index] for index in range(len(self)))
 
     def column(self, name: str) -> list[Any]:
-        """The values of a column; raises KeyError with the names there are."""
+        """Return the values of a column; raises KeyError with the names there are."""
         if name not in self.columns:
             raise KeyError(f"{name!r} is no column of {', '.join(self.columns)}")
         position = self.columns.index(name)
         return [row[position] for row in self.rows]
 
     def df(self) -> Any:
-        """A ``pandas.DataFrame``; raises `UserError` where pandas is not installed."""
+        """Convert it to a ``pandas.DataFrame``; raises `UserError` where pandas is not installed."""
         require_package("pandas", "notebook")
         import pandas
 

@@ -1,8 +1,8 @@
-"""Rollouts that are wanted, published where they are missing, and waited for."""
+"""Rollouts of a request, published where they are missing, and waited for."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from clickhouse_connect.driver.client import Client
 
@@ -19,7 +19,9 @@ T = TypeVar("T")
 
 PUBLISH_SECONDS = 600.0
 """Longest wait for room in a full stream, unless rollouts may take longer."""
-ENDED = "SELECT rollout_id FROM rollouts WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String})"
+PAUSE_RATIO, MAX_PAUSE_SECONDS = 10.0, 5.0
+"""Pause after a question to the store, as a multiple of the time it took: it takes long in a run of many rollouts."""
+ENDED = "FROM rollouts WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String})"
 
 
 class RolloutBatch:
@@ -59,10 +61,13 @@ class RolloutBatch:
                 progress.restart(now())
                 limit.reschedule(progress.gives_up_at)
                 while True:
-                    progress.update(await store.ask(self._read_ended), now())
+                    asked_at = now()
+                    if progress.count(await store.ask(self._count_ended), now()):
+                        progress.update(await store.ask(self._read_ended), now())
                     limit.reschedule(progress.gives_up_at)
                     if not progress.missing:
                         return await store.ask(read)
+                    await asyncio.sleep(min(PAUSE_RATIO * (now() - asked_at), MAX_PAUSE_SECONDS))
                     await store.wait_for_change()
         except TimeoutError:
             raise UserError(
@@ -71,5 +76,11 @@ class RolloutBatch:
             ) from None
 
     def _read_ended(self, client: Client) -> list[str]:
+        return [rollout_id for (rollout_id,) in self._query(client, "rollout_id")]
+
+    def _count_ended(self, client: Client) -> int:
+        return int(self._query(client, "count()")[0][0])
+
+    def _query(self, client: Client, column: str) -> Sequence[Sequence[Any]]:
         parameters = {"run_id": self.request.run, "suffix": self.request.id_suffix}
-        return [rollout_id for (rollout_id,) in client.query(ENDED, parameters=parameters).result_rows]
+        return client.query(f"SELECT {column} {ENDED}", parameters=parameters).result_rows

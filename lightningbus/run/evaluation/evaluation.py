@@ -70,22 +70,22 @@ class Evaluation(BaseModel):
         return self.label, self.version, sorted(self.versions.items()), sorted(self.prompt_versions.items())
 
     def format_mean(self) -> str:
-        """The mean reward with its standard error."""
+        """Format the mean reward with its standard error."""
         return format_mean(self.mean_reward, self.standard_error)
 
 
 def format_mean(mean: float, error: float | None) -> str:
-    """A mean reward with its standard error."""
+    """Format a mean reward with its standard error."""
     return f"{mean:.2f}" + (f" ± {error:.2f}" if error is not None else "")
 
 
 def format_versions(versions: Mapping[str, int]) -> str:
-    """Versions as a part of ids: ``3``, or those of several models, in the order of their names: ``3_7``."""
+    """Format versions as a part of ids: ``3``, or those of several models, in the order of their names: ``3_7``."""
     return "_".join(str(versions[model]) for model in sorted(versions))
 
 
 def format_label(versions: Mapping[str, int]) -> str:
-    """Versions in words: ``version 3``, or with several models ``versions checker 7, writer 3``."""
+    """Put versions in words: ``version 3``, or with several models ``versions checker 7, writer 3``."""
     if len(versions) == 1:
         return f"version {next(iter(versions.values()))}"
     return "versions " + ", ".join(f"{model} {versions[model]}" for model in sorted(versions))

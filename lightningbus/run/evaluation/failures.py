@@ -1,4 +1,4 @@
-"""How many rollouts failed, and why most of them. Pure."""
+"""Failed rollouts in words: their number, and the most frequent reason. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -9,9 +9,9 @@ MAX_ERROR_CHARS = 200
 
 
 def describe_failures(outcomes: Iterable[tuple[str, str]]) -> str:
-    """In words, with the most frequent reason: ``3 of 4 rollouts failed: agent_error: KeyError``. Empty if none failed.
+    """Count failed rollouts, with the most frequent reason: ``3 of 4 rollouts failed: agent_error: KeyError``.
 
-    ``outcomes``: outcome and error of each rollout.
+    Empty if none failed. ``outcomes``: outcome and error of each rollout.
     """
     counted = Counter((outcome, " ".join(error.split())) for outcome, error in outcomes)
     failed = Counter({reason: count for reason, count in counted.items() if reason[0] != "ok"})

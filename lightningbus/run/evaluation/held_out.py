@@ -17,7 +17,7 @@ from lightningbus.tasks.task_file import TaskInput
 
 
 def choose_due_versions(published: Iterable[int], evaluated: Iterable[int], every: int) -> list[int]:
-    """The versions to evaluate, oldest first: the first published one at or after each multiple of ``every``. Pure.
+    """Choose the versions to evaluate, oldest first: the first one at or after each multiple of ``every``. Pure.
 
     Version 0 is evaluated before training. A multiple itself may be missing: versions are published every few steps,
     and a learner that starts again skips numbers.
@@ -49,7 +49,7 @@ def build_held_out_request(
 async def evaluate_once_served(
     stack: LocalStack, client: Client, request: RolloutRequest, problems: Sequence[TaskInput]
 ) -> Evaluation:
-    """`evaluate`, once nodes serve the versions that the request pins.
+    """Wait until nodes serve the versions that the request pins, and `evaluate`.
 
     Raises `UserError` when a process of the run fails for good, or no node serves a version in time.
     """
@@ -71,7 +71,7 @@ class HeldOut:
         evaluations: Iterable[Evaluation],
         on_evaluation: Callable[[Evaluation], Awaitable[None]],
     ) -> None:
-        """``evaluations``: those of earlier starts; ``on_evaluation`` is called with each new one."""
+        """Begin with the ``evaluations`` of earlier starts; ``on_evaluation`` is called with each new one."""
         self._stack, self._client, self._request, self._problems = stack, client, request, problems
         self._settings, self._pins, self._on_evaluation = settings, pins, on_evaluation
         self._ended = {
@@ -80,7 +80,7 @@ class HeldOut:
         }
 
     def is_complete(self, versions: Mapping[str, int]) -> bool:
-        """Whether these versions, one of each model, have been evaluated in every way, with whatever prompts."""
+        """Return whether these versions, one of each model, have been evaluated in every way, with whatever prompts."""
         labels = {label for label, weights, _ in self._ended if weights == _key(versions)}
         return labels.issuperset(self._settings.sampling)
 
@@ -120,7 +120,7 @@ class HeldOut:
         return versions
 
     async def _find_due(self, release: ReleaseState, every: int, is_over: bool) -> list[int]:
-        """The versions to evaluate now, oldest first; without the last one, which is evaluated after."""
+        """Find the versions to evaluate now, oldest first; without the last one, which is evaluated after."""
         registry = self._pins.registries[self._pins.main]
         evaluated = {dict(key)[self._pins.main] for _, key, _ in self._ended if self.is_complete(dict(key))}
         published: dict[int, WeightManifest] = {}

@@ -17,15 +17,15 @@ from lightningbus.schemas.weights.events import ReleaseDecision, ReleaseState
 from lightningbus.schemas.weights.release_policy import is_servable
 
 EVALUATE_ACTOR = "evaluate"
-"""Who pins a version for an evaluation, in the record of decisions."""
+"""Actor that pins a version for an evaluation, in the record of decisions."""
 TRAIN_ACTOR = "train:"
 """Begins the name of a training job that pins a version for its held-out problems."""
 RECHECK_SECONDS = 5.0
-"""How often the pin is looked up without a notification."""
+"""Pause between two look-ups of a pin or of versions without a notification: a canary may have approved one."""
 
 
 async def find_version(registry: WeightRegistry, version: int | None) -> int:
-    """The version, if nodes can load it, or the newest; raises `UserError`."""
+    """Return the version, if nodes can load it, or the newest; raises `UserError`."""
     release = await registry.refresh()
     available = []
     async for manifest, _ in registry.list_versions():
@@ -42,7 +42,7 @@ async def find_version(registry: WeightRegistry, version: int | None) -> int:
 
 
 def find_pin(release: ReleaseState) -> ReleaseDecision | None:
-    """The decision that pinned the version that is pinned now; None: none is. Pure."""
+    """Return the decision that pinned the version that is pinned now; None: none is. Pure."""
     if release.pinned is None:
         return None
     pins = [decision for decision in release.decisions if decision.action == "pinned"]
@@ -50,23 +50,30 @@ def find_pin(release: ReleaseState) -> ReleaseDecision | None:
 
 
 def is_temporary(pin: ReleaseDecision) -> bool:
-    """Whether whoever pinned the version unpins it by itself, at the end of an evaluation. Pure."""
+    """Return whether whoever pinned the version unpins it by itself, at the end of an evaluation. Pure."""
     return pin.actor == EVALUATE_ACTOR or pin.actor.startswith(TRAIN_ACTOR)
 
 
 async def wait_for_evaluations(bus: Bus, registry: WeightRegistry, model: str) -> ReleaseDecision | None:
     """Wait until no evaluation has a version pinned; returns the pin of somebody else, if there is one."""
-    changed = asyncio.Event()
-
-    async def on_decision(message: Msg) -> None:
-        changed.set()
-
-    subscription = await bus.nc.subscribe(subjects.release(model), cb=on_decision)
-    try:
+    async with notified(bus, subjects.release(model)) as changed:
         while (pin := find_pin(await registry.refresh())) is not None and is_temporary(pin):
             await first_completed(changed.wait(), asyncio.sleep(RECHECK_SECONDS))
             changed.clear()
         return pin
+
+
+@asynccontextmanager
+async def notified(bus: Bus, subject: str) -> AsyncIterator[asyncio.Event]:
+    """Yield an event that each message on a subject sets, while the block runs."""
+    changed = asyncio.Event()
+
+    async def on_message(message: Msg) -> None:
+        changed.set()
+
+    subscription = await bus.nc.subscribe(subject, cb=on_message)
+    try:
+        yield changed
     finally:
         with suppress(NatsError):
             await subscription.unsubscribe()
@@ -74,7 +81,7 @@ async def wait_for_evaluations(bus: Bus, registry: WeightRegistry, model: str) -
 
 @asynccontextmanager
 async def all_pinned(registries: Mapping[str, WeightRegistry], versions: Mapping[str, int]) -> AsyncIterator[None]:
-    """`pinned`, for one version of each model."""
+    """Pin one version of each model while the block runs, see `pinned`."""
     async with AsyncExitStack() as pins:
         for model, version in versions.items():
             await pins.enter_async_context(pinned(registries[model], version))
@@ -109,12 +116,12 @@ class VersionPins:
         self._actor = f"{TRAIN_ACTOR}{run}"
 
     async def is_taken(self) -> bool:
-        """Whether somebody else has pinned a version of one of the models."""
+        """Return whether somebody else has pinned a version of one of the models."""
         releases = [await registry.refresh() for registry in self.registries.values()]
         return any(release.pinned is not None and not self._is_own(release) for release in releases)
 
     async def find_newest(self, *, but: str = "") -> dict[str, int] | None:
-        """The versions that nodes serve, or the newest ones that they may serve; None: a model has none.
+        """Find the versions that nodes serve, or the newest ones that they may serve; None: a model has none.
 
         ``but``: a model to leave out.
         """
@@ -128,7 +135,7 @@ class VersionPins:
         return versions
 
     async def are_loadable(self, versions: Mapping[str, int]) -> bool:
-        """Whether nodes can still load every one of these versions."""
+        """Return whether nodes can still load every one of these versions."""
         for model, version in versions.items():
             try:
                 await find_version(self.registries[model], version)

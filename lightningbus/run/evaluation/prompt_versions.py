@@ -10,7 +10,7 @@ from lightningbus.schemas.prompts import PromptVersion
 
 
 async def read_prompt_versions(bus: Bus, agent: str) -> dict[str, int]:
-    """By prompt of the agent: the version in use, 0 where none of the others may be used.
+    """Return the version in use of each prompt of the agent, 0 where none of the others may be used.
 
     Empty where nobody has published a version of a prompt. Raises `lightningbus.bus.errors.BusError`.
     """
@@ -18,7 +18,7 @@ async def read_prompt_versions(bus: Bus, agent: str) -> dict[str, int]:
 
 
 async def read_prompts_in_use(bus: Bus, agent: str) -> dict[str, PromptVersion]:
-    """As `read_prompt_versions`, with texts."""
+    """Return the versions in use with their texts, see `read_prompt_versions`."""
     prompts = {}
     for name in await find_prompt_names(bus):
         registry = PromptRegistry(bus, name)
@@ -31,6 +31,6 @@ async def read_prompts_in_use(bus: Bus, agent: str) -> dict[str, PromptVersion]:
 
 
 async def pin_versions(bus: Bus, request: RolloutRequest, weight_versions: Mapping[str, int]) -> RolloutRequest:
-    """The request under these weight versions, with the prompts in use; raises as `read_prompt_versions`."""
+    """Return the request under these weight versions, with the prompts in use; raises as `read_prompt_versions`."""
     prompts = await read_prompt_versions(bus, request.agent)
     return replace(request, weight_versions=weight_versions, prompt_versions=prompts)

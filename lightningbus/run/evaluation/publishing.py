@@ -51,7 +51,7 @@ class PublishOptions(TypedDict, total=False):
 def build_tasks(
     problems: Sequence[TaskInput], *, option_prefix: str = "", **options: Unpack[PublishOptions]
 ) -> Iterator[Task]:
-    """The tasks to publish; raises `UserError` where they could not be published like this.
+    """Build the tasks to publish; raises `UserError` where they could not be published like this.
 
     ``option_prefix``: put in front of an option's name in errors, such as ``--``.
     """

@@ -1,4 +1,4 @@
-"""Rollouts that somebody wants: of which run and agent, how often, and under which versions. Pure."""
+"""A request for rollouts: run, agent, number of samples and versions. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +11,7 @@ from lightningbus.tasks.task_file import TaskInput
 SAMPLINGS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 1.0}}
 """Sampling settings by the name of the sampling, which ends the name of the evaluation."""
 ROLLOUT_SECONDS = 60.0
-"""How long a rollout may take where no learner of the run says it."""
+"""Default seconds that a rollout may take, where no learner of the run says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class RolloutRequest:
         return "@" + "-".join(filter(None, (self.run, *self.id_parts)))
 
     def with_sampling(self, name: str) -> Self:
-        """The request for one of `SAMPLINGS`: an evaluation of its own, with one greedy answer to each task."""
+        """Return the request for one of `SAMPLINGS`: an evaluation of its own, with one greedy answer to each task."""
         return replace(
             self,
             evaluation="-".join(filter(None, (self.evaluation, name))),

@@ -21,7 +21,7 @@ class RetryingStore:
         self._client, self._stores = client, stores
 
     async def ask(self, work: Callable[[Client], T]) -> T:
-        """The result of blocking ``work``; a store that is being started again is waited for."""
+        """Return the result of blocking ``work``; a store that is being started again is waited for."""
         while True:
             try:
                 return await asyncio.to_thread(work, self._client)

@@ -1,4 +1,4 @@
-"""What is done with weight versions while they are published, one after the other."""
+"""Work on weight versions while they are published, one turn after the other."""
 
 import asyncio
 import logging
@@ -6,19 +6,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.errors import BusError
 from lightningbus.common.aio import first_completed
-from lightningbus.run.evaluation.pinned_version import VersionPins
+from lightningbus.run.evaluation.pinned_version import RECHECK_SECONDS, VersionPins, notified
 from lightningbus.schemas import subjects
 
 log = logging.getLogger(__name__)
-
-RECHECK_SECONDS = 5.0
-"""How often versions are looked up without a notification: a canary may have approved one."""
 
 
 class Turn(Protocol):
@@ -36,32 +32,26 @@ async def take_turns(bus: Bus, pins: VersionPins, turns: Sequence[Turn], is_over
 
     Nodes load one version at a time. So turns are taken one after the other, and nodes keep the version of each.
     """
-    changed = asyncio.Event()
-
-    async def on_version(message: Msg) -> None:
-        changed.set()
-
-    subscription = await bus.nc.subscribe(subjects.weights(pins.main), cb=on_version)
-    try:
-        while True:
-            changed.clear()
-            was_over = is_over.is_set()
-            try:
-                turn, versions = await _pin_next(turns, was_over)
-            except (BusError, NatsError) as error:
-                log.warning("no version can be chosen now: %s", str(error) or type(error).__name__)
-                await asyncio.sleep(RECHECK_SECONDS)
-                continue
-            if turn is not None:
-                await turn.run(versions)
-            elif was_over:
-                return
-            else:
-                await first_completed(changed.wait(), is_over.wait(), asyncio.sleep(RECHECK_SECONDS))
-    finally:
-        with suppress(BusError, NatsError):
-            await pins.unpin()
-            await subscription.unsubscribe()
+    async with notified(bus, subjects.weights(pins.main)) as changed:
+        try:
+            while True:
+                changed.clear()
+                was_over = is_over.is_set()
+                try:
+                    turn, versions = await _pin_next(turns, was_over)
+                except (BusError, NatsError) as error:
+                    log.warning("no version can be chosen now: %s", str(error) or type(error).__name__)
+                    await asyncio.sleep(RECHECK_SECONDS)
+                    continue
+                if turn is not None:
+                    await turn.run(versions)
+                elif was_over:
+                    return
+                else:
+                    await first_completed(changed.wait(), is_over.wait(), asyncio.sleep(RECHECK_SECONDS))
+        finally:
+            with suppress(BusError, NatsError):
+                await pins.unpin()
 
 
 async def _pin_next(turns: Sequence[Turn], is_over: bool) -> tuple[Turn | None, Mapping[str, int]]:

@@ -43,7 +43,7 @@ EXAMPLE_QUERIES = {
 
 @dataclass(frozen=True, slots=True)
 class DemoConfig:
-    """How big the demo is."""
+    """Size of the demo."""
 
     steps: int = 36
     train: int = 512
@@ -66,7 +66,7 @@ async def run_demo(job: DemoConfig, runs: Path) -> dict[str, Any]:
 
 
 async def _play(job: DemoConfig, directory: RunDirectory) -> tuple[TrainResult, str]:
-    """The run's result, and one of its rollouts."""
+    """Train, and return the run's result and one of its rollouts."""
     work = directory.path / "work"
     settings, learner, heldout = _settings(job, work)
     async with start_stack(directory, BusSettings(port=0), "lightningbus demo") as stack:

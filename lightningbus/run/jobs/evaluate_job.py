@@ -17,7 +17,7 @@ from lightningbus.tasks.task_file import load_tasks
 
 
 def parse_job(settings: RunSettings, samplings: Sequence[str], *, label: str, version: int | None) -> EvaluationJob:
-    """The job of a run's settings, with its problems read; raises `lightningbus.tasks.task_file.TaskFileError`.
+    """Build the job of a run's settings, with its problems read; raises `lightningbus.tasks.errors.TaskFileError`.
 
     ``label``: begins the names of the evaluations, so that rollouts of other problems in the same run stay apart.
     ``version`` of the model that agents call by name; None: the newest, as of all other models.

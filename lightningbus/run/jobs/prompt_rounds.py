@@ -12,7 +12,7 @@ from lightningbus.run.results.prompt_round import PromptRound
 
 
 class RoundRunner(Protocol):
-    """What runs a round on a bus that is up: `lightningbus.optimize.training_rounds`."""
+    """Runs a round on a bus that is up: `lightningbus.optimize.training_rounds`."""
 
     every: int
     """Weight versions between two rounds."""
@@ -23,7 +23,7 @@ class RoundRunner(Protocol):
     async def run(
         self, bus: Bus, client: Client, run: str, versions: Mapping[str, int], on_progress: Callable[[str], None]
     ) -> PromptRound | None:
-        """A finished round, gone on with if it was interrupted; None: the budget does not suffice for one more."""
+        """Finish a round, also one that was interrupted; None: the budget does not suffice for one more."""
 
 
 class PromptRounds:
@@ -39,7 +39,7 @@ class PromptRounds:
         rounds: list[PromptRound],
         on_change: Callable[[list[PromptRound]], None],
     ) -> None:
-        """``rounds``: those of earlier starts; ``on_change`` is called with all when one has begun or ended."""
+        """Begin with the ``rounds`` of earlier starts; ``on_change`` is called with all when one has begun or ended."""
         self._stack, self._client, self._run, self._pins, self._runner = stack, client, run, pins, runner
         self._rounds, self._on_change = list(rounds), on_change
         self._is_budget_spent = False
@@ -77,7 +77,7 @@ class PromptRounds:
             self._keep(finished)
 
     async def _find_begun(self) -> dict[str, int] | None:
-        """The versions of the round that was interrupted; None: there is none."""
+        """Find the versions of the round that was interrupted; None: there is none."""
         for begun in [each for each in self._rounds if each.state == "begun"]:
             if await self._pins.are_loadable(begun.weight_versions):
                 return begun.weight_versions
@@ -90,12 +90,12 @@ class PromptRounds:
 
 
 def put_round(rounds: list[PromptRound], changed: PromptRound) -> list[PromptRound]:
-    """With a round in place of the one under the same weights, or at the end. Pure."""
+    """Put a round in place of the one under the same weights, or at the end. Pure."""
     others = [each for each in rounds if each.weight_versions != changed.weight_versions]
     return [*others, changed]
 
 
 def is_round_due(rounds: list[PromptRound], main: str, newest: Mapping[str, int], every: int) -> bool:
-    """Whether no round has begun since the last multiple of ``every`` versions. Pure."""
+    """Return whether no round has begun since the last multiple of ``every`` versions. Pure."""
     covered = {each.weight_versions[main] // every for each in rounds}
     return newest[main] // every not in covered

@@ -38,7 +38,7 @@ from lightningbus.tasks.task_file import load_tasks
 CANARY_TIMEOUT_SECONDS = 600.0
 """Longest wait for a node that tries a version."""
 SAVE_SECONDS = 5.0
-"""How often the seconds of a phase are saved: a job that is killed loses no more of them."""
+"""Interval at which the seconds of a phase are saved: a job that is killed loses no more of them."""
 
 
 async def run(
@@ -254,7 +254,7 @@ class _Training:
         await draw_rewards(self._client, self._stack.directory.path, self._results, self._settings.main_model)
 
     async def _wait_for_version(self, model: str) -> int:
-        """The newest weight version of a model that nodes serve; one that is to be tried has been by then."""
+        """Return the newest weight version of a model that nodes serve; one that is to be tried has been by then."""
         releases = WeightRegistry(self._stack.bus, model)
         with contextlib.suppress(TimeoutError):  # whoever pinned it may be gone
             async with asyncio.timeout(self._heldout.deadline):

@@ -1,7 +1,7 @@
 """Check that this installation of lightningbus is complete."""
 
+import ast
 import os
-import re
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
@@ -11,7 +11,6 @@ from pathlib import Path
 from lightningbus.common.missing_modules import DISTRIBUTION, is_own_module
 
 MAX_NAMED = 3
-_IMPORT = re.compile(r"^[ \t]*from ([\w.]+) import ([\w, ]*)", re.M)
 
 
 def describe_missing_parts() -> str:
@@ -36,23 +35,34 @@ def _find_missing_modules() -> Iterator[str]:
     for root in _search(DISTRIBUTION) or ():
         for directory, _, names in os.walk(root, followlinks=True):
             for source in (Path(directory, name) for name in names if name.endswith(".py")):
-                for module, imported in _IMPORT.findall(source.read_text("utf-8", errors="replace")):
-                    if is_own_module(module):
-                        yield from _missing_of(module, imported)
+                for node in ast.walk(ast.parse(source.read_bytes())):
+                    if isinstance(node, ast.ImportFrom) and not node.level and is_own_module(node.module or ""):
+                        yield from _list_missing(node.module or "", tuple(alias.name for alias in node.names))
 
 
 @cache
-def _missing_of(module: str, names: str) -> tuple[str, ...]:
+def _list_missing(module: str, names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the module if it is missing, else those of ``names`` that its package neither contains nor defines."""
     submodules = _search(module)
     if submodules is None:
         return (module,)
-    missing = []
-    for name in re.findall(r"(?:^|,)\s*(\w+)", names) if submodules else ():
-        is_defined = any(re.search(rf"\b{name}\b", _read(Path(path) / "__init__.py")) for path in submodules)
-        if not is_defined and _search(f"{module}.{name}") is None:
-            missing.append(f"{module}.{name}")
-    return tuple(missing)
+    if not submodules:
+        return ()
+    defined = frozenset().union(*map(_defined_names, submodules))
+    return tuple(f"{module}.{name}" for name in names if name not in defined and _search(f"{module}.{name}") is None)
+
+
+@cache
+def _defined_names(package: str) -> frozenset[str]:
+    """Return the names in a package's ``__init__.py``: assigned, imported, defined or listed in a string."""
+    source = Path(package, "__init__.py")
+    nodes = list(ast.walk(ast.parse(source.read_bytes()))) if source.exists() else []
+    return frozenset(
+        str(name)
+        for node in nodes
+        for name in (getattr(node, field, None) for field in ("name", "asname", "id", "value"))
+        if isinstance(name, str)
+    )
 
 
 @cache
@@ -63,7 +73,3 @@ def _search(module: str) -> list[str] | None:
     except ImportError:
         return None
     return None if spec is None else list(spec.submodule_search_locations or ())
-
-
-def _read(path: Path) -> str:
-    return path.read_text("utf-8") if path.exists() else ""

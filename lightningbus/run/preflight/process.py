@@ -15,7 +15,7 @@ from lightningbus.common.observability.logs import configure_logging
 from lightningbus.common.processes.subprocesses import spawn, terminate
 from lightningbus.run.errors import UserError
 from lightningbus.run.settings.run_file import RunSettings
-from lightningbus.tasks.task_file import TaskFileError
+from lightningbus.tasks.errors import TaskFileError
 
 COMMAND = (sys.executable, "-P", "-m", "lightningbus.run.preflight.process")
 STOP_SECONDS = 10.0

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from lightningbus.alerts.presence import Presence
 from lightningbus.alerts.publisher import AlertPublisher, Reason
 from lightningbus.alerts.table import ABSENT_SECONDS, START_SECONDS, describe
 from lightningbus.bus.client import Bus
@@ -24,8 +25,7 @@ class ProcessLiveness:
 
     def __init__(self, start_seconds: float = START_SECONDS, absent_seconds: float = ABSENT_SECONDS) -> None:
         self._start_seconds, self._absent_seconds = start_seconds, absent_seconds
-        self._expected_since: dict[str, float] = {}
-        self._last_seen: dict[str, float] = {}
+        self._children: dict[str, Presence] = {}
 
     def find_absent(self, expected: Mapping[str, int | None], alive: set[int], now: float) -> dict[str, str]:
         """Return the absent children by name, each with an alert. ``now`` is in seconds.
@@ -33,20 +33,16 @@ class ProcessLiveness:
         ``expected`` has the process id of each child, None without a process. ``alive`` has the process ids that send
         heartbeats.
         """
-        for times in (self._expected_since, self._last_seen):
-            for name in times.keys() - expected.keys():
-                del times[name]
+        self._children = {name: self._children.get(name, Presence(now)) for name in expected}
         absent = {}
         for name, pid in expected.items():
-            since = self._expected_since.setdefault(name, now)
+            child = self._children[name]
             if pid in alive:
-                self._last_seen[name] = now
-            seen = self._last_seen.get(name)
-            silence = now - (since if seen is None else seen)
-            if silence < (self._start_seconds if seen is None else self._absent_seconds):
-                continue
-            doing = "its process has ended" if pid is None else f"its process {pid} runs, but is silent"
-            absent[name] = describe("child_not_up" if seen is None else "child_gone", name=name, doing=doing)
+                child.seen_at = now
+            is_new = child.seen_at is None
+            if child.silence(now) >= (self._start_seconds if is_new else self._absent_seconds):
+                doing = "its process has ended" if pid is None else f"its process {pid} runs, but is silent"
+                absent[name] = describe("child_not_up" if is_new else "child_gone", name=name, doing=doing)
         return absent
 
 

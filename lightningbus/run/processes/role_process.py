@@ -4,7 +4,7 @@ import asyncio
 import gc
 import signal
 from collections.abc import Awaitable, Callable
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import uvloop
 from nats.errors import Error as NatsError
@@ -15,10 +15,10 @@ from lightningbus.bus.fleet.heartbeats import default_instance_id
 from lightningbus.common.aio import WorkInterruptedError, run_unless
 from lightningbus.common.listeners import AddressInUseError
 from lightningbus.common.observability import tracing
-from lightningbus.common.observability.logs import bind_process_context, print_fatal
+from lightningbus.common.observability.logs import bind_process_context
 from lightningbus.common.processes.subprocesses import ProcessGuard
 from lightningbus.common.role_settings import RoleSettings
-from lightningbus.run.errors import UserError
+from lightningbus.run.errors import UserError, exit_with
 from lightningbus.run.processes.health_server import HealthServer
 from lightningbus.run.run_directory.discovery import BusEndpoint
 
@@ -28,12 +28,6 @@ Role = Callable[[Bus, S, asyncio.Event], Awaitable[None]]
 
 EX_TEMPFAIL = 75
 """Exit code (EX_TEMPFAIL of sysexits.h) of a role that lost the bus: a supervisor starts it again and again."""
-
-
-def exit_with(sentence: object, code: int = 2) -> NoReturn:
-    """Print an error on standard error and exit; exit code 2 tells a supervisor not to restart."""
-    print_fatal(sentence)
-    raise SystemExit(code)
 
 
 def on_stop_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

@@ -97,7 +97,7 @@ def write_environment(
 ) -> tuple[int, int]:
     """Write the directory, whole or not at all; return the numbers of training and held-out tasks.
 
-    Raises `UserError` if the environment cannot be loaded, and `lightningbus.tasks.task_file.TaskFileError` for a task
+    Raises `UserError` if the environment cannot be loaded, and `lightningbus.tasks.errors.TaskFileError` for a task
     that cannot be published.
     """
     if not is_vacant(directory):

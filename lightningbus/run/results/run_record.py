@@ -34,7 +34,7 @@ def describe_job(
 
     ``prompts``: settings of prompt optimisation in turns with training.
 
-    Raises `lightningbus.tasks.task_file.TaskFileError`.
+    Raises `lightningbus.tasks.errors.TaskFileError`.
     """
     job = {"eval": _without("eval", heldout.model_dump(mode="json")) | {"tasks": _digest(heldout.tasks)}}
     for learner in learners:

@@ -1,4 +1,4 @@
-"""Which spans of a rollout its agent reported: by instrumentation, or by POST /events."""
+"""Spans of a rollout that its agent reported: by instrumentation, or by POST /events."""
 
 AGENT_SPANS = "(NOT startsWith(scope, 'lightningbus') OR scope = 'lightningbus.events')"
-"""As a condition on rows of the view ``spans``; the other scopes of that prefix are our own records."""
+"""Condition on rows of the view ``spans``; the other scopes of that prefix are our own records."""

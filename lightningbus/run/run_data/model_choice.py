@@ -1,4 +1,4 @@
-"""Which model a command is about, where it is not named."""
+"""Choice of the model that a command is about, where it is not named."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from lightningbus.schemas.subjects import DEFAULT_POLICY
 
 
 def choose_model(named: str | None, models: Sequence[str], option: str = "--model") -> str:
-    """The model that is named, else the only one there is; raises `UserError` where there are several. Pure."""
+    """Return the model that is named, else the only one there is; raises `UserError` where there are several. Pure."""
     if named is not None:
         return named
     if len(models) > 1:
@@ -18,5 +18,5 @@ def choose_model(named: str | None, models: Sequence[str], option: str = "--mode
 
 
 async def choose_model_on_bus(named: str | None, bus: Bus) -> str:
-    """`choose_model` of those that have versions on a bus."""
+    """Choose among the models that have versions on a bus, see `choose_model`."""
     return named if named is not None else choose_model(named, await list_models(bus))

@@ -17,7 +17,7 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.run_data.run_names import check_run
 from lightningbus.run.run_data.store_files import FilesInUseError, StoreFiles
 from lightningbus.run.run_directory.directory import RunDirectory
-from lightningbus.run.run_directory.discovery import connect
+from lightningbus.run.run_directory.discovery import connect, may_find_bus
 from lightningbus.run.run_directory.lookup import find_named_run, find_run_id
 from lightningbus.store.clickhouse.client import DATABASE, StoreUnreachableError, connect_readonly
 from lightningbus.store.clickhouse.query_limits import INTERACTIVE, QueryLimits, explain_error, is_unreachable
@@ -203,6 +203,8 @@ def _find_own_store(run: RunDirectory) -> str | Path | None:
 
 async def _find_store_on_bus() -> str | None:
     try:
+        if not may_find_bus():
+            return None
         async with connect(None, "query") as bus, bus.fleet("store") as stores:
             async with asyncio.timeout(LISTEN_SECONDS):
                 while not stores.members():

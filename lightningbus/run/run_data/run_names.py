@@ -1,4 +1,4 @@
-"""Whether the store knows a run or a model, and which names are near one that it does not know."""
+"""Checks that the store knows a run or a model, with names near one that it does not know."""
 
 from clickhouse_connect.driver.client import Client
 
@@ -19,7 +19,7 @@ UNION DISTINCT SELECT DISTINCT model FROM model_calls WHERE {run_id:String} IN (
 
 
 def check_run(client: Client, run: str) -> None:
-    """Raises `UserError`, with the nearest name, for a run of which the store has nothing. Blocks."""
+    """Raise `UserError`, with the nearest name, for a run of which the store has nothing. Blocks."""
     names = [row[0] for row in client.query(RUNS).result_rows]
     if run in names:
         return
@@ -29,7 +29,7 @@ def check_run(client: Client, run: str) -> None:
 
 
 def check_model(client: Client, run: str, model: str) -> None:
-    """Raises `UserError`, with the models there are, for a model that the store has nothing of. Blocks.
+    """Raise `UserError`, with the models there are, for a model that the store has nothing of. Blocks.
 
     ``run``: empty for any. A store that has no model yet knows none to be wrong.
     """

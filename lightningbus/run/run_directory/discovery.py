@@ -2,17 +2,22 @@
 
 import logging
 import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from lightningbus.bus.client import Bus
-from lightningbus.bus.connection import DEFAULT_URL
 from lightningbus.bus.errors import BusError
-from lightningbus.bus.security.credentials import Credentials
+from lightningbus.bus.jetstream.addresses import DEFAULT_URL, server_addresses
 from lightningbus.bus.security.secrets import INFERENCE_API_KEY
 from lightningbus.run.run_directory.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from lightningbus.bus.client import Bus
+    from lightningbus.bus.security.credentials import Credentials
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +33,7 @@ class BusEndpoint:
     """A bus as one role reaches it; ``inference_api_key`` is a file."""
 
     url: str
-    credentials: Credentials | None = None
+    credentials: "Credentials | None" = None
     inference_api_key: Path | None = None
 
 
@@ -62,11 +67,13 @@ def find_credentials_directory() -> Path | None:
     return Path(directory) if directory else None
 
 
-def find_credentials(role: str, default: Path | None = None, model: str | None = None) -> Credentials | None:
+def find_credentials(role: str, default: Path | None = None, model: str | None = None) -> "Credentials | None":
     """Read a role's credentials, or those of a model's learner; raises `BusError` when the directory has none."""
     directory = find_credentials_directory() or default
     if directory is None:
         return None
+    from lightningbus.bus.security.credentials import Credentials
+
     return Credentials.read(directory, role) if model is None else Credentials.read_learner(directory, model)
 
 
@@ -81,6 +88,19 @@ def find_api_key(role: str, directory: Path | None = None) -> Path | None:
     return next((file for file in files if file.exists()), None)
 
 
+def may_find_bus() -> bool:
+    """Return whether `connect` may find a bus: one is named, or something listens at the default address."""
+    latest = RunDirectory.latest()
+    if BUS_VARIABLE in os.environ or (latest is not None and latest.read_endpoints() is not None):
+        return True
+    parts = urlsplit(server_addresses(DEFAULT_URL)[0])
+    try:
+        socket.create_connection((parts.hostname or "", parts.port or 0), ANSWER_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
 @asynccontextmanager
 async def connect(
     url: str | None,
@@ -88,8 +108,10 @@ async def connect(
     role: str = "client",
     wait: float = ANSWER_SECONDS,
     run: RunDirectory | None = None,
-) -> AsyncIterator[Bus]:
+) -> "AsyncIterator[Bus]":
     """Connect to the bus that `discover_bus` finds; raises as `Bus.connect`."""
+    from lightningbus.bus.client import Bus
+
     endpoint = discover_bus(url, role, run)
     async with Bus.connect(endpoint.url, name, wait, endpoint.credentials) as bus:
         yield bus

@@ -25,6 +25,20 @@ OTHER_VARIABLES = frozenset(["LIGHTNINGBUS_INFERENCE_API_KEY_FILE"])
 """Variables with a role's prefix that are no settings."""
 
 
+RENAMED_FLAGS = {
+    "--advertise": "--advertise-url",
+    "--agent": "--entrypoint",
+    "--checkpoints": "--checkpoint-dir",
+    "--health": "--health-address",
+    "--name": "--agent-name",
+    "--path": "--working-dir",
+    "--python": "--python-executable",
+    "--reward": "--reward-fn",
+    "--steps": "--max-steps",
+}
+"""Flags of roles before 0.1.0, which had other names than their settings."""
+
+
 def variable_prefix(role: str) -> str:
     """Return the prefix of a role's environment variables, such as ``LIGHTNINGBUS_LEARNER_``."""
     return f"LIGHTNINGBUS_{role.upper()}_"
@@ -64,8 +78,10 @@ def read_flags(kind: type[BaseModel], role: str, arguments: Sequence[str]) -> di
         _, is_unknown, flag = str(error).partition("unrecognized arguments: ")
         if not is_unknown:
             raise UserError(str(error)) from error
-        name = flag.split()[0]
-        hint = suggest_name(name, list_flags(kind))
+        name = flag.split()[0].partition("=")[0]
+        flags = list_flags(kind)
+        renamed = RENAMED_FLAGS.get(name)
+        hint = f"did you mean {renamed!r}?" if renamed in flags else suggest_name(name, flags)
         raise UserError(f"{name}: no such option" + (f"; {hint}" if hint else "")) from error
     return dict(source())
 

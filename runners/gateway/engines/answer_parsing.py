@@ -8,12 +8,9 @@ import aiohttp
 
 from lightningbus.runners.gateway.engines.upstream import CallContext, Upstream, UpstreamRejectedError
 from lightningbus.runners.protocol.answers.accumulator import StreamAccumulator
-from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.fleet import PARSE_PATH, Heartbeat
 
 log = logging.getLogger(__name__)
-
-PATH = "/v1/chat/completions/parse"
-"""Path on an inference node."""
 
 
 async def parse_whole(upstream: Upstream, context: CallContext, node: Heartbeat, completion: StreamAccumulator) -> None:
@@ -26,7 +23,9 @@ async def parse_whole(upstream: Upstream, context: CallContext, node: Heartbeat,
         return
     body = completion.parse_request()
     try:
-        async with aclosing(upstream.attempt_call(replace(context, pinned=None), lambda node: (PATH, body))) as tries:
+        async with aclosing(
+            upstream.attempt_call(replace(context, pinned=None), lambda node: (PARSE_PATH, body))
+        ) as tries:
             async for other, events in tries:
                 try:
                     (event,) = [event async for event in events]

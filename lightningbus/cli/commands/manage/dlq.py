@@ -11,7 +11,7 @@ from lightningbus.bus.dead_letters import DeadLetterQueue
 from lightningbus.cli.options import BusOption, JsonOption, run_async
 from lightningbus.cli.output import print_result
 from lightningbus.common.printable import printable_json
-from lightningbus.run.processes.role_process import exit_with
+from lightningbus.run.errors import exit_with
 from lightningbus.run.run_directory.discovery import connect
 from lightningbus.schemas.dead_letters import DeadLetter
 

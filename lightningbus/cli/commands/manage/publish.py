@@ -6,7 +6,7 @@ import typer
 
 from lightningbus.bus.connection import CONNECT_SECONDS
 from lightningbus.cli.options import BusOption, exit_on_user_error, run_async
-from lightningbus.run.processes.role_process import exit_with
+from lightningbus.run.errors import exit_with
 from lightningbus.run.run_directory.discovery import connect
 from lightningbus.schemas import subjects
 from lightningbus.tasks.task_file import load_tasks

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from lightningbus.cli.options import BusOption, check_names, require_extra, run_async
-from lightningbus.run.processes.role_process import exit_with
+from lightningbus.run.errors import exit_with
 
 
 def export(

@@ -19,8 +19,7 @@ from lightningbus.cli.options import (
     with_sql_client,
 )
 from lightningbus.cli.output import print_result, run_query
-from lightningbus.run.errors import UserError
-from lightningbus.run.processes.role_process import exit_with
+from lightningbus.run.errors import UserError, exit_with
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.lookup import find_run_id
 from lightningbus.store.reports import ResultTable

@@ -16,7 +16,7 @@ from lightningbus.cli.options import (
     with_sql_client,
     with_sql_client_redirected,
 )
-from lightningbus.run.processes.role_process import exit_with
+from lightningbus.run.errors import exit_with
 from lightningbus.run.run_directory.discovery import BUS_VARIABLE
 from lightningbus.run.run_directory.lookup import find_named_run, find_run_id
 

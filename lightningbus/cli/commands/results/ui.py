@@ -14,8 +14,8 @@ from lightningbus.bus.fleet.heartbeats import Fleet
 from lightningbus.cli.options import BusOption, DatabaseOption, SqlOption, require_extra, run_async
 from lightningbus.common.aio import first_completed
 from lightningbus.common.listeners import AddressInUseError
-from lightningbus.run.errors import UserError
-from lightningbus.run.processes.role_process import exit_with, on_stop_signals
+from lightningbus.run.errors import UserError, exit_with
+from lightningbus.run.processes.role_process import on_stop_signals
 from lightningbus.run.run_directory.discovery import connect
 from lightningbus.run.run_directory.page_address import Announce, claim_page
 from lightningbus.schemas.fleet import Heartbeat

@@ -21,7 +21,8 @@ from lightningbus.cli.options import (
     require_extra,
     run_async,
 )
-from lightningbus.run.processes.role_process import exit_with, on_stop_signals
+from lightningbus.run.errors import exit_with
+from lightningbus.run.processes.role_process import on_stop_signals
 from lightningbus.run.run_directory.discovery import find_credentials, find_credentials_directory
 
 app = typer.Typer(rich_markup_mode=None)

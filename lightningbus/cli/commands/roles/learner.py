@@ -16,9 +16,10 @@ from lightningbus.cli.options import (
     load_settings,
     require_extra,
 )
-from lightningbus.run.processes.role_process import exit_with, run_role
+from lightningbus.run.errors import exit_with
+from lightningbus.run.processes.role_process import run_role
 from lightningbus.run.run_directory.discovery import discover_bus
-from lightningbus.tasks.task_file import TaskFileError
+from lightningbus.tasks.errors import TaskFileError
 
 
 def learner(

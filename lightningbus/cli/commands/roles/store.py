@@ -19,7 +19,8 @@ from lightningbus.cli.options import (
     require_extra,
 )
 from lightningbus.common.listeners import AddressInUseError
-from lightningbus.run.processes.role_process import exit_with, run_role
+from lightningbus.run.errors import exit_with
+from lightningbus.run.processes.role_process import run_role
 from lightningbus.run.run_directory.discovery import discover_bus
 
 app = typer.Typer(rich_markup_mode=None, cls=RoleGroup)

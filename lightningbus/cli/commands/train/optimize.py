@@ -22,7 +22,7 @@ def optimize(
         importlib.import_module("gepa")
     from lightningbus.optimize import job
     from lightningbus.optimize.result import OptimizeResult
-    from lightningbus.run.processes.role_process import exit_with
+    from lightningbus.run.errors import exit_with
     from lightningbus.run.settings.run_file import load_run_settings
 
     settings = exit_on_user_error(load_run_settings, config)

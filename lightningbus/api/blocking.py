@@ -1,0 +1,196 @@
+"""`train`, `evaluate` and `connect` for code without an event loop, and for a notebook whose event loop is busy.
+
+Written by ``python -m docs.reference`` from the async forms, which hold the work and the docstrings.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from lightningbus.analysis.transcript import Transcript
+from lightningbus.api.evaluation_job import aevaluate
+from lightningbus.api.evaluation_result import EvaluationResult
+from lightningbus.api.sessions.async_session import AsyncSession, Published, aconnect
+from lightningbus.api.sessions.options import EvaluateOptions
+from lightningbus.api.sessions.reward_curve import RewardCurve
+from lightningbus.api.sessions.table import Table
+from lightningbus.api.settings import EvaluateSettings, TrainSettings
+from lightningbus.api.tasks import Tasks
+from lightningbus.api.training import as_run_interrupted, atrain
+from lightningbus.common.event_loop import run_blocking
+from lightningbus.run.evaluation.publishing import PublishOptions
+from lightningbus.run.results.train_result import TrainResult
+from lightningbus.run.run_directory.directory import RUNS
+
+
+def train(
+    agent: str | Callable[..., Any],
+    model: str | os.PathLike[str],
+    tasks: Tasks,
+    heldout: Tasks,
+    *,
+    resume: bool = False,
+    **settings: Unpack[TrainSettings],
+) -> TrainResult:
+    """Train an agent to the end, as ``lightningbus train`` does: held-out reward before, training, and after.
+
+    Args:
+        agent: ``"module:function"`` in the current directory, or a function. A function of a notebook runs in a process
+            of its own, with the functions and constants it uses.
+        model: a Hugging Face model directory.
+        tasks: tasks to train on: a path, a list, a DataFrame or a dataset, see `Tasks`.
+        heldout: tasks the model is never trained on.
+        resume: go on where the run of this name was stopped.
+        settings: the common settings by name (`max_steps`, `lr`, ...), all others in the section of a run file
+            (`learner={...}`).
+
+    Returns:
+        Figures, evaluations and the run's directory.
+
+    Raises:
+        UserError: something the user can put right, in one sentence.
+        RunInterrupted: the run was stopped; its data is kept, and the same call with resume=True goes on.
+    """
+    with as_run_interrupted(settings):
+        return run_blocking(atrain(agent, model, tasks, heldout, resume=resume, **settings))
+
+
+def evaluate(
+    agent: str | Callable[..., Any],
+    tasks: Tasks,
+    *,
+    model: str | os.PathLike[str] | None = None,
+    run: str | None = None,
+    version: int | None = None,
+    sampling: str | Sequence[str] = ("greedy", "sampled"),
+    label: str | None = None,
+    **settings: Unpack[EvaluateSettings],
+) -> EvaluationResult:
+    """Answer tasks with a model directory, or with a weight version of a run that has ended.
+
+    Args:
+        agent: as in `train`.
+        tasks: as in `train`.
+        model: a Hugging Face model directory. With ``run`` it may be left out.
+        run: name of a run that has ended; its processes start again, without the learner, and its store keeps the
+            rollouts.
+        version: weight version of ``run``; default: the newest. The bus keeps the last few.
+        sampling: ``greedy``, ``sampled`` or both.
+        label: with ``run``, name under which its store keeps these rollouts apart; default: date and time.
+        settings: the common settings by name, all others in the section of a run file.
+
+    Raises:
+        UserError: something the user can put right, in one sentence.
+    """
+    return run_blocking(
+        aevaluate(agent, tasks, model=model, run=run, version=version, sampling=sampling, label=label, **settings)
+    )
+
+
+class Session:
+    """A run to read and to publish to; made by `connect`.
+
+    It follows the run: the store while that is up, then the files. Every method raises `UserError` with one sentence
+    where something is wrong. The results of methods show themselves in Jupyter and in a terminal.
+    """
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._session).removeprefix("Async")
+
+    def close(self) -> None:
+        """Release the run's files, so that other processes can open them; a later question opens them again."""
+        return run_blocking(self._session.close())
+
+    def query(self, sql: str, **parameters: Any) -> Table:
+        """Answer a question in ClickHouse's SQL; ``{name:Type}`` stands for a parameter. It only reads."""
+        return run_blocking(self._session.query(sql, **parameters))
+
+    def query_df(self, sql: str, **parameters: Any) -> Any:
+        """Answer like `query`, with a ``pandas.DataFrame`` of ClickHouse's types."""
+        return run_blocking(self._session.query_df(sql, **parameters))
+
+    def runs(self) -> Table:
+        """List the runs in the store by mode and evaluation, the newest first."""
+        return run_blocking(self._session.runs())
+
+    def rollouts(
+        self,
+        run: str | None = None,
+        mode: str | None = None,
+        outcome: str | None = None,
+        evaluation: str | None = None,
+        limit: int = 100,
+    ) -> Table:
+        """List the rollouts that ended last, the newest first.
+
+        Of one run, mode (``train``, ``eval``), outcome (``ok``, ...) or evaluation, where it is given.
+        """
+        return run_blocking(self._session.rollouts(run, mode, outcome, evaluation, limit))
+
+    def transcript(self, rollout_id: str, run: str | None = None) -> Transcript:
+        """Read one rollout, call by call: requests, answers, tools, weight versions, reward."""
+        return run_blocking(self._session.transcript(rollout_id, run))
+
+    def reward_curve(self, run: str | None = None) -> RewardCurve:
+        """Read the reward by weight version, of training and of each evaluation.
+
+        Without a run it is that of the newest in the store.
+        """
+        return run_blocking(self._session.reward_curve(run))
+
+    def publish(self, tasks: Tasks, *, timeout: float = 300.0, **options: Unpack[PublishOptions]) -> Published:
+        """Publish tasks to a run that is up, as ``lightningbus publish`` does.
+
+        Args:
+            tasks: a path, a list, a DataFrame or a dataset.
+            timeout: seconds to wait while the queue is full.
+            options: conditions of the rollouts, see `PublishOptions`.
+        """
+        return run_blocking(self._session.publish(tasks, timeout=timeout, **options))
+
+    def evaluate(self, tasks: Tasks, **options: Unpack[EvaluateOptions]) -> EvaluationResult:
+        """Answer tasks by a weight version of a run that is up, by its own nodes and runners.
+
+        Nodes are pinned to the version until the end, as by ``lightningbus weights pin``, and training rollouts come
+        from it meanwhile. A run that has ended is evaluated by `lightningbus.evaluate`.
+
+        Args:
+            tasks: as in `publish`.
+            options: version, sampling and others, see `EvaluateOptions`.
+        """
+        return run_blocking(self._session.evaluate(tasks, **options))
+
+
+def connect(
+    run: str | None = None,
+    *,
+    runs: str | os.PathLike[str] = RUNS,
+    bus: str | None = None,
+    sql: str | None = None,
+    database: str = "lightningbus",
+) -> Session:
+    """Open a session with a run that is up, or with the files of one that has ended.
+
+    Args:
+        run: name of the run, or its directory; default: the one that was started last.
+        runs: directory of run directories.
+        bus: NATS URL; default: the run's.
+        sql: ClickHouse URL; default: the run's store, else its files.
+        database: ClickHouse database.
+
+    Raises:
+        UserError: there is no such run.
+    """
+    return Session(run_blocking(aconnect(run, runs=runs, bus=bus, sql=sql, database=database)))
