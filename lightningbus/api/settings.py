@@ -37,6 +37,8 @@ class EvaluateSettings(SectionSettings, total=False):
     """Seconds without the end of a rollout, beyond its timeout, after which an evaluation is given up."""
     samples: int
     """Sampled answers to each held-out task."""
+    learner: Mapping[str, Any]
+    """Settings of the learner; in an evaluation it publishes the model."""
 
 
 class TrainSettings(EvaluateSettings, total=False):
@@ -56,8 +58,6 @@ class TrainSettings(EvaluateSettings, total=False):
     """Rank of a LoRA adapter; 0 trains all weights."""
     seed: int
     """Order of the tasks, and what is random in training."""
-    learner: Mapping[str, Any]
-    """Settings of the learner."""
     eval: Mapping[str, Any]
     """Settings of the held-out evaluations."""
     auditor: Mapping[str, Any]

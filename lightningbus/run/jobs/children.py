@@ -7,6 +7,7 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from lightningbus.bus.fleet.node_state import is_ready
+from lightningbus.bus.weights.registry import ServingTarget, WeightRegistry
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.processes.members import (
@@ -23,6 +24,8 @@ from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.store.clickhouse.client import StoreUnreachableError, connect, query_row
 from lightningbus.store.settings import StoreSettings
 
+TRIAL_SECONDS = 600.0
+"""Longest wait for the trial of a version: until a node's engine has started, and tried it."""
 STORED_TASKS = "SELECT count() FROM tasks WHERE run_id = {run_id:String}"
 
 
@@ -55,6 +58,31 @@ async def publish_models(stack: LocalStack, learners: Mapping[str, LearnerSettin
         await stack.supervisor.start(ChildSpec(name, "learner", settings))
     for name in names:
         await stack.or_child_failure(stack.supervisor.wait_finished(name))
+    for settings in learners.values():
+        await wait_for_trial(stack, WeightRegistry(stack.bus, settings.model))
+
+
+async def wait_for_trial(stack: LocalStack, releases: WeightRegistry) -> int:
+    """Wait until a node has tried the newest version of a model, if it has to be; return the version to serve.
+
+    Raises `UserError` if there is none, with the reason, or if no node tries it in time.
+    """
+
+    async def tried() -> ServingTarget:
+        while (choice := await releases.resolve_target()).canary is not None:
+            await stack.fleet.wait_for_change()
+        return choice
+
+    try:
+        async with asyncio.timeout(TRIAL_SECONDS):
+            choice = await stack.or_child_failure(tried())
+    except TimeoutError:
+        raise UserError(f"no node has tried the last version within {TRIAL_SECONDS:g} s: see the nodes' logs") from None
+    if choice.serve is None:
+        revocations = (item.reason for item in reversed(releases.state.decisions) if item.action == "revoked")
+        reason = next(filter(None, revocations), "`lightningbus weights list` says why")
+        raise UserError(f"no weight version of {releases.state.model!r} is left to serve: {reason}")
+    return choice.serve.version
 
 
 async def wait_for_model(stack: LocalStack, model: str, what: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from lightningbus.bus.weights.registry import ServingTarget, WeightRegistry
+from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.common.aio import cancel_and_wait, run_unless
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.display.live_view import console
@@ -17,7 +17,13 @@ from lightningbus.run.evaluation.evaluation import Evaluation, format_label
 from lightningbus.run.evaluation.held_out import HeldOut, build_held_out_request
 from lightningbus.run.evaluation.pinned_version import VersionPins, wait_for_evaluations
 from lightningbus.run.evaluation.version_turns import Turn, take_turns
-from lightningbus.run.jobs.children import publish_models, start_children, wait_for_model, wait_for_runner
+from lightningbus.run.jobs.children import (
+    publish_models,
+    start_children,
+    wait_for_model,
+    wait_for_runner,
+    wait_for_trial,
+)
 from lightningbus.run.jobs.prompt_rounds import PromptRounds, RoundRunner
 from lightningbus.run.preflight.preflight import TrainJob
 from lightningbus.run.preflight.process import run_checks_apart
@@ -35,8 +41,6 @@ from lightningbus.run.settings.run_file import EvalSettings, RunSettings
 from lightningbus.store.clickhouse.client import query_row
 from lightningbus.tasks.task_file import load_tasks
 
-CANARY_TIMEOUT_SECONDS = 600.0
-"""Longest wait for a node that tries a version."""
 SAVE_SECONDS = 5.0
 """Interval at which the seconds of a phase are saved: a job that is killed loses no more of them."""
 
@@ -259,24 +263,7 @@ class _Training:
         with contextlib.suppress(TimeoutError):  # whoever pinned it may be gone
             async with asyncio.timeout(self._heldout.deadline):
                 await self._stack.or_child_failure(wait_for_evaluations(self._stack.bus, releases, model))
-
-        async def tried() -> ServingTarget:
-            while (choice := await releases.resolve_target()).canary is not None:
-                await self._stack.fleet.wait_for_change()
-            return choice
-
-        try:
-            async with asyncio.timeout(CANARY_TIMEOUT_SECONDS):
-                choice = await self._stack.or_child_failure(tried())
-        except TimeoutError:
-            raise UserError(
-                f"no node has tried the last version within {CANARY_TIMEOUT_SECONDS:g} s: see the nodes' logs"
-            ) from None
-        if choice.serve is None:
-            revocations = (item.reason for item in reversed(releases.state.decisions) if item.action == "revoked")
-            reason = next(filter(None, revocations), "`lightningbus weights list` says why")
-            raise UserError(f"no weight version of {model!r} is left to serve: {reason}")
-        return choice.serve.version
+        return await wait_for_trial(self._stack, releases)
 
     async def _start_children(self, ready: Awaitable[object] | None) -> Client:
         """Every process of the job but the learner; a client on its store."""
