@@ -247,8 +247,8 @@ class Learner:
                 status["staleness"] = loop.last_metrics["staleness/mean"]
             if problem := loop.excluded.streak.problem:
                 status["alert"] = f"learner of {settings.model}: {problem}"
-            if loop.blocked_on:
-                status["waits for"] = loop.blocked_on
+            if blocker := _find_blocker(loop):
+                status["waits for"] = blocker
             if loop.phase == "waiting" and not self._is_leaving:
                 status["groups"] = f"{len(loop.consumer.groups.ready)}/{settings.groups_per_step}"
         return {
@@ -258,3 +258,11 @@ class Learner:
             "version": state.version,
             "status": status,
         }
+
+
+def _find_blocker(loop: TrainingLoop) -> str:
+    """Say what the loop waits for, other than rollouts; empty if there is nothing."""
+    if loop.slow_groups.awaited:
+        return f"{len(loop.slow_groups.awaited)} slow groups, which the next step would put beyond max_staleness"
+    version = loop.missing_version if loop.missing_version is not None else loop.dispatcher.missing_version
+    return "" if version is None else f"a node that serves version {version} or a newer one"

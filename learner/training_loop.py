@@ -37,6 +37,7 @@ from lightningbus.learner.dispatch.dispatcher import Dispatcher
 from lightningbus.learner.dispatch.loss_recovery import LossRecovery
 from lightningbus.learner.dispatch.slow_groups import SlowGroups
 from lightningbus.learner.errors import LearnerError, as_learner_error
+from lightningbus.learner.mismatch import check_mismatch
 from lightningbus.learner.publishing.publisher import NONCE_BYTES
 from lightningbus.learner.rollouts.assembler import Rollout
 from lightningbus.learner.rollouts.consumer import RolloutConsumer
@@ -97,14 +98,6 @@ class TrainingLoop:
                 await self._train_on(groups, time.monotonic() - waited_since)
                 span.set_attributes({attributes.STEP: self.state.step, attributes.WEIGHT_VERSION: self.state.version})
         await self._publish_remaining()
-
-    @property
-    def blocked_on(self) -> str:
-        """Reason why the loop waits, other than for rollouts; empty if there is none."""
-        if self.slow_groups.awaited:
-            return f"{len(self.slow_groups.awaited)} slow groups, which the next step would put beyond max_staleness"
-        version = self.missing_version if self.missing_version is not None else self.dispatcher.missing_version
-        return "" if version is None else f"a node that serves version {version} or a newer one"
 
     async def publish_step(self, event: TrainingStep, part: str = "", unique: bool = False) -> None:
         """Publish the event of a step; ``part`` tells further events of the same step apart."""
@@ -222,6 +215,7 @@ class TrainingLoop:
                 raise
             await self._exclude_unbuildable(groups, verdicts, error)
             return
+        check_mismatch(self.settings, {**batch.metrics, **step_metrics})
         self._unbuildable.end()
         state = replace(
             self.state,

@@ -85,6 +85,13 @@ class LearnerSettings(ModelRoleSettings):
     max_staleness: int = Field(
         2, ge=0, description="largest number of versions by which a token may lag behind the one being trained"
     )
+    max_mismatch: float | None = Field(
+        0.2,
+        gt=0,
+        description="largest divergence of engine and learner, by the k3 estimate in nats per token, of a step whose "
+        "tokens are all of the newest version and sampled without truncation; beyond it the learner ends. Without "
+        "engine.check_model, or with none, there is no bound",
+    )
     rollout_timeout_seconds: float = Field(60.0, gt=0, description="seconds a rollout may take")
     max_attempts: int = Field(3, ge=1, description="attempts per rollout while the infrastructure fails")
     group_timeout_seconds: float | None = Field(

@@ -6,8 +6,10 @@ from typing import Any
 
 from lightningbus.runners.protocol.request_fields import CHAT, COMPLETIONS, STREAM_OPTIONS
 
-TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "documents", "tools")
+TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "documents", "reasoning_effort", "tools")
 """Fields that change how messages are rendered."""
+TEMPLATE_VARIABLES = ("documents", "reasoning_effort")
+"""Those that vLLM's chat route gives to the template as variables, and its /tokenize does not know by name."""
 INTEGER_FIELDS = ("max_tokens", "max_completion_tokens", "n")
 """Fields that the gateway itself has to understand."""
 WHOLE_FIELDS = (
@@ -103,10 +105,19 @@ class ChatRequest:
         body = {name: value for name, value in self.body.items() if name != last}
         return json.dumps({**body, last: self.body.get(last)}, ensure_ascii=False)
 
+    def template_fields(self) -> dict[str, Any]:
+        """Return what the chat template renders beside the messages, such as tools and documents."""
+        return {name: self.body[name] for name in TEMPLATE_FIELDS if self.body.get(name) is not None}
+
     def to_tokenize_request(self, messages: list[Any], is_answered: bool) -> dict[str, Any]:
         """Build the request that renders messages by the chat template, with or without the start of an answer."""
-        same = {name: self.body[name] for name in TEMPLATE_FIELDS if self.body.get(name) is not None}
-        return {**same, "model": self.model, "messages": messages, "add_generation_prompt": not is_answered}
+        fields = self.template_fields()
+        variables = {name: fields.pop(name) for name in TEMPLATE_VARIABLES if name in fields}
+        if "reasoning_effort" in variables:  # vLLM 0.31 turns thinking on by it, for templates that have the switch
+            variables["enable_thinking"] = variables["reasoning_effort"] != "none"
+        if variables:
+            fields["chat_template_kwargs"] = variables | fields.get("chat_template_kwargs", {})
+        return {**fields, "model": self.model, "messages": messages, "add_generation_prompt": not is_answered}
 
     def to_engine_request(self, sampling: dict[str, Any]) -> dict[str, Any]:
         """Build the request for the engine; ``sampling`` overrides the agent's settings."""

@@ -39,14 +39,14 @@ class TokenHistory:
     """The answers of one attempt so far."""
 
     turns: dict[bytes, ChatTurn] = field(default_factory=dict)
-    """Turns by the digest of model and messages, so that a lookup costs only the length of the messages."""
+    """Turns by the digest of all that is rendered, so that a lookup costs only the length of the messages."""
     responses: dict[str, list[Any]] = field(default_factory=dict)
     """Messages up to and with each response of the Responses API, by its id."""
 
     def add(self, call: ChatRequest, answer: dict[str, Any], tokens: list[int]) -> None:
         """Add a completed answer to a chat; ``tokens`` are those of its prompt and its own."""
         messages = [*call.body["messages"], answer]
-        *_, digest = _digests(call.model, messages)
+        *_, digest = _digests(call, messages)
         self.turns[digest] = ChatTurn(len(messages), array("I", tokens))
 
     def longest_prefix(self, call: ChatRequest) -> ChatTurn | None:
@@ -54,7 +54,7 @@ class TokenHistory:
         if not self.turns:
             return None
         before_last = call.body["messages"][:-1]
-        turns = [turn for digest in _digests(call.model, before_last) if (turn := self.turns.get(digest)) is not None]
+        turns = [turn for digest in _digests(call, before_last) if (turn := self.turns.get(digest)) is not None]
         return turns[-1] if turns else None
 
 
@@ -64,9 +64,12 @@ def has_reasoning(messages: Sequence[Any]) -> bool:
     return any(message.get("reasoning") or message.get("reasoning_content") for message in known)
 
 
-def _digests(model: str, messages: Sequence[Any]) -> Iterator[bytes]:
-    """Yield the digest of the conversation up to each message."""
-    digest = model.encode(errors="surrogatepass")
+def _digests(call: ChatRequest, messages: Sequence[Any]) -> Iterator[bytes]:
+    """Yield the digest of the conversation up to each message.
+
+    It begins with all else that a template renders: with other tools or documents it is another conversation.
+    """
+    digest = call.model.encode(errors="surrogatepass") + _canonical(call.template_fields())
     for message in messages:
         digest = blake2b(digest + _canonical(without_empty(message)), digest_size=16).digest()
         yield digest

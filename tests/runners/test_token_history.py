@@ -146,3 +146,56 @@ async def test_a_stream_in_tokens_looks_as_any_other(bus: Bus) -> None:
         await TaskPublisher(bus).publish_task(task())
         (batch,) = await ended(bus)
     assert batch.end is not None and (batch.end.outcome, batch.end.reward) == ("ok", 1.0), batch.end
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"documents": [{"title": "cats", "text": "A cat sat here."}]},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"reasoning_effort": "low"},
+        {"tools": [{"type": "function", "function": {"name": "look"}}]},
+        {"chat_template": CHATML},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_a_call_that_renders_something_else_continues_no_conversation(other: dict[str, Any]) -> None:
+    """Its sampled tokens stand behind another prompt."""
+    history, answer = TokenHistory(), {"role": "assistant", "content": ANSWER}
+    history.add(ChatRequest.parse({"model": "policy", "messages": ASKED}, chat=True), answer, [1, 2, 3])
+    same, changed = (
+        ChatRequest.parse({"model": "policy", "messages": GOES_ON, **fields}, chat=True) for fields in ({}, other)
+    )
+    assert history.longest_prefix(same) is not None and history.longest_prefix(changed) is None
+
+
+def test_what_a_template_renders_is_in_the_request_that_renders_it_again() -> None:
+    """/tokenize takes variables of the template in `chat_template_kwargs` alone."""
+    documents = [{"title": "cats", "text": "A cat sat here."}]
+    body = {"model": "policy", "messages": ASKED, "documents": documents, "reasoning_effort": "none"}
+    call = ChatRequest.parse({**body, "chat_template_kwargs": {"lang": "en"}}, chat=True)
+    assert call.to_tokenize_request(ASKED, is_answered=True) == {
+        "model": "policy",
+        "messages": ASKED,
+        "add_generation_prompt": False,
+        "chat_template_kwargs": {
+            "documents": documents, "reasoning_effort": "none", "enable_thinking": False, "lang": "en",
+        },
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stop_reason", "body", "is_end"),
+    [
+        (None, {}, True),
+        (151645, {}, True),  # a second end token, which vLLM names
+        (151645, {"stop_token_ids": [151645]}, False),
+        ("\n\n", {"stop": ["\n\n"]}, False),
+    ],
+)
+def test_every_end_token_of_a_model_ends_an_answer(stop_reason: Any, body: dict[str, Any], is_end: bool) -> None:
+    call = ChatRequest.parse({"model": "policy", "messages": ASKED, **body}, chat=True)
+    completion = StreamAccumulator(call, {})
+    choice = {"index": 0, "delta": {"content": "x"}, "token_ids": [7], "finish_reason": "stop"}
+    completion.feed({"weight_version": 1, "choices": [{**choice, "stop_reason": stop_reason}]})
+    assert completion.stopped_at_eos is is_end

@@ -93,9 +93,16 @@ class StreamAccumulator:
 
     @property
     def stopped_at_eos(self) -> bool:
-        """Whether there is one answer and it ended with the model's end token, not at a length or the agent's stop."""
+        """Whether there is one answer, and an end token of the model's ended it: no length, and no stop of the agent's.
+
+        vLLM names the end token as ``stop_reason`` where a model has several.
+        """
         choices = list(self._choices.values())
-        return len(choices) == 1 and choices[0].finish_reason == "stop" and choices[0].stop_reason is None
+        if len(choices) != 1 or choices[0].finish_reason != "stop":
+            return False
+        reason = choices[0].stop_reason
+        stops = self._sampling_overrides.get("stop_token_ids", self._call.body.get("stop_token_ids"))
+        return reason is None or (isinstance(reason, int) and reason not in (stops or ()))
 
     @property
     def is_finished(self) -> bool:

@@ -1,0 +1,133 @@
+"""Faults put into what a real vLLM serves: the first node revokes the version, before an agent gets a token of it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lightningbus.bus.client import Bus
+from lightningbus.common.aio import cancel_and_wait
+from lightningbus.inference import node
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.learner.publishing.canary_prompts import build_engine_check
+from lightningbus.learner.training.verl_trainer import VerlTrainer
+from lightningbus.schemas import subjects
+from lightningbus.schemas.weights.events import CanarySpec, ReleaseDecision, WeightManifest
+from tests.families.families import FAMILIES, save_tiny_model
+from tests.inference.test_canary import decided
+from tests.learner.conftest import settings_for, tiny_tokenizer
+from tests.polling import HANG_SECONDS
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+Tensors = dict[str, torch.Tensor]
+
+
+def make_check(directory: Path, family: str) -> tuple[Path, CanarySpec, Tensors]:
+    """A family's tiny model, what its learner computes, and the weights that the learner publishes."""
+    model = save_tiny_model(FAMILIES[family], directory / family)
+    tiny_tokenizer(model)
+    settings = settings_for(model, checkpoint_dir=directory / "checkpoints", engine={"check_model": True})
+    trainer = VerlTrainer(settings)
+    probe = trainer.check_model()
+    assert probe is not None
+    trainer.write_weights(directory / "weights")
+    return model, build_engine_check(trainer, probe), load_file(directory / "weights")
+
+
+@asynccontextmanager
+async def serving(bus: Bus, model: Path, work: Path, *arguments: str) -> AsyncIterator[None]:
+    """A real node, with further arguments for vLLM."""
+    settings = InferenceSettings(
+        model_path=model, id="n", dtype="float32", max_model_len=192, max_num_seqs=8, cpu_threads=1, work_dir=work,
+        vllm_args=list(arguments),
+    )  # fmt: skip
+    stop = asyncio.Event()
+    running = asyncio.create_task(node.run(bus, settings, stop))
+    try:
+        yield
+    finally:
+        stop.set()
+        await asyncio.wait({running}, timeout=HANG_SECONDS)
+        await cancel_and_wait(running)
+
+
+async def try_version(bus: Bus, version: int, tensors: Tensors, check: CanarySpec, place: Path) -> ReleaseDecision:
+    """Publish weights that have to be checked, and wait for the verdict."""
+    path = place / f"{version}.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    blob = await bus.object_store.put(subjects.WEIGHT_BUCKET, f"policy-{version}", path)
+    fields = {"blobs": (blob,), "epoch": 1, "step": version, "created_at_ns": 1, "canary": check}
+    manifest = WeightManifest(run_id="r", model="policy", version=version, **fields)
+    await bus.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}")
+    return await decided(bus, version)
+
+
+def _head_of_another_version(tensors: Tensors) -> None:
+    tensors["lm_head.weight"] = 0.08 * torch.randn_like(tensors["lm_head.weight"])
+
+
+def _layer_left_out(tensors: Tensors) -> None:
+    for name in [name for name in tensors if ".layers.1.mlp." in name]:
+        del tensors[name]
+
+
+def _names_of_another_model(tensors: Tensors) -> None:
+    for name in [name for name in tensors if ".layers.1.self_attn.q_proj" in name]:
+        tensors[name.replace("q_proj", "query")] = tensors.pop(name)
+
+
+async def test_weights_that_are_not_the_learners_are_revoked(bus: Bus, tmp_path: Path) -> None:
+    model, check, tensors = make_check(tmp_path, "llama")
+    faults: list[tuple[Callable[[Tensors], None], str]] = [
+        (_head_of_another_version, "engine and learner differ by"),
+        (_layer_left_out, "model.layers.1.mlp.down_proj.weight, model.layers.1.mlp.gate_up_proj.weight"),
+        (_names_of_another_model, "query|did not arrive"),
+    ]
+    async with serving(bus, model, tmp_path / "work"):
+        right = await try_version(bus, 0, tensors, check, tmp_path)
+        assert right.action == "approved" and right.metrics["difference"] < 1e-4, right
+        for version, (fault, reason) in enumerate(faults, 1):
+            broken = dict(tensors)
+            fault(broken)
+            verdict = await try_version(bus, version, broken, check, tmp_path)
+            assert verdict.action == "revoked", (fault, verdict)
+            assert any(part in verdict.reason for part in reason.split("|")), verdict
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        '{"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}',
+        '{"attention_bias": false, "rms_norm_eps": 0.3}',
+    ],
+    ids=["RoPE of another base", "another norm"],
+)
+async def test_an_engine_of_another_configuration_is_revoked(bus: Bus, tmp_path: Path, override: str) -> None:
+    model, check, tensors = make_check(tmp_path, "llama")
+    async with serving(bus, model, tmp_path / "work", "--hf-overrides", override):
+        verdict = await try_version(bus, 0, tensors, check, tmp_path)
+    assert verdict.action == "revoked" and "engine and learner differ by" in verdict.reason, verdict
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+async def test_experts_are_the_learners_after_each_swap(bus: Bus, tmp_path: Path, family: str) -> None:
+    model, check, tensors = make_check(tmp_path, family)
+    other = {name: tensor + 0.05 * torch.randn_like(tensor) for name, tensor in tensors.items()}
+    async with serving(bus, model, tmp_path / "work"):
+        actions: list[Any] = [
+            (await try_version(bus, version, weights, check, tmp_path)).action
+            for version, weights in enumerate([tensors, other, tensors])
+        ]
+    assert actions == ["approved", "revoked", "approved"], "the second version is not what the check is of"
+
+
+async def test_a_family_whose_weights_cannot_be_replaced_is_refused(bus: Bus, tmp_path: Path) -> None:
+    model, check, tensors = make_check(tmp_path, "gpt_oss")
+    async with serving(bus, model, tmp_path / "work"):
+        verdict = await try_version(bus, 0, tensors, check, tmp_path)
+    assert verdict.action == "revoked" and "of GptOssForCausalLM did not arrive" in verdict.reason, verdict
