@@ -37,6 +37,7 @@ STEP_METRICS: tuple[StepMetric, ...] = (
     StepMetric("tokens", "tokens", "Tokens that were trained on."),
     StepMetric("tokens/sampled", "tokens", "Tokens of the model's answers in trained rollouts."),
     StepMetric("tokens/excluded", "tokens", "Tokens of calls that were left out."),
+    StepMetric("tokens/forced", "tokens", "Tokens that the engine put in, as the end of a thought at its budget."),
     StepMetric("tokens/masked", "tokens", "Tokens masked as stale."),
     StepMetric("tokens/truncated", "tokens", "Tokens sampled with truncation, penalties or constraints."),
     StepMetric(

@@ -18,6 +18,8 @@ from lightningbus.learner.transitions.prefix_tree import Detokenize, find_parent
 from lightningbus.learner.transitions.sequences import TrainSequence
 from lightningbus.schemas.training import RolloutDisposition
 
+FORCED_TOKENS = "tokens/forced"
+
 
 def count_rollout(built: BuiltRollout, settings: LearnerSettings, detokenize: Detokenize | None) -> Counter[str]:
     """Count calls and tokens of a rollout that is trained, by the names of metrics; see `BatchBuilder`."""
@@ -34,6 +36,8 @@ def count_rollout(built: BuiltRollout, settings: LearnerSettings, detokenize: De
         if index not in built.excluded_calls and call.truncations:
             counts["tokens/truncated"] += call.num_tokens
             counts.update(f"{TRUNCATED_CALLS}/{name}" for name in call.truncations)
+        if index not in built.excluded_calls and call.num_forced:
+            counts[FORCED_TOKENS] += call.num_forced
     for index, reason in built.excluded_calls.items():
         counts[f"excluded/{reason}"] += 1
         counts["tokens/excluded"] += calls[index].num_tokens
@@ -53,7 +57,8 @@ def compute_metrics(
     """Compute the metrics of a batch, its counts among them."""
     rewards = [disposition.reward for disposition in dispositions if disposition.reward is not None]
     staleness = token_staleness(sequences, version)
-    trainable = counts["tokens/sampled"] - counts["tokens/excluded"] - counts["tokens/masked"]
+    not_trained = ("tokens/excluded", "tokens/masked", FORCED_TOKENS)
+    trainable = counts["tokens/sampled"] - sum(counts[name] for name in not_trained)
     return {
         **{name: float(count) for name, count in counts.items()},
         "reward/mean": float(np.mean(rewards)) if rewards else 0.0,

@@ -95,7 +95,7 @@ def build_sequences(
 def _exclusion_reason(call: Transition, config: SequenceConfig) -> str:
     if config.roles and call.role not in config.roles:
         return "role"
-    if call.num_tokens == 0 or len(call.prompt_ids) == 0:
+    if call.num_tokens == call.num_forced or len(call.prompt_ids) == 0:
         return "empty"
     if call.temperature <= 0:
         return "greedy"
@@ -113,6 +113,8 @@ def _build_sequence(rollout_id: str, last: Transition, trained: Sequence[Transit
     for call in trained:
         response = slice(len(call.prompt_ids), call.length)
         call_index[response], logprobs[response], versions[response] = call.index, call.logprobs, call.versions
+        if call.forced is not None:
+            call_index[response][call.forced] = CONTEXT
     return TrainSequence(rollout_id, last.temperature, token_ids, call_index, logprobs, versions)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningbus.learner.transitions.truncation import find_truncations
+from lightningbus.learner.transitions.truncation import MIN_TEMPERATURE, find_forced, find_truncations
 from lightningbus.schemas.spans import ModelCall
 from lightningbus.schemas.trajectory.prefix_encoding import expand_calls
 
@@ -26,13 +26,20 @@ class Transition:
     logprobs: NDArray[np.float32]
     versions: Ids
     """``int64[T]``: the weight version that made each token."""
+    forced: NDArray[np.bool_] | None = None
+    """``bool[T]``: tokens that nobody sampled, which are not trained; None: all were sampled."""
     truncations: tuple[str, ...] = ()
     """Settings by which it was sampled from another distribution than the learner's, as of `find_truncations`."""
 
     @property
     def num_tokens(self) -> int:
-        """Response tokens: those that are trained."""
+        """Response tokens."""
         return len(self.response_ids)
+
+    @property
+    def num_forced(self) -> int:
+        """Response tokens that nobody sampled."""
+        return 0 if self.forced is None else int(self.forced.sum())
 
     @property
     def length(self) -> int:
@@ -71,10 +78,11 @@ def _transition(call: ModelCall) -> Transition:
     return Transition(
         index=call.index,
         role=call.role,
-        temperature=float(temperature),
+        temperature=max(float(temperature), MIN_TEMPERATURE) if temperature > 0 else float(temperature),
         prompt_ids=np.frombuffer(call.prompt_ids, dtype="<u4").astype(np.int64),
         response_ids=np.frombuffer(call.response_ids, dtype="<u4").astype(np.int64),
         logprobs=logprobs,
         versions=token_versions(call),
+        forced=find_forced(call.sampling_params, logprobs),
         truncations=tuple(find_truncations(call.sampling_params)),
     )

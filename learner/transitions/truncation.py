@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 NEUTRAL: dict[str, tuple[float, ...]] = {
     "top_p": (1,),
     "top_k": (0, -1),
@@ -18,6 +21,20 @@ CONSTRAINTS = (
     "guided_choice", "guided_grammar",
 )  # fmt: skip
 """Settings that are not in force when empty."""
+
+
+THINKING_BUDGET = "thinking_token_budget"
+"""Setting by which vLLM ends thoughts: it puts their end in place of sampled tokens, with a log-probability of 0."""
+MIN_TEMPERATURE = 0.01
+"""vLLM samples at this temperature where a request asks for a smaller one above 0."""
+
+
+def find_forced(sampling: Mapping[str, Any], logprobs: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Return ``bool[T]``: the tokens that the engine put in, so that nobody sampled them.
+
+    A sampled token with a log-probability of 0 has no gradient, so it may count as one of them.
+    """
+    return np.equal(logprobs, 0) & bool(sampling.get(THINKING_BUDGET))
 
 
 def find_truncations(sampling: Mapping[str, Any]) -> list[str]:

@@ -32,7 +32,7 @@ SAMPLING_KEYS = (
     "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "seed", "stop", "n",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "logit_bias", "bad_words",
     "allowed_token_ids", "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
-    "guided_grammar", "tool_choice",
+    "guided_grammar", "tool_choice", "thinking_token_budget",
 )  # fmt: skip
 
 
