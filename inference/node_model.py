@@ -14,7 +14,7 @@ from lightningbus.bus.fleet.node_state import NodeEvent, next_state
 from lightningbus.bus.weights.version_cache import BaseFiles
 from lightningbus.common.observability import metrics
 from lightningbus.inference.audit_watch import watch_audits
-from lightningbus.inference.engine.base import BroadcastContent, Engine, EngineError, EngineRejectedError, WeightSource
+from lightningbus.inference.engine.base import BroadcastContent, Engine, EngineRejectedError, WeightSource
 from lightningbus.inference.engine.broadcast_seats import find_assignment
 from lightningbus.inference.frozen_watch import IgnoredVersions
 from lightningbus.inference.gateway.served_model import ServedModel
@@ -118,16 +118,14 @@ class NodeModel:
         return rendezvous_seconds + load_seconds
 
     async def _load_in_place(self, source: WeightSource, version: int, change: float | None = None) -> float:
-        """Load weights; requests in flight are paused, keep their tokens, and continue with the new weights."""
+        """Load weights; requests in flight are paused, keep their tokens, and continue with the new weights.
+
+        An `EngineError` ends the engine: it stays paused until the node stops it, since its weights are loaded in part.
+        """
         started_at = time.monotonic()
         self.kv_cache = self._kv_cache_choice.record_swap(change)
         await self._engine.pause(recompute_kv_cache=self.kv_cache == "recomputed")
-        try:
-            await self._engine.load_weights(source, version)
-        except EngineError:
-            # Partially loaded weights must never serve: stop this engine, and start a new one without weights.
-            await self._engine.stop()
-            raise
+        await self._engine.load_weights(source, version)
         await flush_pending_chunks()
         self.served.version = version
         await self._engine.resume()

@@ -253,8 +253,9 @@ class WeightUpdater:
                 result = await canary.run(manifest.canary, version, last_approved_length(self._releases.state))
             is_kv_cache_tainted = result.is_kv_cache_tainted
             await self._publish_verdict(version, result)
-        except EngineRejectedError as error:  # the engine rejects these weights, and is stopped
-            await self._publish_verdict(version, CanaryResult(str(error), {}))
+        except EngineRejectedError as error:  # the engine rejects these weights, and will be stopped
+            with suppress(BusError, NatsError):
+                await self._publish_verdict(version, CanaryResult(str(error), {}))
             raise
         except (BusError, NatsError, OSError, ValueError):
             await self._roll_back(canary, is_kv_cache_tainted)

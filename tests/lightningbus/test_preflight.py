@@ -8,18 +8,20 @@ from typing import Any
 
 import pytest
 from safetensors.torch import save_file
-from transformers import Qwen2Config
+from transformers import Qwen2Config, ViTConfig
 
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.errors import UserError
+from lightningbus.run.preflight.computation_check import check_computation
 from lightningbus.run.preflight.job_consistency import find_oddities
 from lightningbus.run.preflight.learner_checks import check_learner
 from lightningbus.run.preflight.memory_check import Target
-from lightningbus.run.preflight.model_checks import check_model, find_unknown_tokens
+from lightningbus.run.preflight.model_checks import check_model, find_unknown_tokens, make_empty_model
 from lightningbus.run.preflight.preflight import TrainJob, check_alone, describe_trial, parse_job
 from lightningbus.run.preflight.trial_rollout import WantedReward
 from lightningbus.run.settings.run_file import RunSettings, validate_settings
 from lightningbus.runners.protocol.request import SAMPLING_FIELDS
+from tests.families.families import FAMILIES, save_tiny_model
 from tests.learner.conftest import settings_for, tiny_tokenizer, without_tensors
 
 pytestmark = pytest.mark.integration
@@ -260,3 +262,25 @@ def test_tokens_beyond_the_vocabulary_are_missing_where_they_are_used() -> None:
     assert find_unknown_tokens(vocabulary, 4, set(), "") == []
     assert find_unknown_tokens(vocabulary, 2, {"<image>", "<end>"}, "{{ text }}<end>") == ["<end>"]
     assert find_unknown_tokens(vocabulary, 1, {"<image>", "<end>"}, "") == ["b"]
+
+
+def test_a_dry_run_says_how_a_model_is_computed_right_or_refuses_the_settings(tmp_path: Path) -> None:
+    model = save_tiny_model(FAMILIES["gemma2"], tmp_path / "model")
+    tiny_tokenizer(model)
+    learner = settings_for(model, checkpoint_dir=tmp_path, engine={"check_model": True})
+    (sentence,) = check_computation(learner, Target())
+    assert sentence == "policy: attention eager on padded rows computes it as transformers does"
+    wrong = settings_for(model, checkpoint_dir=tmp_path, engine={"check_model": True, "attn_implementation": "sdpa"})
+    with pytest.raises(UserError, match=r"policy: this model would be trained wrong.*set engine.attn_implementation"):
+        list(check_computation(wrong, Target()))
+    elsewhere = learner.model_copy(update={"python_executable": Path("/usr/bin/python3")})
+    assert not [*check_computation(elsewhere, Target()), *check_computation(learner, Target(gpu_memory_gib=80.0))]
+
+
+def test_a_model_for_images_too_is_a_model_and_one_that_writes_no_text_is_named(tmp_path: Path) -> None:
+    config, model = make_empty_model(save_tiny_model(FAMILIES["qwen3_vl"], tmp_path / "vision"))
+    assert config.model_type == "qwen3_vl" and "ForConditionalGeneration" in type(model).__name__
+    (tmp_path / "other").mkdir()
+    ViTConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2).save_pretrained(tmp_path / "other")
+    with pytest.raises(UserError, match="a model of the kind 'vit', of which transformers has no language model"):
+        make_empty_model(tmp_path / "other")

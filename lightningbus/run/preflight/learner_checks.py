@@ -22,7 +22,7 @@ def check_learner(learner: LearnerSettings, target: Target) -> Iterator[str]:
     Packages are checked here unless the learner starts in another environment, or on other machines.
     """
     _check(learner, resolve_names, learner)
-    device, is_here = _find_device(target)
+    device, is_here = find_device(target)
     is_here = is_here and learner.python_executable is None
     _check(learner, check_ranks, learner, device, target.num_ranks, knows_packages=is_here)
     if is_here:
@@ -58,7 +58,7 @@ def resolve_names(learner: LearnerSettings) -> None:
         resolve_credit_fn(learner.credit.method)
     if importlib.util.find_spec("verl") is None:
         return
-    with _silence_verl():
+    with silence_verl():
         from lightningbus.learner.engine.cpu_platform import select_platform
         from lightningbus.learner.settings.verl_fields import check_verl
         from lightningbus.learner.training.estimators import make_estimator
@@ -73,7 +73,7 @@ def resolve_names(learner: LearnerSettings) -> None:
 
 
 @contextmanager
-def _silence_verl() -> Iterator[None]:
+def silence_verl() -> Iterator[None]:
     """Silence verl's log while it is imported, which reports each engine that is not installed."""
     before = logging.root.manager.disable
     logging.disable(logging.INFO)
@@ -96,7 +96,7 @@ def _check_optimizers_elsewhere(learner: LearnerSettings) -> Iterator[str]:
     _check(learner, check_optimizers, learner)
 
 
-def _find_device(target: Target) -> tuple[str, bool]:
+def find_device(target: Target) -> tuple[str, bool]:
     """Return the learner's device, and whether this machine has it."""
     import torch
 

@@ -10,6 +10,7 @@ from lightningbus.bus.streams.specs import MAX_MESSAGES
 from lightningbus.learner.rollouts.capacity import Capacity, find_shortage
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
+from lightningbus.run.preflight.computation_check import check_computation
 from lightningbus.run.preflight.job_consistency import find_differences, find_inconsistencies, find_oddities
 from lightningbus.run.preflight.learner_checks import check_learner
 from lightningbus.run.preflight.memory_check import Target, check_memory
@@ -67,8 +68,11 @@ def _keep_versions_ahead(learner: LearnerSettings) -> LearnerSettings:
     return learner.model_copy(update={"keep_weight_versions": num_kept})
 
 
-def run_checks(settings: RunSettings, job: TrainJob, target: Target) -> Iterator[str]:
-    """Yield a sentence for each thing that is in order; raises `UserError` at the first that is not."""
+def run_checks(settings: RunSettings, job: TrainJob, target: Target, *, computes: bool = False) -> Iterator[str]:
+    """Yield a sentence for each thing that is in order; raises `UserError` at the first that is not.
+
+    ``computes``: load the learners' models too, which they do again as they start.
+    """
     assert job.learner.tasks is not None
     is_here = target.gpu_memory_gib is None
     if is_here:
@@ -86,6 +90,8 @@ def run_checks(settings: RunSettings, job: TrainJob, target: Target) -> Iterator
     for learner in job.learners:
         yield from check_learner(learner, target)
         yield from check_memory(learner, settings.inference, target)
+        if computes:
+            yield from check_computation(learner, target)
     for runner in {runner.model_dump_json(): runner for runner in settings.runners}.values():
         trial = replace(describe_trial(settings, job, runner.agent_name), is_here=is_here)
         yield from asyncio.run(try_agent(runner, trial))
@@ -99,6 +105,7 @@ def check_alone(learner: LearnerSettings, target: Target) -> Iterator[str]:
         yield from check_model(learner.model_path, (), [learner])
     yield from check_learner(learner, target)
     yield from check_memory(learner, (), target)
+    yield from check_computation(learner, target)
 
 
 def _check_sizes(settings: RunSettings, learner: LearnerSettings) -> str:
