@@ -114,8 +114,8 @@ class Engine:
         chat = request.path.endswith("/chat/completions")
         question = json.dumps(body["messages"]) if chat else body["prompt"]
         prompt = prompt_of(question, self.vocabulary) if isinstance(question, str) else question
-        version = self.version if adapters is None else adapters
         if not body.get("stream"):  # runners stream, nodes do not
+            version = self.version if adapters is None else adapters
             return web.json_response({"choices": list(_scores(body, prompt, logprob(version)))})
         limit = body.get("max_tokens") or LONGEST
         if len(prompt) + limit > self.context:
@@ -128,6 +128,7 @@ class Engine:
             await self.running.wait()
             token = next_token(context, self.vocabulary)
             context.append(token)
+            version = self.version if adapters is None else adapters  # a swap may come amid an answer
             over = "stop" if ends(token) else "length" if place == limit - 1 else None
             await _say(response, _chunk(chat, token, over, logprob(version), prompt if not place else None))
             if over:

@@ -36,7 +36,7 @@ def test_the_end_of_a_thought_that_its_budget_forced_is_context(budget: int | No
     assert np.flatnonzero(sequence.call_index != CONTEXT).tolist() == [2 + place for place in trained]
 
 
-@pytest.mark.parametrize(("asked", "sampled"), [(0.001, 0.01), (0.01, 0.01), (0.7, 0.7), (0, 0)])
-def test_a_temperature_is_the_one_that_was_sampled_at(asked: float, sampled: float) -> None:
-    (transition,) = build_transitions([call(temperature=asked)])
+@pytest.mark.parametrize(("requested", "sampled"), [(0.001, 0.01), (0.01, 0.01), (0.7, 0.7), (0, 0)])
+def test_a_temperature_is_the_one_that_was_sampled_at(requested: float, sampled: float) -> None:
+    (transition,) = build_transitions([call(temperature=requested)])
     assert transition.temperature == sampled
