@@ -10,7 +10,7 @@ DOCS := .docs
 DOCS_READY := $(DOCS)/.ready
 COMPILE := UV_CUSTOM_COMPILE_COMMAND='make lock' $(TOOLS)/bin/uv pip compile --quiet --generate-hashes --no-annotate --python-version 3.11 --python-platform x86_64-unknown-linux-gnu
 
-.PHONY: setup demo test test-all test-unit test-slow chaos hosts bench bench-compare bench-ui bench-async bench-learner bench-credit bench-policies bench-kv bench-prompts bench-weights bench-sizing gpu fuzz serving-faults check format clean lock sbom audit pin-images docs
+.PHONY: setup demo test test-all test-unit test-slow chaos models hosts bench bench-compare bench-ui bench-async bench-learner bench-credit bench-policies bench-kv bench-prompts bench-weights bench-sizing gpu fuzz serving-faults check format clean lock sbom audit pin-images docs
 
 $(READY): $(LOCK) pyproject.toml
 	@[ -d $(VENV)/lib ] || [ $$(df --output=avail -k . | tail -1) -ge 6000000 ] || { echo "the packages fill 5.3 GB, and less than 6 GB are free here" >&2; exit 1; }
@@ -57,6 +57,9 @@ clean:
 
 chaos: $(READY) ## kill, stop, cut and fill everything, and count what was lost; SEED=n repeats a run
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(KILLS),--kills $(KILLS)) $(if $(ROLLOUTS),--rollouts $(ROLLOUTS))
+
+models: $(READY) ## tiny models of fifty families through learner and vLLM: docs/models.md; ONLY="llama qwen3"; an hour
+	$(BIN)/python -m tests.families $(if $(ONLY),--only $(ONLY))
 
 hosts: $(READY) ## a run on hosts of network namespaces, each cut off in turn, three times over; wants root
 	for time in 1 2 3; do HOSTS=full $(BIN)/python -m pytest tests/hosts -m "slow or not slow" || exit 1; done
