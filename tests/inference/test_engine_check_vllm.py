@@ -15,6 +15,7 @@ from lightningbus.common.aio import cancel_and_wait
 from lightningbus.inference import node
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.publishing.canary_prompts import build_engine_check
+from lightningbus.learner.publishing.weight_files import write_full, write_weights
 from lightningbus.learner.training.verl_trainer import VerlTrainer
 from lightningbus.schemas import subjects
 from lightningbus.schemas.weights.events import CanarySpec, ReleaseDecision, WeightManifest
@@ -60,10 +61,22 @@ async def try_version(bus: Bus, version: int, tensors: Tensors, check: CanarySpe
     """Publish weights that have to be checked, and wait for the verdict."""
     path = place / f"{version}.safetensors"
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-    blob = await bus.object_store.put(subjects.WEIGHT_BUCKET, f"policy-{version}", path)
-    fields = {"blobs": (blob,), "epoch": 1, "step": version, "created_at_ns": 1, "canary": check}
-    manifest = WeightManifest(run_id="r", model="policy", version=version, **fields)
-    await bus.publish(subjects.weights("policy"), manifest, msg_id=f"w{version}")
+    return await try_files(bus, version, [path], check)
+
+
+async def try_files(bus: Bus, version: int, files: list[Path], check: CanarySpec) -> ReleaseDecision:
+    """Publish a version's files, adapters behind their base, and wait for the verdict."""
+    blobs = [
+        await bus.object_store.put(subjects.WEIGHT_BUCKET, f"policy-{version}-{number}", path)
+        for number, path in enumerate(files)
+    ]
+    fields: dict[str, Any] = {"epoch": 1, "step": version, "created_at_ns": 1, "canary": check}
+    fields |= {"kind": "lora" if len(files) > 1 else "full", "blobs": tuple(blobs)}
+    await bus.publish(
+        subjects.weights("policy"),
+        WeightManifest(run_id="r", model="policy", version=version, **fields),
+        msg_id=f"w{version}",
+    )
     return await decided(bus, version)
 
 
@@ -131,3 +144,28 @@ async def test_a_family_whose_weights_cannot_be_replaced_is_refused(bus: Bus, tm
     async with serving(bus, model, tmp_path / "work"):
         verdict = await try_version(bus, 0, tensors, check, tmp_path)
     assert verdict.action == "revoked" and "of GptOssForCausalLM did not arrive" in verdict.reason, verdict
+
+
+async def test_adapters_that_are_not_the_learners_are_revoked(bus: Bus, tmp_path: Path) -> None:
+    model = save_tiny_model(FAMILIES["llama"], tmp_path / "llama")
+    tiny_tokenizer(model)
+    lora = {"lora_rank": 4, "lora_alpha": 8}
+    settings = settings_for(model, checkpoint_dir=tmp_path / "checkpoints", engine={"check_model": True}, lora=lora)
+    trainer = VerlTrainer(settings)
+    probe = trainer.check_model()
+    assert probe is not None
+    base, new, trained = (tmp_path / name for name in ("base", "new", "trained"))
+    write_full(trainer, base)
+    write_weights(trainer, new)
+    with torch.no_grad():
+        for parameter in trainer._engine.module.parameters():
+            if parameter.requires_grad:
+                whole: Any = parameter
+                whole.to_local().normal_(0, 0.1)
+    write_weights(trainer, trained)
+    check = build_engine_check(trainer, probe)
+    async with serving(bus, model, tmp_path / "work"):
+        missing = await try_files(bus, 0, [base, new], check)
+        right = await try_files(bus, 1, [base, trained], check)
+    assert missing.action == "revoked" and "engine and learner differ by" in missing.reason, missing
+    assert right.action == "approved" and right.metrics["difference"] < 1e-4, right
