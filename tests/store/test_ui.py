@@ -464,7 +464,7 @@ def test_a_store_that_is_gone_is_a_sentence() -> None:
 
 
 def test_the_table_of_the_page_is_what_was_measured() -> None:
-    page = (Path(ui.__file__).parents[1] / "docs" / "ui.md").read_text()
+    page = ui.PAGE.read_text()
     displayed = page.split("<!-- benchmarks.ui: begin -->\n")[1].split("\n<!-- benchmarks.ui: end -->")[0]
     rows = json.loads(ui.RESULTS.read_text())
     assert displayed == ui.printed(rows)
