@@ -92,7 +92,7 @@ def make_settings(context: Context, size: Size, way: Case) -> LearnerSettings:
         "seq_len": scale.row_tokens,
         "cpu_threads": scale.cpu_threads,
         "actor": {"ppo_max_token_len_per_gpu": scale.max_tokens, "optim": {"lr": 1e-6}},
-        "engine": dict(way.engine),
+        "engine": {"check_model": False, **way.engine},  # a case has its computation; nothing else takes memory
         "lora": {"lora_rank": way.lora_rank},
     }
     return LearnerSettings.model_validate(fields)

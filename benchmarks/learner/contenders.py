@@ -37,7 +37,13 @@ class Ours:
             "old_log_prob_interval": log_prob_interval,
         }
         settings = LearnerSettings.model_validate(
-            {"model_path": path, "seq_len": size.longest, "actor": actor, "verl": {"optim": {"betas": BETAS}}}
+            {
+                "model_path": path,
+                "seq_len": size.longest,
+                "actor": actor,
+                "engine": {"check_model": False},
+                "verl": {"optim": {"betas": BETAS}},
+            }
         )
         sequences = []
         for number, row in enumerate(rows):

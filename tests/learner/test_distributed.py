@@ -29,6 +29,7 @@ async def test_a_learner_of_two_ranks_trains_and_publishes(bus: Bus, model_path:
         "checkpoint_dir": str(tmp_path / "checkpoints"),
         "seq_len": 64,
         "weights": {"broadcast": {"backend": "gloo"}},  # with nobody to take part
+        "max_mismatch": None,  # no engine sampled these rollouts
     }
     (tmp_path / "learner.json").write_text(json.dumps(settings))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
