@@ -90,3 +90,9 @@ def _processor() -> str:
     except OSError:
         return platform.machine()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def fill_page(page: str, begin: str, table: str, end: str) -> str:
+    """Return a page with a table on lines of its own between two marks."""
+    before, _, rest = page.partition(begin)
+    return f"{before}{begin}\n{table}\n{end}{rest.partition(end)[2]}"

@@ -21,6 +21,7 @@ import aiohttp
 from clickhouse_connect.driver.client import Client
 
 from benchmarks import before_after
+from benchmarks.results import fill_page
 from lightningbus.store.clickhouse import migrations
 from lightningbus.store.clickhouse.client import DATABASE, connect, connect_readonly, query_row
 from lightningbus.store.clickhouse.query_limits import UI
@@ -342,8 +343,7 @@ async def main() -> None:
     print(printed(rows))
     if args.rollouts == list(CEILINGS_MS):
         RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
-        before, _, rest = PAGE.read_text().partition(f"{BEGIN}\n")
-        PAGE.write_text(f"{before}{BEGIN}\n{printed(rows)}\n{END}{rest.partition(END)[2]}")
+        PAGE.write_text(fill_page(PAGE.read_text(), BEGIN, printed(rows), END))
         print(before_after.compare(["ui"]))
 
 

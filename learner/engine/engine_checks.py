@@ -2,12 +2,11 @@
 
 import importlib
 import importlib.util
-import json
-from pathlib import Path
 from typing import Any
 
 from lightningbus.learner.settings.engine import EngineSettings
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.settings.model_config import read_text_config
 from lightningbus.learner.settings.verl import OptimizerClass
 from lightningbus.learner.settings.verl_fields import check_verl
 
@@ -103,13 +102,6 @@ def _has_windows(config: dict[str, Any]) -> bool:
     if layers:
         return set(layers) != {"full_attention"}
     return bool(config.get("sliding_window")) and bool(config.get("use_sliding_window", True))
-
-
-def read_text_config(model_path: Path) -> dict[str, Any]:
-    """Read ``config.json``, of a model with other inputs the part for text."""
-    config: dict[str, Any] = json.loads((model_path / "config.json").read_text("utf-8"))
-    text: dict[str, Any] = config.get("text_config", config)
-    return text
 
 
 def carries_state(config: dict[str, Any]) -> bool:

@@ -25,7 +25,6 @@ VERL_ENGINE_FIELDS = {
     "ulysses_sequence_parallel_size",
     "model_dtype",
     "use_no_sync_for_gradient_accumulation",
-    "use_remove_padding",
 }
 """Settings that verl's engine configuration has by the same names."""
 NOISE = ("dropout", "pdrop", "jitter")
@@ -54,6 +53,8 @@ def make_engine(
         verl_optim = read_fields(CRITIC_OPTIM, settings.verl.critic_optim)
     else:
         verl_optim = read_fields(OPTIM, settings.verl.optim)
+    precision = {"reduce_dtype": "fp32", "buffer_dtype": "fp32", **(verl_engine.get("mixed_precision") or {})}
+    precision["param_dtype"] = chosen.choose_precision(on_gpu)
     model: dict[str, Any] = {"model_type": kind}
     if kind == "language_model" and not frozen:
         model |= settings.lora.model_dump()
@@ -74,15 +75,10 @@ def make_engine(
         ),
         engine_config=FSDPEngineConfig(
             strategy=STRATEGY,
-            **{**chosen.model_dump(include=VERL_ENGINE_FIELDS), "use_remove_padding": bool(chosen.use_remove_padding)},
+            use_remove_padding=bool(chosen.use_remove_padding),
             forward_only=frozen and on_gpu,  # pins memory, which needs an accelerator
-            **{"use_torch_compile": on_gpu}
-            | verl_engine
-            | {
-                "mixed_precision": {"reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-                | (verl_engine.get("mixed_precision") or {})
-                | {"param_dtype": chosen.choose_precision(on_gpu)}
-            },
+            **chosen.model_dump(include=VERL_ENGINE_FIELDS),
+            **{"use_torch_compile": on_gpu, **verl_engine, "mixed_precision": precision},
         ),
         optimizer_config=FSDPOptimizerConfig(
             **{"betas": ADAM_BETAS} | verl_optim | optim.model_dump(),

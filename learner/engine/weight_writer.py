@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from lightningbus.schemas.weights.safetensors_header import InvalidSafetensorsError, parse_tensors, read_header
+from lightningbus.schemas.weights.safetensors_header import read_tensors
 
 Layout = dict[str, tuple[Any, tuple[int, ...]]]
 """Dtype and shape of each tensor by name."""
@@ -148,7 +148,7 @@ def served_dtype(model_path: Path, dtype: str) -> ChooseDtype:
         text = config.get("text_config") or {}
         names = (part.get(key) for part in (config, text) for key in ("dtype", "torch_dtype"))
         dtype = next((str(name).removeprefix("torch.") for name in names if name), "float32")
-        stored = _stored_dtypes(model_path)
+        stored = {name: tensor.dtype for name, tensor in read_tensors(model_path).items()}
         if CODES.get(dtype) in stored.values():
             wide = {name for name, code in stored.items() if code == "F32"}
     chosen = getattr(torch, dtype)
@@ -159,14 +159,3 @@ def served_dtype(model_path: Path, dtype: str) -> ChooseDtype:
         return torch.float32 if name in wide else chosen
 
     return choose
-
-
-def _stored_dtypes(model_path: Path) -> dict[str, str]:
-    stored: dict[str, str] = {}
-    for path in model_path.glob("*.safetensors"):
-        try:
-            tensors = parse_tensors(read_header(path), path.stat().st_size)
-        except InvalidSafetensorsError:
-            continue
-        stored |= {name: tensor.dtype for name, tensor in tensors.items()}
-    return stored

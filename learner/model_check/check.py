@@ -3,29 +3,30 @@
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from lightningbus.learner.engine.engine_checks import carries_state, read_text_config, uses_flash_attention
-from lightningbus.learner.model_check.agreement import find_tolerance, mean_difference
+from lightningbus.learner.engine.engine_checks import carries_state, uses_flash_attention
+from lightningbus.learner.model_check.agreement import MAX_DIFFERENCE, find_tolerance, mean_difference
 from lightningbus.learner.model_check.computation_file import CheckedComputation, read_computation, write_computation
 from lightningbus.learner.model_check.memory import find_shortage
 from lightningbus.learner.model_check.probe import make_probe
 from lightningbus.learner.model_check.reference import EAGER, SDPA, Computation, ReferenceModel
 from lightningbus.learner.settings.engine import EngineSettings
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.settings.model_config import read_text_config
 from lightningbus.learner.trainer import Floats
 from lightningbus.learner.transitions.sequences import TrainSequence
 from lightningbus.learner.transitions.tokenizer import find_vocabulary_size
 
 log = logging.getLogger(__name__)
 
-WAYS = (
+COMPUTATIONS = (
     Computation(SDPA, is_packed=True),
     Computation(SDPA, is_packed=False),
     Computation(EAGER, is_packed=False),
     Computation(EAGER, is_packed=True),
 )
-"""From the fastest to the slowest. Eager attention over packed rows takes the square of all their tokens."""
+"""Computations by speed, the fastest first. Eager attention over packed rows takes the square of all their tokens."""
 
 
 class ModelCheckError(ValueError):
@@ -33,7 +34,7 @@ class ModelCheckError(ValueError):
 
 
 @contextmanager
-def refused_models() -> Iterator[None]:
+def as_model_check_error() -> Iterator[None]:
     """Turn what transformers and verl raise at a model that they do not know into `ModelCheckError`."""
     try:
         yield
@@ -43,7 +44,7 @@ def refused_models() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ModelCheck:
-    """A right way to compute a model, and what shows that it is right."""
+    """A right computation of a model, and what shows that it is right."""
 
     initial_settings: LearnerSettings
     settings: LearnerSettings
@@ -91,37 +92,42 @@ class ModelCheck:
 
 
 def check_model(settings: LearnerSettings, device: str) -> ModelCheck:
-    """Compute a model by the reference, and in the ways that the settings allow until one of them agrees.
+    """Compute a model by the reference, and by the computations that the settings allow until one of them agrees.
 
-    A learner that was checked before takes what was found then. Takes memory for the model in float32 on the CPU.
+    A learner that was checked at an earlier start reuses that result. Takes memory for the model in float32 on the CPU.
     Raises `ModelCheckError`.
     """
     if not settings.engine.check_model:
-        return ModelCheck(settings, _with_way(settings, device, None))
+        return ModelCheck(settings, _with_computation(settings, device, None))
     path = settings.model_path
     if known := read_computation(settings):
-        way = Computation(known.attention, known.is_packed)
-        rows = _make_rows(settings, known.vocabulary_size)
-        return ModelCheck(settings, _with_way(settings, device, way), rows, known.rounding, known.vocabulary_size)
+        computation = Computation(known.attention, known.is_packed)
+        rows = make_probe(path, known.vocabulary_size, settings.seq_len)
+        return ModelCheck(
+            settings, _with_computation(settings, device, computation), rows, known.rounding, known.vocabulary_size
+        )
     if shortage := find_shortage(path):
         log.warning("the model is not compared with transformers' own: %s", shortage)
-        return ModelCheck(settings, _with_way(settings, device, None))
+        return ModelCheck(settings, _with_computation(settings, device, None))
     try:
         reference = ReferenceModel(path)
         vocabulary_size = find_vocabulary_size(path) or reference.vocabulary_size
-        rows = _make_rows(settings, vocabulary_size)
+        rows = make_probe(path, vocabulary_size, settings.seq_len)
         log_probs = reference.log_probs(rows)
     except Exception as error:  # a model's code may raise anything
         raise ModelCheckError(f"{path} cannot be trained: {_describe(error)}") from error
-    chosen = _choose_way(settings.engine, device, _Differences(reference, rows, log_probs))
+    chosen = _choose_computation(settings.engine, device, _Differences(reference, rows, log_probs))
     rounding = mean_difference(reference.rounded_log_probs(rows), log_probs)
-    return ModelCheck(settings, _with_way(settings, device, chosen), rows, rounding, vocabulary_size, log_probs)
+    return ModelCheck(settings, _with_computation(settings, device, chosen), rows, rounding, vocabulary_size, log_probs)
 
 
-def _with_way(settings: LearnerSettings, device: str, way: Computation | None) -> LearnerSettings:
+def _with_computation(settings: LearnerSettings, device: str, computation: Computation | None) -> LearnerSettings:
     engine = settings.engine
-    if way is not None:
-        changes: dict[str, object] = {"attn_implementation": way.attention, "use_remove_padding": way.is_packed}
+    if computation is not None:
+        changes: dict[str, object] = {
+            "attn_implementation": computation.attention,
+            "use_remove_padding": computation.is_packed,
+        }
     elif engine.use_remove_padding is None:
         changes = {"use_remove_padding": not carries_state(read_text_config(settings.model_path))}
     else:
@@ -129,55 +135,49 @@ def _with_way(settings: LearnerSettings, device: str, way: Computation | None) -
     return settings.model_copy(update={"engine": engine.model_copy(update=changes)})
 
 
-def _make_rows(settings: LearnerSettings, vocabulary_size: int) -> list[TrainSequence]:
-    """Make the probe, cut to the longest sequence that is trained."""
-    names = ("token_ids", "call_index", "logprobs", "weight_versions")
-    return [
-        replace(row, **{name: getattr(row, name)[: settings.seq_len] for name in names})
-        for row in make_probe(settings.model_path, vocabulary_size)
-    ]
-
-
 class _Differences:
-    """The mean difference of each way to the reference, computed when it is asked for; infinite if it is refused."""
+    """Mean differences of computations to the reference, measured on first use; infinite if the model refuses one."""
 
     def __init__(self, reference: ReferenceModel, rows: Sequence[TrainSequence], log_probs: Sequence[Floats]) -> None:
         self._reference, self._rows, self._log_probs = reference, rows, log_probs
         self._known: dict[Computation, float] = {}
 
-    def __getitem__(self, way: Computation) -> float:
-        if way not in self._known:
+    def __getitem__(self, computation: Computation) -> float:
+        if computation not in self._known:
             try:
-                log_probs = self._reference.compute(self._rows, way)
-                self._known[way] = mean_difference(log_probs, self._log_probs)
+                log_probs = self._reference.compute(self._rows, computation)
+                self._known[computation] = mean_difference(log_probs, self._log_probs)
             except Exception as error:  # gpt_oss refuses sdpa, for example
-                log.info("%s: the model refuses it: %s", way, _describe(error))
-                self._known[way] = float("inf")
-        return self._known[way]
+                log.info("%s: the model refuses it: %s", computation, _describe(error))
+                self._known[computation] = float("inf")
+        return self._known[computation]
 
-    def find_right(self, ways: Sequence[Computation]) -> Iterator[Computation]:
-        """Yield the ways that agree with the reference."""
-        tolerance = find_tolerance(0.0, is_float32=True)
-        return (way for way in ways if self[way] <= tolerance)
+    def find_right(self, computations: Sequence[Computation]) -> Iterator[Computation]:
+        """Yield the computations that agree with the reference."""
+        return (computation for computation in computations if self[computation] <= MAX_DIFFERENCE)
 
 
-def _choose_way(engine: EngineSettings, device: str, differences: _Differences) -> Computation | None:
+def _choose_computation(engine: EngineSettings, device: str, differences: _Differences) -> Computation | None:
     if uses_flash_attention(engine, device):
         return None
     name, packed = engine.attn_implementation, engine.use_remove_padding
     allowed = [
-        way
-        for way in WAYS
-        if name in ("auto", way.attention)
-        and packed in (None, way.is_packed)
-        and (engine.ulysses_sequence_parallel_size == 1 or way == WAYS[0])
+        computation
+        for computation in COMPUTATIONS
+        if name in ("auto", computation.attention)
+        and packed in (None, computation.is_packed)
+        and (engine.ulysses_sequence_parallel_size == 1 or computation == COMPUTATIONS[0])
     ]
-    if way := next(differences.find_right(allowed), None):
-        if way != allowed[0]:
-            log.warning("%s computes this model wrong (%s): %s is used", allowed[0], differences[allowed[0]], way)
-        return way
-    differing = "; ".join(f"{way}: {differences[way]:.3g} nats per token off" for way in allowed)
-    right = next(differences.find_right(WAYS), None)
+    if computation := next(differences.find_right(allowed), None):
+        if computation != allowed[0]:
+            log.warning(
+                "%s computes this model wrong (%s): %s is used", allowed[0], differences[allowed[0]], computation
+            )
+        return computation
+    differing = "; ".join(
+        f"{computation}: {differences[computation]:.3g} nats per token off" for computation in allowed
+    )
+    right = next(differences.find_right(COMPUTATIONS), None)
     advice = f"set {right}" if right else "transformers computes rows of it together in no right way"
     raise ModelCheckError(f"this model would be trained wrong. {differing}. {advice}")
 

@@ -13,7 +13,7 @@ PACKAGES = ("torch", "transformers", "verl")
 
 @dataclass(frozen=True, slots=True)
 class CheckedComputation:
-    """How a model is computed right, and the mean difference in nats per token that bfloat16 makes to it."""
+    """The right computation of a model, and the mean difference in nats per token that bfloat16 makes to it."""
 
     attention: str
     is_packed: bool

@@ -1,9 +1,8 @@
 """Whether host memory holds the reference beside the rest."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
-from lightningbus.schemas.weights.safetensors_header import InvalidSafetensorsError, parse_tensors, read_header
+from lightningbus.schemas.weights.safetensors_header import read_tensors
 
 FLOAT32_BYTES = 4
 SHARE = 0.8
@@ -13,30 +12,15 @@ GIB = 1 << 30
 
 
 def find_shortage(model_path: Path, meminfo: Path = MEMINFO) -> str:
-    """Say how much memory the model in float32 needs beyond what is available; empty: it fits, or nobody knows."""
-    needed = FLOAT32_BYTES * _count_parameters(model_path.glob("*.safetensors"))
+    """Say how much memory the model in float32 needs beyond what is available; empty if it fits or is not known."""
     try:
+        needed = FLOAT32_BYTES * sum(tensor.num_elements for tensor in read_tensors(model_path).values())
         available = _read_available(meminfo.read_text())
     except (OSError, ValueError, StopIteration):
         return ""
     if needed <= SHARE * available:
         return ""
     return f"it takes {needed / GIB:.1f} GiB in float32, of which {available / GIB:.1f} GiB are available"
-
-
-def _count_parameters(files: Iterable[Path]) -> int:
-    count = 0
-    for file in files:
-        try:
-            tensors = parse_tensors(read_header(file), file.stat().st_size)
-        except (OSError, InvalidSafetensorsError):
-            continue
-        for tensor in tensors.values():
-            size = 1
-            for length in tensor.shape:
-                size *= length
-            count += size
-    return count
 
 
 def _read_available(text: str) -> int:

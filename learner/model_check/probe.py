@@ -1,11 +1,10 @@
 """Token sequences that learner, reference and engine score."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from lightningbus.learner.transitions.sequences import CONTEXT, TrainSequence
+from lightningbus.learner.transitions.sequences import TrainSequence, scored_sequence
 
 LENGTHS = (40, 3, 2, 90, 17, 61)
 """Tokens of each sequence: long beside short ones, so that packed rows have neighbours of other lengths."""
@@ -19,10 +18,10 @@ A list has three parts: first, what is known; second, what is assumed; third, wh
 """Prose, numbers, code, JSON and other languages: tokens that a model predicts well beside ones it does not."""
 
 
-def make_probe(model_path: Path, vocabulary_size: int) -> list[TrainSequence]:
-    """Make sequences of a model's tokens, of `LENGTHS`; without a usable tokenizer they are spread over the vocabulary.
+def make_probe(model_path: Path, vocabulary_size: int, max_tokens: int) -> list[TrainSequence]:
+    """Make sequences of a model's tokens, of `LENGTHS` but at most ``max_tokens``.
 
-    Of a context shorter than a sequence, the sequence is cut by the caller.
+    Without a usable tokenizer the tokens are spread over the vocabulary.
     """
     ids = _tokenize(model_path)
     if len(set(ids)) < min(LENGTHS[0], vocabulary_size) or max(ids) >= vocabulary_size:
@@ -30,7 +29,8 @@ def make_probe(model_path: Path, vocabulary_size: int) -> list[TrainSequence]:
     while len(ids) < sum(LENGTHS):
         ids = ids + ids
     starts = np.cumsum((0, *LENGTHS))
-    return list(_to_sequences(ids[start : start + length] for start, length in zip(starts, LENGTHS, strict=False)))
+    rows = (ids[start : start + min(length, max_tokens)] for start, length in zip(starts, LENGTHS, strict=False))
+    return [scored_sequence(f"probe-{number}", row) for number, row in enumerate(rows)]
 
 
 def _tokenize(model_path: Path) -> list[int]:
@@ -41,11 +41,3 @@ def _tokenize(model_path: Path) -> list[int]:
         return [int(token) for token in tokenizer(TEXT, add_special_tokens=False)["input_ids"]] or [0]
     except Exception:  # a tokenizer may raise anything; the preflight checks say what is wrong with it
         return [0]
-
-
-def _to_sequences(rows: Iterator[list[int]]) -> Iterator[TrainSequence]:
-    for number, ids in enumerate(rows):
-        calls = np.zeros(len(ids), np.int64)
-        calls[0] = CONTEXT
-        zeros = np.zeros(len(ids), np.float32)
-        yield TrainSequence(f"probe-{number}", 1.0, np.array(ids, np.int64), calls, zeros, np.zeros(len(ids), np.int64))

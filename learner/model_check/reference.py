@@ -16,7 +16,7 @@ EAGER, SDPA = "eager", "sdpa"
 
 @dataclass(frozen=True, slots=True)
 class Computation:
-    """A way to compute rows: an attention by transformers' name for it, and whether rows are packed."""
+    """A computation of rows: an attention by transformers' name for it, and whether rows are packed."""
 
     attention: str
     is_packed: bool
@@ -60,10 +60,10 @@ class ReferenceModel:
         self._model.to(torch.bfloat16)
         return self.log_probs(rows)
 
-    def compute(self, rows: Sequence[TrainSequence], way: Computation) -> list[Floats]:
+    def compute(self, rows: Sequence[TrainSequence], computation: Computation) -> list[Floats]:
         """Return the log-probabilities as a learner computes them; raises whatever the model's code raises."""
-        self._use(EAGER if way.attention == EAGER else name_sdpa(self._class))
-        return self._forward(rows) if way.is_packed else self._forward_padded(rows)
+        self._use(EAGER if computation.attention == EAGER else name_sdpa(self._class))
+        return self._forward(rows) if computation.is_packed else self._forward_padded(rows)
 
     def _load(self, attention: str) -> None:
         import torch

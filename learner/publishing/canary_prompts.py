@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lightningbus.learner.settings.weights import CanarySettings
 from lightningbus.learner.trainer import ModelProbe, Trainer
-from lightningbus.learner.transitions.sequences import CONTEXT, TrainSequence
+from lightningbus.learner.transitions.sequences import TrainSequence, scored_sequence
 from lightningbus.schemas.weights.events import CanaryPrompt, CanarySpec
 
 MAX_PROMPTS = 32
@@ -25,7 +23,7 @@ class CanaryPrompts:
         """Read the prompts, ``max_tokens`` of each; raise ValueError naming an invalid line."""
         self._settings = settings
         prompts = read_prompts(settings.prompts, model_path)
-        self._prompts = [_read_prompt(number, ids[:max_tokens]) for number, ids in enumerate(prompts)]
+        self._prompts = [scored_sequence(f"canary-{number}", ids[:max_tokens]) for number, ids in enumerate(prompts)]
 
     def build_spec(self, trainer: Trainer) -> CanarySpec:
         """Compute the canary test of the trainer's current weights; blocks for a forward pass."""
@@ -51,7 +49,6 @@ def build_engine_check(trainer: Trainer, probe: ModelProbe) -> CanarySpec:
         max_entropy=unbounded,
         max_length_ratio=unbounded,
         max_difference=probe.tolerance,
-        is_engine_check=True,
     )
 
 
@@ -94,10 +91,3 @@ def read_prompts(file: Path, model_path: Path) -> list[list[int]]:
             raise ValueError(f"weights.canary.prompts: {file}, line {number} has fewer than two tokens")
         prompts.append([int(token) for token in ids[:MAX_PROMPT_TOKENS]])
     return prompts
-
-
-def _read_prompt(number: int, ids: list[int]) -> TrainSequence:
-    calls = np.zeros(len(ids), np.int64)
-    calls[0] = CONTEXT
-    zeros = np.zeros(len(ids), np.float32)
-    return TrainSequence(f"canary-{number}", 1.0, np.array(ids, np.int64), calls, zeros, np.zeros(len(ids), np.int64))

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.trainer import Floats
 from lightningbus.learner.training.loss import is_reinforce
-from lightningbus.learner.training.tensors import Floats, Segments
+from lightningbus.learner.training.tensors import Segments
 from lightningbus.learner.transitions.sequences import CONTEXT
 
 

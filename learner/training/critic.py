@@ -7,8 +7,9 @@ from typing import Any
 
 from lightningbus.learner.engine.engines import make_engine
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.trainer import Floats
 from lightningbus.learner.training.loss import name_grad_norm, value_loss
-from lightningbus.learner.training.tensors import Floats, Segments
+from lightningbus.learner.training.tensors import Segments
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from lightningbus.learner.trainer import Floats
 from lightningbus.learner.training.distributed import ProcessGroup
-from lightningbus.learner.training.tensors import Floats
 
 MAX_LOG_RATIO = 20.0
 """Beyond it a ratio is as good as infinite, or 0."""

@@ -11,9 +11,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from lightningbus.learner.trainer import Floats
 from lightningbus.learner.transitions.sequences import CONTEXT, TrainSequence
 
-Floats = NDArray[np.float32]
 PADDING = TrainSequence(
     "", 1.0, np.zeros(2, np.int64), np.full(2, CONTEXT), np.zeros(2, np.float32), np.full(2, CONTEXT)
 )

@@ -16,9 +16,9 @@ from lightningbus.learner.engine import cpu_platform, engine_state
 from lightningbus.learner.engine.engine_checks import check_engine
 from lightningbus.learner.engine.engines import lora_state_dict, make_engine
 from lightningbus.learner.engine.weight_writer import WeightWriter, served_dtype
-from lightningbus.learner.model_check.check import check_model, refused_models
+from lightningbus.learner.model_check.check import as_model_check_error, check_model
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.learner.trainer import ModelProbe
+from lightningbus.learner.trainer import Floats, ModelProbe
 from lightningbus.learner.training.correction import apply_rollout_correction, leave_uncorrected, needs_log_probs
 from lightningbus.learner.training.critic import Critic, compute_gae
 from lightningbus.learner.training.distributed import ProcessGroup, balance_by_tokens
@@ -38,7 +38,7 @@ from lightningbus.learner.training.loss import (
 )
 from lightningbus.learner.training.mini_batches import split_mini_batches
 from lightningbus.learner.training.skipped_updates import MAX_SCALED_STEPS, MAX_STEPS, SkippedSteps, count_skipped
-from lightningbus.learner.training.tensors import Floats, ForwardConfig, Segments, TokenInputs, from_output
+from lightningbus.learner.training.tensors import ForwardConfig, Segments, TokenInputs, from_output
 from lightningbus.learner.training.token_weights import loss_weights
 from lightningbus.learner.transitions.sequences import TrainSequence
 
@@ -86,7 +86,7 @@ class VerlTrainer:
         precision = settings.engine.choose_precision(device == "cuda")
         self._is_float32, has_loss_scale = precision == "fp32", precision == "fp16"
         self._skipped_steps = SkippedSteps(MAX_SCALED_STEPS if has_loss_scale else MAX_STEPS)
-        with refused_models():
+        with as_model_check_error():
             self._engine = make_engine(settings, device, settings.actor.optim)
         self._weight_writer = WeightWriter(
             self._engine, served_dtype(settings.model_path, settings.weights.dtype), is_writer=self.group.rank == 0
@@ -162,8 +162,8 @@ class VerlTrainer:
         if not check.rows:
             return None
         if check.log_probs is not None:
-            with refused_models():
-                log_probs = self._infer_in_training(check.rows)
+            with as_model_check_error():
+                log_probs = self._infer(self._engine, check.rows, "log_probs", in_training_mode=True)
             check.verify(log_probs, is_float32=self._is_float32)
         return ModelProbe(check.rows, check.engine_tolerance)
 
@@ -266,21 +266,18 @@ class VerlTrainer:
             metrics |= {"off_policy/ess": share, "off_policy/ess_scale": read_scale()}
         return metrics
 
-    def _infer(self, engine: Any, sequences: Sequence[TrainSequence], output: str) -> list[Floats]:
-        """Compute one of the model's outputs for every token of all sequences, on every rank."""
+    def _infer(
+        self, engine: Any, sequences: Sequence[TrainSequence], output: str, *, in_training_mode: bool = False
+    ) -> list[Floats]:
+        """Compute one of the model's outputs for every token of all sequences, on every rank.
+
+        ``in_training_mode``: compute as an update does, with dropout if the model has it, but without a gradient.
+        """
         indices, batch, rows = self._shard(TokenInputs(sequences, {}), self._forward)
         with engine.eval_mode():
+            if in_training_mode:
+                engine.module.train()
             values = from_output(engine.infer_batch(batch)["model_output"][output], rows)
-        gathered = self.group.all_gather(dict(zip(indices, values, strict=False)))
-        return [gathered[index] for index in range(len(sequences))]
-
-    def _infer_in_training(self, sequences: Sequence[TrainSequence]) -> list[Floats]:
-        """Log-probabilities as an update computes them: with dropout, if a model has it."""
-        indices, batch, rows = self._shard(TokenInputs(sequences, {}), self._forward)
-        with self._engine.eval_mode():
-            self._engine.module.train()
-            values = from_output(self._engine.infer_batch(batch)["model_output"]["log_probs"], rows)
-            self._engine.module.eval()
         gathered = self.group.all_gather(dict(zip(indices, values, strict=False)))
         return [gathered[index] for index in range(len(sequences))]
 

@@ -44,6 +44,15 @@ class TrainSequence:
         return int(self.trained.sum())
 
 
+def scored_sequence(rollout_id: str, token_ids: Sequence[int]) -> TrainSequence:
+    """Make a sequence of which only log-probabilities are computed: every token but the first counts as trained."""
+    length = len(token_ids)
+    call_index = np.zeros(length, np.int64)
+    call_index[0] = CONTEXT
+    logprobs, versions = np.zeros(length, np.float32), np.zeros(length, np.int64)
+    return TrainSequence(rollout_id, 1.0, np.array(token_ids, np.int64), call_index, logprobs, versions)
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceConfig:
     """Settings of the conversion of calls to sequences, by the same names."""

@@ -1,9 +1,9 @@
 """The model's tokenizer, for comparing token sequences by their text, and the size of its vocabulary."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from lightningbus.learner.settings.model_config import read_text_config
 from lightningbus.learner.transitions.prefix_tree import Detokenize
 
 
@@ -24,6 +24,5 @@ def load_detokenizer(model_path: Path) -> Detokenize | None:
 
 def find_vocabulary_size(model_path: Path) -> int | None:
     """Read the number of the model's tokens; None if its ``config.json`` has none."""
-    config = json.loads((model_path / "config.json").read_text())
-    count = config.get("text_config", config).get("vocab_size")
+    count = read_text_config(model_path).get("vocab_size")
     return int(count) if count is not None else None

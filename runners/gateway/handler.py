@@ -106,11 +106,11 @@ class ModelCallHandler:
             except (AgentDisconnectedError, asyncio.CancelledError) as reason:
                 if stream is None:
                     raise
-                recording.take(completion, _cut_choices(completion, is_seen=stream.has_begun))
+                recording.set_answer(completion, _cut_choices(completion, is_seen=stream.has_begun))
                 if isinstance(reason, AgentDisconnectedError):
                     return stream.response
                 raise
-            recording.take(completion, answer.choices)
+            recording.set_answer(completion, answer.choices)
             await send_ahead(self._send, attempt)  # earlier calls first: the agent waits while the bus is full
             # Where an agent reads slowly, the record does not wait for it.
             asyncio.get_running_loop().call_soon(recording.run)
@@ -198,7 +198,7 @@ class _Recording:
     def __exit__(self, *_: object) -> None:
         self.run()
 
-    def take(self, completion: StreamAccumulator, choices: list[SampledChoice]) -> None:
+    def set_answer(self, completion: StreamAccumulator, choices: list[SampledChoice]) -> None:
         """Set what to record; a later turn may continue with the tokens of an answer that ended with the model's."""
         self._choices, self._last_token_ns = choices, completion.last_token_ns
         self._is_in_history = completion.stopped_at_eos

@@ -55,9 +55,15 @@ class CanarySpec(Event, frozen=True, kw_only=True):
     max_length_ratio: float
     """Largest ratio of the mean answer length to that of the version approved before, or its inverse."""
     max_difference: float | None = None
-    """Largest mean distance of the log-probabilities of engine and learner, in nats per token; None: no bound."""
-    is_engine_check: bool = False
-    """Whether the engine is on trial, not the version: answers are not sampled, and their bounds do not count."""
+    """Largest mean distance of the log-probabilities of engine and learner, in nats per token.
+
+    None: the version is on trial. Else the engine is: answers are not sampled, and their bounds do not count.
+    """
+
+    @property
+    def is_engine_check(self) -> bool:
+        """Whether the engine is on trial, not the version."""
+        return self.max_difference is not None
 
 
 class BroadcastCapability(Event, frozen=True, kw_only=True):

@@ -4,6 +4,8 @@ Only the header is read. The library's own reader gives numpy no bf16 and return
 bytes of files larger than memory needs the positions.
 """
 
+import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -28,12 +30,15 @@ class Tensor(msgspec.Struct, frozen=True):
     data_offsets: tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]]
 
     @property
+    def num_elements(self) -> int:
+        """Product of the lengths of ``shape``."""
+        return math.prod(self.shape)
+
+    @property
     def word_size(self) -> int:
         """Bytes per element where that is one of `WORD_SIZES`, else 1."""
-        elements, (begin, end) = 1, self.data_offsets
-        for length in self.shape:
-            elements *= length
-        word_size, remainder = divmod(end - begin, elements or 1)
+        begin, end = self.data_offsets
+        word_size, remainder = divmod(end - begin, self.num_elements or 1)
         return word_size if remainder == 0 and word_size in WORD_SIZES else 1
 
 
@@ -70,3 +75,12 @@ def parse_tensors(header: bytes, size: int) -> dict[str, Tensor]:
             f"the tensors of the safetensors file take {len(header) + offset} bytes, not {size}"
         )
     return ordered
+
+
+def read_tensors(directory: Path) -> dict[str, Tensor]:
+    """Read the headers of all safetensors files of a directory, skipping invalid files; raises OSError."""
+    tensors: dict[str, Tensor] = {}
+    for path in directory.glob("*.safetensors"):
+        with suppress(InvalidSafetensorsError):
+            tensors |= parse_tensors(read_header(path), path.stat().st_size)
+    return tensors

@@ -1,4 +1,4 @@
-"""What keeps a lease renewed, with a stand-in for the message."""
+"""Renewal of a lease, with a stand-in for the message."""
 
 import asyncio
 from typing import Any, cast

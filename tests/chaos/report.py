@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import quantiles
 from typing import Any
 
+from benchmarks.results import fill_page
 from tests.chaos.faults import Log
 from tests.chaos.oracle import Verdict
 
@@ -107,6 +108,4 @@ def markdown(actual: dict[str, Any], scenarios: Collection[str]) -> str:
 
 def filled(page: str, table: str) -> str:
     """The page with the table between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+    return fill_page(page, BEGIN, table, END)

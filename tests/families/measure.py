@@ -62,10 +62,11 @@ def _measure_learner(
         return {"refused": str(error)}, [], [], []
     assert probe is not None
     engine, check = trainer._settings.engine, trainer._model_check
+    trained = trainer._infer(trainer._engine, probe.rows, "log_probs", in_training_mode=True)
     figures: dict[str, Any] = {
         "attention": engine.attn_implementation,
         "is_packed": bool(engine.use_remove_padding),
-        "difference": mean_difference(trainer._infer_in_training(probe.rows), check.log_probs or ()),
+        "difference": mean_difference(trained, check.log_probs or ()),
         "rounding": check.rounding,
     }
     base = directory / f"base-{len(lora)}.safetensors"

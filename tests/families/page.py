@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.results import fill_page
+from lightningbus.learner.model_check.agreement import MAX_DIFFERENCE
+
 BEGIN, END = "<!-- make models: begin -->", "<!-- make models: end -->"
-MAX_DIFFERENCE = 1e-4
-"""Mean distance of engine and learner, in nats per token, of a pair that is right in float32."""
 
 
 def is_right(part: Mapping[str, Any]) -> bool:
@@ -39,8 +40,7 @@ def render(results: Mapping[str, Any]) -> str:
 
 def fill(page: str, table: str) -> str:
     """Return the page with the table between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}"
+    return fill_page(page, BEGIN, table, END)
 
 
 def _describe(part: Mapping[str, Any]) -> str:

@@ -164,7 +164,7 @@ async def test_an_answer_of_which_the_agent_got_nothing_has_no_tokens_and_says_w
 
 @pytest.mark.parametrize("until", ["</tool>", "stop"])
 async def test_a_call_ended_before_the_agent_had_its_last_token(until: str) -> None:
-    """What the agent does next, such as giving a reward, comes after the call: it belongs to this call."""
+    """A reward that the agent gives next starts after the call, and so belongs to it."""
     node = TokenNode(*[{"finish_reason": "stop"}] * (until == "stop"))
     async with serving(node, sent) as (_, slot, recorder):
         seen_at_ns = 0

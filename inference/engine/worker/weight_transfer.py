@@ -59,7 +59,7 @@ class LightningbusWeightEngine(WeightTransferEngine[Init, Update]):
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Receive and load weights; the base class waits for the accelerator, which raises on a CPU-only torch."""
-        with set_current_vllm_config(self.vllm_config):  # layers that are whole make their kernels
+        with set_current_vllm_config(self.vllm_config):  # a layer makes its kernel once its weights are complete
             self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()

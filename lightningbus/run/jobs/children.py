@@ -68,14 +68,14 @@ async def wait_for_trial(stack: LocalStack, releases: WeightRegistry) -> int:
     Raises `UserError` if there is none, with the reason, or if no node tries it in time.
     """
 
-    async def tried() -> ServingTarget:
+    async def resolve_tried_target() -> ServingTarget:
         while (choice := await releases.resolve_target()).canary is not None:
             await stack.fleet.wait_for_change()
         return choice
 
     try:
         async with asyncio.timeout(TRIAL_SECONDS):
-            choice = await stack.or_child_failure(tried())
+            choice = await stack.or_child_failure(resolve_tried_target())
     except TimeoutError:
         raise UserError(f"no node has tried the last version within {TRIAL_SECONDS:g} s: see the nodes' logs") from None
     if choice.serve is None:

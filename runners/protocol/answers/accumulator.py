@@ -1,7 +1,7 @@
 """One model call as the engine streams it: the agent's view, and the record for training.
 
 Upstream is always asked for a stream with token ids and log-probabilities, because only a stream reports the weight
-version of each token. Pure: dictionaries in, dictionaries and bytes out.
+version of each token. No I/O: dictionaries in, dictionaries and bytes out. It reads the clock as chunks come.
 """
 
 import math

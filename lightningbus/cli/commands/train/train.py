@@ -51,7 +51,7 @@ def train(
         rounds = exit_on_user_error(training_rounds, settings)
 
     def look() -> None:
-        for line in preflight.run_checks(settings, job, Target(ranks, gpu_memory, gpu_tflops), computes=True):
+        for line in preflight.run_checks(settings, job, Target(ranks, gpu_memory, gpu_tflops), loads_models=True):
             print(line)
 
     if dry_run:
