@@ -34,7 +34,7 @@ async def send(bus: Bus, batch: SpanBatch, msg_id: str) -> None:
 
 
 async def drained(bus: Bus) -> None:
-    """Wait until the store has acknowledged everything."""
+    """Wait until the store has acknowledged everything: only then is a row in all views of its table."""
     async with asyncio.timeout(HANG_SECONDS):
         while (
             info := await bus.js.consumer_info(subjects.TRAIN_ROLLOUTS, subjects.STORE)
@@ -111,7 +111,8 @@ async def test_a_rollout_is_its_first_result_whatever_failed_before(
         expected = select_attempt(
             [AttemptResult(outcome=o, is_final=f, num_spans=1, started_ns=0, ended_ns=0) for o, f in endings[:attempt]]
         )
-        await asyncio.to_thread(store.until, "SELECT count() FROM attempts", attempt)
+        await drained(bus)
+        assert store.fetch_value("SELECT count() FROM attempts") == attempt
         attempts = [attempt for (attempt,) in store.sql.query("SELECT attempt FROM rollouts").result_rows]
         assert attempts == ([] if expected is None else [expected + 1])
     assert store.fetch_value("SELECT groupArray(outcome) FROM (SELECT outcome FROM attempts ORDER BY attempt)") == [
@@ -124,7 +125,8 @@ async def test_a_rollout_is_its_first_attempt_to_end(bus: Bus, nats_url: str, st
     for attempt, reward in ((2, 1.0), (1, 0.0)):  # the first attempt was slow, and comes late
         for part in batches("a", 0, reward=reward, attempt=attempt):
             await send(bus, part, f"{attempt}:{part.sequence}")
-    await asyncio.to_thread(store.until, "SELECT count() FROM attempts", 2)
+    await drained(bus)
+    assert store.fetch_value("SELECT count() FROM attempts") == 2
     assert store.sql.query("SELECT attempt, reward FROM rollouts").result_rows == [(2, 1.0)]
 
 
@@ -140,6 +142,7 @@ async def test_swaps_and_what_was_decided_of_versions_are_kept(bus: Bus, nats_ur
     )
     await bus.publish(subjects.activated("n0"), applied, msg_id="applied")
     await asyncio.to_thread(store.until, "SELECT count() FROM weight_activations", 1)
+    await asyncio.to_thread(store.until, "SELECT count() FROM release_decisions", 2)
     assert store.fetch_value("SELECT (fetch_seconds, verify_seconds, pause_seconds) FROM weight_activations") == (
         1.0,
         0.5,
