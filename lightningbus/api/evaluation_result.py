@@ -6,7 +6,7 @@ from pathlib import Path
 from lightningbus.api.sessions.table import Table
 from lightningbus.run.evaluation.evaluation import Evaluation
 
-COLUMNS = ("version", "mean_reward", "standard_error", "num_problems", "rollouts", "ok", "seconds")
+COLUMNS = ("version", "mean_reward", "standard_error", "num_tasks", "rollouts", "ok", "seconds")
 
 
 @dataclass(frozen=True, slots=True, repr=False)

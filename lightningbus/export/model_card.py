@@ -120,7 +120,7 @@ def _results(facts: CardFacts) -> list[str]:
 
 def _row(evaluation: Evaluation) -> str:
     error = f"{evaluation.standard_error:.4f}" if evaluation.standard_error is not None else ""
-    cells = (evaluation.version, evaluation.label, f"{evaluation.mean_reward:.4f}", error, evaluation.num_problems)
+    cells = (evaluation.version, evaluation.label, f"{evaluation.mean_reward:.4f}", error, evaluation.num_tasks)
     return "".join(f"| {cell} " for cell in cells) + "|"
 
 

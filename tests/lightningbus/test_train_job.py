@@ -47,7 +47,7 @@ def evaluation(label: str, version: int, mean_reward: float) -> Evaluation:
         version=version,
         mean_reward=mean_reward,
         standard_error=0.1,
-        num_problems=2,
+        num_tasks=2,
         rollouts=2,
         ok=2,
         seconds=1.0,

@@ -81,7 +81,7 @@ class Run:
         self.results.add_evaluation(
             Evaluation(
                 label=label, version=version, versions={"policy": version}, mean_reward=mean_reward, standard_error=0.1,
-                num_problems=2, rollouts=2, ok=2, seconds=1.0,
+                num_tasks=2, rollouts=2, ok=2, seconds=1.0,
             )
         )  # fmt: skip
         self.results.write(self.directory)

@@ -44,7 +44,7 @@ class EvaluateOptions(TypedDict, total=False):
 
 
 def build_evaluation_job(
-    directory: RunDirectory, problems: Sequence[TaskInput], options: Mapping[str, Any]
+    directory: RunDirectory, inputs: Sequence[TaskInput], options: Mapping[str, Any]
 ) -> EvaluationJob:
     """Build the evaluation of tasks; raises `UserError` for an option that is not known or has a wrong value."""
     check_options(options, EvaluateOptions)
@@ -68,7 +68,7 @@ def build_evaluation_job(
     check_label(request.evaluation)
     if request.samples < 1:
         raise UserError(f"samples: {request.samples} is less than 1")
-    return EvaluationJob(request, problems, samplings, versions)
+    return EvaluationJob(request, inputs, samplings, versions)
 
 
 def parse_samplings(sampling: str | Sequence[str]) -> list[str]:

@@ -25,11 +25,11 @@ ENDED = "FROM rollouts WHERE run_id = {run_id:String} AND endsWith(task_id, {suf
 
 
 class RolloutBatch:
-    """The rollouts of a request on problems."""
+    """The rollouts of a request on tasks."""
 
-    def __init__(self, request: RolloutRequest, problems: Sequence[TaskInput]) -> None:
+    def __init__(self, request: RolloutRequest, inputs: Sequence[TaskInput]) -> None:
         self.request = request
-        self.tasks = {ids.rollout_id(task.id, task.sample_index): task for task in request.tasks(problems)}
+        self.tasks = {ids.rollout_id(task.id, task.sample_index): task for task in request.tasks(inputs)}
         """The tasks, keyed by rollout id."""
 
     async def run(

@@ -16,7 +16,7 @@ from lightningbus.run.evaluation.request import RolloutRequest
 from lightningbus.run.evaluation.retrying_store import RetryingStore
 from lightningbus.tasks.task_file import TaskInput
 
-# By problem first: the answers to one problem are not independent of each other.
+# By task first: the answers to one task are not independent of each other.
 RESULTS = """
 SELECT sum(num_ok), ifNull(avg(reward), 0.), if(count(reward) > 1, stddevSamp(reward) / sqrt(count(reward)), NULL)
 FROM (
@@ -50,16 +50,16 @@ class Evaluation(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    label: str = Field(description="how the problems were answered: greedy or sampled")
+    label: str = Field(description="how the tasks were answered: greedy or sampled")
     version: int = Field(description="weight version of the model that agents call by name")
     versions: dict[str, int] = Field({}, description="weight version of each model that was pinned")
     prompt_versions: dict[str, int] = Field({}, description="version of each prompt that was pinned")
     mean_reward: float = Field(
         description="mean reward of all rollouts; a failed one counts as 0, and one without a grade not at all"
     )
-    standard_error: float | None = Field(description="of that mean, over problems; none for a single problem")
-    num_problems: int = Field(description="held-out problems")
-    rollouts: int = Field(description="answers: problems times samples")
+    standard_error: float | None = Field(description="of that mean, over tasks; none for a single task")
+    num_tasks: int = Field(description="held-out tasks")
+    rollouts: int = Field(description="answers: tasks times samples")
     ok: int = Field(description="answers whose agent ended well")
     failures: str = Field("", description="how many rollouts failed, and the most frequent error; empty: none")
     seconds: float = Field(description="how long it took; for the part after a resume, if there was one")
@@ -91,8 +91,8 @@ def format_label(versions: Mapping[str, int]) -> str:
     return "versions " + ", ".join(f"{model} {versions[model]}" for model in sorted(versions))
 
 
-async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, problems: Sequence[TaskInput]) -> Evaluation:
-    """Answer problems under the versions that a request pins, its ``model``'s among them, and read the rewards.
+async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, tasks: Sequence[TaskInput]) -> Evaluation:
+    """Answer tasks under the versions that a request pins, its ``model``'s among them, and read the rewards.
 
     Results that are there already count: only what is missing is published. A rollout that times out counts as 0, like
     any other that fails. Raises `UserError` when none ends for the request's `patience`, or when a token came from
@@ -101,7 +101,7 @@ async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, problems: Seq
     started, label, versions = time.monotonic(), request.evaluation, request.weight_versions
     prompts = f"p{format_versions(request.prompt_versions)}" if request.prompt_versions else ""
     request = replace(request, id_parts=(label, f"v{format_versions(versions)}", prompts))
-    batch = RolloutBatch(request, problems)
+    batch = RolloutBatch(request, tasks)
     parameters = {"run_id": request.run, "suffix": request.id_suffix, "reward": request.reward}
 
     def read(client: Client) -> list[Sequence[Sequence[Any]]]:
@@ -126,7 +126,7 @@ async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, problems: Seq
         prompt_versions=dict(request.prompt_versions),
         mean_reward=mean,
         standard_error=standard_error,
-        num_problems=len(problems),
+        num_tasks=len(tasks),
         rollouts=len(batch.tasks),
         ok=num_ok,
         failures=describe_failures([*((outcome, error) for outcome, error in failed), *[("ok", "")] * num_ok]),

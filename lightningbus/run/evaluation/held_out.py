@@ -47,32 +47,32 @@ def build_held_out_request(
 
 
 async def evaluate_once_served(
-    stack: LocalStack, client: Client, request: RolloutRequest, problems: Sequence[TaskInput]
+    stack: LocalStack, client: Client, request: RolloutRequest, tasks: Sequence[TaskInput]
 ) -> Evaluation:
     """Wait until nodes serve the versions that the request pins, and `evaluate`.
 
     Raises `UserError` when a process of the run fails for good, or no node serves a version in time.
     """
     await stack.wait_until_served(request.weight_versions)
-    return await stack.or_child_failure(evaluate(stack.bus, client, request, problems))
+    return await stack.or_child_failure(evaluate(stack.bus, client, request, tasks))
 
 
 class HeldOut:
-    """The held-out problems of a job, answered by versions of its models."""
+    """The held-out tasks of a job, answered by versions of its models."""
 
     def __init__(
         self,
         stack: LocalStack,
         client: Client,
         request: RolloutRequest,
-        problems: Sequence[TaskInput],
+        tasks: Sequence[TaskInput],
         settings: EvalSettings,
         pins: VersionPins,
         evaluations: Iterable[Evaluation],
         on_evaluation: Callable[[Evaluation], Awaitable[None]],
     ) -> None:
         """Begin with the ``evaluations`` of earlier starts; ``on_evaluation`` is called with each new one."""
-        self._stack, self._client, self._request, self._problems = stack, client, request, problems
+        self._stack, self._client, self._request, self._tasks = stack, client, request, tasks
         self._settings, self._pins, self._on_evaluation = settings, pins, on_evaluation
         self._ended = {
             (evaluation.label, _key(evaluation.versions), _key(evaluation.prompt_versions))
@@ -95,7 +95,7 @@ class HeldOut:
             if key in self._ended:
                 continue
             request = pinned.with_sampling(label)
-            evaluation = await evaluate_once_served(self._stack, self._client, request, self._problems)
+            evaluation = await evaluate_once_served(self._stack, self._client, request, self._tasks)
             self._ended.add(key)
             await self._on_evaluation(evaluation)
 
@@ -116,7 +116,7 @@ class HeldOut:
         if others is None:
             return None
         versions = {self._pins.main: due[0], **others}
-        await self._pins.pin(versions, "held-out problems are being answered")
+        await self._pins.pin(versions, "held-out tasks are being answered")
         return versions
 
     async def _find_due(self, release: ReleaseState, every: int, is_over: bool) -> list[int]:

@@ -23,7 +23,7 @@ LIVE_RUNNER_SECONDS = 10.0
 
 
 async def evaluate_live(bus: Bus, client: Client, job: EvaluationJob) -> dict[str, Evaluation]:
-    """Pin a version of each model, answer the problems, and unpin them; results by sampling.
+    """Pin a version of each model, answer the tasks, and unpin them; results by sampling.
 
     Evaluations of others are waited for, as long as ``deadline``. Raises `UserError` when there is no such version,
     no runner, or no node that serves the version in time.
@@ -39,9 +39,7 @@ async def evaluate_live(bus: Bus, client: Client, job: EvaluationJob) -> dict[st
                 serves = partial(is_serving, model=model, version=version)
                 await _wait_for_member(fleet, serves, f"node with version {version} of {model!r}", NODE_SECONDS)
             pinned = await pin_versions(bus, request, versions)
-            return {
-                name: await evaluate(bus, client, pinned.with_sampling(name), job.problems) for name in job.samplings
-            }
+            return {name: await evaluate(bus, client, pinned.with_sampling(name), job.tasks) for name in job.samplings}
 
 
 async def _check_free(bus: Bus, registry: WeightRegistry, deadline: float, model: str, version: int) -> None:

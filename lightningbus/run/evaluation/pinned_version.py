@@ -19,7 +19,7 @@ from lightningbus.schemas.weights.release_policy import is_servable
 EVALUATE_ACTOR = "evaluate"
 """Actor that pins a version for an evaluation, in the record of decisions."""
 TRAIN_ACTOR = "train:"
-"""Begins the name of a training job that pins a version for its held-out problems."""
+"""Begins the name of a training job that pins a version for its held-out tasks."""
 RECHECK_SECONDS = 5.0
 """Pause between two look-ups of a pin or of versions without a notification: a canary may have approved one."""
 

@@ -49,7 +49,7 @@ class PublishOptions(TypedDict, total=False):
 
 
 def build_tasks(
-    problems: Sequence[TaskInput], *, option_prefix: str = "", **options: Unpack[PublishOptions]
+    inputs: Sequence[TaskInput], *, option_prefix: str = "", **options: Unpack[PublishOptions]
 ) -> Iterator[Task]:
     """Build the tasks to publish; raises `UserError` where they could not be published like this.
 
@@ -65,13 +65,13 @@ def build_tasks(
         id_parts=(options.get("evaluation", ""), pass_name),
     )
     _check_request(request, pass_name, option_prefix)
-    longest = max((problem.id for problem in problems), key=len)
+    longest = max((task.id for task in inputs), key=len)
     if (length := len(ids.rollout_id(longest + request.id_suffix, request.samples - 1))) > MAX_ROLLOUT_CHARACTERS:
         raise UserError(
             f"id {longest!r} with {option_prefix}run and {option_prefix}pass has {length} characters; "
             f"the limit is {MAX_ROLLOUT_CHARACTERS}"
         )
-    return request.tasks(problems)
+    return request.tasks(inputs)
 
 
 def _check_request(request: RolloutRequest, pass_name: str, dash: str) -> None:

@@ -64,10 +64,10 @@ class RolloutRequest:
             samples=self.samples if name == "sampled" else 1,
         )
 
-    def tasks(self, problems: Iterable[TaskInput]) -> Iterator[Task]:
-        """Yield ``samples`` tasks of each problem."""
+    def tasks(self, inputs: Iterable[TaskInput]) -> Iterator[Task]:
+        """Yield ``samples`` rollouts of each task."""
         return expand_samples(
-            problems,
+            inputs,
             self.samples,
             self.id_suffix,
             run_id=self.run,
@@ -89,21 +89,21 @@ class EvaluationJob:
 
     request: RolloutRequest
     """Its ``evaluation`` begins their names, which end with the sampling."""
-    problems: Sequence[TaskInput]
+    tasks: Sequence[TaskInput]
     samplings: Sequence[str]
     """Names of `SAMPLINGS`."""
     versions: Mapping[str, int | None]
     """Pinned version of each model; None: the newest."""
 
 
-def expand_samples(problems: Iterable[TaskInput], samples: int, suffix: str = "", **fields: Any) -> Iterator[Task]:
-    """Yield ``samples`` tasks of each problem; ``fields`` are `Task`'s others, the same for all."""
-    for problem in problems:
+def expand_samples(inputs: Iterable[TaskInput], samples: int, suffix: str = "", **fields: Any) -> Iterator[Task]:
+    """Yield ``samples`` rollouts of each task; ``fields`` are `Task`'s others, the same for all."""
+    for task in inputs:
         for sample in range(samples):
             yield Task(
-                id=problem.id + suffix,
-                input=problem.input,
-                labels=problem.labels,
+                id=task.id + suffix,
+                input=task.input,
+                labels=task.labels,
                 sample_index=sample,
                 group_size=samples,
                 **fields,

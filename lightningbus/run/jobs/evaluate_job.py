@@ -17,9 +17,9 @@ from lightningbus.tasks.task_file import load_tasks
 
 
 def parse_job(settings: RunSettings, samplings: Sequence[str], *, label: str, version: int | None) -> EvaluationJob:
-    """Build the job of a run's settings, with its problems read; raises `lightningbus.tasks.errors.TaskFileError`.
+    """Build the job of a run's settings, with its tasks read; raises `lightningbus.tasks.errors.TaskFileError`.
 
-    ``label``: begins the names of the evaluations, so that rollouts of other problems in the same run stay apart.
+    ``label``: begins the names of the evaluations, so that rollouts of other tasks in the same run stay apart.
     ``version`` of the model that agents call by name; None: the newest, as of all other models.
     """
     assert settings.eval is not None
@@ -50,9 +50,9 @@ async def run(settings: RunSettings, job: EvaluationJob, *, publishes_model: boo
                 await registries[settings.main_model].refresh()
             async with all_pinned(registries, versions):
                 pinned = await pin_versions(stack.bus, job.request, versions)
-                stack.view.set_phase(f"problems under {format_label(versions)}: {', then '.join(job.samplings)}")
+                stack.view.set_phase(f"tasks under {format_label(versions)}: {', then '.join(job.samplings)}")
                 results = {}
                 for name in job.samplings:
-                    results[name] = await evaluate_once_served(stack, client, pinned.with_sampling(name), job.problems)
+                    results[name] = await evaluate_once_served(stack, client, pinned.with_sampling(name), job.tasks)
                     stack.view.set_note(f"{name}: {results[name].format_mean()}")
                 return results

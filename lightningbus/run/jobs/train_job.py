@@ -113,14 +113,14 @@ class _Training:
 
     async def run(self, ready: Awaitable[object] | None) -> TrainResult:
         """See `train`."""
-        results, problems = self._results, load_tasks(self._heldout.tasks)
+        results, tasks = self._results, load_tasks(self._heldout.tasks)
         async with self._phase("starting", "starting"):
             self._client = await self._start_children(ready)
             models = [learner.model for learner in self._learners]
             self._pins = VersionPins(self._stack.bus, results.run, models)
             request = build_held_out_request(self._settings, self._heldout, self._learners[0])
             self._held_out = HeldOut(
-                self._stack, self._client, request, problems,
+                self._stack, self._client, request, tasks,
                 self._heldout, self._pins, results.evaluations, self._add_evaluation,
             )  # fmt: skip
             self._rounds: list[Turn] = []
@@ -223,10 +223,10 @@ class _Training:
 
     async def _evaluate_newest(self) -> None:
         """Evaluate the newest weight version of each model that nodes serve."""
-        async with self._phase("evaluating", "held-out problems under the newest version"):
+        async with self._phase("evaluating", "held-out tasks under the newest version"):
             versions = {learner.model: await self._wait_for_version(learner.model) for learner in self._learners}
             what = format_label(versions)
-            self._stack.view.set_phase(f"held-out problems under {what}: {', then '.join(self._heldout.sampling)}")
+            self._stack.view.set_phase(f"held-out tasks under {what}: {', then '.join(self._heldout.sampling)}")
             await self._held_out.run(versions)
 
     async def _add_evaluation(self, evaluation: Evaluation) -> None:

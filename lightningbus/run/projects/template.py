@@ -68,8 +68,8 @@ def make_tasks(num_tasks: int, num_heldout: int, seed: int) -> tuple[str, str]:
 def _make_task(rng: random.Random, number: int, left: int, right: int) -> str:
     results = {"plus": left + right, "minus": left - right, "times": left * right}
     word, answer = rng.choice(list(results.items()))
-    problem = {"question": f"what is {left} {word} {right} ?", "answer": str(answer)}
-    return json.dumps({"id": f"task-{number}", "input": problem}) + "\n"
+    question = {"question": f"what is {left} {word} {right} ?", "answer": str(answer)}
+    return json.dumps({"id": f"task-{number}", "input": question}) + "\n"
 
 
 def _render_real(framework: Framework) -> dict[str, str]:

@@ -74,10 +74,10 @@ def publish(
     from lightningbus.run.evaluation.publishing import build_tasks, publish_all
     from lightningbus.run.settings.policy_options import parse_prompt_versions, parse_role_models, parse_versions
 
-    problems = exit_on_user_error(load_tasks, _parse_source(tasks, columns, id_column, split, config))
+    inputs = exit_on_user_error(load_tasks, _parse_source(tasks, columns, id_column, split, config))
     expanded = exit_on_user_error(
         lambda: build_tasks(
-            problems, option_prefix="--", samples=samples, run=run, agent=agent, mode=mode, evaluation=evaluation,
+            inputs, option_prefix="--", samples=samples, run=run, agent=agent, mode=mode, evaluation=evaluation,
             weight_versions=parse_versions(version or ()), role_models=parse_role_models(role or ()),
             prompt_versions=parse_prompt_versions(prompt or ()), pass_name=pass_, temperature=temperature,
             deadline=deadline,
@@ -92,14 +92,14 @@ def publish(
         async with connect(bus, "publish", wait=CONNECT_SECONDS) as at:
             await at.check_stream(subjects.TASKS)
             with Progress(console=console(), transient=True) as progress:
-                bar = progress.add_task("publishing", total=len(problems) * samples)
+                bar = progress.add_task("publishing", total=len(inputs) * samples)
                 return await publish_all(at, expanded, timeout, lambda: progress.advance(bar))
 
     new, there = run_async(send())
     if there:
         print(f"{new} of {new + there} published, {there} were there already: --pass NAME publishes them again")
     else:
-        print(f"{new} rollouts of {len(problems)} tasks published")
+        print(f"{new} rollouts of {len(inputs)} tasks published")
 
 
 def _parse_source(
