@@ -7,7 +7,7 @@ contexts instead of one. Pure.
 
 import json
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from lightningbus.runners.protocol.request import ChatRequest
-from lightningbus.schemas.trajectory.chat_messages import without_empty
+from lightningbus.schemas.trajectory.chat_messages import canonical_message
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 
@@ -42,6 +42,23 @@ class TokenHistory:
     """Turns by the digest of all that is rendered, so that a lookup costs only the length of the messages."""
     responses: dict[str, list[Any]] = field(default_factory=dict)
     """Messages up to and with each response of the Responses API, by its id."""
+    items: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Output items of those responses, by their id."""
+    arguments: dict[str, str] = field(default_factory=dict)
+    """Arguments of tool calls as they were sampled, by the call's id."""
+
+    def add_calls(self, answer: dict[str, Any]) -> None:
+        """Remember the arguments of an answer's tool calls."""
+        for call in answer.get("tool_calls") or ():
+            self.arguments[str(call.get("id"))] = str((call.get("function") or {}).get("arguments") or "")
+
+    def sampled_arguments(self, call_id: Any, sent_back: Any, show: Callable[[str], Any]) -> str | None:
+        """Return a call's arguments as sampled, where ``sent_back`` is what ``show`` makes of them; None otherwise.
+
+        An API may show arguments in another form than the model's, and have them sent back in it.
+        """
+        sampled = self.arguments.get(call_id) if isinstance(call_id, str) else None
+        return sampled if sampled is not None and show(sampled) == sent_back else None
 
     def add(self, call: ChatRequest, answer: dict[str, Any], tokens: list[int]) -> None:
         """Add a completed answer to a chat; ``tokens`` are those of its prompt and its own."""
@@ -71,7 +88,7 @@ def _digests(call: ChatRequest, messages: Sequence[Any]) -> Iterator[bytes]:
     """
     digest = call.model.encode(errors="surrogatepass") + _canonical(call.template_fields())
     for message in messages:
-        digest = blake2b(digest + _canonical(without_empty(message)), digest_size=16).digest()
+        digest = blake2b(digest + _canonical(canonical_message(message)), digest_size=16).digest()
         yield digest
 
 
