@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -14,6 +15,8 @@ from aiohttp import web
 from nats.errors import Error as NatsError
 
 from lightningbus.bus.errors import BusError
+from lightningbus.common.observability import metrics
+from lightningbus.runners.gateway.continued_chat import ContinuedPrompt, continue_prompt
 from lightningbus.runners.gateway.engines.answer_parsing import parse_whole
 from lightningbus.runners.gateway.engines.engine_failures import EnginesFailedError
 from lightningbus.runners.gateway.engines.upstream import (
@@ -24,8 +27,6 @@ from lightningbus.runners.gateway.engines.upstream import (
 )
 from lightningbus.runners.gateway.slot import ActiveRollout
 from lightningbus.runners.gateway.sse import AgentDisconnectedError, SseResponse, StreamNotResumableError
-from lightningbus.runners.protocol import token_history
-from lightningbus.runners.protocol.answers import continuation
 from lightningbus.runners.protocol.answers.accumulator import StreamAccumulator
 from lightningbus.runners.protocol.answers.choice import SampledChoice
 from lightningbus.runners.protocol.answers.engine_errors import (
@@ -39,6 +40,7 @@ from lightningbus.runners.protocol.dialects.base import Dialect
 from lightningbus.runners.protocol.dialects.base import error as dialect_error
 from lightningbus.runners.protocol.json_text import encode_json
 from lightningbus.runners.protocol.request import ChatRequest
+from lightningbus.runners.protocol.token_history import Change
 from lightningbus.runners.recording.attempt import AttemptRecorder
 from lightningbus.runners.recording.open_call import OpenCall
 from lightningbus.schemas import ids, subjects
@@ -86,7 +88,8 @@ class ModelCallHandler:
         recording = _Recording(attempt, OpenCall(call, parent, prompt_versions), node_ids)
         with running.open_call(), recording:
             prompt = await self._prompt(context, call, task.sampling_params)
-            completion = StreamAccumulator(call, task.sampling_params, context.pinned, prompt)
+            recording.rendered = prompt and prompt.rendered
+            completion = StreamAccumulator(call, task.sampling_params, context.pinned, prompt and prompt.token_ids)
             stream = SseResponse(request, dialect, live=completion.is_resumable) if call.stream else None
             try:
                 answer = await self._complete(context, completion, stream, dialect, node_ids)
@@ -160,19 +163,19 @@ class ModelCallHandler:
                         _add_failure(context, node, error, problem)
         raise AssertionError("attempt_call yields until an answer is whole, or raises")
 
-    async def _prompt(self, context: CallContext, call: ChatRequest, sampling: dict[str, Any]) -> list[int] | None:
-        """Return the prompt's tokens where rendering the history again would change the sampled ones."""
-        turn = context.recorder.history.longest_prefix(call) if call.chat and self._token_in_token_out else None
-        if turn is None or not continuation.can_resume(call, sampling):
+    async def _prompt(
+        self, context: CallContext, call: ChatRequest, sampling: dict[str, Any]
+    ) -> ContinuedPrompt | None:
+        """Build a prompt where rendering the history again would change the sampled tokens; count what prevents it."""
+        if not self._token_in_token_out:
             return None
-        earlier_messages = call.body["messages"][: turn.num_messages]
-        if token_history.has_reasoning(earlier_messages):
+        prompt = await continue_prompt(
+            context.recorder.history, call, sampling, partial(self._upstream.tokenize, context)
+        )
+        if isinstance(prompt, Change):
+            metrics.chats_begun_anew.labels(prompt).inc()
             return None
-        new = await self._upstream.tokenize(context, call.to_tokenize_request(call.body["messages"], is_answered=False))
-        if new is None or new[: len(turn.tokens)] == turn.tokens:
-            return None
-        old = await self._upstream.tokenize(context, call.to_tokenize_request(earlier_messages, is_answered=True))
-        return token_history.splice_prompt(turn.tokens, old, new) if old is not None else None
+        return prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +192,8 @@ class _Recording:
     def __init__(self, recorder: AttemptRecorder, open_call: OpenCall, node_ids: list[str]) -> None:
         self._recorder, self._open_call, self._node_ids = recorder, open_call, node_ids
         self._choices: list[SampledChoice] = []
+        self.rendered: list[int] | None = None
+        """The prompt as the template renders it; None: the prompt was rendered by the template."""
         self._last_token_ns = 0
         self._is_in_history = False
 
@@ -210,7 +215,9 @@ class _Recording:
             return
         call, first = self._open_call.request, choices[0]
         if call.chat and self._is_in_history and not first.missing_tokens:
-            self._recorder.history.add(call, json.loads(first.response), first.num_tokens)
+            tokens = first.num_tokens
+            rendered = self.rendered or tokens[: len(first.prompt_ids) // 4]
+            self._recorder.history.add(call, json.loads(first.response), tokens, rendered)
         self._open_call.record(self._recorder, choices, self._last_token_ns, ",".join(self._node_ids))
 
 

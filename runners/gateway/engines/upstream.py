@@ -18,6 +18,7 @@ from lightningbus.runners.gateway.engines.engine_failures import EngineFailures
 from lightningbus.runners.gateway.engines.rejecting_nodes import RejectingNodes
 from lightningbus.runners.protocol.json_text import decode_json, encode_exactly
 from lightningbus.runners.protocol.model_names import models_of
+from lightningbus.runners.protocol.token_history import Tokenized
 from lightningbus.runners.recording.attempt import AttemptRecorder
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.semconv import attributes
@@ -187,8 +188,8 @@ class Upstream:
             metrics.upstream_retries.inc()
             await self._wait_for_fleet(context, problem)
 
-    async def tokenize(self, context: CallContext, body: dict[str, Any]) -> list[int] | None:
-        """Tokenize a chat as a node renders it; None if the node gives no tokens."""
+    async def tokenize(self, context: CallContext, body: dict[str, Any]) -> Tokenized | None:
+        """Tokenize a text, or a chat as a node renders it; None if the node gives no tokens."""
         node = await self._node(context, "no inference node is ready")
         try:
             async with self._session.post(
@@ -196,7 +197,10 @@ class Upstream:
             ) as response:
                 if response.status == 401:
                     self._rejecting.add(node)
-                return list((await response.json())["tokens"]) if response.status == 200 else None
+                if response.status != 200:
+                    return None
+                answer = await response.json()
+                return Tokenized(list(answer["tokens"]), "".join(answer.get("token_strs") or ()))
         except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
             return None
 
