@@ -88,8 +88,10 @@ class ModelCallHandler:
         recording = _Recording(attempt, OpenCall(call, parent, prompt_versions), node_ids)
         with running.open_call(), recording:
             prompt = await self._prompt(context, call, task.sampling_params)
-            recording.rendered = prompt and prompt.rendered
-            completion = StreamAccumulator(call, task.sampling_params, context.pinned, prompt and prompt.token_ids)
+            tokens = None
+            if prompt is not None:
+                tokens, recording.rendered = prompt.token_ids, prompt.rendered
+            completion = StreamAccumulator(call, task.sampling_params, context.pinned, tokens)
             stream = SseResponse(request, dialect, live=completion.is_resumable) if call.stream else None
             try:
                 answer = await self._complete(context, completion, stream, dialect, node_ids)

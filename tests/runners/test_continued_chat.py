@@ -102,9 +102,9 @@ async def play(
         pieces = answer if is_divided else [answer]
         sampled = [token for piece in pieces for token in tokenizer.encode(piece, add_special_tokens=False)]
         last = [*sent, *sampled, tokenizer.convert_tokens_to_ids(END)]
-        said = {"role": "assistant", "content": answer}
-        history.add(call, said, last, prompt.rendered if isinstance(prompt, ContinuedPrompt) else sent)
-        messages = [*messages, said]
+        reply = {"role": "assistant", "content": answer}
+        history.add(call, reply, last, prompt.rendered if isinstance(prompt, ContinuedPrompt) else sent)
+        messages = [*messages, reply]
     return prompts
 
 
