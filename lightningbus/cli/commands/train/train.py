@@ -25,7 +25,9 @@ def train(
     ] = False,
     engine: Annotated[
         bool,
-        typer.Option(help="with --dry-run: start vLLM too, and compare what it computes with the learner"),
+        typer.Option(
+            help="with --dry-run: start vLLM and compare what it computes with the learner, unless --no-engine"
+        ),
     ] = True,
     ranks: RanksOption = 1,
     gpu_memory: GpuMemoryOption = None,
