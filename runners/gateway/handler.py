@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -14,6 +15,8 @@ from aiohttp import web
 from nats.errors import Error as NatsError
 
 from lightningbus.bus.errors import BusError
+from lightningbus.common.observability import metrics
+from lightningbus.runners.gateway.continued_chat import ContinuedPrompt, continue_prompt
 from lightningbus.runners.gateway.engines.answer_parsing import parse_whole
 from lightningbus.runners.gateway.engines.engine_failures import EnginesFailedError
 from lightningbus.runners.gateway.engines.model_formats import ModelFormats
@@ -27,8 +30,6 @@ from lightningbus.runners.gateway.engines.upstream import (
 )
 from lightningbus.runners.gateway.slot import ActiveRollout
 from lightningbus.runners.gateway.sse import AgentDisconnectedError, SseResponse, StreamNotResumableError
-from lightningbus.runners.protocol import token_history
-from lightningbus.runners.protocol.answers import continuation
 from lightningbus.runners.protocol.answers.accumulator import StreamAccumulator
 from lightningbus.runners.protocol.answers.choice import SampledChoice
 from lightningbus.runners.protocol.answers.engine_errors import (
@@ -42,6 +43,7 @@ from lightningbus.runners.protocol.dialects.base import Dialect
 from lightningbus.runners.protocol.dialects.base import error as dialect_error
 from lightningbus.runners.protocol.json_text import encode_json
 from lightningbus.runners.protocol.request import ChatRequest
+from lightningbus.runners.protocol.token_history import Change
 from lightningbus.runners.recording.attempt import AttemptRecorder
 from lightningbus.runners.recording.open_call import OpenCall
 from lightningbus.schemas import ids, subjects
@@ -89,9 +91,12 @@ class ModelCallHandler:
         parent = ids.parse_span_id(request.headers.get(subjects.TRACE_HEADER, ""))
         recording = _Recording(attempt, OpenCall(call, parent, prompt_versions), node_ids)
         with running.open_call(), recording:
-            adapted = await self.formats.adapt(context, call)
-            prompt = await self._prompt(context, call, adapted, task.sampling_params)
-            completion = StreamAccumulator(adapted, task.sampling_params, context.pinned, prompt)
+            adapted = replace(call, body=await self.formats.adapt(context, call.body))
+            prompt = await self._prompt(context, call, task.sampling_params)
+            tokens = None
+            if prompt is not None:
+                tokens, recording.rendered = prompt.token_ids, prompt.rendered
+            completion = StreamAccumulator(adapted, task.sampling_params, context.pinned, tokens)
             stream = SseResponse(request, dialect, live=completion.is_resumable) if call.stream else None
             try:
                 async with stream.kept_alive() if stream is not None else nullcontext():
@@ -156,10 +161,10 @@ class ModelCallHandler:
         )
         if prompt is None:
             return False
-        max_model_len = completion.max_model_len
-        if len(prompt) >= max_model_len:
-            raise ContextExceededError.of(len(prompt), max_model_len)
-        return completion.limit_tokens(len(prompt), max_model_len)
+        num_tokens, max_model_len = len(prompt.token_ids), completion.max_model_len
+        if num_tokens >= max_model_len:
+            raise ContextExceededError.of(num_tokens, max_model_len)
+        return completion.limit_tokens(num_tokens, max_model_len)
 
     async def _sample(
         self,
@@ -204,28 +209,17 @@ class ModelCallHandler:
         raise AssertionError("attempt_call yields until an answer is whole, or raises")
 
     async def _prompt(
-        self, context: CallContext, call: ChatRequest, adapted: ChatRequest, sampling: dict[str, Any]
-    ) -> list[int] | None:
-        """Return the prompt's tokens where rendering the history again would change the sampled ones.
-
-        ``adapted`` is the call as its model renders it.
-        """
-        turn = context.recorder.history.longest_prefix(call) if call.chat and self._token_in_token_out else None
-        if turn is None or not continuation.can_resume(call, sampling):
+        self, context: CallContext, call: ChatRequest, sampling: dict[str, Any]
+    ) -> ContinuedPrompt | None:
+        """Build a prompt where rendering the history again would change the sampled tokens; count what prevents it."""
+        if not self._token_in_token_out:
             return None
-        earlier_messages = call.body["messages"][: turn.num_messages]
-        if token_history.has_reasoning(earlier_messages):
+        tokenize = partial(self.formats.tokenize, context)
+        prompt = await continue_prompt(context.recorder.history, call, sampling, tokenize)
+        if isinstance(prompt, Change):
+            metrics.chats_begun_anew.labels(prompt).inc()
             return None
-        new = await self._upstream.tokenize(
-            context, adapted.to_tokenize_request(adapted.body["messages"], is_answered=False)
-        )
-        if new is None or new[: len(turn.tokens)] == turn.tokens:
-            return None
-        before = await self.formats.adapt(context, replace(call, body={**call.body, "messages": earlier_messages}))
-        old = await self._upstream.tokenize(
-            context, before.to_tokenize_request(before.body["messages"], is_answered=True)
-        )
-        return token_history.splice_prompt(turn.tokens, old, new) if old is not None else None
+        return prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +236,8 @@ class _Recording:
     def __init__(self, recorder: AttemptRecorder, open_call: OpenCall, node_ids: list[str]) -> None:
         self._recorder, self._open_call, self._node_ids = recorder, open_call, node_ids
         self._choices: list[SampledChoice] = []
+        self.rendered: list[int] | None = None
+        """The prompt as the template renders it; None: the prompt was rendered by the template."""
         self._last_token_ns = 0
         self._is_in_history = False
 
@@ -265,7 +261,9 @@ class _Recording:
         if call.chat:
             self._recorder.history.add_calls(json.loads(first.response))
         if call.chat and self._is_in_history and not first.missing_tokens:
-            self._recorder.history.add(call, json.loads(first.response), first.num_tokens)
+            tokens = first.num_tokens
+            rendered = self.rendered or tokens[: len(first.prompt_ids) // 4]
+            self._recorder.history.add(call, json.loads(first.response), tokens, rendered)
         self._open_call.record(self._recorder, choices, self._last_token_ns, ",".join(self._node_ids))
 
 

@@ -212,13 +212,12 @@ class Gateway:
             )
         context = CallContext.create(running.recorder, call.model, task, running.deadline)
         with _map_upstream_errors(running):
-            call = await self._handler.formats.adapt(context, call)
-            tokens = await self.upstream.tokenize(
+            prompt = await self._handler.formats.tokenize(
                 context, call.to_tokenize_request(call.body["messages"], is_answered=False)
             )
-        if tokens is None:
+        if prompt is None:
             raise ApiError(400, "invalid_request_error", "the engine does not render this prompt")
-        return web.json_response({"input_tokens": len(tokens)})
+        return web.json_response({"input_tokens": len(prompt.token_ids)})
 
     async def _models(self, request: web.Request) -> web.Response:
         models = sorted(self._models_for(request[SLOT_KEY]))

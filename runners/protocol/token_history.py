@@ -9,7 +9,9 @@ import json
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from hashlib import blake2b
+from string import whitespace
 from typing import Any
 
 import msgspec
@@ -17,6 +19,10 @@ import msgspec
 from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.schemas.trajectory.chat_messages import canonical_message
 
+SPACE = whitespace + "ĠĊĉč▁"
+"""Space as it is, and in the alphabets of byte-level and SentencePiece tokenizers."""
+BYTES_OF_SPACE = {"<0x09>": "\t", "<0x0A>": "\n", "<0x0D>": "\r", "<0x20>": " "}
+"""Tokens of single bytes, by which SentencePiece writes what is not in its vocabulary."""
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 
 
@@ -27,11 +33,47 @@ class ChatTurn:
     num_messages: int
     """Number of messages: the request's, and the answer as the agent saw it."""
     token_ids: "array[int]"
+    rendering: bytes
+    """Digest of the prompt as the template rendered it: earlier answers may be other tokens in it."""
 
     @property
     def tokens(self) -> list[int]:
         """The tokens of prompt and answer."""
         return self.token_ids.tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """A text as tokens."""
+
+    token_ids: list[int]
+    text: str = ""
+    """The tokens' own strings, joined: the text in the tokenizer's alphabet, in whatever way it was divided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renderings:
+    """The texts that say whether a template left a conversation as it was asked."""
+
+    prompt: Tokenized
+    """The messages before the answer, and the start of an answer."""
+    answer: Tokenized
+    """The answer's content alone."""
+    turn: Tokenized
+    """The messages up to the answer."""
+    chat: Tokenized
+    """All messages, and the start of an answer; without text."""
+
+
+class Change(StrEnum):
+    """Part of a conversation that was not rendered as it was sampled."""
+
+    PROMPT = "prompt"
+    """The template renders what was asked in another way: it moved the system message, or the date changed."""
+    ANSWER = "answer"
+    """The template drops or rewrites what was answered as the chat goes on, or does not end it as the model did."""
+    UNKNOWN = "unknown"
+    """The node gives no tokens or no strings of them."""
 
 
 @dataclass(slots=True)
@@ -60,11 +102,14 @@ class TokenHistory:
         sampled = self.arguments.get(call_id) if isinstance(call_id, str) else None
         return sampled if sampled is not None and show(sampled) == sent_back else None
 
-    def add(self, call: ChatRequest, answer: dict[str, Any], tokens: list[int]) -> None:
-        """Add a completed answer to a chat; ``tokens`` are those of its prompt and its own."""
+    def add(self, call: ChatRequest, answer: dict[str, Any], tokens: list[int], rendered: Sequence[int]) -> None:
+        """Add a completed answer to a chat.
+
+        ``tokens`` are those of its prompt and its own, ``rendered`` is the prompt as the template renders it.
+        """
         messages = [*call.body["messages"], answer]
         *_, digest = _digests(call, messages)
-        self.turns[digest] = ChatTurn(len(messages), array("I", tokens))
+        self.turns[digest] = ChatTurn(len(messages), array("I", tokens), _digest_tokens(rendered))
 
     def longest_prefix(self, call: ChatRequest) -> ChatTurn | None:
         """Find the longest conversation that this call continues; None: it begins one, or changes earlier messages."""
@@ -100,6 +145,21 @@ def _canonical(message: Any) -> bytes:
         return json.dumps(message, sort_keys=True).encode()
 
 
+def find_change(turn: ChatTurn, renderings: Renderings) -> Change | None:
+    """Find out whether a template renders a conversation up to its last answer as it was asked and answered.
+
+    Space around the answer does not count. Texts are compared, because tokens may join where an answer begins.
+    """
+    prompt, answer, whole = renderings.prompt, renderings.answer, renderings.turn
+    if not prompt.text or not whole.text or bool(answer.token_ids) != bool(answer.text):
+        return Change.UNKNOWN
+    if _digest_tokens(prompt.token_ids) != turn.rendering or not whole.text.startswith(prompt.text):
+        return Change.PROMPT
+    if not _strip(whole.text[len(prompt.text) :]).startswith(_strip(answer.text)):
+        return Change.ANSWER
+    return None
+
+
 def splice_prompt(sampled: Sequence[int], old: Sequence[int], new: Sequence[int]) -> list[int] | None:
     """Build the prompt of a continuing conversation: the sampled tokens, then the rendered tokens after them.
 
@@ -114,3 +174,13 @@ def splice_prompt(sampled: Sequence[int], old: Sequence[int], new: Sequence[int]
     if after is None or sampled.count(end) != old.count(end):
         return None
     return [*sampled, *new[after:]]
+
+
+def _digest_tokens(tokens: Sequence[int]) -> bytes:
+    return blake2b(array("I", tokens), digest_size=16).digest()
+
+
+def _strip(text: str) -> str:
+    for token, space in BYTES_OF_SPACE.items():
+        text = text.replace(token, space)
+    return text.strip(SPACE)

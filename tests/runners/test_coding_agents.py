@@ -353,7 +353,7 @@ def test_an_answer_is_the_same_however_its_client_sends_it_back() -> None:
     def request(messages: list[Any]) -> ChatRequest:
         return ChatRequest.parse({"model": "policy", "messages": messages, "tools": tools}, chat=True)
 
-    history.add(request([USER]), answer, [1, 2])
+    history.add(request([USER]), answer, [1, 2], [1])
     spaced = {**call, "function": {"name": "f", "arguments": '{"a": 1}'}}
     same: list[dict[str, Any]] = [
         {"content": [{"type": "text", "text": "so"}]}, {"name": "coder"}, {"tool_calls": [spaced]},

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections import defaultdict
-from dataclasses import replace
+from typing import Any
 
 from lightningbus.runners.gateway.engines.upstream import CallContext, Upstream, UpstreamRejectedError
 from lightningbus.runners.protocol.model_format import ModelFormat, adapt_messages, needed_fields, probes
-from lightningbus.runners.protocol.request import ChatRequest
+from lightningbus.runners.protocol.token_history import Tokenized
 
 
 class ModelFormats:
@@ -17,16 +17,21 @@ class ModelFormats:
         self._known: defaultdict[str, dict[str, bool]] = defaultdict(dict)
         self._probing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def adapt(self, context: CallContext, call: ChatRequest) -> ChatRequest:
-        """Put a chat into the form that its model renders; raise as `Upstream.render` while no node answers.
+    async def adapt(self, context: CallContext, body: dict[str, Any]) -> dict[str, Any]:
+        """Put the messages of a request into the form that its model renders.
 
-        A chat with a template of its own is left as it is.
+        A request without messages, or with a template of its own, is left as it is. Raises as `Upstream.render` while
+        no node answers.
         """
-        if not call.chat or call.body.get("chat_template"):
-            return call
-        messages = call.body["messages"]
+        messages = body.get("messages")
+        if not isinstance(messages, list) or body.get("chat_template"):
+            return body
         model_format = await self._find_format(context, needed_fields(messages))
-        return replace(call, body={**call.body, "messages": adapt_messages(messages, model_format)})
+        return {**body, "messages": adapt_messages(messages, model_format)}
+
+    async def tokenize(self, context: CallContext, body: dict[str, Any]) -> Tokenized | None:
+        """Tokenize as `Upstream.tokenize`, with the messages adapted."""
+        return await self._upstream.tokenize(context, await self.adapt(context, body))
 
     async def _find_format(self, context: CallContext, fields: frozenset[str]) -> ModelFormat:
         known = self._known[context.model]
@@ -47,5 +52,5 @@ class ModelFormats:
                 return False
             if tokens is None:
                 return True
-            rendered.append(tokens)
+            rendered.append(tokens.token_ids)
         return rendered[0] != rendered[1]

@@ -19,6 +19,7 @@ from lightningbus.runners.gateway.engines.rejecting_nodes import RejectingNodes
 from lightningbus.runners.protocol.dialects.base import error as dialect_error
 from lightningbus.runners.protocol.json_text import decode_json, encode_exactly, encode_json
 from lightningbus.runners.protocol.model_names import models_of
+from lightningbus.runners.protocol.token_history import Tokenized
 from lightningbus.runners.recording.attempt import AttemptRecorder
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.semconv import attributes
@@ -208,8 +209,8 @@ class Upstream:
             metrics.upstream_retries.inc()
             await self._wait_for_fleet(context, problem)
 
-    async def render(self, context: CallContext, body: dict[str, Any]) -> list[int] | None:
-        """Render a chat to tokens as a node does it; None if the node gives no tokens.
+    async def render(self, context: CallContext, body: dict[str, Any]) -> Tokenized | None:
+        """Tokenize a text, or a chat as a node renders it; None if the node gives no tokens.
 
         Raises `UpstreamRejectedError` where its template refuses the chat, and `UnknownModelError` or
         `NoNodeAvailableError`.
@@ -223,12 +224,15 @@ class Upstream:
                     self._rejecting.add(node)
                 if response.status in REFUSED_STATUS:
                     raise UpstreamRejectedError(response.status, await response.read())
-                return list((await response.json())["tokens"]) if response.status == 200 else None
+                if response.status != 200:
+                    return None
+                answer = await response.json()
+                return Tokenized(list(answer["tokens"]), "".join(answer.get("token_strs") or ()))
         except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
             return None
 
-    async def tokenize(self, context: CallContext, body: dict[str, Any]) -> list[int] | None:
-        """Render a chat as `render` does; None also where its template refuses it."""
+    async def tokenize(self, context: CallContext, body: dict[str, Any]) -> Tokenized | None:
+        """Tokenize as `render` does; None also where its template refuses it."""
         try:
             return await self.render(context, body)
         except UpstreamRejectedError:
