@@ -38,8 +38,7 @@ async def continue_prompt(
     None: the call begins a conversation, the rendering has those tokens anyway, or they are in no text. A change: the
     template changed what came before the new messages, so that a new conversation begins.
     """
-    turn = history.longest_prefix(call) if call.chat else None
-    if turn is None or not continuation.can_resume(call, sampling):
+    if not continuation.can_splice(call, sampling) or (turn := history.longest_prefix(call)) is None:
         return None
     messages = call.body["messages"]
     if has_reasoning(messages[: turn.num_messages]):

@@ -87,9 +87,8 @@ class StreamAccumulator:
         self.is_resuming = bool(self.is_resumable and choice and choice.is_plain_text and prompt and choice.token_ids)
         if choice is None or prompt is None or not self.is_resuming:
             self.reset()
-            if self._prompt is None:
-                path = "/v1/chat/completions" if self._call.chat else "/v1/completions"
-                return path, self._limited(self._call.to_engine_request(self._sampling_overrides), max_model_len)
+            if self._prompt is None or not self.is_resumable:
+                return self._whole_request(max_model_len)
             self._prompt_ids = tokens = list(self._prompt)
         else:
             choice.prompt_ids = self._prompt_ids = prompt
@@ -101,6 +100,18 @@ class StreamAccumulator:
         return "/v1/completions", continuation.resume_request(
             self._call, self._sampling_overrides, tokens, max(num_tokens_left, 1)
         )
+
+    def _whole_request(self, max_model_len: int) -> tuple[str, dict[str, Any]]:
+        """Build path and body of a request for an answer from its beginning.
+
+        vLLM's chat route takes the tokens of a prompt, instead of rendering the messages, by a field meant for engines
+        that share a request; its parsers of tool calls and thoughts do the same as for a rendered prompt.
+        """
+        body = self._call.to_engine_request(self._sampling_overrides)
+        if self._prompt is not None:
+            body["kv_transfer_params"] = {"prompt_token_ids": list(self._prompt)}
+            self.limit_tokens(len(self._prompt), max_model_len)
+        return "/v1/chat/completions" if self._call.chat else "/v1/completions", self._limited(body, max_model_len)
 
     def _limited(self, body: dict[str, Any], max_model_len: int) -> dict[str, Any]:
         """Bound the tokens to sample by what the context has left: engines refuse a request for more."""
@@ -126,7 +137,7 @@ class StreamAccumulator:
         vLLM names the end token as ``stop_reason`` where a model has several.
         """
         choices = list(self._choices.values())
-        if len(choices) != 1 or choices[0].finish_reason != "stop":
+        if len(choices) != 1 or choices[0].finish_reason not in ("stop", "tool_calls"):
             return False
         reason = choices[0].stop_reason
         stops = self._sampling_overrides.get("stop_token_ids", self._call.body.get("stop_token_ids"))
@@ -161,7 +172,7 @@ class StreamAccumulator:
 
     def feed(self, chunk: dict[str, Any]) -> dict[str, Any]:
         """Take a chunk as it came; returns it in the form of the answer it belongs to."""
-        if self.is_resuming or self._prompt is not None:
+        if self.is_resuming or (self._prompt is not None and self.is_resumable):
             prompt = len(self._prompt_ids or ())
             chunk = continuation.rebase_chunk(chunk, self._call, self._head, prompt, self._tokens_before_retry)
         self._feed_chunk(chunk)
