@@ -58,8 +58,9 @@ clean:
 chaos: $(READY) ## kill, stop, cut and fill everything, and count what was lost; SEED=n repeats a run
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(KILLS),--kills $(KILLS)) $(if $(ROLLOUTS),--rollouts $(ROLLOUTS))
 
-models: $(READY) ## tiny models of fifty families through learner and vLLM: docs/models.md; ONLY="llama qwen3"; an hour
+models: $(READY) ## tiny models of fifty families through learner and vLLM, and through whole runs: docs/models.md; ONLY="llama qwen3"; two hours
 	$(BIN)/python -m tests.families $(if $(ONLY),--only $(ONLY))
+	$(BIN)/python -m tests.families --train $(if $(ONLY),--only $(ONLY))
 
 hosts: $(READY) ## a run on hosts of network namespaces, each cut off in turn, three times over; wants root
 	for time in 1 2 3; do HOSTS=full $(BIN)/python -m pytest tests/hosts -m "slow or not slow" || exit 1; done

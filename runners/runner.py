@@ -90,6 +90,7 @@ class Runner:
                 uses_socket(settings),
                 endpoints,
                 settings.ignored_request_fields,
+                settings.model_aliases,
             ) as self._gateway,
             self._bus.heartbeat("runner", self.id, self._describe),
             self._watchdog,

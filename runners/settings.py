@@ -112,6 +112,11 @@ class RunnerSettings(RoleSettings):
         description="fields of model calls that the gateway drops; any other unknown field is refused, because it "
         "could change what a request means",
     )
+    model_aliases: dict[str, str] = Field(
+        {},
+        description="model, with a role if wanted, that answers calls to a name which agents use: "
+        "{claude-haiku-*: policy:small, '*': policy}; the first pattern that fits counts, a served model keeps its own",
+    )
     rate_limit: float | None = Field(
         None, gt=0, description="most requests per second of one agent at the gateway; beyond it 429 with Retry-After"
     )

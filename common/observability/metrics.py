@@ -95,6 +95,13 @@ upstream_retries = register(
     Counter, "runner", "runner_upstream_retries_total", "A node rejected a call, broke off or was not reached.",
     "Each call is retried. Rising steadily: a node fails; see the nodes' own metrics.",
 )  # fmt: skip
+chats_begun_anew = register(
+    Counter, "runner", "runner_chats_begun_anew_total",
+    "A chat that continues is rendered anew, because its template changed the `prompt` or the `answer` before the new "
+    "messages; `unknown`: the node does not say.",
+    "Rising: such a turn is trained as a conversation of its own. A template that keeps earlier turns avoids it.",
+    ["change"],
+)  # fmt: skip
 gateway_requests = register(
     Counter, "runner", "runner_gateway_requests_total",
     "The runner's gateway answers an agent; 499: the agent disconnected.",

@@ -15,6 +15,8 @@ from lightningbus.schemas.weights.safetensors_header import (
 )
 
 A_SUFFIX, B_SUFFIX = ".lora_A.weight", ".lora_B.weight"
+PREFIX = "base_model.model."
+"""Beginning of a tensor's name."""
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 

@@ -108,6 +108,11 @@ def fit_to_context(spec: CanarySpec, max_model_len: int | None) -> CanarySpec:
     return replace(spec, prompts=prompts, max_tokens=max_tokens)
 
 
+def read_prompt_ids(spec: CanarySpec) -> list[list[int]]:
+    """Return the tokens of each prompt of a trial."""
+    return [np.frombuffer(prompt.ids, "<u4").tolist() for prompt in spec.prompts]
+
+
 class Canary(Protocol):
     """A node that can run a canary trial; `EngineCanary` is one."""
 
@@ -155,7 +160,7 @@ class EngineCanary:
     async def run(self, spec: CanarySpec, version: int, previous_length: float | None) -> CanaryResult:
         """Query the engine and evaluate; raises `EngineError` without a response, which is no verdict."""
         spec = fit_to_context(spec, self._engine.capabilities.max_model_len)
-        prompts = [np.frombuffer(prompt.ids, "<u4").tolist() for prompt in spec.prompts]
+        prompts = read_prompt_ids(spec)
         model = self._model.engine_model_name(version) or self._model.name
         try:
             prompt_logprobs = await self._engine.score(model, prompts, version)

@@ -92,13 +92,6 @@ def make_engine(
     return engine
 
 
-def lora_state_dict(engine: Any) -> tuple[dict[str, Any], float]:
-    """Return every LoRA tensor under its PEFT name, on the CPU, and the factor of their product (alpha / rank)."""
-    params, config = engine.get_per_tensor_param(base_sync_done=True)
-    tensors = {name: tensor.detach().to("cpu").clone().contiguous() for name, tensor in params}
-    return tensors, float(config["lora_alpha"]) / float(config["r"])
-
-
 def _compute_in_chunks(*, has_entropy_gradient: bool) -> None:
     """Compute log-probabilities and entropy from some tokens' logits at a time, without a float32 copy of all.
 

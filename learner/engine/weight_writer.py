@@ -94,7 +94,7 @@ def full_tensors(engine: Any) -> Iterator[tuple[str, Any]]:
     from verl.utils.device import get_device_id
     from verl.utils.fsdp_utils import normalize_peft_param_name
 
-    model, tensors = _published_model(engine), engine.module.state_dict()
+    model, tensors = published_model(engine), engine.module.state_dict()
     if engine.model_config.lora_rank > 0:
         tensors = normalize_peft_param_name(tensors)
     tied = getattr(model, "all_tied_weights_keys", {})
@@ -107,7 +107,7 @@ def full_tensors(engine: Any) -> Iterator[tuple[str, Any]]:
         yield from _revert(model, whole)
 
 
-def _published_model(engine: Any) -> Any:
+def published_model(engine: Any) -> Any:
     """Return transformers' model below FSDP and PEFT."""
     module = getattr(engine.module, "_fsdp_wrapped_module", engine.module)
     return module.get_base_model() if hasattr(module, "peft_config") else module

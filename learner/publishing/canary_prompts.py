@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightningbus.learner.settings.weights import CanarySettings
-from lightningbus.learner.trainer import ModelProbe, Trainer
+from lightningbus.learner.trainer import Floats, ModelProbe, Trainer
 from lightningbus.learner.transitions.sequences import TrainSequence, scored_sequence
 from lightningbus.schemas.weights.events import CanaryPrompt, CanarySpec
 
@@ -29,7 +29,7 @@ class CanaryPrompts:
         """Compute the canary test of the trainer's current weights; blocks for a forward pass."""
         settings = self._settings
         return CanarySpec(
-            prompts=_score(trainer, self._prompts),
+            prompts=_to_prompts(self._prompts, trainer.log_probs(self._prompts)),
             max_tokens=settings.max_tokens,
             max_kl=settings.max_kl,
             min_entropy=settings.min_entropy,
@@ -40,22 +40,30 @@ class CanaryPrompts:
 
 def build_engine_check(trainer: Trainer, probe: ModelProbe) -> CanarySpec:
     """Compute what the first engine has to agree with; blocks for a forward pass."""
+    return to_engine_check(probe.rows, trainer.log_probs(probe.rows), probe.tolerance)
+
+
+def to_engine_check(rows: Sequence[TrainSequence], log_probs: Sequence[Floats], tolerance: float) -> CanarySpec:
+    """Build the trial of an engine that has to compute ``log_probs``, one ``float32[N]`` per row.
+
+    ``tolerance``: the largest mean difference in nats per token that is no fault.
+    """
     unbounded = sys.float_info.max
     return CanarySpec(
-        prompts=_score(trainer, probe.rows),
+        prompts=_to_prompts(rows, log_probs),
         max_tokens=1,
         max_kl=unbounded,
         min_entropy=0.0,
         max_entropy=unbounded,
         max_length_ratio=unbounded,
-        max_difference=probe.tolerance,
+        max_difference=tolerance,
     )
 
 
-def _score(trainer: Trainer, rows: Sequence[TrainSequence]) -> tuple[CanaryPrompt, ...]:
+def _to_prompts(rows: Sequence[TrainSequence], log_probs: Sequence[Floats]) -> tuple[CanaryPrompt, ...]:
     return tuple(
         CanaryPrompt(ids=row.token_ids.astype("<u4").tobytes(), logprobs=values[1:].astype("<f4").tobytes())
-        for row, values in zip(rows, trainer.log_probs(rows), strict=True)
+        for row, values in zip(rows, log_probs, strict=True)
     )
 
 

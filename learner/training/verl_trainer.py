@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from lightningbus.learner.batching.advantages import GAE
 from lightningbus.learner.batching.batch import Batch
 from lightningbus.learner.engine import cpu_platform, engine_state
+from lightningbus.learner.engine.adapters import check_targets, lora_state_dict
 from lightningbus.learner.engine.engine_checks import check_engine
-from lightningbus.learner.engine.engines import lora_state_dict, make_engine
+from lightningbus.learner.engine.engines import make_engine
 from lightningbus.learner.engine.weight_writer import WeightWriter, served_dtype
 from lightningbus.learner.model_check.check import as_model_check_error, check_model
 from lightningbus.learner.settings.learner import LearnerSettings
@@ -92,6 +93,8 @@ class VerlTrainer:
             self._engine, served_dtype(settings.model_path, settings.weights.dtype), is_writer=self.group.rank == 0
         )
         self._has_adapters = settings.lora.lora_rank > 0
+        if self._has_adapters:
+            check_targets(self._engine.module)
         self._is_updating = False
         self._critic = Critic(settings, device) if settings.algorithm.adv_estimator == GAE else None
         self._reference = None

@@ -1,25 +1,31 @@
 """LoRA adapters merged into the weights that they are added to."""
 
+import json
 from pathlib import Path
 
+from lightningbus.inference.engine.peft import A_SUFFIX, B_SUFFIX, CONFIG, PREFIX, WEIGHTS
 
-def merge_adapters(model: Path, weights: Path, adapters: Path) -> None:
-    """Merge PEFT's directory ``adapters`` into ``weights``, the file of the model directory ``model``.
 
-    Names, data types and tied tensors of the file stay as they are; each sum is computed in float32.
+def merge_adapters(weights: Path, adapters: Path) -> None:
+    """Add each product of PEFT's directory ``adapters`` to its tensor of the file ``weights`` (arXiv:2106.09685, 4.1).
+
+    Names and data types of the file stay as they are; each sum is computed in float32. Raises ValueError for adapters
+    of a tensor that the file does not have.
     """
-    import torch
-    from peft import PeftModel
     from safetensors import safe_open
-    from safetensors.torch import save_file
-    from transformers import AutoModelForCausalLM
+    from safetensors.torch import load_file, save_file
 
-    with safe_open(weights, "pt") as file:
-        dtypes = {name: file.get_tensor(name).dtype for name in file.keys()}  # noqa: SIM118 - no mapping
-    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, local_files_only=True)
-    merged = PeftModel.from_pretrained(base, str(adapters)).merge_and_unload().state_dict()
+    config = json.loads((adapters / CONFIG).read_text("utf-8"))
+    scale = config["lora_alpha"] / config["r"]
+    merged = load_file(weights)
+    with safe_open(adapters / WEIGHTS, "pt") as file:
+        for name in (name for name in file.keys() if name.endswith(A_SUFFIX)):  # noqa: SIM118 - no mapping
+            module = name.removesuffix(A_SUFFIX)
+            weight = f"{module.removeprefix(PREFIX)}.weight"
+            if weight not in merged:
+                raise ValueError(f"adapters of {weight} have no weights to be added to")
+            product = file.get_tensor(module + B_SUFFIX).float() @ file.get_tensor(name).float()
+            merged[weight] = (merged[weight].float() + scale * product).to(merged[weight].dtype)
     temporary = weights.with_name(f".{weights.name}")
-    save_file(
-        {name: merged[name].to(dtype).contiguous() for name, dtype in dtypes.items()}, temporary, {"format": "pt"}
-    )
+    save_file(merged, temporary, {"format": "pt"})
     temporary.replace(weights)

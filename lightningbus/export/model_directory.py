@@ -196,4 +196,4 @@ def _write_model(files: list[Path], base_model: Path, directory: Path, adapted: 
         (directory / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         return
     bases[0].replace(directory / WEIGHTS)
-    merge_adapters(directory, directory / WEIGHTS, adapters)
+    merge_adapters(directory / WEIGHTS, adapters)

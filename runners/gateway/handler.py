@@ -4,8 +4,9 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from contextlib import aclosing, nullcontext, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -14,18 +15,21 @@ from aiohttp import web
 from nats.errors import Error as NatsError
 
 from lightningbus.bus.errors import BusError
+from lightningbus.common.observability import metrics
+from lightningbus.runners.gateway.continued_chat import ContinuedPrompt, continue_prompt
 from lightningbus.runners.gateway.engines.answer_parsing import parse_whole
 from lightningbus.runners.gateway.engines.engine_failures import EnginesFailedError
+from lightningbus.runners.gateway.engines.model_formats import ModelFormats
 from lightningbus.runners.gateway.engines.upstream import (
+    REFUSED_STATUS,
     CallContext,
+    ContextExceededError,
     NoNodeAvailableError,
     Upstream,
     UpstreamRejectedError,
 )
 from lightningbus.runners.gateway.slot import ActiveRollout
 from lightningbus.runners.gateway.sse import AgentDisconnectedError, SseResponse, StreamNotResumableError
-from lightningbus.runners.protocol import token_history
-from lightningbus.runners.protocol.answers import continuation
 from lightningbus.runners.protocol.answers.accumulator import StreamAccumulator
 from lightningbus.runners.protocol.answers.choice import SampledChoice
 from lightningbus.runners.protocol.answers.engine_errors import (
@@ -39,6 +43,7 @@ from lightningbus.runners.protocol.dialects.base import Dialect
 from lightningbus.runners.protocol.dialects.base import error as dialect_error
 from lightningbus.runners.protocol.json_text import encode_json
 from lightningbus.runners.protocol.request import ChatRequest
+from lightningbus.runners.protocol.token_history import Change
 from lightningbus.runners.recording.attempt import AttemptRecorder
 from lightningbus.runners.recording.open_call import OpenCall
 from lightningbus.schemas import ids, subjects
@@ -69,6 +74,7 @@ class ModelCallHandler:
     def __init__(self, upstream: Upstream, send: PublishSpans, token_in_token_out: bool) -> None:
         """Prepare calls; ``send`` publishes an attempt's finished batches, within seconds or raising `BusError`."""
         self._upstream, self._send, self._token_in_token_out = upstream, send, token_in_token_out
+        self.formats = ModelFormats(upstream)
 
     async def handle(
         self, request: web.Request, running: ActiveRollout, dialect: Dialect, prompt_versions: Mapping[str, int]
@@ -85,15 +91,21 @@ class ModelCallHandler:
         parent = ids.parse_span_id(request.headers.get(subjects.TRACE_HEADER, ""))
         recording = _Recording(attempt, OpenCall(call, parent, prompt_versions), node_ids)
         with running.open_call(), recording:
+            adapted = replace(call, body=await self.formats.adapt(context, call.body))
             prompt = await self._prompt(context, call, task.sampling_params)
-            completion = StreamAccumulator(call, task.sampling_params, context.pinned, prompt)
+            tokens = None
+            if prompt is not None:
+                tokens, recording.rendered = prompt.token_ids, prompt.rendered
+            completion = StreamAccumulator(adapted, task.sampling_params, context.pinned, tokens)
             stream = SseResponse(request, dialect, live=completion.is_resumable) if call.stream else None
             try:
-                answer = await self._complete(context, completion, stream, dialect, node_ids)
+                async with stream.kept_alive() if stream is not None else nullcontext():
+                    answer = await self._complete(context, adapted, completion, stream, dialect, node_ids)
             except UpstreamRejectedError as refused:
-                if stream is None or not stream.has_begun:
+                is_told_in_stream = isinstance(refused, ContextExceededError) and dialect.tells_full_context_in_stream
+                if stream is None or not (stream.has_begun or is_told_in_stream):
                     raise
-                return await stream.fail(str(refused), refused.status)
+                return await stream.fail(str(refused), refused.status, refused.code)
             except (NoNodeAvailableError, EnginesFailedError, StreamNotResumableError) as error:
                 if isinstance(error, EnginesFailedError):
                     attempt.add_engine_failure(str(error), error.is_deadly)
@@ -104,10 +116,9 @@ class ModelCallHandler:
                 attempt.infra_error = attempt.infra_error or str(error)
                 return await stream.fail(str(error))
             except (AgentDisconnectedError, asyncio.CancelledError) as reason:
-                if stream is None:
-                    raise
-                recording.set_answer(completion, _cut_choices(completion, is_seen=stream.has_begun))
-                if isinstance(reason, AgentDisconnectedError):
+                is_seen = stream is not None and stream.has_content
+                recording.set_answer(completion, _cut_choices(completion, is_seen))
+                if stream is not None and isinstance(reason, AgentDisconnectedError):
                     return stream.response
                 raise
             recording.set_answer(completion, answer.choices)
@@ -119,6 +130,43 @@ class ModelCallHandler:
         return response
 
     async def _complete(
+        self,
+        context: CallContext,
+        call: ChatRequest,
+        completion: StreamAccumulator,
+        stream: SseResponse | None,
+        dialect: Dialect,
+        node_ids: list[str],
+    ) -> "CompletedCall":
+        """Ask nodes as `_sample` does, and again for fewer tokens where the context has too few left.
+
+        Raises as `_sample`, and `ContextExceededError` for a prompt that leaves none.
+        """
+        try:
+            return await self._sample(context, completion, stream, dialect, node_ids)
+        except UpstreamRejectedError as refused:
+            if refused.status not in REFUSED_STATUS or not await self._limit(context, call, completion):
+                raise
+        return await self._sample(context, completion, stream, dialect, node_ids)
+
+    async def _limit(self, context: CallContext, call: ChatRequest, completion: StreamAccumulator) -> bool:
+        """Return whether a refused request is to be repeated, bounded by the tokens that its prompt leaves.
+
+        Raises `ContextExceededError` where it leaves none.
+        """
+        if not call.chat:
+            return False
+        prompt = await self._upstream.tokenize(
+            context, call.to_tokenize_request(call.body["messages"], is_answered=False)
+        )
+        if prompt is None:
+            return False
+        num_tokens, max_model_len = len(prompt.token_ids), completion.max_model_len
+        if num_tokens >= max_model_len:
+            raise ContextExceededError.of(num_tokens, max_model_len)
+        return completion.limit_tokens(num_tokens, max_model_len)
+
+    async def _sample(
         self,
         context: CallContext,
         completion: StreamAccumulator,
@@ -160,19 +208,18 @@ class ModelCallHandler:
                         _add_failure(context, node, error, problem)
         raise AssertionError("attempt_call yields until an answer is whole, or raises")
 
-    async def _prompt(self, context: CallContext, call: ChatRequest, sampling: dict[str, Any]) -> list[int] | None:
-        """Return the prompt's tokens where rendering the history again would change the sampled ones."""
-        turn = context.recorder.history.longest_prefix(call) if call.chat and self._token_in_token_out else None
-        if turn is None or not continuation.can_resume(call, sampling):
+    async def _prompt(
+        self, context: CallContext, call: ChatRequest, sampling: dict[str, Any]
+    ) -> ContinuedPrompt | None:
+        """Build a prompt where rendering the history again would change the sampled tokens; count what prevents it."""
+        if not self._token_in_token_out:
             return None
-        earlier_messages = call.body["messages"][: turn.num_messages]
-        if token_history.has_reasoning(earlier_messages):
+        tokenize = partial(self.formats.tokenize, context)
+        prompt = await continue_prompt(context.recorder.history, call, sampling, tokenize)
+        if isinstance(prompt, Change):
+            metrics.chats_begun_anew.labels(prompt).inc()
             return None
-        new = await self._upstream.tokenize(context, call.to_tokenize_request(call.body["messages"], is_answered=False))
-        if new is None or new[: len(turn.tokens)] == turn.tokens:
-            return None
-        old = await self._upstream.tokenize(context, call.to_tokenize_request(earlier_messages, is_answered=True))
-        return token_history.splice_prompt(turn.tokens, old, new) if old is not None else None
+        return prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +236,8 @@ class _Recording:
     def __init__(self, recorder: AttemptRecorder, open_call: OpenCall, node_ids: list[str]) -> None:
         self._recorder, self._open_call, self._node_ids = recorder, open_call, node_ids
         self._choices: list[SampledChoice] = []
+        self.rendered: list[int] | None = None
+        """The prompt as the template renders it; None: the prompt was rendered by the template."""
         self._last_token_ns = 0
         self._is_in_history = False
 
@@ -209,8 +258,12 @@ class _Recording:
         if not choices:
             return
         call, first = self._open_call.request, choices[0]
+        if call.chat:
+            self._recorder.history.add_calls(json.loads(first.response))
         if call.chat and self._is_in_history and not first.missing_tokens:
-            self._recorder.history.add(call, json.loads(first.response), first.num_tokens)
+            tokens = first.num_tokens
+            rendered = self.rendered or tokens[: len(first.prompt_ids) // 4]
+            self._recorder.history.add(call, json.loads(first.response), tokens, rendered)
         self._open_call.record(self._recorder, choices, self._last_token_ns, ",".join(self._node_ids))
 
 

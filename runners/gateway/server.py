@@ -27,6 +27,7 @@ from lightningbus.common.observability.metric_registry import request_metrics
 from lightningbus.common.unix_sockets import PathTooLongError, bind_unix_socket, private_directory
 from lightningbus.runners.agent.launcher import AgentStartError
 from lightningbus.runners.gateway.admission import Admission, RateLimitedError, RateLimits
+from lightningbus.runners.gateway.call_parser import CallParser
 from lightningbus.runners.gateway.engines.engine_failures import EnginesFailedError
 from lightningbus.runners.gateway.engines.upstream import (
     CONNECT_SECONDS,
@@ -54,11 +55,8 @@ from lightningbus.runners.gateway.requests import (
     too_large,
 )
 from lightningbus.runners.gateway.slot import ActiveRollout, Slot
-from lightningbus.runners.protocol.dialects.base import Dialect
 from lightningbus.runners.protocol.dialects.registry import APIS, Api, translate_error
-from lightningbus.runners.protocol.json_text import decode_json
-from lightningbus.runners.protocol.model_names import models_of, resolve_model
-from lightningbus.runners.protocol.prompts import substitute
+from lightningbus.runners.protocol.model_names import models_of
 from lightningbus.runners.protocol.request import find_invalid_sampling
 from lightningbus.runners.recording import otlp
 from lightningbus.runners.recording.agent_events import EventContext, convert_event, parse_event
@@ -94,15 +92,17 @@ class Gateway:
         at_socket: bool = False,
         endpoints: ExternalEndpoints | None = None,
         ignored_fields: Collection[str] = (),
+        model_aliases: Mapping[str, str] | None = None,
     ) -> None:
         """Prepare the gateway; ``send`` publishes an attempt's finished batches, within seconds or raising `BusError`.
 
         ``inference_api_key`` is for the inference nodes: agents have keys of their own. ``allowance`` is each slot's.
         ``at_socket``: listen on a Unix socket too, for agents that have no network. ``endpoints`` answer their models
-        before any node; they are open. ``ignored_fields`` of requests are left out.
+        before any node; they are open. ``ignored_fields`` of requests are left out. ``model_aliases``: models by
+        patterns of names that agents use.
         """
-        self._ignored_fields = frozenset(ignored_fields)
         self.endpoints = endpoints or ExternalEndpoints({}, {})
+        self._calls = CallParser(self.endpoints.names, ignored_fields, model_aliases or {})
         self._inference_api_key, self._sticky_weight_version = inference_api_key, sticky_weight_version
         self._send = send
         self.slots = [Slot(number, admission=Admission(allowance or RateLimits())) for number in range(slots)]
@@ -183,7 +183,7 @@ class Gateway:
         slot, running = self._running(request)
         body = await read_limited_body(request)
         with raise_on_malformed():
-            parse = partial(self._parse_call, api, body, running)
+            parse = partial(self._calls.parse, api, body, running, self._models_for(slot))
             dialect, prompt_versions = await self._decode(slot, parse, len(body), MAX_INLINE_CALL_BYTES)
             if problem := find_invalid_sampling(running.task.sampling_params):
                 raise ValueError(problem)
@@ -203,7 +203,7 @@ class Gateway:
         slot, running = self._running(request)
         task, body = running.task, await read_limited_body(request)
         with raise_on_malformed():
-            parse = partial(self._parse_call, APIS["messages"], body, running)
+            parse = partial(self._calls.parse, APIS["messages"], body, running, self._models_for(slot))
             dialect, _ = await self._decode(slot, parse, len(body), MAX_INLINE_CALL_BYTES)
             call = dialect.call
         if call.model in self.endpoints.names:
@@ -212,12 +212,12 @@ class Gateway:
             )
         context = CallContext.create(running.recorder, call.model, task, running.deadline)
         with _map_upstream_errors(running):
-            tokens = await self.upstream.tokenize(
+            prompt = await self._handler.formats.tokenize(
                 context, call.to_tokenize_request(call.body["messages"], is_answered=False)
             )
-        if tokens is None:
+        if prompt is None:
             raise ApiError(400, "invalid_request_error", "the engine does not render this prompt")
-        return web.json_response({"input_tokens": len(tokens)})
+        return web.json_response({"input_tokens": len(prompt.token_ids)})
 
     async def _models(self, request: web.Request) -> web.Response:
         models = sorted(self._models_for(request[SLOT_KEY]))
@@ -225,14 +225,15 @@ class Gateway:
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
-        if name.partition(":")[0] not in self._models_for(request[SLOT_KEY]):
+        known = self._models_for(request[SLOT_KEY])
+        if self._calls.model_of(name, known) not in known:
             raise ApiError(404, "model_not_found", f"model {name!r} is not served")
         return web.json_response(_model_card(name))
 
     def _models_for(self, slot: Slot) -> set[str]:
         """List the models that answer now, and those that the rollout's task may call."""
-        expected = models_of(slot.rollout.task) if slot.rollout is not None else frozenset()
-        return self.upstream.known_models() | self.endpoints.names | expected
+        served = self.upstream.known_models() | self.endpoints.names
+        return served | models_of(slot.rollout.task) if slot.rollout is not None else served
 
     async def _prompt(self, request: web.Request) -> web.Response:
         """Answer with the rollout's version of a prompt that the agent asks for by name."""
@@ -289,21 +290,6 @@ class Gateway:
                 raise ApiError(413, "request_too_large", "the attempt has no room for this event")
             raise ApiError(400, "invalid_request_error", f"the event is refused: {refusal.sentence}")
         return web.json_response({})
-
-    def _parse_call(self, api: Api, body: bytes, running: ActiveRollout) -> tuple[Dialect, Mapping[str, int]]:
-        """Parse a model call and insert the rollout's prompts; return it with their versions, and raise as
-        `raise_on_malformed` takes.
-        """
-        fields = decode_json(body)
-        if isinstance(fields, dict):
-            fields = {name: value for name, value in fields.items() if name not in self._ignored_fields}
-        dialect = api.parse(fields, running.recorder.history)
-        call = resolve_model(dialect.call, running.task)
-        if call.model not in self.endpoints.names:
-            call.check_fields()
-        substitution = substitute(call, running.prompts)
-        dialect.call = substitution.call
-        return dialect, substitution.versions
 
     async def _decode(self, slot: Slot, decode: Callable[[], Decoded], num_bytes: int, max_inline: int) -> Decoded:
         """Decode a body of this size: in the event loop, which blocks meanwhile, only up to ``max_inline``."""

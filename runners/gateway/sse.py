@@ -1,11 +1,16 @@
 """Answers for a streaming agent."""
 
-from contextlib import suppress
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from aiohttp import web
 
 from lightningbus.runners.protocol.dialects.base import Dialect
+
+KEEPALIVE_SECONDS = 5.0
+"""Seconds of silence after which an agent is told that its answer is being made: clients give up on silence."""
 
 
 class StreamNotResumableError(Exception):
@@ -26,7 +31,30 @@ class SseResponse:
         )
         self._events = dialect.events()
         self._kept: list[bytes] = []
+        self._lock = asyncio.Lock()
+        self._has_written = False
         self.has_begun = False
+        """Whether the agent has the head: an error comes in the stream from then on."""
+        self.has_content = False
+        """Whether the agent has some of the answer."""
+
+    @asynccontextmanager
+    async def kept_alive(self) -> AsyncIterator[None]:
+        """Send something at least every `KEEPALIVE_SECONDS` while the block runs."""
+        pinging = asyncio.create_task(self._ping())
+        try:
+            yield
+        finally:
+            pinging.cancel()
+            await asyncio.wait([pinging])
+
+    async def _ping(self) -> None:
+        with suppress(ConnectionError):  # an agent that left is noticed where the answer is sent
+            while True:
+                self._has_written = False
+                await asyncio.sleep(KEEPALIVE_SECONDS)
+                if not self._has_written:
+                    await self._write(self._events.ping())
 
     async def send_chunk(self, chunk: dict[str, Any], tokens: int) -> None:
         """Send one chunk. Chunks before the first token are buffered, so that the stream can still be restarted."""
@@ -36,7 +64,7 @@ class SseResponse:
 
     def restart(self) -> None:
         """Drop the buffered chunks; raise `StreamNotResumableError` when some have been sent."""
-        if self.has_begun:
+        if self.has_content:
             raise StreamNotResumableError("the answer broke off where it cannot be gone on with")
         self._kept.clear()
         self._events = self._dialect.events()
@@ -46,26 +74,34 @@ class SseResponse:
         self._kept.append(self._events.finish())
         return await self._end()
 
-    async def fail(self, reason: str, status: int = 500) -> web.StreamResponse:
-        """End the stream with an error; ``status`` shows whether agent or server is at fault."""
-        self._kept = [self._events.fail(reason, status)]
+    async def fail(self, reason: str, status: int = 500, code: str = "") -> web.StreamResponse:
+        """End the stream with an error; ``status`` shows whether agent or server is at fault, ``code`` names it."""
+        self._kept = [self._events.fail(reason, status, code)]
         return await self._end()
 
     async def _end(self) -> web.StreamResponse:
         with suppress(ConnectionError):  # a client that stops reading has what it wants
-            await self.response.write_eof(await self._begin())
+            await self._write(self._take())
+            await self.response.write_eof()
         return self.response
 
     async def _flush(self) -> None:
         try:
-            await self.response.write(await self._begin())
+            await self._write(self._take())
         except ConnectionError as error:
             raise AgentDisconnectedError from error
 
-    async def _begin(self) -> bytes:
-        """Begin the answer if needed, and return the buffered bytes."""
-        if not self.has_begun:
-            self.has_begun = True
-            await self.response.prepare(self._request)
+    def _take(self) -> bytes:
+        """Return the buffered bytes, which are sent now."""
+        self.has_content = True
         data, self._kept = b"".join(self._kept), []
         return data
+
+    async def _write(self, data: bytes) -> None:
+        """Send bytes, after the head."""
+        async with self._lock:
+            self._has_written = True
+            if not self.has_begun:
+                self.has_begun = True
+                await self.response.prepare(self._request)
+            await self.response.write(data)

@@ -119,6 +119,10 @@ class ChatRequest:
             fields["chat_template_kwargs"] = variables | fields.get("chat_template_kwargs", {})
         return {**fields, "model": self.model, "messages": messages, "add_generation_prompt": not is_answered}
 
+    def to_content_request(self, content: str) -> dict[str, Any]:
+        """Build the request that divides a message's content into tokens, without a template."""
+        return {"model": self.model, "prompt": content, "add_special_tokens": False}
+
     def to_engine_request(self, sampling: dict[str, Any]) -> dict[str, Any]:
         """Build the request for the engine; ``sampling`` overrides the agent's settings."""
         body = {**self.body, **sampling, "model": self.model, "stream": True, "return_token_ids": True}

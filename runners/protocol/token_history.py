@@ -7,16 +7,22 @@ contexts instead of one. Pure.
 
 import json
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from hashlib import blake2b
+from string import whitespace
 from typing import Any
 
 import msgspec
 
 from lightningbus.runners.protocol.request import ChatRequest
-from lightningbus.schemas.trajectory.chat_messages import without_empty
+from lightningbus.schemas.trajectory.chat_messages import canonical_message
 
+SPACE = whitespace + "ĠĊĉč▁"
+"""Space as it is, and in the alphabets of byte-level and SentencePiece tokenizers."""
+BYTES_OF_SPACE = {"<0x09>": "\t", "<0x0A>": "\n", "<0x0D>": "\r", "<0x20>": " "}
+"""Tokens of single bytes, by which SentencePiece writes what is not in its vocabulary."""
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 
 
@@ -27,11 +33,47 @@ class ChatTurn:
     num_messages: int
     """Number of messages: the request's, and the answer as the agent saw it."""
     token_ids: "array[int]"
+    rendering: bytes
+    """Digest of the prompt as the template rendered it: earlier answers may be other tokens in it."""
 
     @property
     def tokens(self) -> list[int]:
         """The tokens of prompt and answer."""
         return self.token_ids.tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """A text as tokens."""
+
+    token_ids: list[int]
+    text: str = ""
+    """The tokens' own strings, joined: the text in the tokenizer's alphabet, in whatever way it was divided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renderings:
+    """The texts that say whether a template left a conversation as it was asked."""
+
+    prompt: Tokenized
+    """The messages before the answer, and the start of an answer."""
+    answer: Tokenized
+    """The answer's content alone."""
+    turn: Tokenized
+    """The messages up to the answer."""
+    chat: Tokenized
+    """All messages, and the start of an answer; without text."""
+
+
+class Change(StrEnum):
+    """Part of a conversation that was not rendered as it was sampled."""
+
+    PROMPT = "prompt"
+    """The template renders what was asked in another way: it moved the system message, or the date changed."""
+    ANSWER = "answer"
+    """The template drops or rewrites what was answered as the chat goes on, or does not end it as the model did."""
+    UNKNOWN = "unknown"
+    """The node gives no tokens or no strings of them."""
 
 
 @dataclass(slots=True)
@@ -42,12 +84,32 @@ class TokenHistory:
     """Turns by the digest of all that is rendered, so that a lookup costs only the length of the messages."""
     responses: dict[str, list[Any]] = field(default_factory=dict)
     """Messages up to and with each response of the Responses API, by its id."""
+    items: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Output items of those responses, by their id."""
+    arguments: dict[str, str] = field(default_factory=dict)
+    """Arguments of tool calls as they were sampled, by the call's id."""
 
-    def add(self, call: ChatRequest, answer: dict[str, Any], tokens: list[int]) -> None:
-        """Add a completed answer to a chat; ``tokens`` are those of its prompt and its own."""
+    def add_calls(self, answer: dict[str, Any]) -> None:
+        """Remember the arguments of an answer's tool calls."""
+        for call in answer.get("tool_calls") or ():
+            self.arguments[str(call.get("id"))] = str((call.get("function") or {}).get("arguments") or "")
+
+    def sampled_arguments(self, call_id: Any, sent_back: Any, show: Callable[[str], Any]) -> str | None:
+        """Return a call's arguments as sampled, where ``sent_back`` is what ``show`` makes of them; None otherwise.
+
+        An API may show arguments in another form than the model's, and have them sent back in it.
+        """
+        sampled = self.arguments.get(call_id) if isinstance(call_id, str) else None
+        return sampled if sampled is not None and show(sampled) == sent_back else None
+
+    def add(self, call: ChatRequest, answer: dict[str, Any], tokens: list[int], rendered: Sequence[int]) -> None:
+        """Add a completed answer to a chat.
+
+        ``tokens`` are those of its prompt and its own, ``rendered`` is the prompt as the template renders it.
+        """
         messages = [*call.body["messages"], answer]
         *_, digest = _digests(call, messages)
-        self.turns[digest] = ChatTurn(len(messages), array("I", tokens))
+        self.turns[digest] = ChatTurn(len(messages), array("I", tokens), _digest_tokens(rendered))
 
     def longest_prefix(self, call: ChatRequest) -> ChatTurn | None:
         """Find the longest conversation that this call continues; None: it begins one, or changes earlier messages."""
@@ -71,7 +133,7 @@ def _digests(call: ChatRequest, messages: Sequence[Any]) -> Iterator[bytes]:
     """
     digest = call.model.encode(errors="surrogatepass") + _canonical(call.template_fields())
     for message in messages:
-        digest = blake2b(digest + _canonical(without_empty(message)), digest_size=16).digest()
+        digest = blake2b(digest + _canonical(canonical_message(message)), digest_size=16).digest()
         yield digest
 
 
@@ -81,6 +143,21 @@ def _canonical(message: Any) -> bytes:
         return _ENCODER.encode(message)
     except UnicodeEncodeError:  # half of a surrogate pair
         return json.dumps(message, sort_keys=True).encode()
+
+
+def find_change(turn: ChatTurn, renderings: Renderings) -> Change | None:
+    """Find out whether a template renders a conversation up to its last answer as it was asked and answered.
+
+    Space around the answer does not count. Texts are compared, because tokens may join where an answer begins.
+    """
+    prompt, answer, whole = renderings.prompt, renderings.answer, renderings.turn
+    if not prompt.text or not whole.text or bool(answer.token_ids) != bool(answer.text):
+        return Change.UNKNOWN
+    if _digest_tokens(prompt.token_ids) != turn.rendering or not whole.text.startswith(prompt.text):
+        return Change.PROMPT
+    if not _strip(whole.text[len(prompt.text) :]).startswith(_strip(answer.text)):
+        return Change.ANSWER
+    return None
 
 
 def splice_prompt(sampled: Sequence[int], old: Sequence[int], new: Sequence[int]) -> list[int] | None:
@@ -97,3 +174,13 @@ def splice_prompt(sampled: Sequence[int], old: Sequence[int], new: Sequence[int]
     if after is None or sampled.count(end) != old.count(end):
         return None
     return [*sampled, *new[after:]]
+
+
+def _digest_tokens(tokens: Sequence[int]) -> bytes:
+    return blake2b(array("I", tokens), digest_size=16).digest()
+
+
+def _strip(text: str) -> str:
+    for token, space in BYTES_OF_SPACE.items():
+        text = text.replace(token, space)
+    return text.strip(SPACE)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.families.families import FAMILIES
-from tests.families.page import fill, render
+from tests.families.page import fill, is_tested, render
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "models.json"
@@ -23,21 +23,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", choices=sorted(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--missing", action="store_true", help="only families without a result")
+    parser.add_argument("--train", action="store_true", help="train three steps of families that are right instead")
     args = parser.parse_args()
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in args.only:
-        if args.missing and name in results:
+        known = results.get(name, {})
+        if (args.missing and (known.get("training") if args.train else known)) or (args.train and not is_tested(known)):
             continue
         started_at = time.monotonic()
-        results[name] = measure_apart(name)
+        if args.train:
+            known["training"] = measure_apart("three_steps", name)
+        else:
+            results[name] = measure_apart("measure", name)
         print(f"{name}: {json.dumps(results[name])} ({time.monotonic() - started_at:.0f} s)", flush=True)
         RESULTS.write_text(json.dumps(dict(sorted(results.items())), indent=2) + "\n")
         PAGE.write_text(fill(PAGE.read_text("utf-8"), render(results)), "utf-8")
 
 
-def measure_apart(name: str) -> dict[str, Any]:
-    """Measure a family in a process of its own."""
-    command = [sys.executable, "-m", "tests.families.measure", name]
+def measure_apart(module: str, name: str) -> dict[str, Any]:
+    """Measure a family by a module of this package, in a process of its own."""
+    command = [sys.executable, "-m", f"tests.families.{module}", name]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=MAX_SECONDS, check=False)
         result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -47,7 +47,7 @@ FAMILIES = {
         Family("gemma", {"num_key_value_heads": 1}),
         Family("gemma2", {"sliding_window": 16, "query_pre_attn_scalar": 32, "num_hidden_layers": 4}),
         Family("gemma3_text", {"sliding_window": 16, "query_pre_attn_scalar": 32, "num_hidden_layers": 6}),
-        Family("phi", {"num_key_value_heads": 4, "partial_rotary_factor": 0.5}),
+        Family("phi", {"num_key_value_heads": 4, "partial_rotary_factor": 0.5, "intermediate_size": 512}),
         Family("phi3", {"sliding_window": 16}),
         Family("glm"),
         Family("glm4"),

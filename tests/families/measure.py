@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from typing import Any
 SWAPS = 3
 """Versions that an engine gets, one after another, each with other weights."""
 LORA = {"lora_rank": 4, "lora_alpha": 8}
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+"""Modules with adapters where not all linear ones may have them."""
 ENGINE_VARIABLES = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
@@ -35,32 +38,42 @@ def measure(name: str, directory: Path) -> dict[str, Any]:
     tiny_tokenizer(model)
     parts = {"engine": _measure_learner(model, directory, {}), "lora": _measure_learner(model, directory, LORA)}
     result: dict[str, Any] = {"learner": parts["engine"][0]}
+    reason = parts["lora"][0].get("refused", "")
+    if has_other_targets := "set it to" in reason:
+        parts["lora"] = _measure_learner(model, directory, {**LORA, "target_modules": ATTENTION})
     torch.distributed.destroy_process_group()  # the trainers'
     for part, (figures, files, rows, right) in parts.items():
         result[part] = _measure_engine(model, files, rows, right) if files else figures
+    if has_other_targets:
+        result["lora"]["all_linear"] = reason
     return result
 
 
 def _measure_learner(
-    model: Path, directory: Path, lora: dict[str, int]
+    model: Path, directory: Path, lora: dict[str, Any]
 ) -> tuple[dict[str, Any], list[list[Path]], list[list[int]], list[list[list[float]]]]:
     """Check a learner and write versions of it: its figures, files, probe, and log-probabilities by version."""
     import torch
 
     from lightningbus.learner.model_check.agreement import mean_difference
+    from lightningbus.learner.model_check.check import check_model
     from lightningbus.learner.publishing.weight_files import write_full, write_weights
     from lightningbus.learner.training.verl_trainer import VerlTrainer
     from tests.learner.conftest import settings_for
 
     place = directory / f"checkpoints-{len(lora)}"
     try:
-        trainer = VerlTrainer(
-            settings_for(model, checkpoint_dir=place, engine={"check_model": True}, **({"lora": lora} if lora else {}))
+        settings = settings_for(
+            model, checkpoint_dir=place, engine={"check_model": True}, **({"lora": lora} if lora else {})
         )
+        trainer = VerlTrainer(settings)
+        started = time.process_time()
+        check_model(settings, "cpu")  # again, now that all packages are imported
         probe = trainer.check_model()
     except ValueError as error:
         return {"refused": str(error)}, [], [], []
     assert probe is not None
+    seconds = time.process_time() - started
     engine, check = trainer._settings.engine, trainer._model_check
     trained = trainer._infer(trainer._engine, probe.rows, "log_probs", in_training_mode=True)
     figures: dict[str, Any] = {
@@ -68,6 +81,7 @@ def _measure_learner(
         "is_packed": bool(engine.use_remove_padding),
         "difference": mean_difference(trained, check.log_probs or ()),
         "rounding": check.rounding,
+        "seconds": seconds,
     }
     base = directory / f"base-{len(lora)}.safetensors"
     write_full(trainer, base)
@@ -103,18 +117,21 @@ def _measure_engine(
     import numpy as np
 
     differences: list[float] = []
+    seconds = 0.0
     try:
         with _engine(model) as llm:
             for version, paths in enumerate(files):
                 llm.start_weight_update()
                 llm.update_weights({"update_info": {"paths": [str(path) for path in paths]}})
                 llm.finish_weight_update(str(version))
+                started = time.process_time()
                 scores = _score(llm, rows)
+                seconds = time.process_time() - started
                 pairs = zip(scores, right[version], strict=True)
                 differences.append(float(np.mean([abs(a - b) for x, y in pairs for a, b in zip(x, y, strict=True)])))
     except Exception as error:  # vLLM and a model's code may raise anything
         return {"refused": f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}", "differences": differences}
-    return {"differences": differences}
+    return {"differences": differences, "seconds": seconds}
 
 
 @contextmanager

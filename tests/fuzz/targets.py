@@ -178,7 +178,7 @@ def _recorded(completion: StreamAccumulator, dialect: Any, attempt: AttemptRecor
         request = dialect.call.to_record()
         attempt.add_call(part, node="n", role=dialect.call.role, request=request, started_ns=1, ended_ns=2)
         if dialect.call.chat:
-            attempt.history.add(dialect.call, json.loads(part.response), part.num_tokens)
+            attempt.history.add(dialect.call, json.loads(part.response), part.num_tokens, [1])
     attempt.finish("ok", 1.0, "", "")
     for batch in attempt.outbox:
         decode(SpanBatch, encode(batch))

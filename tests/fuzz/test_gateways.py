@@ -33,7 +33,7 @@ KEY = "k" * 32
 class StrictEngine(ScriptedEngine):
     """Refuses what vLLM would: a prompt that is none."""
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         try:
             body = await request.json()
             prompt = body.get("messages" if request.path.endswith("/chat/completions") else "prompt")
@@ -43,7 +43,7 @@ class StrictEngine(ScriptedEngine):
                 raise ValueError("no prompt")
         except (ValueError, AttributeError, RecursionError) as error:
             return web.json_response({"error": {"message": str(error), "type": "BadRequestError"}}, status=400)
-        return await super()._answer(request)
+        return await super().answer(request)
 
 
 @asynccontextmanager
@@ -68,8 +68,8 @@ async def nodes_gateway(bus: Bus) -> AsyncIterator[tuple[str, str, web.Applicati
     """The same of a node's, with all of vLLM's routes behind it."""
     engine = StrictEngine()
     app = web.Application()
-    app.router.add_post("/v1/chat/completions", engine._answer)
-    app.router.add_post("/v1/completions", engine._answer)
+    app.router.add_post("/v1/chat/completions", engine.answer)
+    app.router.add_post("/v1/completions", engine.answer)
     app.router.add_post("/v1/chat/completions/parse", _no_parser)
     app.router.add_post("/tokenize", _tokens)
     app.router.add_get("/v1/models", _models)

@@ -1,13 +1,16 @@
 """An agent that asks for no stream gets vLLM's own unstreamed answer, from a real engine through node and gateway."""
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import openai
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -18,6 +21,7 @@ from lightningbus.bus.security.secrets import bearer_header
 from lightningbus.runners.gateway.server import Gateway
 from lightningbus.runners.recording.attempt import AttemptRecorder
 from lightningbus.schemas.spans import ModelCall
+from lightningbus.schemas.trajectory.prefix_encoding import expand_calls
 from tests.inference.test_node_models_vllm import ready
 from tests.runners.conftest import task
 
@@ -53,7 +57,16 @@ ANSWERS = {
 }
 
 
-def make_model(directory: Path) -> None:
+RENDERING_CALLS = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CLOSE_CALL = '<tool_call>\n{"name":"add","arguments":{"a":1}}\n</tool_call>'
+"""A call that templates render in another way."""
+
+
+def make_model(directory: Path, template: str = TEMPLATE) -> None:
     """A Qwen2 of chance whose tokens are bytes, and the marks of thoughts and calls."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE(vocab={byte: id for id, byte in enumerate(alphabet)}, merges=[]))
@@ -61,7 +74,7 @@ def make_model(directory: Path) -> None:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([END, "<|im_start|>"])
     backend.add_tokens(["<think>", "</think>", "<tool_call>", "</tool_call>"])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END, chat_template=TEMPLATE)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END, chat_template=template)
     tokenizer.save_pretrained(directory)
     torch.manual_seed(0)
     config = Qwen2Config(
@@ -113,8 +126,8 @@ class Bed:
 
 
 @asynccontextmanager
-async def serving(bus: Bus, directory: Path, **settings: Any) -> AsyncIterator[Bed]:
-    make_model(directory / "model")
+async def serving(bus: Bus, directory: Path, template: str = TEMPLATE, **settings: Any) -> AsyncIterator[Bed]:
+    make_model(directory / "model", template)
     config = '{"enable_in_reasoning": true}'
     fields = {"frozen": True, "max_model_len": 1024, "vllm_args": ["--structured-outputs-config", config], **settings}
 
@@ -167,3 +180,32 @@ async def test_an_unstreamed_answer_is_vllms_own(bus: Bus, tmp_path: Path) -> No
             if not same or summary_of(expected) != summary_of(actual):
                 failed[name] = (same, summary_of(expected), summary_of(actual))
     assert not failed
+
+
+async def test_a_chat_with_tools_goes_on_with_the_tokens_that_were_sampled(bus: Bus, tmp_path: Path) -> None:
+    messages: list[Any] = [{"role": "user", "content": "1 + 2?"}]
+    tool_calls = []
+    async with serving(bus, tmp_path, RENDERING_CALLS, tool_parser="hermes") as bed:
+        (slot,) = bed.gateway.slots
+        async with openai.AsyncOpenAI(base_url=f"{slot.base_url}/v1", api_key=slot.key, max_retries=0) as client:
+            for streamed in (False, True, False, True):
+                body: dict[str, Any] = {"model": "policy", "messages": messages, "tools": TOOLS, "max_tokens": 150}
+                body["extra_body"] = {"structured_outputs": {"choice": [CLOSE_CALL]}}
+                if streamed:
+                    async with client.chat.completions.stream(**body) as stream:
+                        answer = (await stream.get_final_completion()).choices[0].message
+                else:
+                    answer = (await client.chat.completions.create(**body)).choices[0].message
+                tool_calls += answer.tool_calls or []
+                sent_back = answer.model_dump(exclude_none=True, exclude={"parsed"})
+                for function in sent_back["tool_calls"]:
+                    function["function"].pop("parsed_arguments", None)
+                result = {"role": "tool", "tool_call_id": sent_back["tool_calls"][0]["id"], "content": "3"}
+                messages = [*messages, sent_back, result]
+    assert [call.function.name for call in tool_calls] == ["add"] * 4
+    assert [json.loads(call.function.arguments) for call in tool_calls] == [{"a": 1}] * 4
+    bed.recorder.flush()
+    calls = expand_calls([span.call for batch in bed.recorder.outbox for span in batch.spans if span.call is not None])
+    assert len(calls) == 4
+    for before, after in pairwise(calls):
+        assert after.prompt_ids.startswith(before.prompt_ids + before.response_ids)

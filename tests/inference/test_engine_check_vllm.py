@@ -1,6 +1,7 @@
 """Faults put into what a real vLLM serves: the first node revokes the version, before an agent gets a token of it."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,9 @@ from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.publishing.canary_prompts import build_engine_check
 from lightningbus.learner.publishing.weight_files import write_full, write_weights
 from lightningbus.learner.training.verl_trainer import VerlTrainer
+from lightningbus.run.errors import UserError
+from lightningbus.run.preflight.computation_check import check_computation
+from lightningbus.run.preflight.memory_check import Target
 from lightningbus.schemas import subjects
 from lightningbus.schemas.weights.events import CanarySpec, ReleaseDecision, WeightManifest
 from tests.families.families import FAMILIES, save_tiny_model
@@ -169,3 +173,20 @@ async def test_adapters_that_are_not_the_learners_are_revoked(bus: Bus, tmp_path
         right = await try_files(bus, 1, [base, trained], check)
     assert missing.action == "revoked" and "engine and learner differ by" in missing.reason, missing
     assert right.action == "approved" and right.metrics["difference"] < 1e-4, right
+
+
+def test_a_dry_run_compares_the_engine_and_refuses_one_of_another_configuration(tmp_path: Path) -> None:
+    model = save_tiny_model(FAMILIES["llama"], tmp_path / "llama")
+    tiny_tokenizer(model)
+    learner = settings_for(model, checkpoint_dir=tmp_path / "checkpoints", engine={"check_model": True})
+    other = '{"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}'
+    fields: dict[str, Any] = {"dtype": "float32", "max_model_len": 192, "max_num_seqs": 8, "cpu_threads": 1}
+    right = InferenceSettings(model_path=model, **fields)
+    wrong = InferenceSettings(model_path=model, vllm_args=["--hf-overrides", other], **fields)
+    computed, engine = check_computation(learner, Target(), [right])
+    assert computed.endswith("computes it as transformers does")
+    assert re.fullmatch(r"policy: vLLM computes it as transformers does, \de-07 nats per token apart", engine)
+    with pytest.raises(UserError, match=r"policy: vLLM does not compute it as the learner does: .* --no-engine leaves"):
+        list(check_computation(learner, Target(), [wrong]))
+    *_, left_out = check_computation(learner, Target(), None)
+    assert left_out == "policy: the engine was left out (--no-engine): the first node checks it in the run"

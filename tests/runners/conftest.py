@@ -36,7 +36,7 @@ class ScriptedEngine:
         """Deltas of a chat's answer, a token each, instead of `ANSWER`; the last says its ``finish_reason`` too."""
         self.address = ""
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.requests.append(body)
         chat = request.path.endswith("/chat/completions")
@@ -99,8 +99,8 @@ class ScriptedEngine:
 
     def routes(self, app: web.Application) -> None:
         """What a node serves."""
-        app.router.add_post("/v1/chat/completions", self._answer)
-        app.router.add_post("/v1/completions", self._answer)
+        app.router.add_post("/v1/chat/completions", self.answer)
+        app.router.add_post("/v1/completions", self.answer)
         app.router.add_post("/tokenize", self.tokenize)
 
     def status(self) -> dict[str, Any]:

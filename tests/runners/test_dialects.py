@@ -16,7 +16,8 @@ from lightningbus.bus.client import Bus
 from lightningbus.runners.gateway.server import Gateway
 from lightningbus.runners.protocol.dialects.anthropic_request import chat as chat_of_messages
 from lightningbus.runners.protocol.dialects.responses_request import chat as chat_of_response
-from lightningbus.runners.protocol.token_history import has_reasoning
+from lightningbus.runners.protocol.dialects.responses_tools import ResponsesTools
+from lightningbus.runners.protocol.token_history import TokenHistory, has_reasoning
 from lightningbus.runners.recording.attempt import AttemptRecorder
 from lightningbus.schemas.spans import ModelCall, Span
 from tests.runners.conftest import PROMPT, ScriptedEngine, calls_of, task
@@ -244,8 +245,9 @@ async def test_reasoning_is_recorded_also_where_the_agent_does_not_want_to_see_i
 
 async def test_errors_are_said_as_the_vendor_would(desk: Desk, engine: ScriptedEngine) -> None:
     hello: Any = [{"role": "user", "content": "hello"}]
-    with pytest.raises(openai.BadRequestError, match="a tool of type 'web_search' runs at its vendor, not here"):
-        await desk.openai.responses.create(model="policy", input="x", tools=[{"type": "web_search"}])
+    with pytest.raises(openai.BadRequestError, match="a tool_choice of type 'mcp' is not known here"):
+        choice: Any = {"type": "mcp", "server_label": "x"}
+        await desk.openai.responses.create(model="policy", input="x", tool_choice=choice)
     with pytest.raises(openai.BadRequestError, match="of no response in this rollout"):
         await desk.openai.responses.create(model="policy", input="x", previous_response_id="resp_0")
     with pytest.raises(openai.NotFoundError, match="model 'other' is not served"):
@@ -272,8 +274,10 @@ async def test_errors_are_said_as_the_vendor_would(desk: Desk, engine: ScriptedE
         ({"input": 1}, "no input"),
         ({"input": [1]}, "an input item is a JSON object"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "an input item of type 'item_reference'"),
+        ({"input": [{"type": "local_shell_call"}]}, "an input item of type 'local_shell_call' is not known"),
+        ({"input": "x", "tools": [{"name": "f"}]}, "a tool is an object with a type"),
         ({"input": [{"role": "robot", "content": "x"}]}, "no message has the role 'robot'"),
-        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "content of type 'input_file'"),
+        ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "content of type 'input_audio'"),
         ({"input": "x", "background": True}, "background needs a service that keeps state"),
         (
             {"input": "x", "tools": [{"type": "function"}], "tool_choice": {"type": "mcp"}},
@@ -283,7 +287,7 @@ async def test_errors_are_said_as_the_vendor_would(desk: Desk, engine: ScriptedE
 )
 def test_a_response_that_cannot_be_asked_for(body: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        chat_of_response(body, {})
+        chat_of_response(body, TokenHistory(), ResponsesTools(body.get("tools")))
 
 
 @pytest.mark.parametrize(
@@ -292,14 +296,14 @@ def test_a_response_that_cannot_be_asked_for(body: dict[str, Any], sentence: str
         ({}, "no list of messages"),
         ({"messages": [{"role": "user", "content": 1}]}, "text or a list of blocks"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "the role user or assistant"),
-        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "a block of type 'document'"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_addition"}]}]}, "a block of type 'tool_addition'"),
         ({"messages": [{"role": "assistant", "content": [{"type": "image"}]}]}, "a block of type 'image'"),
         ({"messages": [], "tools": [{"type": "bash_20250124", "name": "bash"}]}, "a tool of the vendor's"),
     ],
 )
 def test_a_message_that_cannot_be_asked_for(body: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        chat_of_messages(body)
+        chat_of_messages(body, TokenHistory())
 
 
 def test_a_conversation_with_tools_and_images_in_anthropics_words() -> None:
@@ -325,7 +329,8 @@ def test_a_conversation_with_tools_and_images_in_anthropics_words() -> None:
                     ],
                 },
             ],
-        }
+        },
+        TokenHistory(),
     )
     assert messages["messages"] == [
         {"role": "system", "content": "One.\n\nTwo."},
@@ -358,7 +363,8 @@ def test_a_schema_and_an_image_in_openais_words() -> None:
             "store": False,
             "top_k": 5,
         },
-        {},
+        TokenHistory(),
+        ResponsesTools(()),
     )
     url = {"url": "data:image/png;base64,AAAA"}
     assert response["messages"] == [
@@ -479,7 +485,8 @@ async def test_instructions_are_those_of_one_request_and_what_was_said_is_not_ch
 
 
 def test_a_message_begun_for_the_model_is_gone_on_with() -> None:
-    messages = chat_of_messages({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "{"}]})
+    begun = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "{"}]
+    messages = chat_of_messages({"messages": begun}, TokenHistory())
     assert (messages["add_generation_prompt"], messages["continue_final_message"]) == (False, True)
 
 

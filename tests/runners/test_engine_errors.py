@@ -43,9 +43,9 @@ class FailingEngine(ScriptedEngine):
         super().__init__()
         self.failures, self.repeats = list(failures), repeats
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         if not self.failures:
-            return await super()._answer(request)
+            return await super().answer(request)
         self.requests.append(await request.json())
         events = self.failures[0] if self.repeats else self.failures.pop(0)
         if events is None:

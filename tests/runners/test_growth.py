@@ -107,7 +107,7 @@ def test_reading_a_request(path: str, body: Body) -> None:
             call.to_record()
             call.to_engine_request({})
             if call.chat:
-                history.add(call, assistant("x"), [1])
+                history.add(call, assistant("x"), [1], [])
                 history.longest_prefix(call)
 
         return read
@@ -177,7 +177,7 @@ def test_remembering_answers(chats: Callable[[int], list[list[Any]]]) -> None:
             history = TokenHistory()
             for call in calls:
                 history.longest_prefix(call)
-                history.add(call, assistant("ok"), [1, 2, 3])
+                history.add(call, assistant("ok"), [1, 2, 3], [1])
 
         return remember
 

@@ -146,13 +146,16 @@ async def test_the_next_turn_begins_with_what_was_left() -> None:
     assert prompt.prefix_refs == ((0, 5),)
 
 
-async def test_an_answer_of_which_the_agent_got_nothing_has_no_tokens_and_says_why() -> None:
-    """With tools it is held back until it is whole."""
+TOOLS = [{"type": "function", "function": {"name": "add"}}]
+
+
+@pytest.mark.parametrize("fields", [{"stream": True, "tools": TOOLS}, {"stream": False}])
+async def test_an_answer_of_which_the_agent_got_nothing_has_no_tokens_and_says_why(fields: dict[str, Any]) -> None:
+    """With tools, and without a stream, it is held back until it is whole; the agent gave up, and may ask again."""
     node = TokenNode()
-    tools = [{"type": "function", "function": {"name": "add"}}]
     async with serving(node, sent) as (_, slot, recorder), aiohttp.ClientSession() as http:
         url, headers = f"{slot.base_url}/v1/chat/completions", {"Authorization": f"Bearer {slot.key}"}
-        asking = asyncio.create_task(http.post(url, json={**BODY, "stream": True, "tools": tools}, headers=headers))
+        asking = asyncio.create_task(http.post(url, json={**BODY, **fields}, headers=headers))
         async with asyncio.timeout(60):
             while not recorder.last_weight_versions:
                 await asyncio.sleep(0.01)

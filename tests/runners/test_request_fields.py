@@ -38,6 +38,7 @@ from openai.types.shared_params import Reasoning
 
 from lightningbus.bus.client import Bus
 from lightningbus.runners.protocol import request_fields as tables
+from lightningbus.runners.protocol.dialects import anthropic_request, responses_request
 from lightningbus.runners.protocol.dialects.registry import APIS
 from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.runners.protocol.request_fields import FieldTable
@@ -218,6 +219,7 @@ def test_an_honoured_field_is_acted_on(path: str, name: str) -> None:
         (MESSAGES, {"tools": [{**OF_MESSAGES["tools"][0], "input_examples": [{}]}]}),
         (MESSAGES, {"system": [{"type": "image"}]}),
         (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "file"}}]}]}),
+        (RESPONSES, {"tool_choice": {"type": "mcp"}}),
     ],
 )  # fmt: skip
 def test_what_is_meant_within_a_field_is_refused_too(path: str, fields: dict[str, Any]) -> None:
@@ -245,18 +247,20 @@ def test_kinds_that_are_not_known_are_refused() -> None:
     of_user |= accepted(
         MESSAGES, "messages", BetaContentBlockParam, lambda block: [{"role": "user", "content": [block]}]
     )
-    assert of_user == {"text", "tool_result"}, "an image has a source"
+    assert of_user == {"text", "tool_result", "document", "search_result"}, "an image has a source"
     of_model = accepted(
         MESSAGES, "messages", BetaContentBlockParam, lambda block: [{"role": "assistant", "content": [block]}]
     )
-    assert of_model == {"text", "thinking", "redacted_thinking", "tool_use"}
+    assert of_model == {"text", "thinking", "tool_use", "compaction", *anthropic_request.OF_VENDOR}
     for schema in (ToolUnionParam, BetaToolUnionParam):
         assert accepted(MESSAGES, "tools", schema, lambda tool: [tool]) == {"custom"}
     for schema in (ThinkingConfigParam, BetaThinkingConfigParam):
         assert accepted(MESSAGES, "thinking", schema, lambda thinking: thinking) == {"enabled", "disabled", "adaptive"}
-    assert accepted(RESPONSES, "tools", ResponseToolParam, lambda tool: [tool]) == {"function"}
+    left_out = accepted(RESPONSES, "tools", ResponseToolParam, lambda tool: [tool])
+    assert left_out >= {"function", "custom", "namespace", "web_search"}, "the vendor's own are left out, and logged"
     items = accepted(RESPONSES, "input", response_input_param.ResponseInputItemParam, lambda item: [item])
-    assert items == {"function_call", "function_call_output", "reasoning"}, "a message has a role"
+    calls = {"function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"}
+    assert items == {*calls, "reasoning", *responses_request.OF_VENDOR}, "a message has a role, a reference an id"
     assert keys(MessageParam) == {"role", "content"}
 
 

@@ -50,7 +50,7 @@ def test_a_model_never_goes_on_from_the_tokens_of_another() -> None:
             ChatRequest.parse({"model": name, "messages": messages}, chat=True), task(role_models=ROLES)
         )
 
-    history.add(call("policy:writer", messages), {"role": "assistant", "content": "y"}, [1, 2, 3])
+    history.add(call("policy:writer", messages), {"role": "assistant", "content": "y"}, [1, 2, 3], [1])
     assert history.longest_prefix(call("policy:checker", goes_on)) is None
     turn = history.longest_prefix(call("auto", goes_on))
     assert turn is not None and turn.tokens == [1, 2, 3]

@@ -94,8 +94,8 @@ def call(messages: list[Any]) -> ChatRequest:
 
 def test_the_longest_conversation_that_is_gone_on_with_is_found() -> None:
     history = TokenHistory()
-    history.add(call(ASKED), {"role": "assistant", "content": ANSWER, "tool_calls": []}, [1])
-    history.add(call(GOES_ON), {"role": "assistant", "content": "x"}, [1, 2, 3])
+    history.add(call(ASKED), {"role": "assistant", "content": ANSWER, "tool_calls": []}, [1], [])
+    history.add(call(GOES_ON), {"role": "assistant", "content": "x"}, [1, 2, 3], [1, 2])
     longer = [*GOES_ON, {"role": "assistant", "content": "x"}, {"role": "user", "content": "?"}]
     turns = [
         history.longest_prefix(call(messages)) for messages in (longer, GOES_ON, ASKED, [*longer[:1], *longer[3:]])
@@ -119,10 +119,15 @@ class Rendering(ScriptedEngine):
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.requests.append(body)
+        if "prompt" in body:
+            return web.json_response({"tokens": [78], "token_strs": [body["prompt"]]})
         tokens = [*PROMPT]
         for message in body["messages"][1:]:
             tokens += [78, 8] if message["role"] == "assistant" else [5]  # 7 8 was sampled
-        return web.json_response({"tokens": tokens + ([] if not body["add_generation_prompt"] else [6])})
+        tokens += [6] if body["add_generation_prompt"] and len(body["messages"]) > 1 else []
+        strings = {78: "xx", 5: "user ", 6: "answer: ", 8: "end "}
+        texts = [strings.get(token, "begin ") for token in tokens]
+        return web.json_response({"tokens": tokens, "token_strs": texts if body.get("return_token_strs") else None})
 
 
 @pytest.mark.parametrize("on", [True, False])
@@ -135,7 +140,7 @@ async def test_an_agent_that_chats_gets_one_unbroken_context(bus: Bus, on: bool)
     calls = calls_of(batch)
     prompts = [list(memoryview(item.prompt_ids).cast("I")) for item in calls]
     assert prompts == [PROMPT, [*PROMPT, 7, 8, 5, 6] if on else PROMPT]
-    sent = [request for request in engine.requests if "max_tokens" in request or "prompt" in request]
+    sent = [request for request in engine.requests if "return_token_ids" in request]
     assert ("prompt" in sent[-1]) is on
     assert json.loads(calls[1].response) == {"role": "assistant", "content": "xx"}
 
@@ -162,7 +167,7 @@ async def test_a_stream_in_tokens_looks_as_any_other(bus: Bus) -> None:
 def test_a_call_that_renders_something_else_continues_no_conversation(other: dict[str, Any]) -> None:
     """Its sampled tokens stand behind another prompt."""
     history, answer = TokenHistory(), {"role": "assistant", "content": ANSWER}
-    history.add(ChatRequest.parse({"model": "policy", "messages": ASKED}, chat=True), answer, [1, 2, 3])
+    history.add(ChatRequest.parse({"model": "policy", "messages": ASKED}, chat=True), answer, [1, 2, 3], [1, 2])
     same, changed = (
         ChatRequest.parse({"model": "policy", "messages": GOES_ON, **fields}, chat=True) for fields in ({}, other)
     )

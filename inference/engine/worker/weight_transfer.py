@@ -14,7 +14,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 
-from lightningbus.inference.engine.peft import A_SUFFIX, B_SUFFIX
+from lightningbus.inference.engine.peft import A_SUFFIX, B_SUFFIX, PREFIX
 from lightningbus.inference.engine.worker.broadcast_receiver import BroadcastReceiver, Rendezvous
 from lightningbus.inference.engine.worker.layerwise_reload import finish_reload, start_reload
 
@@ -110,5 +110,5 @@ def _products(path: str) -> dict[str, torch.Tensor]:
                 continue
             module = name.removesuffix(A_SUFFIX)
             product = file.get_tensor(module + B_SUFFIX).float() @ file.get_tensor(name).float()
-            products[module.removeprefix("base_model.model.") + ".weight"] = scale * product
+            products[module.removeprefix(PREFIX) + ".weight"] = scale * product
     return products

@@ -33,19 +33,25 @@ def check_learner(learner: LearnerSettings, target: Target) -> Iterator[str]:
 
 
 def check_adapters(learner: LearnerSettings, model: Any) -> None:
-    """Check that modules of a model on the meta device get the adapters; raises `UserError` otherwise."""
+    """Check that modules of a model on the meta device may have the adapters; raises `UserError` otherwise."""
     if not learner.lora.lora_rank or importlib.util.find_spec("peft") is None:
         return
     import torch
     from peft import LoraConfig, get_peft_model
 
+    from lightningbus.learner.engine.adapters import check_targets
+
+    config = LoraConfig(
+        r=learner.lora.lora_rank,
+        target_modules=learner.lora.target_modules,
+        exclude_modules=learner.verl.model.get("exclude_modules"),
+    )
     try:
         with torch.device("meta"):
-            get_peft_model(
-                copy.deepcopy(model), LoraConfig(r=learner.lora.lora_rank, target_modules=learner.lora.target_modules)
-            )
+            adapted = get_peft_model(copy.deepcopy(model), config)
     except ValueError as error:
         raise UserError(f"{learner.model}: lora.target_modules: {' '.join(str(error).split())[:200]}") from error
+    _check(learner, check_targets, adapted)
 
 
 def resolve_names(learner: LearnerSettings) -> None:

@@ -68,10 +68,13 @@ def _keep_versions_ahead(learner: LearnerSettings) -> LearnerSettings:
     return learner.model_copy(update={"keep_weight_versions": num_kept})
 
 
-def run_checks(settings: RunSettings, job: TrainJob, target: Target, *, loads_models: bool = False) -> Iterator[str]:
+def run_checks(
+    settings: RunSettings, job: TrainJob, target: Target, *, loads_models: bool = False, starts_engine: bool = False
+) -> Iterator[str]:
     """Yield a sentence for each thing that is in order; raises `UserError` at the first that is not.
 
-    ``loads_models``: load the learners' models too, which they do again as they start.
+    ``loads_models``: load the learners' models too, which they do again as they start. ``starts_engine``: start vLLM
+    with each of those, too.
     """
     assert job.learner.tasks is not None
     is_here = target.gpu_memory_gib is None
@@ -91,7 +94,7 @@ def run_checks(settings: RunSettings, job: TrainJob, target: Target, *, loads_mo
         yield from check_learner(learner, target)
         yield from check_memory(learner, settings.inference, target)
         if loads_models:
-            yield from check_computation(learner, target)
+            yield from check_computation(learner, target, settings.inference if starts_engine else None)
     for runner in {runner.model_dump_json(): runner for runner in settings.runners}.values():
         trial = replace(describe_trial(settings, job, runner.agent_name), is_here=is_here)
         yield from asyncio.run(try_agent(runner, trial))

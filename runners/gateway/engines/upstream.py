@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import aiohttp
 
@@ -16,8 +16,10 @@ from lightningbus.runners.gateway.engines import routing
 from lightningbus.runners.gateway.engines.connection_reuse import ConnectionReuse
 from lightningbus.runners.gateway.engines.engine_failures import EngineFailures
 from lightningbus.runners.gateway.engines.rejecting_nodes import RejectingNodes
-from lightningbus.runners.protocol.json_text import decode_json, encode_exactly
+from lightningbus.runners.protocol.dialects.base import error as dialect_error
+from lightningbus.runners.protocol.json_text import decode_json, encode_exactly, encode_json
 from lightningbus.runners.protocol.model_names import models_of
+from lightningbus.runners.protocol.token_history import Tokenized
 from lightningbus.runners.recording.attempt import AttemptRecorder
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.semconv import attributes
@@ -25,7 +27,10 @@ from lightningbus.schemas.tasks import Task
 
 log = logging.getLogger(__name__)
 
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 RETRY_STATUS = frozenset({409, 429, 502, 503, 504})
+REFUSED_STATUS = frozenset({400, 422})
+"""A node's status for a chat that its template, or its engine, refuses."""
 BROKE_OFF_STATUS = 502
 """A node's status when its engine took a request and closed the connection."""
 FLEET_POLL_SECONDS = 0.25
@@ -44,6 +49,23 @@ class UpstreamRejectedError(Exception):
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(_message_of(body) or f"status {status}")
         self.status, self.body = status, body
+        self.code = ""
+        """The error's code where clients act on it."""
+
+
+class ContextExceededError(UpstreamRejectedError):
+    """A prompt fills the context; agents know it by these words, and make their history shorter."""
+
+    @classmethod
+    def of(cls, num_tokens: int, max_model_len: int) -> Self:
+        """Build the error of a prompt with so many tokens."""
+        message = (
+            f"prompt is too long: {num_tokens} tokens > {max_model_len} maximum; this model's maximum context length "
+            f"is {max_model_len} tokens, the answer's among them: shorten the conversation"
+        )
+        error = cls(400, encode_json(dialect_error(CONTEXT_LENGTH_EXCEEDED, message, 400)))
+        error.code = CONTEXT_LENGTH_EXCEEDED
+        return error
 
 
 class UnknownModelError(Exception):
@@ -187,8 +209,12 @@ class Upstream:
             metrics.upstream_retries.inc()
             await self._wait_for_fleet(context, problem)
 
-    async def tokenize(self, context: CallContext, body: dict[str, Any]) -> list[int] | None:
-        """Tokenize a chat as a node renders it; None if the node gives no tokens."""
+    async def render(self, context: CallContext, body: dict[str, Any]) -> Tokenized | None:
+        """Tokenize a text, or a chat as a node renders it; None if the node gives no tokens.
+
+        Raises `UpstreamRejectedError` where its template refuses the chat, and `UnknownModelError` or
+        `NoNodeAvailableError`.
+        """
         node = await self._node(context, "no inference node is ready")
         try:
             async with self._session.post(
@@ -196,8 +222,20 @@ class Upstream:
             ) as response:
                 if response.status == 401:
                     self._rejecting.add(node)
-                return list((await response.json())["tokens"]) if response.status == 200 else None
+                if response.status in REFUSED_STATUS:
+                    raise UpstreamRejectedError(response.status, await response.read())
+                if response.status != 200:
+                    return None
+                answer = await response.json()
+                return Tokenized(list(answer["tokens"]), "".join(answer.get("token_strs") or ()))
         except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
+            return None
+
+    async def tokenize(self, context: CallContext, body: dict[str, Any]) -> Tokenized | None:
+        """Tokenize as `render` does; None also where its template refuses it."""
+        try:
+            return await self.render(context, body)
+        except UpstreamRejectedError:
             return None
 
     def _preferred(self, context: CallContext) -> int | None:

@@ -17,6 +17,7 @@ from lightningbus.runners.protocol.answers.engine_errors import (
     UnrecordableAnswerError,
     raise_engine_error,
 )
+from lightningbus.runners.protocol.message_parts import has_images
 from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.schemas.text import replace_surrogates
 
@@ -27,6 +28,11 @@ BROKEN_OFF = frozenset({"abort", "error"})
 """Reasons of an engine that ended an answer which the model had not."""
 CLIENT_CLOSED = "client_closed"
 """The finish reason of an answer that the agent stopped reading before its end."""
+
+LIMITS = ("max_tokens", "max_completion_tokens")
+"""Fields that bound the tokens of an answer."""
+IMAGES = "the prompt has images, and training reads text only"
+"""Reason why a call has no tokens to train: the learner would compute them without what the model saw."""
 
 SAMPLING_KEYS = (
     "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "seed", "stop", "n",
@@ -54,10 +60,14 @@ class StreamAccumulator:
         self._pinned = pinned
         self._sampling_overrides = sampling
         self._sampling = recorded_sampling(call, sampling)
+        self._has_images = call.chat and has_images(call.body["messages"])
         self.is_resumable = pinned is None and continuation.can_resume(call, sampling)
         """Whether an answer that breaks off can be resumed; one that cannot is buffered until it is complete."""
         self.is_resuming = False
         """Whether there is a part to resume from."""
+        self.max_model_len = 0
+        """Context length, in tokens, of the node that was asked last."""
+        self._max_new_tokens: int | None = None
         self.last_token_ns = 0
         """Unix time in ns when the last chunk with a choice arrived from the engine; 0: none yet."""
         self.reset()
@@ -71,14 +81,14 @@ class StreamAccumulator:
 
     def request(self, max_model_len: int) -> tuple[str, dict[str, Any]]:
         """Build path and body of the next try: the whole answer, or the rest of one that broke off."""
+        self.max_model_len = max_model_len
         choice = self._choices.get(0)
         prompt = (choice.prompt_ids if choice else None) or self._prompt_ids
         self.is_resuming = bool(self.is_resumable and choice and choice.is_plain_text and prompt and choice.token_ids)
         if choice is None or prompt is None or not self.is_resuming:
             self.reset()
-            if self._prompt is None:
-                path = "/v1/chat/completions" if self._call.chat else "/v1/completions"
-                return path, self._call.to_engine_request(self._sampling_overrides)
+            if self._prompt is None or not self.is_resumable:
+                return self._whole_request(max_model_len)
             self._prompt_ids = tokens = list(self._prompt)
         else:
             choice.prompt_ids = self._prompt_ids = prompt
@@ -91,6 +101,35 @@ class StreamAccumulator:
             self._call, self._sampling_overrides, tokens, max(num_tokens_left, 1)
         )
 
+    def _whole_request(self, max_model_len: int) -> tuple[str, dict[str, Any]]:
+        """Build path and body of a request for an answer from its beginning.
+
+        vLLM's chat route takes the tokens of a prompt, instead of rendering the messages, by a field meant for engines
+        that share a request; its parsers of tool calls and thoughts do the same as for a rendered prompt.
+        """
+        body = self._call.to_engine_request(self._sampling_overrides)
+        if self._prompt is not None:
+            body["kv_transfer_params"] = {"prompt_token_ids": list(self._prompt)}
+            self.limit_tokens(len(self._prompt), max_model_len)
+        return "/v1/chat/completions" if self._call.chat else "/v1/completions", self._limited(body, max_model_len)
+
+    def _limited(self, body: dict[str, Any], max_model_len: int) -> dict[str, Any]:
+        """Bound the tokens to sample by what the context has left: engines refuse a request for more."""
+        limits = {name: body[name] for name in LIMITS if isinstance(body.get(name), int)}
+        if self._max_new_tokens is not None:
+            return {**body, **{name: min(limit, self._max_new_tokens) for name, limit in limits.items()}}
+        if not self._call.chat:  # without a limit, vLLM samples 16 tokens
+            return body
+        # A limit as long as the context is none.
+        return {name: value for name, value in body.items() if limits.get(name, 0) < max_model_len}
+
+    def limit_tokens(self, num_prompt_tokens: int, max_model_len: int) -> bool:
+        """Bound the next try by what a prompt leaves of the context; return whether the agent wants more."""
+        settings = {**self._call.body, **self._sampling_overrides}
+        limits = [settings[name] for name in LIMITS if isinstance(settings.get(name), int)]
+        self._max_new_tokens = max_model_len - num_prompt_tokens
+        return any(limit > self._max_new_tokens for limit in limits)
+
     @property
     def stopped_at_eos(self) -> bool:
         """Whether there is one answer, and an end token of the model's ended it: no length, and no stop of the agent's.
@@ -98,7 +137,7 @@ class StreamAccumulator:
         vLLM names the end token as ``stop_reason`` where a model has several.
         """
         choices = list(self._choices.values())
-        if len(choices) != 1 or choices[0].finish_reason != "stop":
+        if len(choices) != 1 or choices[0].finish_reason not in ("stop", "tool_calls"):
             return False
         reason = choices[0].stop_reason
         stops = self._sampling_overrides.get("stop_token_ids", self._call.body.get("stop_token_ids"))
@@ -133,7 +172,7 @@ class StreamAccumulator:
 
     def feed(self, chunk: dict[str, Any]) -> dict[str, Any]:
         """Take a chunk as it came; returns it in the form of the answer it belongs to."""
-        if self.is_resuming or self._prompt is not None:
+        if self.is_resuming or (self._prompt is not None and self.is_resumable):
             prompt = len(self._prompt_ids or ())
             chunk = continuation.rebase_chunk(chunk, self._call, self._head, prompt, self._tokens_before_retry)
         self._feed_chunk(chunk)
@@ -259,7 +298,7 @@ class StreamAccumulator:
         """
         if not self._choices:
             raise InvalidEngineOutputError("the engine's stream ended without an answer")
-        missing = self._missing_tokens()
+        missing = self._missing_tokens() or (IMAGES if self._has_images else "")
         for index in sorted(self._choices):
             choice = self._choices[index]
             prompt_ids = choice.prompt_ids or self._prompt_ids

@@ -20,6 +20,8 @@ NON_RESUMABLE_FIELDS = (
     "prompt_logprobs", "min_tokens", "use_beam_search",
 )  # fmt: skip
 """Fields whose meaning requires that the engine makes the answer from its beginning."""
+NON_SPLICEABLE_FIELDS = ("continue_final_message", "prompt_logprobs", "truncate_prompt_tokens", "use_beam_search")
+"""Fields whose meaning requires that the engine renders the chat."""
 
 
 def can_resume(call: ChatRequest, sampling: dict[str, Any]) -> bool:
@@ -30,6 +32,19 @@ def can_resume(call: ChatRequest, sampling: dict[str, Any]) -> bool:
         one_prompt
         and body.get("n") in (None, 1)
         and all(body.get(field) in (None, False) for field in NON_RESUMABLE_FIELDS)
+    )
+
+
+def can_splice(call: ChatRequest, sampling: dict[str, Any]) -> bool:
+    """Return whether a chat's prompt may be given as tokens: one answer, begun by the template, to a prompt that is not
+    shown or cut.
+    """
+    body = {**call.body, **sampling}
+    return (
+        call.chat
+        and body.get("n") in (None, 1)
+        and body.get("add_generation_prompt") in (None, True)
+        and all(body.get(field) in (None, False) for field in NON_SPLICEABLE_FIELDS)
     )
 
 

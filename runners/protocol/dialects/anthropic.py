@@ -6,9 +6,10 @@ Sources: https://docs.anthropic.com/en/api/messages and https://docs.anthropic.c
 import json
 from typing import Any
 
-from lightningbus.runners.protocol.dialects.anthropic_request import chat
+from lightningbus.runners.protocol.dialects.anthropic_request import chat, input_of
 from lightningbus.runners.protocol.dialects.base import sse_event
 from lightningbus.runners.protocol.request import ChatRequest
+from lightningbus.runners.protocol.token_history import TokenHistory
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 BLOCK_TYPES = {
@@ -24,12 +25,14 @@ BLOCK_TYPES = {
 class AnthropicDialect:
     """One request."""
 
-    def __init__(self, body: Any) -> None:
+    def __init__(self, body: Any, history: TokenHistory) -> None:
         """Parse a request; raise ValueError with a sentence for the agent."""
         if not isinstance(body, dict):
             raise ValueError("the request body is a JSON object")
         self._model = body.get("model")
-        self.call = ChatRequest.parse(chat(body), chat=True)
+        self.call = ChatRequest.parse(chat(body, history), chat=True)
+        self.left_out: tuple[str, ...] = ()
+        self.tells_full_context_in_stream = False
 
     def answer(self, response: dict[str, Any]) -> dict[str, Any]:
         """Convert a chat's answer to a message."""
@@ -98,7 +101,11 @@ class AnthropicEncoder:
             + _event("message_stop")
         )
 
-    def fail(self, reason: str, status: int = 500) -> bytes:
+    def ping(self) -> bytes:
+        """Encode the event that shows a waiting client that its answer is being made."""
+        return _event("ping")
+
+    def fail(self, reason: str, status: int = 500, code: str = "") -> bytes:
         """End the stream with an error."""
         return sse_event(error(status, reason), "error")
 
@@ -118,7 +125,7 @@ class AnthropicEncoder:
             return b""
         events = b""
         if self._open[0] == "tool_use":
-            events = self._delta(type="input_json_delta", partial_json=json.dumps(_input(self._arguments)))
+            events = self._delta(type="input_json_delta", partial_json=json.dumps(input_of(self._arguments)))
         self._open, self._arguments = None, ""
         return events + _event("content_block_stop", index=self._block)
 
@@ -154,15 +161,7 @@ def _blocks(message: dict[str, Any]) -> Any:
         yield {"type": "text", "text": message.get("content") or ""}
     for call in calls:
         function = call["function"]
-        yield {"type": "tool_use", "id": call["id"], "name": function["name"], "input": _input(function["arguments"])}
-
-
-def _input(arguments: str) -> Any:
-    try:
-        parsed = json.loads(arguments or "{}")
-    except ValueError:
-        parsed = None
-    return parsed if isinstance(parsed, dict) else {"arguments": arguments}
+        yield {"type": "tool_use", "id": call["id"], "name": function["name"], "input": input_of(function["arguments"])}
 
 
 def _usage(usage: dict[str, Any] | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from lightningbus.runners.protocol.message_parts import image_part, join_parts, left_out_part, text_part
 from lightningbus.runners.protocol.request_fields import (
     MESSAGES,
     MESSAGES_OUTPUT_CONFIG,
@@ -14,9 +15,17 @@ from lightningbus.runners.protocol.request_fields import (
     MESSAGES_TOOL,
     MESSAGES_TOOL_CHOICE,
 )
+from lightningbus.runners.protocol.token_history import TokenHistory
 
 THINKING = frozenset({"adaptive", "disabled", "enabled"})
 CHOICES = {"any": "required", "auto": "auto", "none": "none"}
+OF_VENDOR = frozenset({
+    "advisor_tool_result", "bash_code_execution_tool_result", "code_execution_tool_result", "fallback",
+    "mcp_tool_listing", "mcp_tool_result", "mcp_tool_use", "redacted_thinking", "server_tool_use",
+    "text_editor_code_execution_tool_result", "tool_search_tool_result", "web_fetch_tool_result",
+    "web_search_tool_result",
+})  # fmt: skip
+"""Types of the model's blocks that are of the vendor's own tools, or encrypted: no model here made or reads them."""
 
 
 class UnsupportedThreadError(ValueError):
@@ -25,7 +34,7 @@ class UnsupportedThreadError(ValueError):
     details: ClassVar[dict[str, Any]] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
-def chat(body: dict[str, Any]) -> dict[str, Any]:
+def chat(body: dict[str, Any], history: TokenHistory) -> dict[str, Any]:
     """Convert a request to a chat; raise ValueError with a sentence for the agent."""
     if not isinstance(body.get("messages"), list):
         raise ValueError("the request has no list of messages")
@@ -33,7 +42,7 @@ def chat(body: dict[str, Any]) -> dict[str, Any]:
         raise UnsupportedThreadError(f"thread {MESSAGES.refused['thread'].reason}")
     MESSAGES.check_refused(body)
     request = {name: value for name, value in body.items() if name not in MESSAGES.names and value is not None}
-    request |= {"messages": _messages(body), "stream": bool(body.get("stream"))}
+    request |= {"messages": _messages(body, history), "stream": bool(body.get("stream"))}
     request["stream_options"] = {"include_usage": True}
     choice, config = body.get("tool_choice") or {}, body.get("output_config") or {}
     MESSAGES_OUTPUT_CONFIG.check_known(config)
@@ -61,7 +70,7 @@ def _effort(thinking: dict[str, Any], effort: Any) -> Any:
     return "none" if kind == "disabled" else effort
 
 
-def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
+def _messages(body: dict[str, Any], history: TokenHistory) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if system := body.get("system"):
         text = system if isinstance(system, str) else "\n\n".join(map(_system_text, system))
@@ -74,7 +83,7 @@ def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
             messages.append({"role": message["role"], "content": content})
         elif isinstance(content, list) and all(isinstance(block, dict) for block in content):
             messages += (
-                _assistant_messages(content)
+                _assistant_messages(content, history)
                 if message["role"] == "assistant"
                 else _user_messages(message["role"], content)
             )
@@ -83,20 +92,24 @@ def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
     return messages
 
 
-def _assistant_messages(blocks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _assistant_messages(blocks: list[dict[str, Any]], history: TokenHistory) -> Iterator[dict[str, Any]]:
     """Convert the model's earlier output: thoughts, text and calls in one message."""
     texts, thoughts, calls = list[str](), list[str](), list[dict[str, Any]]()
     for block in blocks:
         kind = block.get("type")
         if kind == "text":
             texts.append(str(block.get("text") or ""))
+        elif kind == "compaction":
+            texts.append(str(block.get("content") or ""))
         elif kind == "thinking":
             thoughts.append(str(block.get("thinking") or ""))
         elif kind == "tool_use":
-            arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
+            value, id = block.get("input") or {}, block.get("id")
+            sampled = history.sampled_arguments(id, value, input_of)
+            arguments = json.dumps(value, ensure_ascii=False) if sampled is None else sampled
             function = {"name": block.get("name"), "arguments": arguments}
-            calls.append({"id": block.get("id"), "type": "function", "function": function})
-        elif kind != "redacted_thinking":
+            calls.append({"id": id, "type": "function", "function": function})
+        elif kind not in OF_VENDOR:
             raise ValueError(f"a block of type {kind!r} is not known here; send text and tool uses")
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts else None}
     if thoughts:
@@ -113,17 +126,34 @@ def _user_messages(role: str, blocks: list[dict[str, Any]]) -> Iterator[dict[str
         kind = block.get("type")
         if kind == "tool_result":
             yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _result(block)}
-        elif kind == "text":
-            parts.append({"type": "text", "text": str(block.get("text") or "")})
-        elif kind == "image":
-            parts.append({"type": "image_url", "image_url": {"url": _image(block.get("source") or {})}})
         else:
-            raise ValueError(f"a block of type {kind!r} is not known here; send text, images and tool results")
-    if all(part["type"] == "text" for part in parts):
-        if parts:
-            yield {"role": role, "content": "".join(part["text"] for part in parts)}
-    else:
-        yield {"role": role, "content": parts}
+            parts.append(_part(block))
+    if parts:
+        yield {"role": role, "content": join_parts(parts)}
+
+
+def _part(block: dict[str, Any]) -> dict[str, Any]:
+    """Convert a block of a user's message or of a tool's result."""
+    kind = block.get("type")
+    if kind == "text":
+        return text_part(block.get("text"))
+    if kind == "image":
+        return image_part(_image(block.get("source") or {}))
+    if kind == "document":
+        return _document(block)
+    if kind == "search_result":
+        texts = [str(part.get("text") or "") for part in block.get("content") or ()]
+        return text_part("\n".join(filter(None, (block.get("title"), block.get("source"), *texts))))
+    raise ValueError(f"a block of type {kind!r} is not known here; send text, images, documents and tool results")
+
+
+def _document(block: dict[str, Any]) -> dict[str, Any]:
+    """Convert a document: its text where it has one, else a note in its place."""
+    source = block.get("source") or {}
+    content = source.get("data") if source.get("type") == "text" else source.get("content")
+    if isinstance(content, list):
+        content = join_parts([_part(part) for part in content])
+    return text_part(content) if isinstance(content, str) else left_out_part("document", block.get("title"))
 
 
 def _system_text(block: dict[str, Any]) -> str:
@@ -132,13 +162,20 @@ def _system_text(block: dict[str, Any]) -> str:
     return str(block.get("text") or "")
 
 
-def _result(block: dict[str, Any]) -> str:
+def _result(block: dict[str, Any]) -> Any:
     """Convert a tool's result; a failure is marked in the text."""
     content = block.get("content")
-    if isinstance(content, list) and any(part.get("type") != "text" for part in content):
-        raise ValueError("a tool's result is text here; images and documents are not passed on")
-    text = content if isinstance(content, str) else "".join(str(part.get("text") or "") for part in content or ())
-    return f"Error: {text}" if block.get("is_error") and not text.lower().startswith("error") else text
+    result = content if isinstance(content, str) else join_parts([_result_part(part) for part in content or ()])
+    if not block.get("is_error"):
+        return result
+    if isinstance(result, str):
+        return result if result.lower().startswith("error") else f"Error: {result}"
+    return [text_part("Error: "), *result]
+
+
+def _result_part(part: dict[str, Any]) -> dict[str, Any]:
+    kind = part.get("type")
+    return left_out_part(kind.replace("_", " ")) if kind in ("browser_state", "tool_reference") else _part(part)
 
 
 def _image(source: dict[str, Any]) -> str:
@@ -148,6 +185,15 @@ def _image(source: dict[str, Any]) -> str:
     if kind == "url" and source.get("url"):
         return str(source["url"])
     raise ValueError(f"an image of source {kind!r} is not known here; send base64, or a URL")
+
+
+def input_of(arguments: str) -> Any:
+    """Parse a call's arguments to the form that agents get: an object, around arguments that are none."""
+    try:
+        parsed = json.loads(arguments or "{}")
+    except ValueError:
+        parsed = None
+    return parsed if isinstance(parsed, dict) else {"arguments": arguments}
 
 
 def _tool(tool: Any) -> dict[str, Any]:

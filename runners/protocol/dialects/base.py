@@ -5,6 +5,9 @@ from typing import Any, Protocol
 from lightningbus.runners.protocol.json_text import encode_json
 from lightningbus.runners.protocol.request import ChatRequest
 
+PING_COMMENT = b": the answer is being made\n\n"
+"""A comment of server-sent events."""
+
 
 class StreamEncoder(Protocol):
     """A streamed answer on its way: chunks of a chat in, server-sent events out."""
@@ -15,8 +18,11 @@ class StreamEncoder(Protocol):
     def finish(self) -> bytes:
         """Encode the end of a complete answer."""
 
-    def fail(self, reason: str, status: int = 500) -> bytes:
-        """Encode an error that ends the stream, by its HTTP status."""
+    def ping(self) -> bytes:
+        """Encode what shows a waiting client that its answer is being made."""
+
+    def fail(self, reason: str, status: int = 500, code: str = "") -> bytes:
+        """Encode an error that ends the stream, by its HTTP status, and by its code where it has one of its own."""
 
 
 class Dialect(Protocol):
@@ -24,6 +30,10 @@ class Dialect(Protocol):
 
     call: ChatRequest
     """The chat, or completion, that the request stands for."""
+    left_out: tuple[str, ...]
+    """Types of tools and content in the request that the model does not get."""
+    tells_full_context_in_stream: bool
+    """Whether a streaming client acts on a full context only if the stream's own event says so."""
 
     def answer(self, response: dict[str, Any]) -> dict[str, Any]:
         """Convert the chat's whole answer to this API."""
@@ -38,6 +48,8 @@ class OpenAIDialect:
     def __init__(self, body: Any, chat: bool) -> None:
         """Parse a request; raise ValueError with a sentence for the agent."""
         self.call = ChatRequest.parse(body, chat)
+        self.left_out: tuple[str, ...] = ()
+        self.tells_full_context_in_stream = False
 
     def answer(self, response: dict[str, Any]) -> dict[str, Any]:
         """Return the answer unchanged."""
@@ -59,9 +71,13 @@ class OpenAIEncoder:
         """Encode the end marker."""
         return b"data: [DONE]\n\n"
 
-    def fail(self, reason: str, status: int = 500) -> bytes:
+    def ping(self) -> bytes:
+        """Encode a comment, which every client skips."""
+        return PING_COMMENT
+
+    def fail(self, reason: str, status: int = 500, code: str = "") -> bytes:
         """Encode an error in place of a chunk."""
-        return sse_event(error(error_code(status), reason, status))
+        return sse_event(error(code or error_code(status), reason, status))
 
 
 def error_code(status: int) -> str:

@@ -36,11 +36,11 @@ def _openai_dialect(chat: bool, body: Any, history: TokenHistory) -> Dialect:
 
 
 def _responses_dialect(body: Any, history: TokenHistory) -> Dialect:
-    return ResponsesDialect(body, history.responses)
+    return ResponsesDialect(body, history)
 
 
 def _anthropic_dialect(body: Any, history: TokenHistory) -> Dialect:
-    return AnthropicDialect(body)
+    return AnthropicDialect(body, history)
 
 
 APIS = {

@@ -3,27 +3,30 @@
 from collections.abc import Callable
 from typing import Any
 
-from lightningbus.runners.protocol.dialects.base import error_code, sse_event
-from lightningbus.runners.protocol.dialects.responses_items import function_item, item_id, message_item, reasoning_item
+from lightningbus.runners.protocol.dialects.base import PING_COMMENT, error_code, sse_event
+from lightningbus.runners.protocol.dialects.responses_items import item_id, message_item, reasoning_item
+from lightningbus.runners.protocol.dialects.responses_tools import ResponsesTools
 
-Shown = Callable[[dict[str, Any], str | None, list[Any]], dict[str, Any]]
-"""The response from its head, how it ended (None: it has not) and its items."""
-Remember = Callable[[str, dict[str, Any]], None]
-"""Stores the id of a complete response and the chat's message."""
+Shown = Callable[..., dict[str, Any]]
+"""The response from its head, how it ended (None: it has not) and its items; ``error``: why it failed."""
+Remember = Callable[[str, dict[str, Any], list[dict[str, Any]]], None]
+"""Stores the id of a complete response, the chat's message and the items it became."""
 
 
 class ResponsesEncoder:
     """Server-sent events of one response."""
 
-    def __init__(self, render: Shown, remember: Remember) -> None:
-        self._render, self._remember = render, remember
+    def __init__(self, render: Shown, remember: Remember, tools: ResponsesTools) -> None:
+        self._render, self._remember, self._tools = render, remember, tools
         self._head: dict[str, Any] = {}
         self._finish = "stop"
         self._number = 0
         self._done: list[dict[str, Any]] = []
         self._open = ""
-        """Kind of the open item: reasoning, message or function_call; empty: none."""
+        """Kind of the open item: reasoning, message or call; empty: none."""
         self._text = ""
+        self._message: dict[str, Any] = {"role": "assistant", "content": None}
+        """The answer so far, as a chat's message."""
         self._call: dict[str, Any] = {}
         self._call_index: int | None = None
 
@@ -31,9 +34,7 @@ class ResponsesEncoder:
         """Encode one chunk as events."""
         events = b""
         if not self._head:
-            self._head = {key: chunk[key] for key in ("id", "created") if key in chunk}
-            for kind in ("response.created", "response.in_progress"):
-                events += self._event(kind, response=self._render(self._head, None, []))
+            events = self._create({key: chunk[key] for key in ("id", "created") if key in chunk})
         if chunk.get("usage"):
             self._head["usage"] = chunk["usage"]
         for choice in chunk.get("choices", ()):
@@ -47,18 +48,31 @@ class ResponsesEncoder:
             self._finish = choice.get("finish_reason") or self._finish
         return events
 
+    def _create(self, head: dict[str, Any]) -> bytes:
+        self._head = head
+        kinds = ("response.created", "response.in_progress")
+        return b"".join(self._event(kind, response=self._render(head, None, [])) for kind in kinds)
+
     def finish(self) -> bytes:
         """End the last item, and with it the response."""
         events = b""
-        if not self._open and not any(item["type"] in ("message", "function_call") for item in self._done):
+        if not self._open and not any(item["type"] != "reasoning" for item in self._done):
             events += self._begin("message")
         events += self._close()
         response = self._render(self._head, self._finish, self._done)
-        self._remember(response["id"], self._message())
+        self._remember(response["id"], self._message, self._done)
         return events + self._event(f"response.{response['status']}", response=response)
 
-    def fail(self, reason: str, status: int = 500) -> bytes:
-        """End the stream with an error."""
+    def ping(self) -> bytes:
+        """Encode a comment, which every client skips."""
+        return PING_COMMENT
+
+    def fail(self, reason: str, status: int = 500, code: str = "") -> bytes:
+        """End the stream with an error; one with a code of its own is the response's."""
+        if code:
+            events = b"" if self._head else self._create({"id": "failed"})
+            response = self._render(self._head, None, self._done, error={"code": code, "message": reason})
+            return events + self._event("response.failed", response=response)
         return self._event("error", code=error_code(status), message=reason, param=None)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
@@ -77,14 +91,15 @@ class ResponsesEncoder:
         function = piece.get("function") or {}
         events = b""
         index = piece.get("index", 0)
-        if self._open != "function_call" or index != self._call_index:
+        if self._open != "call" or index != self._call_index:
             events += self._close()
             self._call_index = index
             self._call = {"id": piece.get("id") or "", "name": function.get("name") or ""}
-            events += self._begin("function_call")
+            events += self._begin("call")
         if arguments := function.get("arguments"):
             self._text += arguments
-            events += self._event("response.function_call_arguments.delta", **self._where(), delta=arguments)
+            if self._item()["type"] == "function_call":  # a custom tool's text is known once the arguments are whole
+                events += self._event("response.function_call_arguments.delta", **self._where(), delta=arguments)
         return events
 
     def _begin(self, kind: str) -> bytes:
@@ -93,7 +108,7 @@ class ResponsesEncoder:
         if "content" in started_item:
             started_item["content"] = []
         events = self._event("response.output_item.added", output_index=len(self._done), item=started_item)
-        if kind != "function_call":
+        if kind != "call":
             part = self._item()["content"][0]
             events += self._event("response.content_part.added", **self._where(), content_index=0, part=part)
         return events
@@ -102,8 +117,12 @@ class ResponsesEncoder:
         if not self._open:
             return b""
         item, position, index = self._item(), self._where(), {"content_index": 0}
-        if self._open == "function_call":
-            name = self._call["name"]
+        self._add_to_message()
+        if self._open == "call" and item["type"] == "custom_tool_call":
+            events = self._event("response.custom_tool_call_input.delta", **position, delta=item["input"])
+            events += self._event("response.custom_tool_call_input.done", **position, input=item["input"])
+        elif self._open == "call":
+            name = item["name"]
             events = self._event("response.function_call_arguments.done", **position, name=name, arguments=self._text)
         else:
             what = "reasoning_text" if self._open == "reasoning" else "output_text"
@@ -122,21 +141,19 @@ class ResponsesEncoder:
         if self._open == "message":
             return message_item(item_id("msg", self._head, index), self._text)
         function = {"name": self._call["name"], "arguments": self._text}
-        return function_item(item_id("fc", self._head, index), self._call["id"], function)
+        return self._tools.call_item(item_id("fc", self._head, index), self._call["id"], function)
 
     def _where(self) -> dict[str, Any]:
         return {"item_id": self._item()["id"], "output_index": len(self._done)}
 
-    def _message(self) -> dict[str, Any]:
-        """Convert the answer to a chat's message."""
-        message: dict[str, Any] = {"role": "assistant", "content": None}
-        for item in self._done:
-            if item["type"] == "message":
-                message["content"] = (message["content"] or "") + item["content"][0]["text"]
-            elif item["type"] == "reasoning":
-                message["reasoning"] = message.get("reasoning", "") + item["content"][0]["text"]
-            else:
-                function = {"name": item["name"], "arguments": item["arguments"]}
-                call = {"id": item["call_id"], "type": "function", "function": function}
-                message.setdefault("tool_calls", []).append(call)
-        return message
+    def _add_to_message(self) -> None:
+        """Add the open item to the chat's message."""
+        message, text = self._message, self._text
+        if self._open == "message":
+            message["content"] = (message["content"] or "") + text
+        elif self._open == "reasoning":
+            message["reasoning"] = message.get("reasoning", "") + text
+        else:
+            function = {"name": self._call["name"], "arguments": text}
+            call = {"id": self._call["id"], "type": "function", "function": function}
+            message.setdefault("tool_calls", []).append(call)

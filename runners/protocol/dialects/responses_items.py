@@ -6,6 +6,8 @@ Source: https://platform.openai.com/docs/api-reference/responses/object.
 from collections.abc import Iterator
 from typing import Any
 
+from lightningbus.runners.protocol.dialects.responses_tools import ResponsesTools
+
 
 def item_id(kind: str, head: dict[str, Any], index: int | None = None) -> str:
     """Derive an id in this API's form from the chat's."""
@@ -13,8 +15,8 @@ def item_id(kind: str, head: dict[str, Any], index: int | None = None) -> str:
     return f"{kind}_{tail}" if index is None else f"{kind}_{tail}_{index}"
 
 
-def output_items(message: dict[str, Any], id: str) -> Iterator[dict[str, Any]]:
-    """Convert a chat's answer to items: reasoning, then text, then function calls."""
+def output_items(message: dict[str, Any], id: str, tools: ResponsesTools) -> Iterator[dict[str, Any]]:
+    """Convert a chat's answer to items: reasoning, then text, then calls of tools."""
     index = 0
     head = {"id": id}
     if reasoning := message.get("reasoning") or message.get("reasoning_content"):
@@ -25,7 +27,7 @@ def output_items(message: dict[str, Any], id: str) -> Iterator[dict[str, Any]]:
         yield message_item(item_id("msg", head, index), text or "")
         index += 1
     for call in calls:
-        yield function_item(item_id("fc", head, index), call["id"], call["function"])
+        yield tools.call_item(item_id("fc", head, index), call["id"], call["function"])
         index += 1
 
 
@@ -39,14 +41,6 @@ def message_item(id: str, text: str, status: str = "completed") -> dict[str, Any
     """Build the item of the model's text."""
     content = [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]
     return {"id": id, "type": "message", "role": "assistant", "status": status, "content": content}
-
-
-def function_item(id: str, call: str, function: dict[str, Any]) -> dict[str, Any]:
-    """Build the item of a function call."""
-    name, arguments = function.get("name") or "", function.get("arguments") or ""
-    return {
-        "id": id, "type": "function_call", "call_id": call, "name": name, "arguments": arguments, "status": "completed"
-    }  # fmt: skip
 
 
 def usage_of(usage: dict[str, Any]) -> dict[str, Any]:

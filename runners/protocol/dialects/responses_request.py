@@ -4,10 +4,12 @@ Source: https://platform.openai.com/docs/api-reference/responses/create.
 """
 
 import copy
-from collections.abc import MutableMapping
+import json
 from typing import Any
 
 from lightningbus.runners.protocol.dialects.base import text_of
+from lightningbus.runners.protocol.dialects.responses_tools import INPUT, ResponsesTools, custom_input
+from lightningbus.runners.protocol.message_parts import image_part, join_parts, left_out_part, text_part
 from lightningbus.runners.protocol.request_fields import (
     RESPONSES,
     RESPONSES_INCLUDE,
@@ -15,15 +17,25 @@ from lightningbus.runners.protocol.request_fields import (
     RESPONSES_STREAM_OPTIONS,
     RESPONSES_TEXT,
 )
+from lightningbus.runners.protocol.token_history import TokenHistory
+from lightningbus.schemas.trajectory.chat_messages import parse_arguments
 
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
 
-Earlier = MutableMapping[str, list[Any]]
-"""The messages up to and with each response of a rollout, by the response's id."""
+OF_VENDOR = frozenset({
+    "code_interpreter_call", "compaction", "compaction_trigger", "computer_call", "computer_call_output",
+    "configuration_update", "file_search_call", "image_generation_call", "mcp_approval_request",
+    "mcp_approval_response", "mcp_call", "mcp_list_tools", "program", "program_output", "tool_search_call",
+    "tool_search_output", "web_search_call",
+})  # fmt: skip
+"""Types of input items that are of the vendor's own tools and records, or encrypted: no model here can read them."""
 
 
-def chat(body: dict[str, Any], earlier: Earlier) -> dict[str, Any]:
-    """Convert a request to a chat; raise ValueError with a sentence for the agent."""
+def chat(body: dict[str, Any], history: TokenHistory, tools: ResponsesTools) -> dict[str, Any]:
+    """Convert a request with these tools to a chat; raise ValueError with a sentence for the agent.
+
+    Names what it leaves out in the tools' ``left_out``.
+    """
     RESPONSES.check_refused(body)
     text, reasoning = body.get("text") or {}, body.get("reasoning") or {}
     RESPONSES_STREAM_OPTIONS.check_known(body.get("stream_options"))
@@ -31,34 +43,35 @@ def chat(body: dict[str, Any], earlier: Earlier) -> dict[str, Any]:
     RESPONSES_REASONING.check_known(reasoning)
     RESPONSES_INCLUDE.check_known(dict.fromkeys(body.get("include") or (), True))
     request = {name: value for name, value in body.items() if name not in RESPONSES.names and value is not None}
-    request |= {"messages": _messages(body, earlier), "stream": bool(body.get("stream"))}
+    request |= {"messages": _messages(body, history, tools), "stream": bool(body.get("stream"))}
     request["stream_options"] = {"include_usage": True}
+    choice, functions = tools.choose(body.get("tool_choice"))
     mapped = {
         "max_completion_tokens": body.get("max_output_tokens"),
-        "parallel_tool_calls": body.get("parallel_tool_calls") if body.get("tools") else None,
+        "parallel_tool_calls": body.get("parallel_tool_calls") if functions else None,
         "reasoning_effort": reasoning.get("effort"),
         "response_format": _format(text.get("format") or {}),
-        "tools": [_tool(tool) for tool in body.get("tools") or ()] or None,
-        "tool_choice": _choice(body.get("tool_choice")) if body.get("tools") else None,
+        "tools": functions or None,
+        "tool_choice": choice if functions else None,
     }
     return {**request, **{name: value for name, value in mapped.items() if value is not None}}
 
 
-def _messages(body: dict[str, Any], earlier: Earlier) -> list[dict[str, Any]]:
+def _messages(body: dict[str, Any], history: TokenHistory, tools: ResponsesTools) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if instructions := body.get("instructions"):
         messages.append({"role": "system", "content": str(instructions)})
     if before := body.get("previous_response_id"):
-        if before not in earlier:
+        if before not in history.responses:
             raise ValueError(f"previous_response_id {before!r} is of no response in this rollout")
-        *history, answer = earlier[before]
-        messages += [*history, copy.deepcopy(answer)]  # to which items may be added
+        *earlier, answer = history.responses[before]
+        messages += [*earlier, copy.deepcopy(answer)]  # to which items may be added
     value = body.get("input")
     if isinstance(value, str):
         return [*messages, {"role": "user", "content": value}]
     if not isinstance(value, list):
         raise ValueError("the request has no input")
-    conversation = _Conversation(messages)
+    conversation = _Conversation(messages, history, tools)
     for item in value:
         if not isinstance(item, dict):
             raise ValueError("an input item is a JSON object")
@@ -69,29 +82,39 @@ def _messages(body: dict[str, Any], earlier: Earlier) -> list[dict[str, Any]]:
 class _Conversation:
     """Messages, to which items are added one by one."""
 
-    def __init__(self, messages: list[dict[str, Any]]) -> None:
-        self._messages = messages
+    def __init__(self, messages: list[dict[str, Any]], history: TokenHistory, tools: ResponsesTools) -> None:
+        self._messages, self._history, self._tools = messages, history, tools
         self._call_ids = {call["id"] for call in (messages[-1].get("tool_calls") or () if messages else ())}
         """Ids of the last message's calls."""
 
     def add(self, item: dict[str, Any]) -> None:
         """Add an item to the conversation; raise ValueError with a sentence for the agent."""
-        kind = item.get("type") or "message"
+        kind = item.get("type") or ("item_reference" if item.keys() == {"id"} else "message")
         if kind == "message":
             self._add_message(item)
         elif kind == "function_call":
-            self._add_call(item)
-        elif kind == "function_call_output":
+            self._add_call(item, self._function_arguments(item))
+        elif kind == "custom_tool_call":
+            self._add_call(item, self._custom_arguments(item))
+        elif kind in ("function_call_output", "custom_tool_call_output"):
             content = _content(item.get("output"))
-            if not isinstance(content, str):
-                raise ValueError("a function's output is text here; images and files are not passed on")
             self._messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
         elif kind == "reasoning":
             thought = text_of(item.get("content")) or text_of(item.get("summary"))
             if thought:
                 self._begin_answer()["reasoning"] = thought
+        elif kind == "item_reference":
+            self._add_earlier(item.get("id"))
+        elif kind in OF_VENDOR:
+            self._tools.left_out.append(kind)
         else:
             raise ValueError(f"an input item of type {kind!r} is not known here; send messages and function calls")
+
+    def _add_earlier(self, id: Any) -> None:
+        """Add an item of an earlier response of this rollout."""
+        if not isinstance(id, str) or id not in self._history.items:
+            raise ValueError(f"an input item of type 'item_reference' names {id!r}, and no response here has that item")
+        self.add(self._history.items[id])
 
     def _add_message(self, item: dict[str, Any]) -> None:
         role = ROLES.get(str(item.get("role")))
@@ -103,13 +126,24 @@ class _Conversation:
         else:
             self._messages.append({"role": role, "content": content})
 
-    def _add_call(self, item: dict[str, Any]) -> None:
+    def _add_call(self, item: dict[str, Any], arguments: str) -> None:
         answer, call_id = self._answer(goes_on=True), item.get("call_id")
         if call_id in self._call_ids:  # previous_response_id brought it already
             return
         self._call_ids.add(call_id)
-        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        name = self._tools.function_of(item.get("name"), item.get("namespace"))
+        function = {"name": name, "arguments": arguments}
         answer.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
+
+    def _function_arguments(self, item: dict[str, Any]) -> str:
+        arguments = str(item.get("arguments") or "")
+        sent_back = parse_arguments(arguments)
+        return self._history.sampled_arguments(item.get("call_id"), sent_back, parse_arguments) or arguments
+
+    def _custom_arguments(self, item: dict[str, Any]) -> str:
+        text = str(item.get("input") or "")
+        sampled = self._history.sampled_arguments(item.get("call_id"), text, custom_input)
+        return sampled or json.dumps({INPUT: text}, ensure_ascii=False)
 
     def _answer(self, goes_on: bool = False) -> dict[str, Any]:
         """Find or begin the assistant's message for an item: text follows reasoning, calls follow text."""
@@ -126,37 +160,20 @@ class _Conversation:
 def _content(content: Any) -> Any:
     if isinstance(content, str) or content is None:
         return content or ""
-    parts = [_part(part) for part in content]
-    if all(part["type"] == "text" for part in parts):
-        return "".join(part["text"] for part in parts)
-    return parts
+    return join_parts([_part(part) for part in content])
 
 
 def _part(part: Any) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in ("input_text", "output_text", "text"):
-        return {"type": "text", "text": str(part.get("text") or "")}
+        return text_part(part.get("text"))
     if kind == "refusal":
-        return {"type": "text", "text": str(part.get("refusal") or "")}
+        return text_part(part.get("refusal"))
     if kind == "input_image" and part.get("image_url"):
-        return {"type": "image_url", "image_url": {"url": part["image_url"]}}
+        return image_part(part["image_url"])
+    if kind == "input_file":
+        return left_out_part("file", part.get("filename"))
     raise ValueError(f"content of type {kind!r} is not known here; send text, or images by URL")
-
-
-def _tool(tool: Any) -> dict[str, Any]:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if kind != "function":
-        raise ValueError(f"a tool of type {kind!r} runs at its vendor, not here; give the agent a function instead")
-    function = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}
-    return {"type": "function", "function": function}
-
-
-def _choice(choice: Any) -> Any:
-    if isinstance(choice, dict):
-        if choice.get("type") != "function":
-            raise ValueError(f"a tool_choice of type {choice.get('type')!r} is not known here")
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    return choice
 
 
 def _format(output_format: dict[str, Any]) -> dict[str, Any] | None:

@@ -21,8 +21,14 @@ def train(
     config: Annotated[Path, typer.Option("--config", "-c", help="run file with a learner and held-out tasks")],
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="only check the run file, model and agent: load no weights, run the agent once"),
+        typer.Option("--dry-run", help="only check the run file, model, engine and agent; run the agent once"),
     ] = False,
+    engine: Annotated[
+        bool,
+        typer.Option(
+            help="with --dry-run: start vLLM and compare what it computes with the learner, unless --no-engine"
+        ),
+    ] = True,
     ranks: RanksOption = 1,
     gpu_memory: GpuMemoryOption = None,
     gpu_tflops: GpuTflopsOption = None,
@@ -51,7 +57,8 @@ def train(
         rounds = exit_on_user_error(training_rounds, settings)
 
     def look() -> None:
-        for line in preflight.run_checks(settings, job, Target(ranks, gpu_memory, gpu_tflops), loads_models=True):
+        target = Target(ranks, gpu_memory, gpu_tflops)
+        for line in preflight.run_checks(settings, job, target, loads_models=True, starts_engine=engine):
             print(line)
 
     if dry_run:

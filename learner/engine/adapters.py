@@ -1,0 +1,76 @@
+"""LoRA's adapters of a model: which modules may have them, and their names as in the model's own files."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lightningbus.learner.engine.weight_writer import published_model
+
+PREFIX = "base_model.model."
+"""Beginning of PEFT's names."""
+PARTS = (".lora_A.", ".lora_B.")
+NUM_NAMED = 2
+"""Modules that an error names."""
+
+
+def lora_state_dict(engine: Any) -> tuple[dict[str, Any], float]:
+    """Return every LoRA tensor under its PEFT name, on the CPU, and the factor of their product (alpha / rank).
+
+    The module in a name is called as in the model's own files.
+    """
+    params, config = engine.get_per_tensor_param(base_sync_done=True)
+    tensors = {name: tensor.detach().to("cpu").clone().contiguous() for name, tensor in params}
+    return name_as_in_files(published_model(engine), tensors), float(config["lora_alpha"]) / float(config["r"])
+
+
+def name_as_in_files(model: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Name adapters after the weights that they are added to, as transformers' model is saved."""
+    from transformers.core_model_loading import WeightConverter, rename_source_key
+
+    inverted = [item.reverse_transform() for item in reversed(getattr(model, "_weight_conversions", None) or [])]
+    renamings = [item for item in inverted if not isinstance(item, WeightConverter)]
+
+    def rename(name: str) -> str:
+        part = next(part for part in PARTS if part in name)
+        module, _, rest = name.removeprefix(PREFIX).partition(part)
+        weight, _ = rename_source_key(f"{module}.weight", renamings, [])
+        return f"{PREFIX}{weight.removesuffix('.weight')}{part}{rest}"
+
+    return {rename(name): tensor for name, tensor in tensors.items()}
+
+
+def check_targets(model: Any) -> None:
+    """Check that each adapter of a PEFT model belongs to one matrix of its files; raise ValueError otherwise.
+
+    transformers keeps the experts of a layer in one parameter. PEFT adapts all of them at once, in a form that no
+    inference engine takes, and that is no part of the model's files.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer)]
+    if wrong := list(dict.fromkeys(_clean(name) for name, layer in layers if not _is_matrix(layer))):
+        more = f" and {len(wrong) - NUM_NAMED} more" if len(wrong) > NUM_NAMED else ""
+        names = ", ".join(sorted(set(_linear_names(layers))))
+        raise ValueError(
+            f"lora.target_modules: inference engines cannot take adapters of {', '.join(wrong[:NUM_NAMED])}{more}, "
+            f"which are no single matrices, as fused experts are; set it to [{names}]"
+        )
+
+
+def _is_matrix(layer: Any) -> bool:
+    import torch
+
+    if isinstance(layer.get_base_layer(), torch.nn.Linear):
+        return True
+    return getattr(layer, "parameter_name", "") == "weight" and layer.get_base_layer().weight.dim() == 2
+
+
+def _linear_names(layers: list[tuple[str, Any]]) -> Iterator[str]:
+    import torch
+
+    for name, layer in layers:
+        if isinstance(layer.get_base_layer(), torch.nn.Linear):
+            yield name.rpartition(".")[2]
+
+
+def _clean(name: str) -> str:
+    return name.removeprefix(PREFIX).replace(".base_layer", "")

@@ -1,0 +1,130 @@
+"""Tools of the Responses API as functions of a chat, and the model's calls as items of this API. Pure.
+
+Source: https://platform.openai.com/docs/api-reference/responses/create, ``tools``.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+INPUT = "input"
+"""Argument of a custom tool's function: the text that the tool takes."""
+FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolName:
+    """A tool as the agent names it."""
+
+    name: str
+    namespace: str = ""
+    is_custom: bool = False
+    """Whether it takes free text instead of arguments."""
+
+
+class ResponsesTools:
+    """The tools of one request, and the function that stands for each in the chat."""
+
+    def __init__(self, tools: Iterable[Any] | None) -> None:
+        """Convert tools; raise ValueError with a sentence for the agent.
+
+        A namespace becomes its functions, a custom tool a function of one text. Tools that run at the vendor are left
+        out: an agent cannot always take them out itself.
+        """
+        self.functions: list[dict[str, Any]] = []
+        self.left_out: list[str] = []
+        """Types of the tools that are left out."""
+        self._names: dict[str, ToolName] = {}
+        for tool in tools or ():
+            self._add(tool)
+
+    def _add(self, tool: Any, namespace: str = "") -> None:
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if not isinstance(kind, str):
+            raise ValueError("a tool is an object with a type: function, custom or namespace")
+        if kind == "namespace" and not namespace:
+            for inner in tool.get("tools") or ():
+                self._add(inner, str(tool.get("name") or ""))
+        elif kind in ("function", "custom"):
+            name = ToolName(str(tool.get("name") or ""), namespace, kind == "custom")
+            function = _custom_function(tool) if name.is_custom else _pick(tool)
+            function["name"] = self._function_name(name)
+            self._names[function["name"]] = name
+            self.functions.append({"type": "function", "function": function})
+        else:
+            self.left_out.append(kind)
+
+    def _function_name(self, name: ToolName) -> str:
+        """Choose a function's name: the tool's own, after its namespace where another tool has it."""
+        return f"{name.namespace}__{name.name}" if name.name in self._names else name.name
+
+    def function_of(self, name: Any, namespace: Any = "") -> str:
+        """Find the function of a tool that an earlier call names; a tool that is gone keeps its name."""
+        same = [function for function, tool in self._names.items() if tool.name == name]
+        exact = [function for function in same if self._names[function].namespace == (namespace or "")]
+        return next(iter(exact or same), str(name))
+
+    def choose(self, choice: Any) -> tuple[Any, list[dict[str, Any]]]:
+        """Convert ``tool_choice``; return it with the functions that the model may call.
+
+        Raises ValueError with a sentence for the agent.
+        """
+        if not isinstance(choice, dict):
+            return choice, self.functions
+        kind = choice.get("type")
+        if kind == "allowed_tools":
+            allowed = set(self._allowed(choice.get("tools") or ()))
+            functions = [function for function in self.functions if function["function"]["name"] in allowed]
+            if not functions and choice.get("mode") == "required":
+                raise ValueError("tool_choice requires one of its allowed tools, and none of them runs here")
+            return choice.get("mode") or "auto" if functions else "none", functions
+        if kind not in ("function", "custom"):
+            raise ValueError(f"a tool_choice of type {kind!r} is not known here: name a function or custom tool")
+        name = self.function_of(choice.get("name"), choice.get("namespace"))
+        return {"type": "function", "function": {"name": name}}, self.functions
+
+    def _allowed(self, tools: Iterable[Any]) -> Iterator[str]:
+        for tool in tools:
+            named = tool if isinstance(tool, dict) else {}
+            if named.get("type") == "namespace":
+                yield from (function for function, each in self._names.items() if each.namespace == named.get("name"))
+            else:
+                yield self.function_of(named.get("name"), named.get("namespace"))
+
+    def call_item(self, id: str, call_id: str, function: Mapping[str, Any]) -> dict[str, Any]:
+        """Build the item of a call: of a custom tool with its text, of any other with its arguments."""
+        tool = self._names.get(str(function.get("name")), ToolName(str(function.get("name") or "")))
+        arguments = str(function.get("arguments") or "")
+        item = {"id": id, "call_id": call_id, "name": tool.name, "status": "completed"}
+        if tool.namespace:
+            item["namespace"] = tool.namespace
+        if tool.is_custom:
+            return {**item, "type": "custom_tool_call", "input": custom_input(arguments)}
+        return {**item, "type": "function_call", "arguments": arguments}
+
+
+def custom_input(arguments: str) -> str:
+    """Extract a custom tool's text from its function's arguments; other arguments are the text themselves."""
+    try:
+        parsed = json.loads(arguments)
+    except ValueError:
+        return arguments
+    text = parsed.get(INPUT) if isinstance(parsed, dict) else None
+    return text if isinstance(text, str) else arguments
+
+
+def _pick(tool: dict[str, Any]) -> dict[str, Any]:
+    return {key: tool[key] for key in FUNCTION_FIELDS if tool.get(key) is not None}
+
+
+def _custom_function(tool: dict[str, Any]) -> dict[str, Any]:
+    """Describe a custom tool as a function of one text; its grammar is told, and not enforced."""
+    text_format = tool.get("format") or {}
+    description = str(tool.get("description") or "")
+    if text_format.get("type") == "grammar":
+        syntax, grammar = text_format.get("syntax"), text_format.get("definition")
+        description = f"{description}\n\nThe input follows this {syntax} grammar:\n{grammar}".strip()
+    properties = {INPUT: {"type": "string", "description": "the whole input of the tool, as free text"}}
+    parameters = {"type": "object", "properties": properties, "required": [INPUT], "additionalProperties": False}
+    return {"description": description, "parameters": parameters}

@@ -1,0 +1,158 @@
+"""The messages that a model's chat template can render, and a conversation put into that form. Pure.
+
+Templates differ: some refuse a system message that is not the first, some drop it in silence, some want roles to
+alternate. `probes` are conversations that show what one does. Adapting keeps earlier turns as they are: the adapted
+beginning of a conversation is the beginning of the adapted conversation.
+"""
+
+import base64
+import json
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from lightningbus.runners.protocol.message_parts import has_images, is_image, join_parts, left_out_part, text_part
+from lightningbus.schemas.trajectory.chat_messages import parse_arguments
+
+SYSTEM_ROLES = ("system", "developer")
+IMAGE_SIDE = 64
+"""Width and height, in pixels, of the image that shows whether a model reads images."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFormat:
+    """What a model's chat template renders as it is."""
+
+    renders_system: bool = True
+    """A system message at the start."""
+    renders_late_system: bool = True
+    """A system message after others."""
+    renders_repeated_user: bool = True
+    """Two messages of the user, one after the other."""
+    reads_images: bool = True
+
+
+def probes() -> dict[str, tuple[list[Any], list[Any]]]:
+    """Return, by field of `ModelFormat`, two conversations: rendered to different tokens, the model has the field."""
+    user, answer = _message("user", "one"), _message("assistant", "two")
+
+    def pair(*before: Any, role: str, after: Sequence[Any] = ()) -> tuple[list[Any], list[Any]]:
+        first, second = ([*before, _message(role, text), *after] for text in ("red", "blue"))
+        return first, second
+
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_png()}"}}
+    with_image = [{"role": "user", "content": [text_part("one"), image]}]
+    return {
+        "renders_system": pair(role="system", after=[user]),
+        "renders_late_system": pair(user, answer, user, role="system"),
+        "renders_repeated_user": pair(role="user", after=[user]),
+        "reads_images": (with_image, [_message("user", "one")]),
+    }
+
+
+def needed_fields(messages: Sequence[Any]) -> frozenset[str]:
+    """Return the fields of `ModelFormat` that adapting a conversation depends on."""
+    roles = ["system" if role in SYSTEM_ROLES else role for role in map(_role, messages)]
+    others = [number for number, role in enumerate(roles) if role != "system"]
+    fields = set()
+    if roles and roles[0] == "system":
+        fields |= {"renders_system", "renders_repeated_user"}
+    if others and "system" in roles[others[0] :]:
+        fields |= {"renders_late_system", "renders_repeated_user"}
+    if any(role == other == "user" for role, other in pairwise(roles)):
+        fields.add("renders_repeated_user")
+    if has_images(messages):
+        fields.add("reads_images")
+    return frozenset(fields)
+
+
+def _role(message: Any) -> Any:
+    return message.get("role") if isinstance(message, dict) else None
+
+
+def adapt_messages(messages: Sequence[Any], model_format: ModelFormat) -> list[Any]:
+    """Rewrite a conversation so that a model's template renders all of it.
+
+    System messages at the start become one. One that the template cannot render in its place becomes text of the turn
+    before it, else a user's turn. An image that the model cannot read becomes a note. Arguments of a tool call that are
+    no JSON object are put into one.
+    """
+    adapted: list[Any] = []
+    for message in messages:
+        if not isinstance(message, dict):
+            adapted.append(message)
+            continue
+        _append(adapted, _adapt_message(message, model_format), model_format)
+    return adapted
+
+
+def _append(adapted: list[Any], message: dict[str, Any], model_format: ModelFormat) -> None:
+    last = adapted[-1] if adapted and isinstance(adapted[-1], dict) else {}
+    role, before = message.get("role"), last.get("role")
+    if role == "system":
+        if before == "system" and len(adapted) == 1:
+            adapted[-1] = _merge(last, message)
+            return
+        is_rendered = model_format.renders_late_system if adapted else model_format.renders_system
+        if not is_rendered:
+            message = {**message, "role": "user"}
+            if before in ("user", "tool"):
+                adapted[-1] = _merge(last, message)
+                return
+    elif role == before == "user" and not model_format.renders_repeated_user:
+        adapted[-1] = _merge(last, message)
+        return
+    adapted.append(message)
+
+
+def _adapt_message(message: dict[str, Any], model_format: ModelFormat) -> dict[str, Any]:
+    adapted = {**message, "role": "system"} if message.get("role") == "developer" else message
+    content = adapted.get("content")
+    if not model_format.reads_images and isinstance(content, list) and any(map(is_image, content)):
+        parts = [left_out_part("image") if is_image(part) else part for part in content]
+        is_text = all(isinstance(part, dict) and part.get("type") == "text" for part in parts)
+        adapted = {**adapted, "content": join_parts(parts) if is_text else parts}
+    if isinstance(calls := adapted.get("tool_calls"), list):
+        adapted = {**adapted, "tool_calls": [_with_object(call) for call in calls]}
+    return adapted
+
+
+def _with_object(call: Any) -> Any:
+    """Put arguments that are no JSON object into one: engines parse them for the template, and refuse others."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(arguments := function.get("arguments"), str):
+        return call
+    if not arguments or isinstance(parse_arguments(arguments), dict):
+        return call
+    return {**call, "function": {**function, "arguments": json.dumps({"arguments": arguments}, ensure_ascii=False)}}
+
+
+def _merge(message: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Put the content of another message behind a message's own."""
+    parts = [*_parts(message), text_part("\n\n"), *_parts(other)]
+    is_text = all(isinstance(part, dict) and part.get("type") == "text" for part in parts)
+    return {**message, "content": join_parts(parts) if is_text else parts}
+
+
+def _parts(message: dict[str, Any]) -> list[Any]:
+    content = message.get("content")
+    return content if isinstance(content, list) else [text_part(content)]
+
+
+def _message(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "content": text}
+
+
+def _png() -> str:
+    """Draw a white image; returns it in base64."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = (b"\0" + b"\xff" * 3 * IMAGE_SIDE) * IMAGE_SIDE
+    header = struct.pack(">IIBBBBB", IMAGE_SIDE, IMAGE_SIDE, 8, 2, 0, 0, 0)
+    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return base64.b64encode(png).decode()

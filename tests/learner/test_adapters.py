@@ -1,0 +1,77 @@
+"""Adapters are called as the model's own files call what they are added to; those that no engine takes are refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from safetensors import safe_open
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+from lightningbus.export.lora_merge import merge_adapters
+from lightningbus.inference.engine.peft import write_directory
+from lightningbus.inference.engine.worker.weight_transfer import tensors
+from lightningbus.learner.engine.adapters import check_targets, name_as_in_files
+from lightningbus.learner.training.verl_trainer import VerlTrainer
+from lightningbus.run.errors import UserError
+from lightningbus.run.preflight.learner_checks import check_adapters
+from lightningbus.run.preflight.model_checks import make_empty_model
+from tests.families.families import FAMILIES, save_tiny_model
+from tests.learner.conftest import settings_for, tiny_tokenizer
+
+pytestmark = [pytest.mark.unit, pytest.mark.timeout(300)]
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+
+def load(path: Path, family: str) -> Any:
+    auto_class: Any = AutoModelForImageTextToText if FAMILIES[family].vision else AutoModelForCausalLM
+    return auto_class.from_pretrained(path, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [("llama", "all-linear"), ("gemma3", "all-linear"), ("mixtral", ATTENTION), ("qwen3_moe", ATTENTION)],
+)
+def test_adapters_are_added_to_weights_of_the_models_files(tmp_path: Path, family: str, targets: Any) -> None:
+    """A node that merges them, and an export, compute what PEFT computes."""
+    save_tiny_model(FAMILIES[family], tmp_path)
+    (weights,) = tmp_path.glob("*.safetensors")
+    model = load(tmp_path, family)
+    adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=targets, init_lora_weights=False))
+    check_targets(adapted)
+    named = name_as_in_files(adapted.get_base_model(), get_peft_model_state_dict(adapted))
+    adapters = tmp_path / "adapters"
+    save_file({name: tensor.contiguous() for name, tensor in named.items()}, adapters, {"scale": "2.0"})
+    ids = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        expected = adapted(input_ids=ids).logits
+
+    merged = dict(tensors(str(weights), str(adapters)))
+    with safe_open(weights, "pt") as file:
+        assert set(merged) == set(file.keys())
+    write_directory(adapters, tmp_path / "directory", max_rank=4)
+    merge_adapters(weights, tmp_path / "directory")
+    with safe_open(weights, "pt") as file:
+        for name, tensor in merged.items():
+            torch.testing.assert_close(file.get_tensor(name), tensor)
+    with torch.no_grad():
+        torch.testing.assert_close(load(tmp_path, family)(input_ids=ids).logits, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "glm4_moe"])
+def test_adapters_of_fused_experts_are_refused_before_the_first_step(tmp_path: Path, family: str) -> None:
+    save_tiny_model(FAMILIES[family], tmp_path)
+    tiny_tokenizer(tmp_path)
+    settings = settings_for(tmp_path, lora={"lora_rank": 4})
+    sentence = (
+        r"lora.target_modules: inference engines cannot take adapters of .*model.layers.1.mlp.experts, "
+        r"which are no single matrices, as fused experts are; set it to \[k_proj, o_proj, q_proj, v_proj\]"
+    )
+    with pytest.raises(UserError, match=f"policy: {sentence}"):
+        check_adapters(settings, make_empty_model(tmp_path)[1])
+    with pytest.raises(ValueError, match=sentence):
+        VerlTrainer(settings)
+    allowed = settings_for(tmp_path, lora={"lora_rank": 4, "target_modules": ATTENTION})
+    check_adapters(allowed, make_empty_model(tmp_path)[1])
