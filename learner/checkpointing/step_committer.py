@@ -1,5 +1,6 @@
 """Results of a step: a weight version on the bus and a checkpoint on disk, in the order that keeps both valid."""
 
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,6 +18,8 @@ from lightningbus.learner.publishing.weight_files import BASE, WEIGHTS, write_fu
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.trainer import ModelProbe, Trainer
 from lightningbus.schemas.weights.events import CanarySpec
+
+log = logging.getLogger(__name__)
 
 InThread = Callable[..., Awaitable[Any]]
 """Runs a blocking call in the trainer's thread."""
@@ -128,13 +131,16 @@ class StepCommitter:
         began = time.monotonic()
         await self.writer.wait()
         path, write = await self._in_thread(self._copy, state)
-        self.schedule.begin_checkpoint(time.monotonic() - began)
+        waited = time.monotonic() - began
+        self.schedule.begin_checkpoint(waited)
         await self._in_thread(write_weights, self._trainer, path / WEIGHTS)
         if state.version > self.published_version:
             await self._publish_or_stop(path, state)
 
         async def note_cost(position: int) -> None:
-            self.schedule.end_checkpoint(self.writer.last_cpu_seconds)
+            cpu_seconds = self.writer.last_cpu_seconds
+            self.schedule.end_checkpoint(cpu_seconds)
+            log.info("checkpoint of step %d: training waited %.1f s, %.1f s of CPU", state.step, waited, cpu_seconds)
             await on_written(position)
 
         self.writer.begin(path, state, write, note_cost)
