@@ -26,9 +26,10 @@ def copy(state: State) -> State:
 
     stager = DefaultStager(StagingOptions(False, False, False, False))
     try:
-        return dict(stager.stage(state))
+        copied: Any = stager.stage(state)
     finally:
         stager.close()
+    return dict(copied)
 
 
 def count_bytes(state: State) -> int:
@@ -36,7 +37,7 @@ def count_bytes(state: State) -> int:
     import torch
     from torch.utils._pytree import tree_leaves
 
-    tensors = (leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor))
+    tensors: list[Any] = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
     parts = (tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors)
     return sum(part.numel() * part.element_size() for part in parts)
 

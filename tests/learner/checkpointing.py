@@ -29,8 +29,9 @@ async def run(directory: Path) -> None:
             journal.append(StepRecord(step, []))
             if not writer.is_writing:
                 path, mark = checkpoints.create_temp(step), journal.add_mark()
-                place = {"step": step, "stream_position": 10 * step, "journal_mark": mark}
-                state = LearnerState(run_id="run", model="policy", **place)
+                state = LearnerState(
+                    run_id="run", model="policy", step=step, stream_position=10 * step, journal_mark=mark
+                )
                 writer.begin(path, state, partial(write, path, step), acknowledge)
             await asyncio.sleep(0)
 
