@@ -95,15 +95,13 @@ async def bad_agents(place: Path, report: Report, rng: random.Random, kills: int
 
 
 async def checkpoints(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
-    """Several steps between checkpoints, the learner killed amid steps and amid writes, and a checkpoint cut short."""
+    """Several steps between checkpoints, the learner killed amid them, and checkpoints that cannot be read."""
     every = {"checkpoint_interval": 3, "keep_last_checkpoints": 3}
-    steps = max(steps_for(rollouts // 4), 24)
+    steps = max(steps_for(rollouts // 4), 9)
     async with at_work(place, report, "checkpoints", steps, 0.05, learner=every) as (system, log):
         for _ in range(3):
             await faults.kill(system, log, "learner")
             await system.tap.steps_made(system.tap.steps + 1)
-        for _ in range(2):
-            await state_loss.killed_amid_checkpoint(system, log)
         await state_loss.truncated_checkpoint(system, log)
 
 

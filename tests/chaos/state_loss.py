@@ -53,18 +53,6 @@ async def truncated_checkpoint(system: RunningSystem, log: Log) -> None:
         await system.tap.steps_made(system.tap.steps + 1)
 
 
-async def killed_amid_checkpoint(system: RunningSystem, log: Log) -> None:
-    """``kill -9`` of the learner while a checkpoint is being written: it goes on from the one before."""
-    directory = system.directory / "checkpoints"
-    async with asyncio.timeout(RECOVERY_SECONDS):
-        while not any(directory.glob(".writing-*")):
-            await asyncio.sleep(0.005)
-    since, old = time.monotonic(), system.signal("learner", signal.SIGKILL)
-    async with log.timed("kill -9 learner amid a checkpoint"):
-        await system.working("learner", since, old)
-        await system.tap.steps_made(system.tap.steps + 1)
-
-
 async def rolled_back_bus(system: RunningSystem, log: Log) -> None:
     """The broker comes back with an older copy of its data, as from a backup or a power loss."""
     copy = system.directory / "copy"
