@@ -98,6 +98,7 @@ class Learner:
                     loop.dispatcher.run(),
                     loop.run(),
                     loop.recovery.run(),
+                    loop.committer.writer.watch(),
                     self._watch_nodes(loop.dispatcher),
                     watch_engine_check(self._bus, self._settings.model, self._publisher, self._nodes),
                     self._publisher.wait_until_fenced(loop.state.epoch),
@@ -106,9 +107,12 @@ class Learner:
                 )
                 self._is_leaving = True
                 await heartbeat.send_now()
+                await loop.committer.writer.close()
                 await self._in_thread(loop.trainer.stop_workers)
             finally:
                 # A step that is interrupted is lost: the last checkpoint counts.
+                if self._loop is not None:
+                    await self._loop.committer.writer.abandon()
                 await asyncio.to_thread(self._thread.shutdown)
 
     async def _start(self) -> TrainingLoop:

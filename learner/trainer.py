@@ -1,6 +1,6 @@
 """The operations that the learner needs of a trainer. `lightningbus.learner.training.verl_trainer` has them by verl."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -63,6 +63,13 @@ class Trainer(Protocol):
 
     def save(self, path: Path) -> None:
         """Write everything that `load` needs to go on to the bit, into a directory that every rank can reach."""
+        ...
+
+    def begin_save(self, path: Path) -> Callable[[], None]:
+        """Take the state as it is now; the call that is returned writes it as `save` does, beside later steps.
+
+        Where there is no room for a copy of it, it is written before this returns.
+        """
         ...
 
     def load(self, path: Path) -> None:

@@ -97,6 +97,7 @@ class TrainingLoop:
                 self.phase = "training"
                 await self._train_on(groups, time.monotonic() - waited_since)
                 span.set_attributes({attributes.STEP: self.state.step, attributes.WEIGHT_VERSION: self.state.version})
+        await self.committer.writer.wait()
         await self._publish_remaining()
 
     async def publish_step(self, event: TrainingStep, part: str = "", unique: bool = False) -> None:
@@ -291,23 +292,22 @@ class TrainingLoop:
     async def _commit(
         self, state: LearnerState, event: TrainingStep, groups: list[RolloutGroup], rollouts: dict[str, Rollout]
     ) -> None:
-        """Publish the version, write the checkpoint if one is due, acknowledge, publish the step: in this order."""
+        """Publish the version, begin the checkpoint if one is due, publish the step: in this order."""
         self.last_metrics = event.metrics
         self.consumer.mark_consumed(rollouts.values())
         await self.dispatcher.replace_dropped(find_tasks_to_replace(event.rollouts))
         trained = {group.task_id for group in groups}
         if not self.replay.complete(state.version):
             self.committer.journal.append(describe_step(state.version, groups, self.dispatcher.find_group))
-        is_written = self.committer.is_checkpoint_due(state.step, await self._is_stream_filling())
-        if is_written:
+        self.committer.schedule.add_step((event.ended_ns - event.started_ns) / 1e9)
+        is_due = self.committer.is_checkpoint_due(state.step, await self._is_stream_filling())
+        if is_due:
             state = self.checkpoint_state(replace(state, last_step_event=encode(event)), trained)
         with tracing.start_as_current_span("publish"):
-            await self.committer.commit(state, is_written)
+            await self.committer.commit(state, self.consumer.acknowledge if is_due else None)
         self.state, self.last_event = state, event
         self.excluded.streak.end()
         update_metrics(event)
-        if is_written:
-            await self.consumer.acknowledge(state.stream_position)
         await self.publish_step(event, unique=True)
         await self.recovery.resolve()
         num_ahead = len(self.replay)
@@ -321,7 +321,9 @@ class TrainingLoop:
 
     async def _checkpoint_if_filling(self) -> None:
         """Write a checkpoint between two steps if rollouts that are not trained on fill the stream."""
-        if self.consumer.fill.is_filling and self.consumer.replay_position() > self.consumer.acked_up_to:
+        if not self.consumer.fill.is_filling or self.committer.writer.is_writing:  # which wakes this learner at its end
+            return
+        if self.consumer.replay_position() > self.consumer.acked_up_to:
             await self._write_checkpoint(self.state)
             await self._is_stream_filling()
             log.info("checkpoint between two steps: the stream was filling")

@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ STATE = "state.json"
 TRAINER = "trainer"
 LATEST = "latest"
 LOCK = ".lock"
+WRITING = ".writing-"
+"""Before the name of one that is being written."""
 BROKEN = "broken-"
 """Before the name of a checkpoint that cannot be used."""
 _UNUSABLE = (OSError, InvalidSealError, msgspec.MsgspecError)
@@ -71,7 +74,10 @@ class Checkpoints:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the directory while the block runs; raise `CheckpointError` if another process has it."""
+        """Lock the directory while the block runs, without what was left half written.
+
+        Raises `CheckpointError` if another process has it.
+        """
         self._directory.mkdir(parents=True, exist_ok=True)
         with (self._directory / LOCK).open("w") as file:
             try:
@@ -80,20 +86,29 @@ class Checkpoints:
                 raise CheckpointError(
                     f"checkpoints: another learner is using {self._directory}; stop it, or give this one its own"
                 ) from None
+            for left in self._directory.glob(f"{WRITING}*"):
+                shutil.rmtree(left, ignore_errors=True)
             yield
 
     def create_temp(self, step: int) -> Path:
         """Make a fresh temporary directory to write into; hand it to `commit`."""
-        path = self._directory / f".writing-{step:06d}"
-        shutil.rmtree(path, ignore_errors=True)
+        path = self._directory / f"{WRITING}{step:06d}-{secrets.token_hex(4)}"
         path.mkdir(parents=True)
         return path
 
     def commit(self, path: Path, state: LearnerState) -> Path:
-        """Write the state, seal the directory, make it the latest, remove old ones; return its final path."""
+        """Finish a checkpoint and make it the latest; return its final path."""
+        self.finish(path, state)
+        return self.replace_latest(path, state)
+
+    def finish(self, path: Path, state: LearnerState) -> None:
+        """Write the state beside what is written, seal all of it, and return when it is on disk."""
         (path / STATE).write_bytes(msgspec.json.encode(state))
         write_seal(path, self._secret())
         _fsync_tree(path)
+
+    def replace_latest(self, path: Path, state: LearnerState) -> Path:
+        """Make a finished checkpoint the latest, and remove old ones; return its final path."""
         final = self._free_name(f"step-{state.step:06d}-{state.epoch}")
         path.rename(final)
         pointer = self._directory / f".{LATEST}"

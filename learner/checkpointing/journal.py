@@ -116,7 +116,10 @@ class Journal:
 
     def _rewrite(self) -> None:
         temporary = self._path.with_name(f".{FILE}")
-        temporary.write_bytes(b"".join(map(_encode, self._records)))
+        with temporary.open("wb") as file:
+            file.write(b"".join(map(_encode, self._records)))
+            file.flush()
+            os.fsync(file.fileno())  # it has steps whose versions are published
         temporary.replace(self._path)
 
 

@@ -7,7 +7,7 @@ import hmac
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from lightningbus.bus.security.secrets import write_secret
 
 SEAL = "seal.json"
 KEY_BYTES = 32
+THREADS = min(4, os.cpu_count() or 1)
+"""Files that are checked at once."""
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 OTHERS_REACH = stat.S_IRWXG | stat.S_IRWXO
 
@@ -47,7 +49,7 @@ def write_seal(directory: Path, key: bytes) -> None:
     """Seal the present files of a directory, and remove other users' write permission."""
     for path in (directory, *directory.rglob("*")):
         path.chmod(path.stat().st_mode & ~OTHERS_WRITE)
-    files = {str(path.relative_to(directory)): sha256_of(path) for path in _files(directory)}
+    files = {name: sha256_of(path) for name, path in _find_files(directory).items()}
     (directory / SEAL).write_bytes(msgspec.json.encode(Seal(files, _mac(files, key))))
     (directory / SEAL).chmod(0o600)
 
@@ -64,17 +66,20 @@ def check_seal(directory: Path, key: bytes) -> None:
         raise InvalidSealError(f"its {SEAL} cannot be read") from None
     if not hmac.compare_digest(_mac(seal.files, key), seal.mac):
         raise InvalidSealError(f"its {SEAL} is not by the key of this run")
-    names = {str(path.relative_to(directory)) for path in _files(directory)}
-    if names != seal.files.keys():
-        raise InvalidSealError(f"{min(names ^ seal.files.keys())} is missing, or was added")
+    files = _find_files(directory)
+    if files.keys() != seal.files.keys():
+        raise InvalidSealError(f"{min(files.keys() ^ seal.files.keys())} is missing, or was added")
+    with ThreadPoolExecutor(THREADS, "seal") as pool:
+        digests = dict(zip(files, pool.map(sha256_of, files.values()), strict=True))
     for name, digest in seal.files.items():
-        if sha256_of(directory / name) != digest:
+        if digests[name] != digest:
             raise InvalidSealError(f"{name} is not what was written")
 
 
-def _files(directory: Path) -> Iterator[Path]:
-    """Yield all files of a directory but the seal; links are followed."""
-    return (path for path in directory.rglob("*") if not path.is_dir() and path != directory / SEAL)
+def _find_files(directory: Path) -> dict[str, Path]:
+    """Find all files of a directory but the seal, by relative path; links are followed."""
+    paths = (path for path in directory.rglob("*") if not path.is_dir() and path != directory / SEAL)
+    return {str(path.relative_to(directory)): path for path in paths}
 
 
 def _mac(files: dict[str, str], key: bytes) -> str:

@@ -3,24 +3,56 @@
 By torch's distributed checkpoints: https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
 """
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 MODEL, OPTIMIZER, SCHEDULE, RANDOM = "model", "optimizer", "schedule", "random"
+State = dict[str, Any]
+"""The parts of a checkpoint, by those names."""
 
 
-def save(engine: Any, path: Path) -> None:
-    """Save weights, optimiser, schedule and random state to a directory that every rank reaches; called on each."""
-    from torch.distributed.checkpoint import state_dict_saver
-
+def collect(engine: Any) -> State:
+    """Collect weights, optimiser, schedule and random state, which the next step changes; called on each rank."""
     state = {MODEL: _model(engine), SCHEDULE: engine.lr_scheduler.state_dict(), _random(): _rng_states()}
     if engine.optimizer.state:  # torch would make some by a step, which counts as one
         state[OPTIMIZER] = _optimizer(engine)
-    state_dict_saver.save(state, checkpoint_id=path)
+    return state
+
+
+def copy(state: State) -> State:
+    """Copy a state into host memory, where the next step does not change it."""
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+    stager = DefaultStager(StagingOptions(False, False, False, False))
+    try:
+        copied: Any = stager.stage(state)
+    finally:
+        stager.close()
+    return dict(copied)
+
+
+def count_bytes(state: State) -> int:
+    """Count the bytes of this rank's tensors in a state."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    tensors: list[Any] = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
+    parts = (tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors)
+    return sum(part.numel() * part.element_size() for part in parts)
+
+
+def write(state: State, path: Path, process_group: Any | None) -> None:
+    """Write a state into a directory that every rank reaches; called on each rank of a group, None: on the only one."""
+    from torch.distributed.checkpoint import state_dict_saver
+
+    no_dist = process_group is None
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it is not: there is one rank
+    state_dict_saver.save(state, checkpoint_id=path, process_group=process_group, no_dist=no_dist)
 
 
 def load(engine: Any, path: Path) -> None:
-    """Load a state that `save` wrote with any number of ranks; every rank must call this."""
+    """Load a state that `write` wrote with any number of ranks; every rank must call this."""
     from torch.distributed.checkpoint import state_dict_loader
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict

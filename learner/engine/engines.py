@@ -99,22 +99,17 @@ def _compute_in_chunks(*, has_entropy_gradient: bool) -> None:
     """
     from verl.utils import torch_functional
 
-    from lightningbus.learner.engine.token_log_probs import log_probs_from_logits
+    from lightningbus.learner.engine.token_log_probs import entropy_from_logits, log_probs_from_logits
 
     torch_functional.logprobs_from_logits_v2 = log_probs_from_logits
-    torch_functional.entropy_from_logits = _entropy_from_logits if has_entropy_gradient else _measure_entropy
+    torch_functional.entropy_from_logits = _entropy_with_gradient if has_entropy_gradient else entropy_from_logits
 
 
-def _entropy_from_logits(logits: Any) -> Any:
+def _entropy_with_gradient(logits: Any) -> Any:
     """Compute ``float32[...]`` from ``[..., vocabulary]``, in nats, by verl's chunked function."""
     from verl.utils.torch_functional import entropy_from_logits_with_chunking
 
     return entropy_from_logits_with_chunking(logits.flatten(0, -2)).view(logits.shape[:-1])
-
-
-def _measure_entropy(logits: Any) -> Any:
-    """Compute `_entropy_from_logits` without a gradient."""
-    return _entropy_from_logits(logits.detach())
 
 
 def _warm_up_from_first_step(engine: Any) -> None:

@@ -2,18 +2,48 @@
 
 verl's own, without flash-attention, loops over tokens one by one. torch's cross-entropy keeps a float32 copy of the
 logits of all tokens until the backward pass. Here a chunk at a time is computed in float32, and once more backwards.
+The entropy comes from the same sums, which are computed once for both.
 """
 
+import weakref
 from typing import Any
 
 import torch
 
 CHUNK_TOKENS = 1024
+_last: tuple[Any, int, Any] | None = None
+"""Logits whose entropy was computed last, held weakly; their version in torch; `logsumexp` of each row."""
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def entropy_from_logits(logits: Any) -> Any:
+    """Compute ``float32[...]`` from ``[..., vocabulary]``: the entropy in nats, without a gradient."""
+    global _last
+    flat = logits.detach().flatten(0, -2)
+    entropy = torch.empty(len(flat), dtype=torch.float32, device=logits.device)
+    sums = torch.empty_like(entropy)
+    for part in _chunks(len(flat)):
+        chunk = flat[part].float()
+        top = chunk.amax(-1, keepdim=True)
+        weights = (chunk - top).exp_()
+        totals = weights.sum(-1)
+        sums[part] = totals.log() + top.squeeze(-1)
+        entropy[part] = sums[part] - weights.mul_(chunk).sum(-1) / totals
+    _last = weakref.ref(logits), logits._version, sums
+    return entropy.view(logits.shape[:-1])
+
+
+def _take_sums(logits: Any) -> Any | None:
+    """Return the sums of the last entropy if it was of these logits; only once."""
+    global _last
+    last, _last = _last, None
+    return last[2] if last is not None and last[0]() is logits and last[1] == logits._version else None
 
 
 def log_probs_from_logits(logits: Any, labels: Any) -> Any:
     """Compute ``float32[...]`` from ``[..., vocabulary]`` and ``int64[...]``: the log-softmax at the labels."""
-    flat = _LogProbs.apply(logits.flatten(0, -2), labels.flatten())  # type: ignore[no-untyped-call]
+    sums = _take_sums(logits)
+    flat = _LogProbs.apply(logits.flatten(0, -2), labels.flatten(), sums)  # type: ignore[no-untyped-call]
     return flat.view(labels.shape)
 
 
@@ -21,13 +51,12 @@ class _LogProbs(torch.autograd.Function):
     """``log p = x_label - logsumexp(x)``, whose gradient is ``[x is label] - p``."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Any, labels: Any) -> Any:
-        sums = torch.empty(len(labels), dtype=torch.float32, device=logits.device)
-        chosen = torch.empty_like(sums)
-        for part in _chunks(len(labels)):
-            chunk = logits[part].float()
-            sums[part] = torch.logsumexp(chunk, -1)
-            chosen[part] = chunk.gather(-1, labels[part, None]).squeeze(-1)
+    def forward(ctx: Any, logits: Any, labels: Any, sums: Any) -> Any:
+        if sums is None:
+            sums = torch.empty(len(labels), dtype=torch.float32, device=logits.device)
+            for part in _chunks(len(labels)):
+                sums[part] = torch.logsumexp(logits[part].float(), -1)
+        chosen = logits.gather(-1, labels[:, None]).squeeze(-1).float()
         ctx.save_for_backward(logits, labels, sums)
         return chosen - sums
 
@@ -41,7 +70,7 @@ class _LogProbs(torch.autograd.Function):
             chunk = (logits[part].float() - sums[part, None]).exp_().mul_(scale)
             chunk.scatter_add_(-1, labels[part, None], -scale)
             out[part] = chunk.to(out.dtype)
-        return out, None
+        return out, None, None
 
 
 def _chunks(count: int) -> list[slice]:

@@ -107,16 +107,19 @@ class WeightPublisher:
                 claimed.clear()
                 # What is heard may have been refused, by compare-and-set: the stream says what was not.
                 try:
-                    newest = await anext(self._versions.newest_first(await self._versions.get_last()), None)
+                    await self.check_newest(epoch)
                 except (BusError, NatsError):
                     await asyncio.sleep(REPLICA_POLL_SECONDS)
                     claimed.set()
-                    continue
-                if newest is not None and newest.event.epoch > epoch:
-                    raise fenced_error(self._settings.model, epoch)
         finally:
             if self._bus.nc.is_connected:
                 await watching.unsubscribe()
+
+    async def check_newest(self, epoch: int) -> None:
+        """Raise `LearnerError` if a learner of a newer epoch has published; `BusError` or nats' errors: not known."""
+        newest = await anext(self._versions.newest_first(await self._versions.get_last()), None)
+        if newest is not None and newest.event.epoch > epoch:
+            raise fenced_error(self._settings.model, epoch)
 
     async def publish_base(self, path: Path) -> None:
         """Publish the base of all later versions' adapters; it stays where versions are."""

@@ -74,7 +74,9 @@ class RolloutConsumer:
         """Number of the next delivery, as the broker counts them for a consumer."""
         self.groups = GroupBuffer(settings.max_group_seconds, self._is_valid, closed, settings.algorithm.min_group_size)
         self.attempt_ended = asyncio.Event()
-        """Set whenever an attempt has ended, the bus begins to fill, or all is read that was there at the start."""
+        """Set whenever an attempt has ended, the bus begins to fill, messages are acknowledged, or all is read that was
+        there at the start.
+        """
         self.was_reset = asyncio.Event()
         """Set when reading restarts: the bus may have lost messages. The task that waits for it clears it."""
         self.fill = StreamFill(bus, settings.model)
@@ -224,6 +226,7 @@ class RolloutConsumer:
     async def acknowledge(self, position: int) -> None:
         """Acknowledge everything before ``position``, which a checkpoint covers."""
         self.acked_up_to = max(position, self.acked_up_to)
+        self.attempt_ended.set()
         last: Message | None = None
         while self._unacked and self.stream_mark.offset + self._unacked[0].sequence < position:
             last = self._unacked.popleft()

@@ -141,7 +141,23 @@ class LearnerSettings(ModelRoleSettings):
     )
     weight_sync_interval: int = Field(1, ge=1, description="steps between weight versions")
     checkpoint_interval: int | None = Field(
-        None, ge=1, description="steps between checkpoints, a multiple of weight_sync_interval; none: the same"
+        None,
+        ge=1,
+        description="steps between checkpoints, a multiple of weight_sync_interval; none: as few as "
+        "checkpoint_max_overhead asks for",
+    )
+    checkpoint_max_overhead: float = Field(
+        0.05,
+        gt=0,
+        lt=1,
+        description="largest share of the training time that checkpoints may take, where checkpoint_interval is not "
+        "set; a checkpoint is written while the next steps are trained, and its CPU time counts",
+    )
+    checkpoint_max_repeat_seconds: float = Field(
+        1800.0,
+        gt=0,
+        description="seconds of training that a restart repeats at most, where checkpoint_interval is not set: then a "
+        "checkpoint is written whatever it takes",
     )
     rollout_bytes: int | None = Field(
         None,

@@ -38,6 +38,9 @@ class ProcessGroup:
                 with _rendezvous() as url:
                     dist.init_process_group(backend=backend, init_method=url, rank=0, world_size=1)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.ranks_of_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self.for_checkpoints = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT) if self.size > 1 else None
+        """Group of all ranks, whose exchanges may go on beside those of training; None: there is one rank."""
 
     def broadcast(self, value: T | None = None) -> T:
         """Return the value of rank 0 on every rank; the workers pass nothing."""

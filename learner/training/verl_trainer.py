@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lightningbus.learner.batching.advantages import GAE
 from lightningbus.learner.batching.batch import Batch
-from lightningbus.learner.engine import cpu_platform, engine_state
+from lightningbus.learner.engine import cpu_platform
 from lightningbus.learner.engine.adapters import check_targets, lora_state_dict
 from lightningbus.learner.engine.engine_checks import check_engine
 from lightningbus.learner.engine.engines import make_engine
@@ -39,6 +39,7 @@ from lightningbus.learner.training.loss import (
 )
 from lightningbus.learner.training.mini_batches import split_mini_batches
 from lightningbus.learner.training.skipped_updates import MAX_SCALED_STEPS, MAX_STEPS, SkippedSteps, count_skipped
+from lightningbus.learner.training.state_saver import StateSaver
 from lightningbus.learner.training.tensors import ForwardConfig, Segments, TokenInputs, from_output
 from lightningbus.learner.training.token_weights import loss_weights
 from lightningbus.learner.transitions.sequences import TrainSequence
@@ -97,6 +98,8 @@ class VerlTrainer:
             check_targets(self._engine.module)
         self._is_updating = False
         self._critic = Critic(settings, device) if settings.algorithm.adv_estimator == GAE else None
+        engines = {"": self._engine} | ({"critic": self._critic.engine} if self._critic is not None else {})
+        self._saver = StateSaver(self.group, engines)
         self._reference = None
         if (
             settings.actor.use_kl_loss and not self._has_adapters
@@ -186,16 +189,17 @@ class VerlTrainer:
     @_collective
     def save(self, path: Path) -> None:
         """Write weights, optimiser, schedule and random state into a directory that every rank can reach."""
-        engine_state.save(self._engine, path)
-        if self._critic is not None:
-            engine_state.save(self._critic.engine, path / "critic")
+        self._saver.save(path)
+
+    @_collective
+    def begin_save(self, path: Path) -> Callable[[], None]:
+        """See `lightningbus.learner.training.state_saver.StateSaver.begin_save`."""
+        return self._saver.begin_save(path)
 
     @_collective
     def load(self, path: Path) -> None:
         """Load a checkpoint that `save` wrote, also with another number of ranks."""
-        engine_state.load(self._engine, path)
-        if self._critic is not None:
-            engine_state.load(self._critic.engine, path / "critic")
+        self._saver.load(path)
 
     @property
     def can_go_on(self) -> bool:

@@ -48,7 +48,8 @@ def replay_step(
         raise UserError(str(error)) from error
     if before is None:
         raise UserError(
-            f"{checkpoints} has no checkpoint of step {number - 1}: the setting keep_last_checkpoints keeps more"
+            f"{checkpoints} has no checkpoint of step {number - 1}: checkpoint_interval 1 writes one for each, and "
+            "keep_last_checkpoints keeps more of them"
         )
     trainer = _make_trainer(step.settings)
     trainer.load(before / TRAINER)

@@ -56,6 +56,7 @@ def learner_settings(loop: Loop, **changes: object) -> Path:
         "max_staleness": STALENESS,
         "cpu_threads": 1,
         "checkpoint_dir": str(loop.directory / "checkpoints"),
+        "checkpoint_interval": 1,
         "keep_last_checkpoints": 20,
         # Rewards of this model are mostly 0: something has to move the weights.
         "actor": {"optim": {"lr": 1e-3}, "entropy_coeff": 0.01, "use_kl_loss": True},

@@ -5,6 +5,7 @@ Arguments: the model, the checkpoint to load, a batch, the checkpoint to write, 
 
 import pickle
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.learner.test_engine_state import CHANGES, everything  # noqa: E402
 
 
 def go_on(model: str, before: str, batch: str, after: str, actual: str) -> None:
-    """Load, look, step, save, look, step, look."""
+    """Load, look, step, look, step while the state before it is written, look."""
     trainer = VerlTrainer(settings_for(Path(model), **CHANGES))
     # Every rank must ask for it.
     trainer.everything = lambda: everything(trainer)  # type: ignore[attr-defined]
@@ -35,9 +36,12 @@ def go_on(model: str, before: str, batch: str, after: str, actual: str) -> None:
     trainer.load(Path(before))
     seen = [look()]
     trainer.step(fields)
-    trainer.save(Path(after))
+    write = trainer.begin_save(Path(after))
     seen.append(look())
+    written = threading.Thread(target=write)
+    written.start()
     trainer.step(fields)
+    written.join()
     seen.append(look())
     trainer.stop_workers()
     torch.save(seen, actual)

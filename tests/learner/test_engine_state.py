@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from lightningbus.learner.engine import host_memory
 from lightningbus.learner.training.verl_trainer import VerlTrainer
 from tests.learner.test_trainer import batch_of, conversations, whole
 from tests.polling import HANG_SECONDS
@@ -82,15 +83,26 @@ def test_a_checkpoint_goes_on_with_any_number_of_ranks(
 def test_a_step_after_a_restart_is_the_step_without_one(
     start: Callable[..., VerlTrainer], tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    """To the bit, from before the first step on: writing a checkpoint changes nothing either."""
+    """To the bit, from before the first step on; a checkpoint is written after the step that follows it."""
     untouched, saving = start(**changes), start(**changes)
     batch = batch_of(untouched, conversations(count=7))
     for step in range(2):
-        saving.save(tmp_path / f"{step}")
+        write = saving.begin_save(tmp_path / f"{step}")
+        for item in (untouched, saving):
+            item.step(batch)
+        write()
         restarted = start(**changes)
         restarted.load(tmp_path / f"{step}")
-        for item in (untouched, saving, restarted):
-            item.step(batch)
+        restarted.step(batch)
         for item in (saving, restarted):
             parts = zip(untouched._engine.module.parameters(), item._engine.module.parameters(), strict=True)
             assert all(torch.equal(whole(part), whole(other)) for part, other in parts)
+
+
+def test_without_room_for_a_copy_a_checkpoint_is_written_at_once(
+    start: Callable[..., VerlTrainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: 0)
+    trainer = start()
+    trainer.begin_save(tmp_path / "checkpoint")
+    assert (tmp_path / "checkpoint" / ".metadata").exists()

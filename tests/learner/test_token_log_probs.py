@@ -50,3 +50,32 @@ def test_log_probs_and_their_gradient_are_torchs(start: Callable[..., VerlTraine
     torch.testing.assert_close(
         gradient.double(), expected_gradient, atol=1e-5 if dtype == torch.float32 else 1e-2, rtol=1e-2
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_entropy_is_exact_and_leaves_the_log_probs_as_they_are(
+    start: Callable[..., VerlTrainer], dtype: torch.dtype
+) -> None:
+    """Both come from sums that are computed once."""
+    from verl.utils import torch_functional
+
+    start()
+    generator = torch.Generator().manual_seed(0)
+    logits = (4 * torch.randn(TOKENS, VOCABULARY, generator=generator)).to(dtype).requires_grad_()
+    labels = torch.randint(VOCABULARY, (TOKENS,), generator=generator)
+    with Watch() as alone:
+        expected = torch_functional.logprobs_from_logits(logits, labels)
+    entropy = torch_functional.entropy_from_logits(logits)
+    with Watch() as after:
+        actual = torch_functional.logprobs_from_logits(logits, labels)
+    assert after.operations < alone.operations, "the sums are not computed again"
+    torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-6)
+    exact = torch.log_softmax(logits.detach().double(), -1)
+    torch.testing.assert_close(entropy.double(), -(exact.exp() * exact).sum(-1), atol=1e-5, rtol=1e-5)
+    torch_functional.entropy_from_logits(logits)
+    others = (logits.detach() + torch.randn(logits.shape, generator=generator)).to(dtype)
+    torch.testing.assert_close(
+        torch_functional.logprobs_from_logits(others, labels).double(),
+        torch.log_softmax(others.double(), -1).gather(-1, labels[:, None])[:, 0],
+        atol=1e-5, rtol=1e-5,
+    )  # fmt: skip

@@ -19,6 +19,7 @@ CHANGEABLE = {
     "learner": {
         *("max_steps", "rollout_timeout_seconds", "max_attempts", "group_timeout_seconds", "cpu_threads", "id"),
         *("disk_free_mib", "checkpoint_interval", "rollout_bytes", "keep_last_checkpoints", "keep_weight_versions"),
+        *("checkpoint_max_overhead", "checkpoint_max_repeat_seconds"),
         *("health_address", "max_failed_groups"),
     },
     "eval": {"every", "deadline"},
