@@ -48,10 +48,10 @@ def test_a_pretrained_model_is_shown_a_call_that_the_agent_understands(tmp_path:
     script = [sys.executable, str(CALCULATOR / "problems.py"), "--examples", "--train", "2", "--out", str(tmp_path)]
     subprocess.run(script, check=True)
     lines = [*(tmp_path / "train.jsonl").open(), *(tmp_path / "heldout.jsonl").open()]
-    shown = [json.loads(line)["input"]["examples"] for line in lines]
-    assert len(shown) == 102 and all(each == shown[0] for each in shown)
+    examples = [json.loads(line)["input"]["examples"] for line in lines]
+    assert len(examples) == 102 and all(each == examples[0] for each in examples)
     pattern = re.search(r"CALL = re.compile\(r\"(.*)\"\)", (CALCULATOR / "agent.py").read_text())
-    assert pattern is not None and re.fullmatch(pattern[1], shown[0][-1]["content"])
+    assert pattern is not None and re.fullmatch(pattern[1], examples[0][-1]["content"])
 
 
 def test_the_agent_imports_nothing_of_ours() -> None:

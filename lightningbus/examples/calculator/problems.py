@@ -25,8 +25,10 @@ def problem(rng: random.Random, pair: tuple[int, int], id: str, examples: list[d
     sign = rng.choice(tuple(WORDS))
     question = rng.choice(TEMPLATES).format(a=a, op=WORDS[sign], b=b)
     answer = {"+": a + b, "-": a - b, "*": a * b}[sign]
-    shown = {"examples": examples} if examples else {}
-    return {"id": id, "input": {"question": question, "answer": str(answer)} | shown}
+    task: dict = {"question": question, "answer": str(answer)}
+    if examples:
+        task["examples"] = examples
+    return {"id": id, "input": task}
 
 
 def make(train: int, heldout: int, seed: int, examples: list[dict]) -> tuple[list[dict], list[dict]]:

@@ -70,12 +70,12 @@ async def _make(model: PretrainedModel, folder: Path, report: Callable[[str], No
         report(f"downloading {model.description}")
         gguf = await download_gguf(model, work, _describe_other_ways(model, folder))
         report(f"converting {model.title} into {folder}")
-        made = work / "model"
+        converted = work / "model"
         module = f"{__package__}.conversion"
-        code, errors = await run_child(sys.executable, "-m", module, str(gguf), str(made), environment=QUIET)
+        code, errors = await run_child(sys.executable, "-m", module, str(gguf), str(converted), environment=QUIET)
         if code:
             raise UserError(f"{model.title} cannot be converted: {errors or f'the conversion ended with {code}'}")
-        made.rename(folder)
+        converted.rename(folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
