@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import Result
 from transformers import Qwen2Config
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from lightningbus.cli.app import app
 from lightningbus.cli.commands.start.init import Framework, Model

@@ -73,7 +73,12 @@ async def test_a_model_is_converted_once_whoever_asks(tiny: PretrainedModel) -> 
 @pytest.mark.integration
 async def test_a_stopped_conversion_leaves_nothing(tiny: PretrainedModel) -> None:
     converting = asyncio.Event()
-    job = asyncio.create_task(provide_folder(tiny, lambda line: line.startswith("converting") and converting.set()))
+
+    def notice(line: str) -> None:
+        if line.startswith("converting"):
+            converting.set()
+
+    job = asyncio.create_task(provide_folder(tiny, notice))
     waiting = asyncio.create_task(converting.wait())
     await asyncio.wait({job, waiting}, return_when=asyncio.FIRST_COMPLETED)
     assert not job.done()

@@ -27,7 +27,7 @@ def _convert_tokenizer(gguf: Path, config: PretrainedConfig) -> PreTrainedTokeni
     read = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     read.backend_tokenizer.decoder = decoders.ByteLevel()
     names = {role: read.convert_ids_to_tokens(getattr(config, f"{role}_id")) for role in ("bos_token", "eos_token")}
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=read.backend_tokenizer,
         **names,
         pad_token=names["eos_token"],
