@@ -28,6 +28,8 @@ class DemoConfig:
     min_lr_ratio: float = 1.0
     engine_dtype: str = "float32"
     checkpoint_interval: int | None = None
+    micro_batch_tokens: int = 16384
+    """Most tokens of a micro-batch; the logits of a large vocabulary fill memory."""
     train: int = 512
     heldout: int = 100
     groups_per_step: int = 8
@@ -41,7 +43,9 @@ class DemoConfig:
 
 
 TINY = DemoConfig(steps=36, context=128, lr=4e-4, lr_scheduler_type="cosine", min_lr_ratio=0.1)
-PRETRAINED = DemoConfig(steps=30, context=256, lr=4e-5, checkpoint_interval=10, heldout=50, deadline=600.0)
+PRETRAINED = DemoConfig(
+    steps=30, context=256, lr=2e-5, checkpoint_interval=10, micro_batch_tokens=2048, heldout=50, deadline=600.0
+)
 
 
 def choose_size(model: Path | None, steps: int | None, seed: int, has_bf16: bool) -> DemoConfig:
@@ -74,7 +78,8 @@ def build_settings(job: DemoConfig, work: Path) -> tuple[RunSettings, LearnerSet
         cpu_threads=1,
         checkpoint_dir=work.parent / "checkpoints",
         checkpoint_interval=job.checkpoint_interval,
-        actor=ActorSettings(optim=optim),
+        seq_len=job.context,
+        actor=ActorSettings(optim=optim, ppo_max_token_len_per_gpu=job.micro_batch_tokens),
     )
     runners = [RunnerSettings(entrypoint="agent:solve", working_dir=EXAMPLE, concurrency=8)] * RUNNERS
     settings = RunSettings(name=RUN, store=StoreSettings(http_port=0), inference=[node], runners=runners)
