@@ -27,7 +27,7 @@ def test_a_pretrained_model_has_settings_of_its_own(has_bf16: bool, dtype: str) 
     settings, learner, _ = build_settings(choose_size(Path("/models/m"), 7, 0, has_bf16), Path("work"))
     (node,) = settings.inference
     assert node.model_path == learner.model_path == Path("/models/m") and node.dtype == dtype
-    assert (learner.max_steps, learner.actor.optim.lr, learner.checkpoint_interval) == (7, PRETRAINED.lr, 10)
+    assert (learner.max_steps, learner.actor.optim.lr, learner.checkpoint_interval) == (7, PRETRAINED.lr, 5)
 
 
 async def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:

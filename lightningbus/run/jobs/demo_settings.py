@@ -44,14 +44,14 @@ class DemoConfig:
 
 TINY = DemoConfig(steps=36, context=128, lr=4e-4, lr_scheduler_type="cosine", min_lr_ratio=0.1)
 PRETRAINED = DemoConfig(
-    steps=30, context=256, lr=2e-5, checkpoint_interval=10, micro_batch_tokens=2048, heldout=50, deadline=600.0
+    steps=10, context=256, lr=8e-5, checkpoint_interval=5, micro_batch_tokens=2048, heldout=50, deadline=600.0
 )
 
 
 def choose_size(model: Path | None, steps: int | None, seed: int, has_bf16: bool) -> DemoConfig:
     """Return the demo of a model; ``steps`` None: as many as that model needs.
 
-    ``has_bf16``: the processor computes in bfloat16; others are several times slower in it than in float32.
+    ``has_bf16``: the processor computes in bfloat16, which others emulate.
     """
     size = TINY if model is None else replace(PRETRAINED, engine_dtype="bfloat16" if has_bf16 else "float32")
     return replace(size, model=model, steps=size.steps if steps is None else steps, seed=seed)
