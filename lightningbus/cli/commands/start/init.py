@@ -1,16 +1,21 @@
 """``lightningbus init``: write a first project to change."""
 
 import shlex
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lightningbus.cli.options import exit_on_user_error
+from lightningbus.cli.options import exit_on_user_error, run_async, run_until_signal
 from lightningbus.run.errors import UserError
-from lightningbus.run.projects.template import list_commands, render_project
+from lightningbus.run.pretrained.catalog import MODELS, PretrainedModel
+from lightningbus.run.pretrained.folder import provide_folder
+from lightningbus.run.projects.template import PLAIN, list_commands, render_project
 
+LINK = "model"
+"""Link in a project to its pretrained model."""
 NUM_NEXT = 3
 """Number of commands that are printed; README.md of the project has more."""
 
@@ -25,34 +30,66 @@ class Framework(StrEnum):
     node = "node"
 
 
+class Model(StrEnum):
+    """Pretrained models, by the names of `lightningbus.run.pretrained.catalog`."""
+
+    smollm2 = "smollm2"
+
+
 def init(
     directory: Annotated[
         Path, typer.Argument(help="directory to write into; created if it does not exist", show_default=False)
     ] = Path(),
     framework: Annotated[Framework, typer.Option(help="framework that the agent is written in")] = Framework.openai,
+    model: Annotated[
+        Model | None,
+        typer.Option(
+            help="pretrained model that a project of openai trains: downloaded by pip and converted, once for all "
+            "projects of a user [default: a small model that the project makes]",
+        ),
+    ] = None,
 ) -> None:
     """Write a first project: an agent, its tasks, a run file and a README. Existing files are never overwritten.
 
     With openai (plain Python) the project creates its own small model, so that it trains on any machine without a GPU.
-    The other frameworks use a model to download.
+    With --model smollm2 it trains SmolLM2-135M-Instruct, also without a GPU. The other frameworks use a model to
+    download.
     """
-    files = render_project(framework)
-    exit_on_user_error(_write, directory, files)
-    for name in files:
+    pretrained = MODELS[model] if model is not None else None
+    files = render_project(framework, pretrained)
+    names = [*files, *([LINK] if pretrained is not None else [])]
+    exit_on_user_error(_check, directory, framework, names, pretrained)
+    folder = run_async(run_until_signal(provide_folder(pretrained, _report))) if pretrained is not None else None
+    exit_on_user_error(_write, directory, files, folder)
+    for name in names:
         print(directory / name)
-    change = [] if directory.resolve() == Path.cwd() else [f"cd {shlex.quote(str(directory))}"]
-    print("next:", *(f"  {command}" for command in [*change, *list_commands(framework)][:NUM_NEXT]), sep="\n")
+    commands = list_commands(framework, has_model=folder is not None)
+    if directory.resolve() != Path.cwd():
+        commands = [f"cd {shlex.quote(str(directory))}", *commands]
+    print("next:", *(f"  {command}" for command in commands[:NUM_NEXT]), sep="\n")
 
 
-def _write(directory: Path, files: dict[str, str]) -> None:
-    """Write the files into ``directory``; raises `UserError`, before any is written, if one of them exists."""
-    existing = [name for name in files if (directory / name).exists()]
+def _report(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _check(directory: Path, framework: Framework, names: list[str], pretrained: PretrainedModel | None) -> None:
+    """Raise `UserError` if a file exists, or the model cannot be trained with the framework."""
+    if pretrained is not None and framework != PLAIN:
+        raise UserError(f"--model: {pretrained.title} cannot call tools as {framework} does: use --framework {PLAIN}")
+    existing = [name for name in names if (directory / name).exists()]
     if existing:
         raise UserError(f"{directory} has {', '.join(existing)} already: name another directory, such as `init first`")
+
+
+def _write(directory: Path, files: dict[str, str], model: Path | None) -> None:
+    """Write the files into ``directory``, and a link to the model; an existing one is an error."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             with (directory / name).open("x", encoding="utf-8") as file:
                 file.write(text)
+        if model is not None:
+            (directory / LINK).symlink_to(model)
     except OSError as error:
         raise UserError(f"{directory} cannot be written: {error.strerror}") from error

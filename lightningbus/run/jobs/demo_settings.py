@@ -1,0 +1,86 @@
+"""Settings of the demo for each of its models."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.learner.settings.algorithm import ActorSettings, OptimSettings
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.run.evaluation.request import SAMPLINGS
+from lightningbus.run.settings.run_file import EvalSettings, RunSettings
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.store.settings import StoreSettings
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "calculator"
+RUN = "demo"
+RUNNERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class DemoConfig:
+    """Model and size of the demo."""
+
+    steps: int
+    context: int
+    """Most tokens of a prompt and its answer."""
+    lr: float
+    lr_scheduler_type: str = "constant"
+    min_lr_ratio: float = 1.0
+    engine_dtype: str = "float32"
+    checkpoint_interval: int | None = None
+    micro_batch_tokens: int = 16384
+    """Most tokens of a micro-batch; the logits of a large vocabulary fill memory."""
+    train: int = 512
+    heldout: int = 100
+    groups_per_step: int = 8
+    samples: int = 8
+    seed: int = 0
+    deadline: float = 60.0
+    warm_steps: int = 180
+    """Supervised steps of the model that the demo makes."""
+    model: Path | None = None
+    """Directory of a pretrained model; None: the demo makes a small one."""
+
+
+TINY = DemoConfig(steps=36, context=128, lr=4e-4, lr_scheduler_type="cosine", min_lr_ratio=0.1)
+PRETRAINED = DemoConfig(
+    steps=10, context=256, lr=8e-5, checkpoint_interval=5, micro_batch_tokens=2048, heldout=50, deadline=600.0
+)
+
+
+def choose_size(model: Path | None, steps: int | None, seed: int, has_bf16: bool) -> DemoConfig:
+    """Return the demo of a model; ``steps`` None: as many as that model needs.
+
+    ``has_bf16``: the processor computes in bfloat16, which others emulate.
+    """
+    size = TINY if model is None else replace(PRETRAINED, engine_dtype="bfloat16" if has_bf16 else "float32")
+    return replace(size, model=model, steps=size.steps if steps is None else steps, seed=seed)
+
+
+def build_settings(job: DemoConfig, work: Path) -> tuple[RunSettings, LearnerSettings, EvalSettings]:
+    """Build the settings of all roles; tasks lie in ``work``, and so does a model that the demo makes."""
+    model = job.model or work / "model"
+    node = InferenceSettings(
+        model_path=model, dtype=job.engine_dtype, max_model_len=job.context, max_num_seqs=32, cpu_threads=1
+    )
+    optim = OptimSettings(lr=job.lr, lr_scheduler_type=job.lr_scheduler_type, min_lr_ratio=job.min_lr_ratio)
+    learner = LearnerSettings(
+        run=RUN,
+        model_path=model,
+        tasks=work / "train.jsonl",
+        group_size=job.samples,
+        groups_per_step=job.groups_per_step,
+        max_steps=job.steps,
+        max_staleness=1,
+        rollout_timeout_seconds=job.deadline,
+        sampling_params=SAMPLINGS["sampled"],
+        seed=job.seed,
+        cpu_threads=1,
+        checkpoint_dir=work.parent / "checkpoints",
+        checkpoint_interval=job.checkpoint_interval,
+        seq_len=job.context,
+        actor=ActorSettings(optim=optim, ppo_max_token_len_per_gpu=job.micro_batch_tokens),
+    )
+    runners = [RunnerSettings(entrypoint="agent:solve", working_dir=EXAMPLE, concurrency=8)] * RUNNERS
+    settings = RunSettings(name=RUN, store=StoreSettings(http_port=0), inference=[node], runners=runners)
+    return settings, learner, EvalSettings(tasks=work / "heldout.jsonl")

