@@ -38,7 +38,7 @@ def test_a_family_is_tested_refused_or_not_tried() -> None:
                 "learner": {**right, "seconds": 1.25},
                 "engine": {"differences": [1e-3], "seconds": 0.5},
                 "lora": {"differences": [3e-6], "all_linear": "no experts"},
-                "training": {"divergence": [1e-12, -2e-12, 0.0]},
+                "training": {"differences": [1e-12, 2e-12, 0.0]},
             },
         }
     )
