@@ -58,7 +58,7 @@ def _describe_cost(results: Mapping[str, Any]) -> list[str]:
     known = [[seconds for seconds in part if seconds] for part in parts]
     if not all(known):
         return []
-    learner, engine = (f"{median(part):.1f} s, at most {max(part):.1f} s" for part in known)
+    learner, engine = (f"{median(part):.2f} s, at most {max(part):.2f} s" for part in known)
     return ["", f"The check takes the learner {learner} of CPU, and the engine {engine}."]
 
 
