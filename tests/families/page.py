@@ -7,8 +7,6 @@ from typing import Any
 from benchmarks.results import fill_page
 from lightningbus.learner.model_check.agreement import MAX_DIFFERENCE, find_tolerance
 
-MAX_DIVERGENCE = 1e-6
-"""Largest k3 divergence of engine and learner in float32, in nats per token: about half the mean squared difference."""
 BEGIN, END = "<!-- make models: begin -->", "<!-- make models: end -->"
 
 
@@ -60,7 +58,7 @@ def _describe_cost(results: Mapping[str, Any]) -> list[str]:
     known = [[seconds for seconds in part if seconds] for part in parts]
     if not all(known):
         return []
-    learner, engine = (f"{median(part):.1f} s, at most {max(part):.1f} s" for part in known)
+    learner, engine = (f"{median(part):.2f} s, at most {max(part):.2f} s" for part in known)
     return ["", f"The check takes the learner {learner} of CPU, and the engine {engine}."]
 
 
@@ -80,13 +78,13 @@ def _describe(part: Mapping[str, Any], bound: float) -> str:
 
 
 def _describe_steps(training: Mapping[str, Any]) -> str:
-    """Describe a run's steps by the largest k3 divergence of engine and learner."""
+    """Describe a run's steps by the largest mean difference of engine and learner."""
     if "refused" in training:
         return f"*refused*: {_shorten(training['refused'])}"
-    if not training.get("divergence"):
+    if not training.get("differences"):
         return "*not tried*"
-    most = max(map(abs, training["divergence"]))
-    return f"*tested*: {most:.0e}" if most <= MAX_DIVERGENCE else f"**{most:.0e}**"
+    most = max(training["differences"])
+    return f"*tested*: {most:.0e}" if most <= MAX_DIFFERENCE else f"**{most:.0e}**"
 
 
 def _shorten(reason: str) -> str:

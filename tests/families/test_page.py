@@ -38,7 +38,7 @@ def test_a_family_is_tested_refused_or_not_tried() -> None:
                 "learner": {**right, "seconds": 1.25},
                 "engine": {"differences": [1e-3], "seconds": 0.5},
                 "lora": {"differences": [3e-6], "all_linear": "no experts"},
-                "training": {"divergence": [1e-12, -2e-12, 0.0]},
+                "training": {"differences": [1e-12, 2e-12, 0.0]},
             },
         }
     )
@@ -52,5 +52,5 @@ def test_a_family_is_tested_refused_or_not_tried() -> None:
         "| d | *tested*: sdpa, packed, 4e-07 | *rounded*: 1e-03 | attention alone *tested*: 3e-06; all *refused* "
         "| same names | *tested*: 2e-12 |",
         "",
-        "The check takes the learner 1.2 s, at most 1.2 s of CPU, and the engine 0.5 s, at most 0.5 s.",
+        "The check takes the learner 1.25 s, at most 1.25 s of CPU, and the engine 0.50 s, at most 0.50 s.",
     ]

@@ -1,6 +1,6 @@
 """A family's tiny model trained to its third step by a whole run, in which the engine swaps before each step.
 
-``python -m tests.families.three_steps NAME`` prints the divergence of engine and learner at each step.
+``python -m tests.families.three_steps NAME`` prints the difference of engine and learner at each step.
 """
 
 import json
@@ -25,13 +25,13 @@ def solve(task):
     return len(set(text)) / 16
 """
 QUERY = (
-    "SELECT metrics['rollout_corr/k3_kl'] AS divergence FROM training_steps "
-    "WHERE mapContains(metrics, 'rollout_corr/k3_kl') ORDER BY step"
+    "SELECT metrics['rollout_corr/log_ppl_abs_diff'] AS difference FROM training_steps "
+    "WHERE mapContains(metrics, 'rollout_corr/log_ppl_abs_diff') ORDER BY step"
 )
 
 
 def train(name: str, directory: Path, seconds: float = 900) -> list[float]:
-    """Train a family's model; return the k3 divergence of engine and learner at each step, in nats per token.
+    """Train a family's model; return the mean difference of engine and learner at each step, in nats per token.
 
     Step n trains on tokens that the engine sampled after swap n. Raises `subprocess.CalledProcessError`.
     """
@@ -58,7 +58,7 @@ def train(name: str, directory: Path, seconds: float = 900) -> list[float]:
     (directory / "run.yaml").write_text(yaml.safe_dump(settings))
     _run(directory, seconds, "up", "-c", "run.yaml")
     rows = json.loads(_run(directory, seconds, "query", "--run", "runs/three", "--json", QUERY))
-    return [float(row["divergence"]) for row in rows]
+    return [float(row["difference"]) for row in rows]
 
 
 def _run(directory: Path, seconds: float, *arguments: str) -> str:
@@ -74,7 +74,7 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print is no result
     with tempfile.TemporaryDirectory(prefix="family-") as directory:
         try:
-            result: dict[str, object] = {"divergence": train(sys.argv[1], Path(directory))}
+            result: dict[str, object] = {"differences": train(sys.argv[1], Path(directory))}
         except subprocess.CalledProcessError as error:
             result = {"refused": " ".join(error.stderr.split())[-300:]}
     json.dump(result, out)
