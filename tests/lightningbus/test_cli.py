@@ -144,7 +144,7 @@ def test_a_model_path_that_holds_no_model_says_so(tmp_path: Path, missing: bool,
     job: dict[str, Any] = {
         "store": {},
         "inference": [{"model_path": "model"}],
-        "learner": {"model_path": "model", "tasks": "tasks.jsonl"},
+        "learner": {"model_path": "model", "tasks": "tasks.jsonl", "engine": {"check_model": False}},
         "runners": [{"entrypoint": "agent:solve"}],
         "eval": {"tasks": "tasks.jsonl"},
     }
@@ -291,7 +291,7 @@ def test_a_training_job_is_checked_without_its_weights(tmp_path: Path) -> None:
     job: dict[str, Any] = {
         "store": {},
         "inference": [node],
-        "learner": {"model_path": "model", "tasks": "tasks.jsonl"},
+        "learner": {"model_path": "model", "tasks": "tasks.jsonl", "engine": {"check_model": False}},
         "runners": [{"entrypoint": "agent:solve"}],
     }
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(job))

@@ -78,6 +78,7 @@ def test_a_training_job_takes_agent_reward_credit_and_loss_beside_its_run_file(d
         "learner": {
             "model_path": "model",
             "tasks": "train.jsonl",
+            "engine": {"check_model": False},
             "credit": {"method": "agent:share"},
             "actor": {"policy_loss": "agent:loss"},
         },
@@ -85,7 +86,7 @@ def test_a_training_job_takes_agent_reward_credit_and_loss_beside_its_run_file(d
         "eval": {"tasks": "heldout.jsonl"},
     }
     (directory / "run.yaml").write_text(yaml.safe_dump(job))
-    done = run("-m", "lightningbus", "train", "-c", "run.yaml", "--dry-run", "--no-engine", cwd=directory)
+    done = run("-m", "lightningbus", "train", "-c", "run.yaml", "--dry-run", cwd=directory)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "agent:solve: task 'train.jsonl' with scripted answers: 0 model calls, reward 1, " in done.stdout
 
