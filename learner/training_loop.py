@@ -321,7 +321,7 @@ class TrainingLoop:
 
     async def _checkpoint_if_filling(self) -> None:
         """Write a checkpoint between two steps if rollouts that are not trained on fill the stream."""
-        if not self.consumer.fill.is_filling or self.committer.writer.is_writing:  # which wakes this learner at its end
+        if not self.consumer.fill.is_filling or self.committer.writer.is_writing:
             return
         if self.consumer.replay_position() > self.consumer.acked_up_to:
             await self._write_checkpoint(self.state)

@@ -50,9 +50,10 @@ def check_targets(model: Any) -> None:
     if wrong := list(dict.fromkeys(_clean(name) for name, layer in layers if not _is_matrix(layer))):
         more = f" and {len(wrong) - NUM_NAMED} more" if len(wrong) > NUM_NAMED else ""
         names = ", ".join(sorted(set(_linear_names(layers))))
+        advice = f"set it to [{names}]" if names else "name linear layers, or train without lora"
         raise ValueError(
             f"lora.target_modules: inference engines cannot take adapters of {', '.join(wrong[:NUM_NAMED])}{more}, "
-            f"which are no single matrices, as fused experts are; set it to [{names}]"
+            f"which are no matrices of linear layers; {advice}"
         )
 
 

@@ -34,10 +34,10 @@ class Shortage:
 def find_shortage(settings: LearnerSettings, capacity: Capacity) -> Shortage:
     """Check whether the steps under way, and all steps of a checkpoint interval, fit their share of the room."""
     under_way = 1 + (settings.max_staleness if settings.staleness.admission == "bounded" else 0)
-    interval = settings.checkpoint_interval or settings.weight_sync_interval
+    interval = settings.checkpoint_interval
     return Shortage(
         _too_much(settings, capacity, under_way, "the steps under way"),
-        _too_much(settings, capacity, interval, "the steps between two checkpoints"),
+        _too_much(settings, capacity, interval, "the steps between two checkpoints") if interval else "",
     )
 
 

@@ -156,8 +156,8 @@ class LearnerSettings(ModelRoleSettings):
     checkpoint_max_repeat_seconds: float = Field(
         1800.0,
         gt=0,
-        description="seconds of training that a restart repeats at most, where checkpoint_interval is not set: then a "
-        "checkpoint is written whatever it takes",
+        description="seconds of training after which a checkpoint is written whatever it takes, where "
+        "checkpoint_interval is not set; a restart repeats no more, beside the time of a write and of a version",
     )
     rollout_bytes: int | None = Field(
         None,

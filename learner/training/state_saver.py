@@ -16,6 +16,7 @@ class StateSaver:
     def __init__(self, group: ProcessGroup, engines: Mapping[str, Any]) -> None:
         """``engines`` by their directory, relative to that of a checkpoint."""
         self._group, self._engines = group, engines
+        self._writing: threading.Thread | None = None
 
     def save(self, path: Path) -> None:
         """Write weights, optimiser, schedule and random state into a directory that every rank can reach."""
@@ -27,6 +28,8 @@ class StateSaver:
         Ranks other than the first write their part in a thread of their own. Where a host has no room for the copies of
         its ranks, everything is written now, and the call does nothing.
         """
+        if self._writing is not None:
+            self._writing.join()
         states = self._collect()
         if not self._has_room(states):
             self._write(path, states)
@@ -34,7 +37,8 @@ class StateSaver:
         copies = {name: engine_state.copy(state) for name, state in states.items()}
         write = partial(self._write, path, copies)
         if self._group.rank > 0:
-            threading.Thread(target=write, name="checkpoint").start()
+            self._writing = threading.Thread(target=write, name="checkpoint")
+            self._writing.start()
         return write
 
     def load(self, path: Path) -> None:

@@ -17,6 +17,7 @@ from lightningbus.runners.protocol.token_history import (
     has_reasoning,
     splice_prompt,
 )
+from lightningbus.schemas.trajectory.chat_messages import canonical_message
 
 Tokenize = Callable[[dict[str, Any]], Awaitable[Tokenized | None]]
 """Ask a node to divide a chat or a text into tokens; None: it gives none."""
@@ -60,7 +61,9 @@ async def continue_prompt(
 async def _render(turn: ChatTurn, call: ChatRequest, chat: Tokenized, tokenize: Tokenize) -> Renderings | None:
     """Have the conversation rendered to its last answer, with the strings of the tokens; None: a node cannot."""
     earlier = call.body["messages"][: turn.num_messages]
-    content = earlier[-1].get("content") or ""
+    content = canonical_message(earlier[-1]).get("content") or ""
+    if not isinstance(content, str):
+        return None
     requests = [
         call.to_tokenize_request(earlier[:-1], is_answered=False),
         call.to_tokenize_request(earlier, is_answered=True),

@@ -25,11 +25,13 @@ from lightningbus.runners.gateway.engines.upstream import (
     CallContext,
     ContextExceededError,
     NoNodeAvailableError,
+    UnknownModelError,
     Upstream,
     UpstreamRejectedError,
 )
 from lightningbus.runners.gateway.slot import ActiveRollout
 from lightningbus.runners.gateway.sse import AgentDisconnectedError, SseResponse, StreamNotResumableError
+from lightningbus.runners.protocol.answers import continuation
 from lightningbus.runners.protocol.answers.accumulator import StreamAccumulator
 from lightningbus.runners.protocol.answers.choice import SampledChoice
 from lightningbus.runners.protocol.answers.engine_errors import (
@@ -53,8 +55,7 @@ log = logging.getLogger(__name__)
 
 PUBLISH_TIMEOUT_SECONDS = 5.0
 """Seconds that an exporter, or a model call, waits for the bus to take spans."""
-MAX_MODEL_LEN = 4096
-"""Context length assumed where a node reports none."""
+UNKNOWN_MODEL_STATUS = 404
 UNSEEN = "the agent left before it got anything of the answer"
 """Reason why a call has no tokens to train: no later call depends on them."""
 
@@ -91,21 +92,27 @@ class ModelCallHandler:
         parent = ids.parse_span_id(request.headers.get(subjects.TRACE_HEADER, ""))
         recording = _Recording(attempt, OpenCall(call, parent, prompt_versions), node_ids)
         with running.open_call(), recording:
-            adapted = replace(call, body=await self.formats.adapt(context, call.body))
-            prompt = await self._prompt(context, call, task.sampling_params)
-            tokens = None
-            if prompt is not None:
-                tokens, recording.rendered = prompt.token_ids, prompt.rendered
-            completion = StreamAccumulator(adapted, task.sampling_params, context.pinned, tokens)
-            stream = SseResponse(request, dialect, live=completion.is_resumable) if call.stream else None
+            is_live = context.pinned is None and continuation.can_resume(call, task.sampling_params)
+            stream = SseResponse(request, dialect, live=is_live) if call.stream else None
+            completion: StreamAccumulator | None = None
             try:
                 async with stream.kept_alive() if stream is not None else nullcontext():
+                    adapted = replace(call, body=await self.formats.adapt(context, call.body))
+                    prompt = await self._prompt(context, call, task.sampling_params)
+                    tokens = None
+                    if prompt is not None:
+                        tokens, recording.rendered = prompt.token_ids, prompt.rendered
+                    completion = StreamAccumulator(adapted, task.sampling_params, context.pinned, tokens)
                     answer = await self._complete(context, adapted, completion, stream, dialect, node_ids)
             except UpstreamRejectedError as refused:
                 is_told_in_stream = isinstance(refused, ContextExceededError) and dialect.tells_full_context_in_stream
                 if stream is None or not (stream.has_begun or is_told_in_stream):
                     raise
                 return await stream.fail(str(refused), refused.status, refused.code)
+            except UnknownModelError as error:
+                if stream is None or not stream.has_begun:
+                    raise
+                return await stream.fail(str(error), UNKNOWN_MODEL_STATUS)
             except (NoNodeAvailableError, EnginesFailedError, StreamNotResumableError) as error:
                 if isinstance(error, EnginesFailedError):
                     attempt.add_engine_failure(str(error), error.is_deadly)
@@ -116,8 +123,9 @@ class ModelCallHandler:
                 attempt.infra_error = attempt.infra_error or str(error)
                 return await stream.fail(str(error))
             except (AgentDisconnectedError, asyncio.CancelledError) as reason:
-                is_seen = stream is not None and stream.has_content
-                recording.set_answer(completion, _cut_choices(completion, is_seen))
+                if completion is not None:
+                    is_seen = stream is not None and stream.has_content
+                    recording.set_answer(completion, _cut_choices(completion, is_seen))
                 if stream is not None and isinstance(reason, AgentDisconnectedError):
                     return stream.response
                 raise
@@ -145,7 +153,8 @@ class ModelCallHandler:
         try:
             return await self._sample(context, completion, stream, dialect, node_ids)
         except UpstreamRejectedError as refused:
-            if refused.status not in REFUSED_STATUS or not await self._limit(context, call, completion):
+            is_before_answer = refused.status in REFUSED_STATUS and not completion.num_tokens
+            if not is_before_answer or not await self._limit(context, call, completion):
                 raise
         return await self._sample(context, completion, stream, dialect, node_ids)
 
@@ -154,17 +163,17 @@ class ModelCallHandler:
 
         Raises `ContextExceededError` where it leaves none.
         """
-        if not call.chat:
+        if not call.chat or completion.max_model_len is None:
             return False
-        prompt = await self._upstream.tokenize(
-            context, call.to_tokenize_request(call.body["messages"], is_answered=False)
-        )
-        if prompt is None:
-            return False
-        num_tokens, max_model_len = len(prompt.token_ids), completion.max_model_len
-        if num_tokens >= max_model_len:
-            raise ContextExceededError.of(num_tokens, max_model_len)
-        return completion.limit_tokens(num_tokens, max_model_len)
+        if not (num_tokens := completion.num_given_tokens):
+            chat = call.to_tokenize_request(call.body["messages"], is_answered=False)
+            prompt = await self._upstream.tokenize(context, chat)
+            if prompt is None:
+                return False
+            num_tokens = len(prompt.token_ids)
+        if num_tokens >= completion.max_model_len:
+            raise ContextExceededError.of(num_tokens, completion.max_model_len)
+        return completion.limit_tokens(num_tokens)
 
     async def _sample(
         self,
@@ -331,6 +340,6 @@ async def _until_finished(
         yield completion.usage_chunk()
 
 
-def _max_model_len(node: Heartbeat) -> int:
+def _max_model_len(node: Heartbeat) -> int | None:
     length = node.status.get("max_model_len")
-    return length if isinstance(length, int) else MAX_MODEL_LEN
+    return length if isinstance(length, int) else None

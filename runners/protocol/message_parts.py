@@ -1,7 +1,10 @@
 """Parts of a chat message's content. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+TEXT_TYPES = ("text", "refusal", "input_text", "output_text", "thinking", None)
+"""Types of parts that are rendered as text."""
 
 
 def text_part(text: Any) -> dict[str, Any]:
@@ -19,10 +22,10 @@ def left_out_part(kind: str, name: Any = "") -> dict[str, Any]:
     return text_part(f"[{kind}{f' {name}' if name else ''} left out: this model reads text only]")
 
 
-def join_parts(parts: Sequence[dict[str, Any]]) -> Any:
+def join_parts(parts: Sequence[Any]) -> Any:
     """Join parts to one text where all of them are text; return the list otherwise."""
-    if all(part["type"] == "text" for part in parts):
-        return "".join(part["text"] for part in parts)
+    if all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
+        return "".join(str(part.get("text") or "") for part in parts)
     return list(parts)
 
 
@@ -33,5 +36,15 @@ def is_image(part: Any) -> bool:
 
 def has_images(messages: Sequence[Any]) -> bool:
     """Return whether any message of a conversation has an image."""
-    contents = [message.get("content") for message in messages if isinstance(message, dict)]
-    return any(is_image(part) for content in contents if isinstance(content, list) for part in content)
+    return any(map(is_image, _parts_of(messages)))
+
+
+def has_media(messages: Sequence[Any]) -> bool:
+    """Return whether any message of a conversation has a part that is no text, such as an image or sound."""
+    return any(isinstance(part, dict) and part.get("type") not in TEXT_TYPES for part in _parts_of(messages))
+
+
+def _parts_of(messages: Sequence[Any]) -> Iterator[Any]:
+    for message in messages:
+        if isinstance(message, dict) and isinstance(content := message.get("content"), list):
+            yield from content

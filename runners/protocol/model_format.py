@@ -80,32 +80,25 @@ def adapt_messages(messages: Sequence[Any], model_format: ModelFormat) -> list[A
     before it, else a user's turn. An image that the model cannot read becomes a note. Arguments of a tool call that are
     no JSON object are put into one.
     """
-    adapted: list[Any] = []
+    turns: list[list[Any]] = []  # messages that become one, together
     for message in messages:
-        if not isinstance(message, dict):
-            adapted.append(message)
-            continue
-        _append(adapted, _adapt_message(message, model_format), model_format)
-    return adapted
+        _append(turns, _adapt_message(message, model_format) if isinstance(message, dict) else message, model_format)
+    return [turn[0] if len(turn) == 1 else _merge(turn) for turn in turns]
 
 
-def _append(adapted: list[Any], message: dict[str, Any], model_format: ModelFormat) -> None:
-    last = adapted[-1] if adapted and isinstance(adapted[-1], dict) else {}
-    role, before = message.get("role"), last.get("role")
+def _append(turns: list[list[Any]], message: Any, model_format: ModelFormat) -> None:
+    """Add a message to the last turn or to a new one."""
+    role, before = _role(message), _role(turns[-1][0]) if turns else None
+    is_merged = role == before == "user" and not model_format.renders_repeated_user
     if role == "system":
-        if before == "system" and len(adapted) == 1:
-            adapted[-1] = _merge(last, message)
-            return
-        is_rendered = model_format.renders_late_system if adapted else model_format.renders_system
-        if not is_rendered:
-            message = {**message, "role": "user"}
-            if before in ("user", "tool"):
-                adapted[-1] = _merge(last, message)
-                return
-    elif role == before == "user" and not model_format.renders_repeated_user:
-        adapted[-1] = _merge(last, message)
-        return
-    adapted.append(message)
+        is_merged = before == "system" and len(turns) == 1
+        is_rendered = model_format.renders_late_system if turns else model_format.renders_system
+        if not is_merged and not is_rendered:
+            message, is_merged = {**message, "role": "user"}, before in ("user", "tool")
+    if is_merged:
+        turns[-1].append(message)
+    else:
+        turns.append([message])
 
 
 def _adapt_message(message: dict[str, Any], model_format: ModelFormat) -> dict[str, Any]:
@@ -113,8 +106,7 @@ def _adapt_message(message: dict[str, Any], model_format: ModelFormat) -> dict[s
     content = adapted.get("content")
     if not model_format.reads_images and isinstance(content, list) and any(map(is_image, content)):
         parts = [left_out_part("image") if is_image(part) else part for part in content]
-        is_text = all(isinstance(part, dict) and part.get("type") == "text" for part in parts)
-        adapted = {**adapted, "content": join_parts(parts) if is_text else parts}
+        adapted = {**adapted, "content": join_parts(parts)}
     if isinstance(calls := adapted.get("tool_calls"), list):
         adapted = {**adapted, "tool_calls": [_with_object(call) for call in calls]}
     return adapted
@@ -130,16 +122,17 @@ def _with_object(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": json.dumps({"arguments": arguments}, ensure_ascii=False)}}
 
 
-def _merge(message: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Put the content of another message behind a message's own."""
-    parts = [*_parts(message), text_part("\n\n"), *_parts(other)]
-    is_text = all(isinstance(part, dict) and part.get("type") == "text" for part in parts)
-    return {**message, "content": join_parts(parts) if is_text else parts}
+def _merge(turn: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Put the content of messages behind that of the first."""
+    parts = _parts(turn[0])
+    for message in turn[1:]:
+        parts += [text_part("\n\n"), *_parts(message)]
+    return {**turn[0], "content": join_parts(parts)}
 
 
 def _parts(message: dict[str, Any]) -> list[Any]:
     content = message.get("content")
-    return content if isinstance(content, list) else [text_part(content)]
+    return list(content) if isinstance(content, list) else [text_part(content)]
 
 
 def _message(role: str, text: str) -> dict[str, Any]:

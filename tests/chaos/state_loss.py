@@ -41,6 +41,9 @@ async def full_store_disk(system: RunningSystem, log: Log, disk: Path) -> None:
 
 async def truncated_checkpoint(system: RunningSystem, log: Log) -> None:
     """The newest checkpoint lost half of its largest file: the learner goes on from the one before."""
+    async with asyncio.timeout(RECOVERY_SECONDS):
+        while len(list((system.directory / "checkpoints").glob("step-*"))) < 2:  # one is written beside the steps
+            await asyncio.sleep(0.05)
     since, old = time.monotonic(), system.pid("learner")
     system.signal("learner", signal.SIGSTOP)
     newest = (system.directory / "checkpoints" / "latest").resolve()

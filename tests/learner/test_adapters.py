@@ -67,7 +67,7 @@ def test_adapters_of_fused_experts_are_refused_before_the_first_step(tmp_path: P
     settings = settings_for(tmp_path, lora={"lora_rank": 4})
     sentence = (
         r"lora.target_modules: inference engines cannot take adapters of .*model.layers.1.mlp.experts, "
-        r"which are no single matrices, as fused experts are; set it to \[k_proj, o_proj, q_proj, v_proj\]"
+        r"which are no matrices of linear layers; set it to \[k_proj, o_proj, q_proj, v_proj\]"
     )
     with pytest.raises(UserError, match=f"policy: {sentence}"):
         check_adapters(settings, make_empty_model(tmp_path)[1])

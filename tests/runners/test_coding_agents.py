@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import aiohttp
@@ -11,12 +11,15 @@ import anthropic
 import jinja2
 import openai
 import pytest
+from aiohttp import web
 
 from lightningbus.bus.client import Bus
 from lightningbus.runners.gateway import sse
+from lightningbus.runners.protocol.answers import continuation
 from lightningbus.runners.protocol.dialects.anthropic_request import chat as chat_of_messages
 from lightningbus.runners.protocol.dialects.anthropic_request import input_of
 from lightningbus.runners.protocol.dialects.registry import APIS
+from lightningbus.runners.protocol.dialects.responses_tools import custom_input
 from lightningbus.runners.protocol.model_format import ModelFormat, adapt_messages, probes
 from lightningbus.runners.protocol.model_names import apply_alias
 from lightningbus.runners.protocol.request import ChatRequest
@@ -27,6 +30,7 @@ from tests.runners.test_dialects import Desk, opened
 from tests.runners.test_dialects import desk as desk
 
 USER: dict[str, Any] = {"role": "user", "content": "fix it"}
+OTHER: dict[str, Any] = {"role": "user", "content": "and test it"}
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
 CODEX_TOOLS: list[Any] = [
     {"type": "function", "name": "shell", "parameters": {"type": "object", "properties": {}}, "strict": False},
@@ -179,7 +183,7 @@ def test_a_malformed_call_comes_back_as_sampled_and_is_rendered(arguments: str) 
 
 CONVERSATIONS: dict[str, list[Any]] = {
     "a reminder amid": [
-        {"role": "system", "content": "s"}, USER, {"role": "assistant", "content": "a"}, USER,
+        {"role": "system", "content": "s"}, USER, {"role": "assistant", "content": "a"}, OTHER,
         {"role": "system", "content": "reminder"},
     ],
     "a reminder after a tool": [
@@ -187,10 +191,10 @@ CONVERSATIONS: dict[str, list[Any]] = {
         {"role": "system", "content": "reminder"},
     ],
     "a reminder after an answer": [
-        USER, {"role": "assistant", "content": "a"}, {"role": "system", "content": "reminder"}, USER,
+        USER, {"role": "assistant", "content": "a"}, {"role": "system", "content": "reminder"}, OTHER,
     ],
     "two of developers and of users": [
-        {"role": "developer", "content": "s"}, {"role": "developer", "content": "reminder"}, USER, USER,
+        {"role": "developer", "content": "s"}, {"role": "developer", "content": "reminder"}, USER, OTHER,
     ],
 }  # fmt: skip
 
@@ -364,3 +368,70 @@ def test_an_answer_is_the_same_however_its_client_sends_it_back() -> None:
     others: list[dict[str, Any]] = [{"content": "no"}, {"tool_calls": []}, {"reasoning": "other"}]
     for change in others:
         assert history.longest_prefix(request([USER, {**answer, **change}, USER])) is None, change
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "system", "content": [{"type": "text"}]}, {"role": "system", "content": "x"}],
+        [{"role": "user", "content": [{"type": "image_url"}, {"type": "text", "text": None}]}],
+        [{"role": "system"}, {"role": "system", "content": [7]}, "x"],
+    ],
+)
+def test_content_of_no_sensible_form_is_left_to_the_engine(messages: list[Any]) -> None:
+    assert adapt_messages(messages, ModelFormat(reads_images=False, renders_system=False))
+
+
+async def test_a_node_that_fails_once_decides_nothing_about_the_template(bus: Bus) -> None:
+    class Busy(RenderingEngine):
+        async def tokenize(self, request: Any) -> Any:
+            if not self.num_rendered:
+                self.num_rendered += 1
+                return web.json_response({}, status=503)
+            return await super().tokenize(request)
+
+    messages: Any = [USER, {"role": "assistant", "content": "a"}, {"role": "system", "content": "reminder"}]
+    async with Busy(STRICT).serving(bus) as engine, opened(bus) as desk:
+        with suppress(openai.BadRequestError):
+            await desk.openai.chat.completions.create(model="policy", messages=messages)
+        await desk.openai.chat.completions.create(model="policy", messages=messages)
+    assert engine.requests[-1]["messages"][-1] == {"role": "user", "content": "reminder"}
+
+
+async def test_an_unknown_model_ends_a_stream_that_has_begun(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with ScriptedEngine().serving(bus, model="other"), opened(bus) as desk:
+        monkeypatch.setattr(desk.gateway.upstream, "_known_models", {"foo"})
+        gone = asyncio.Event()
+        members = desk.gateway.upstream.known_models
+
+        def known() -> set[str]:
+            return members() - ({"foo"} if gone.is_set() else set())
+
+        monkeypatch.setattr(desk.gateway.upstream, "known_models", known)
+        monkeypatch.setattr(sse, "KEEPALIVE_SECONDS", 0.05)
+        body = {"model": "foo", "stream": True, "messages": [USER]}
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(f"{desk.url}/v1/chat/completions", json=body, headers={"x-api-key": desk.key}) as response,
+        ):
+            assert (await response.content.readline()).startswith(b":")
+            gone.set()
+            assert "model 'foo' is not served" in (await response.read()).decode()
+
+
+def test_an_answer_to_a_picture_is_not_given_as_tokens() -> None:
+    picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": PNG}}]}
+    for messages, is_text in (([USER], True), ([USER, picture], False)):
+        call = ChatRequest.parse({"model": "policy", "messages": messages}, chat=True)
+        assert continuation.can_splice(call, {}) is continuation.can_resume(call, {}) is is_text
+
+
+def test_a_tool_of_an_unknown_type_is_refused() -> None:
+    assert chat_of_response(input="x", tools=[{"type": "web_search_preview_2027_01_31"}]).body.get("tools") is None
+    with pytest.raises(ValueError, match="a tool of type 'functoin' is not known here"):
+        chat_of_response(input="x", tools=[{"type": "functoin", "name": "f"}])
+
+
+def test_deeply_nested_arguments_are_the_agents_to_read() -> None:
+    arguments = "[" * 100_000
+    assert input_of(arguments) == {"arguments": arguments} and custom_input(arguments) == arguments

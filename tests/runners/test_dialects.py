@@ -44,8 +44,10 @@ SAYING = [{"role": "assistant", "content": "four"}, {"content": "teen"}, {"conte
 class Desk:
     """Both vendors' clients, and what was recorded of them."""
 
-    def __init__(self, url: str, key: str, attempt: AttemptRecorder) -> None:
-        self.url, self.key, self._attempt = url, key, attempt
+    def __init__(self, gateway: Gateway, attempt: AttemptRecorder) -> None:
+        (slot,) = gateway.slots
+        self.gateway, self._attempt = gateway, attempt
+        self.url, self.key = url, key = slot.base_url, slot.key
         self.openai = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
         self.anthropic = anthropic.AsyncAnthropic(base_url=url, api_key=key, max_retries=0)
 
@@ -77,7 +79,7 @@ async def opened(bus: Bus, **settings: Any) -> AsyncIterator[Desk]:
         (slot,) = gateway.slots
         slot.environment()
         slot.begin(attempt, task(model="policy"), asyncio.get_running_loop().time() + 20)
-        desk = Desk(slot.base_url, slot.key, attempt)
+        desk = Desk(gateway, attempt)
         try:
             yield desk
         finally:

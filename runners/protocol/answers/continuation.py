@@ -6,6 +6,7 @@ returns in the form the agent asked for.
 
 from typing import Any
 
+from lightningbus.runners.protocol.message_parts import has_media
 from lightningbus.runners.protocol.request import ChatRequest
 
 RESUMABLE_FIELDS = (
@@ -20,6 +21,10 @@ NON_RESUMABLE_FIELDS = (
     "prompt_logprobs", "min_tokens", "use_beam_search",
 )  # fmt: skip
 """Fields whose meaning requires that the engine makes the answer from its beginning."""
+MAX_MODEL_LEN = 4096
+"""Context length assumed where a node reports none."""
+LIMITS = ("max_tokens", "max_completion_tokens")
+"""Fields that bound the tokens of an answer."""
 NON_SPLICEABLE_FIELDS = ("continue_final_message", "prompt_logprobs", "truncate_prompt_tokens", "use_beam_search")
 """Fields whose meaning requires that the engine renders the chat."""
 
@@ -27,7 +32,7 @@ NON_SPLICEABLE_FIELDS = ("continue_final_message", "prompt_logprobs", "truncate_
 def can_resume(call: ChatRequest, sampling: dict[str, Any]) -> bool:
     """Return whether an answer to this call can be continued; if not, it is requested again from the beginning."""
     body = {**call.body, **sampling}
-    one_prompt = call.chat or isinstance(body.get("prompt"), str)
+    one_prompt = not has_media(body["messages"]) if call.chat else isinstance(body.get("prompt"), str)
     return (
         one_prompt
         and body.get("n") in (None, 1)
@@ -36,8 +41,9 @@ def can_resume(call: ChatRequest, sampling: dict[str, Any]) -> bool:
 
 
 def can_splice(call: ChatRequest, sampling: dict[str, Any]) -> bool:
-    """Return whether a chat's prompt may be given as tokens: one answer, begun by the template, to a prompt that is not
-    shown or cut.
+    """Return whether a chat's prompt may be given as tokens.
+
+    It asks for one answer, begun by the template, to a prompt of text that is neither shown nor cut.
     """
     body = {**call.body, **sampling}
     return (
@@ -45,7 +51,26 @@ def can_splice(call: ChatRequest, sampling: dict[str, Any]) -> bool:
         and body.get("n") in (None, 1)
         and body.get("add_generation_prompt") in (None, True)
         and all(body.get(field) in (None, False) for field in NON_SPLICEABLE_FIELDS)
+        and not has_media(call.body["messages"])
     )
+
+
+def limits_of(body: dict[str, Any]) -> dict[str, int]:
+    """Return the bounds of a request's answer, in tokens, by field."""
+    return {name: body[name] for name in LIMITS if isinstance(body.get(name), int)}
+
+
+def limit_body(body: dict[str, Any], max_new_tokens: int | None, max_model_len: int | None) -> dict[str, Any]:
+    """Bound the tokens that a chat asks for by what the context has left, because engines refuse a request for more.
+
+    ``max_new_tokens``: what is left, once the prompt's length is known. A bound as long as the context is none.
+    """
+    limits = limits_of(body)
+    if max_new_tokens is not None:
+        return {**body, **{name: min(limit, max_new_tokens) for name, limit in limits.items()}}
+    if max_model_len is None:
+        return body
+    return {name: value for name, value in body.items() if limits.get(name, 0) < max_model_len}
 
 
 def remaining_tokens(

@@ -16,6 +16,7 @@ from lightningbus.runners.protocol.request_fields import (
     MESSAGES_TOOL_CHOICE,
 )
 from lightningbus.runners.protocol.token_history import TokenHistory
+from lightningbus.schemas.trajectory.chat_messages import parse_arguments
 
 THINKING = frozenset({"adaptive", "disabled", "enabled"})
 CHOICES = {"any": "required", "auto": "auto", "none": "none"}
@@ -189,10 +190,7 @@ def _image(source: dict[str, Any]) -> str:
 
 def input_of(arguments: str) -> Any:
     """Parse a call's arguments to the form that agents get: an object, around arguments that are none."""
-    try:
-        parsed = json.loads(arguments or "{}")
-    except ValueError:
-        parsed = None
+    parsed = parse_arguments(arguments or "{}")
     return parsed if isinstance(parsed, dict) else {"arguments": arguments}
 
 

@@ -3,13 +3,22 @@
 Source: https://platform.openai.com/docs/api-reference/responses/create, ``tools``.
 """
 
-import json
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lightningbus.schemas.trajectory.chat_messages import parse_arguments
+
 INPUT = "input"
 """Argument of a custom tool's function: the text that the tool takes."""
+OF_VENDOR = frozenset({
+    "apply_patch", "code_interpreter", "computer", "computer_use", "file_search", "image_generation", "local_shell",
+    "mcp", "programmatic_tool_calling", "shell", "tool_search", "web_search",
+})  # fmt: skip
+"""Types of tools that run at the vendor, or are known to its models alone; a preview or a date may follow."""
+DATED = re.compile(r"(_preview)?(_\d{4}_\d{2}_\d{2})?$")
 FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 
 
@@ -36,6 +45,7 @@ class ResponsesTools:
         self.left_out: list[str] = []
         """Types of the tools that are left out."""
         self._names: dict[str, ToolName] = {}
+        self._functions_by_name: defaultdict[str, list[str]] = defaultdict(list)
         for tool in tools or ():
             self._add(tool)
 
@@ -51,9 +61,12 @@ class ResponsesTools:
             function = _custom_function(tool) if name.is_custom else _pick(tool)
             function["name"] = self._function_name(name)
             self._names[function["name"]] = name
+            self._functions_by_name[name.name].append(function["name"])
             self.functions.append({"type": "function", "function": function})
-        else:
+        elif DATED.sub("", kind) in OF_VENDOR and not namespace:
             self.left_out.append(kind)
+        else:
+            raise ValueError(f"a tool of type {kind[:80]!r} is not known here; give the agent a function instead")
 
     def _function_name(self, name: ToolName) -> str:
         """Choose a function's name: the tool's own, after its namespace where another tool has it."""
@@ -61,7 +74,7 @@ class ResponsesTools:
 
     def function_of(self, name: Any, namespace: Any = "") -> str:
         """Find the function of a tool that an earlier call names; a tool that is gone keeps its name."""
-        same = [function for function, tool in self._names.items() if tool.name == name]
+        same = self._functions_by_name.get(name, []) if isinstance(name, str) else []
         exact = [function for function in same if self._names[function].namespace == (namespace or "")]
         return next(iter(exact or same), str(name))
 
@@ -106,10 +119,7 @@ class ResponsesTools:
 
 def custom_input(arguments: str) -> str:
     """Extract a custom tool's text from its function's arguments; other arguments are the text themselves."""
-    try:
-        parsed = json.loads(arguments)
-    except ValueError:
-        return arguments
+    parsed = parse_arguments(arguments)
     text = parsed.get(INPUT) if isinstance(parsed, dict) else None
     return text if isinstance(text, str) else arguments
 

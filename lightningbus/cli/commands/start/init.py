@@ -1,5 +1,6 @@
 """``lightningbus init``: write a first project to change."""
 
+import os
 import shlex
 import sys
 from enum import StrEnum
@@ -77,7 +78,7 @@ def _check(directory: Path, framework: Framework, names: list[str], pretrained: 
     """Raise `UserError` if a file exists, or the model cannot be trained with the framework."""
     if pretrained is not None and framework != PLAIN:
         raise UserError(f"--model: {pretrained.title} cannot call tools as {framework} does: use --framework {PLAIN}")
-    existing = [name for name in names if (directory / name).exists()]
+    existing = [name for name in names if os.path.lexists(directory / name)]
     if existing:
         raise UserError(f"{directory} has {', '.join(existing)} already: name another directory, such as `init first`")
 
