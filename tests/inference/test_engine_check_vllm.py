@@ -185,8 +185,8 @@ def test_a_dry_run_compares_the_engine_and_refuses_one_of_another_configuration(
     wrong = InferenceSettings(model_path=model, vllm_args=["--hf-overrides", other], **fields)
     computed, engine = check_computation(learner, Target(), [right])
     assert computed.endswith("computes it as transformers does")
-    found = re.fullmatch(r"policy: vLLM computes it as transformers does, (\S+) nats per token apart", engine)
-    assert found is not None and float(found[1]) < 1e-5
+    match = re.fullmatch(r"policy: vLLM computes it as transformers does, (\S+) nats per token apart", engine)
+    assert match is not None and float(match[1]) < 1e-5
     with pytest.raises(UserError, match=r"policy: vLLM does not compute it as the learner does: .* --no-engine leaves"):
         list(check_computation(learner, Target(), [wrong]))
     *_, left_out = check_computation(learner, Target(), None)

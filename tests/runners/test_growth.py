@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lightningbus.runners.protocol.dialects.registry import APIS
+from lightningbus.runners.protocol.model_format import ModelFormat, adapt_messages, needed_fields
 from lightningbus.runners.protocol.prompts import PromptChoice, substitute
 from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.runners.protocol.token_history import TokenHistory
@@ -54,6 +55,8 @@ CHATS: dict[str, Body] = {
     "messages": lambda n: {"messages": [user("hi"), assistant("ho")] * n},
     "parts": lambda n: {"messages": [user([{"type": "text", "text": "hi"}] * n)]},
     "long text": lambda n: {"messages": [user("hi " * 200 * n)]},
+    "system messages": lambda n: {"messages": [{"role": "system", "content": "hi " * 300}] * n},
+    "late system messages": lambda n: {"messages": [user("hi"), *[{"role": "system", "content": "hi " * 300}] * n]},
     "tools": lambda n: {"messages": [user("hi")], "tools": [{"type": "function", "function": FUNCTION}] * n},
     "tool calls": lambda n: {"messages": [assistant(None, tool_calls=[tool_call(at) for at in range(n)])]},
     "nested": lambda n: {"messages": [user("hi")], "metadata": {str(at): [[], [{}]] for at in range(n)}},
@@ -85,6 +88,10 @@ RESPONSES: dict[str, Body] = {
     },
     "instructions": lambda n: {"instructions": "hi " * 200 * n, "input": "hi"},
     "tools": lambda n: {"input": "hi", "tools": [{"type": "function", **FUNCTION}] * n},
+    "calls of many tools": lambda n: {
+        "input": [function_call(at) for at in range(n)],
+        "tools": [{"type": "function", **FUNCTION, "name": f"f{at}"} for at in range(n)],
+    },
 }
 BODIES = [
     *(("chat/completions", name, body) for name, body in CHATS.items()),
@@ -107,6 +114,9 @@ def test_reading_a_request(path: str, body: Body) -> None:
             call.to_record()
             call.to_engine_request({})
             if call.chat:
+                for value in (False, True):
+                    adapt_messages(call.body["messages"], ModelFormat(value, value, value, value))
+                needed_fields(call.body["messages"])
                 history.add(call, assistant("x"), [1], [])
                 history.longest_prefix(call)
 

@@ -70,7 +70,7 @@ class ResponsesTools:
 
     def _function_name(self, name: ToolName) -> str:
         """Choose a function's name: the tool's own, after its namespace where another tool has it."""
-        return f"{name.namespace}__{name.name}" if name.name in self._names else name.name
+        return f"{name.namespace}__{name.name}" if name.namespace and name.name in self._names else name.name
 
     def function_of(self, name: Any, namespace: Any = "") -> str:
         """Find the function of a tool that an earlier call names; a tool that is gone keeps its name."""
