@@ -82,6 +82,8 @@ def parse() -> argparse.Namespace:
     unknown = sorted(set(options.only.split(",")) - {"", *NAMES})
     if unknown:
         parser.error(f"--only: there is no step {unknown[0]}")
+    if missing := [path for path in options.add if not path.is_file()]:
+        parser.error(f"--add: there is no file {missing[0]}")
     return options
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MIN_SECONDS = 60.0
-"""With less time left than this no step is begun; less where the limits are."""
+"""With less time left than this no step is begun; limits that are halved halve it too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Build the parts for a GPU machine without a network: ``python -m deploy.airgapped [PART ...]``, or ``make gpu-kit``.
 
-It wants x86-64 Linux, pip with a package index, xz, and 1 GiB below ``--work``. The parts lie in .gpukit.
+It wants x86-64 Linux, pip with a package index, xz, and up to 3 GiB below ``--work``. The parts lie in .gpukit.
 """
 
 import argparse

@@ -54,7 +54,8 @@ PRETRAINED = DemoConfig(
 def choose_size(model: Path | None, steps: int | None, seed: int, has_bf16: bool, has_gpu: bool) -> DemoConfig:
     """Return the demo of a model; ``steps`` None: as many as that model needs.
 
-    ``has_bf16``: the processor computes in bfloat16, which others emulate.
+    ``has_bf16``: the processor computes in bfloat16, which others emulate. ``has_gpu``: engine and learner share a
+    GPU.
     """
     size = TINY if model is None else replace(PRETRAINED, engine_dtype="bfloat16" if has_bf16 else "float32")
     arguments = SHARED_GPU if has_gpu else ()
