@@ -10,7 +10,7 @@ DOCS := .docs
 DOCS_READY := $(DOCS)/.ready
 COMPILE := UV_CUSTOM_COMPILE_COMMAND='make lock' $(TOOLS)/bin/uv pip compile --quiet --generate-hashes --no-annotate --python-version 3.11 --python-platform x86_64-unknown-linux-gnu
 
-.PHONY: setup demo test test-all test-unit test-slow chaos models hosts bench bench-compare bench-ui bench-async bench-learner bench-credit bench-policies bench-kv bench-prompts bench-weights bench-sizing gpu fuzz serving-faults check format clean lock sbom audit pin-images docs
+.PHONY: setup demo test test-all test-unit test-slow chaos models hosts bench bench-compare bench-ui bench-async bench-learner bench-credit bench-policies bench-kv bench-prompts bench-weights bench-sizing gpu gpu-kit fuzz serving-faults check format clean lock sbom audit pin-images docs
 
 $(READY): $(LOCK) pyproject.toml
 	@[ -d $(VENV)/lib ] || [ $$(df --output=avail -k . | tail -1) -ge 6000000 ] || { echo "the packages fill 5.3 GB, and less than 6 GB are free here" >&2; exit 1; }
@@ -53,7 +53,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(TOOLS) $(DOCS) site runs
+	rm -rf $(VENV) $(TOOLS) $(DOCS) .gpukit build site runs
 
 chaos: $(READY) ## kill, stop, cut and fill everything, and count what was lost; SEED=n repeats a run
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(KILLS),--kills $(KILLS)) $(if $(ROLLOUTS),--rollouts $(ROLLOUTS))
@@ -101,6 +101,9 @@ bench-sizing: $(READY) ## what one of everything costs, what 10,000 runners come
 
 gpu: $(READY) ## everything that needs a GPU to be known, 40 minutes; goes on where it was stopped; MINUTES=, ONLY=a,b
 	$(BIN)/python -m benchmarks.gpu $(if $(MINUTES),--minutes $(MINUTES)) $(if $(ONLY),--only $(ONLY))
+
+gpu-kit: $(READY) ## parts for a GPU machine without a network, in .gpukit: deploy/airgapped/README.md; PARTS="learner vllm"
+	$(BIN)/python -m deploy.airgapped $(PARTS)
 
 fuzz: $(READY) ## both gateways by their OpenAPI, and a million wrong inputs for every decoder; N=10000, ONLY=OTLP, SEED=n
 	FUZZ_EXAMPLES=$(or $(EXAMPLES),500) $(BIN)/python -m pytest --timeout=0 tests/fuzz/test_gateways.py

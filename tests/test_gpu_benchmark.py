@@ -14,14 +14,17 @@ import pytest
 
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import child, models, training
+from benchmarks.gpu.context import Context
 from benchmarks.gpu.plan import NAMES, STEPS, Step, choose_steps, time_limit
 from benchmarks.gpu.record import Outcome, Record, read, render
-from benchmarks.gpu.sizes import DRY_RUN, REAL
-from benchmarks.gpu.steps import agreement, demo, machine
+from benchmarks.gpu.sizes import DRY_RUN, REAL, SHORT
+from benchmarks.gpu.steps import agreement, demo, loop, machine
 from benchmarks.results import RESULTS, Result
 from lightningbus.inference.engine.vllm_command import has_gpu
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.transitions.sequences import CONTEXT
+from lightningbus.run.preflight.preflight import parse_job
+from lightningbus.run.settings.run_file import RunSettings, validate_settings
 from tests.commands import ROOT
 
 MACHINE = {
@@ -67,7 +70,8 @@ def test_the_page_of_model_size_names_tests_settings_and_steps_that_there_are() 
 def test_a_step_is_not_begun_without_time_and_goes_no_further_than_the_budget() -> None:
     step = Step("s", "S", "m:f", 300)
     assert (time_limit(step, 1000), time_limit(step, 100), time_limit(step, 59)) == (300, 100, None)
-    assert time_limit(step, 1000, factor=2) == 600
+    assert time_limit(step, 1000, factor=2) == 600 and time_limit(step, 1000, factor=0.5) == 150
+    assert (time_limit(step, 31, factor=0.5), time_limit(step, 29, factor=0.5)) == (31, None)
     assert [each.name for each in choose_steps({"demo", "machine"}, {"machine"})] == ["demo"]
     assert choose_steps((), NAMES) == []
 
@@ -123,13 +127,17 @@ def test_gpus_are_what_nvidia_smi_lists() -> None:
 
 
 def test_shapes_are_those_of_the_models_they_are_named_after() -> None:
-    """Counted without weights: 494,032,768 and 3,212,749,824 parameters, as their cards have them."""
+    """Counted without weights: 494,032,768, 1,543,714,304 and 3,212,749,824 parameters, as their cards have them."""
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-    for size, kind, count in (("small", Qwen2Config, 494_032_768), ("large", LlamaConfig, 3_212_749_824)):
+    for shape, kind, count in (
+        (REAL.shapes["small"], Qwen2Config, 494_032_768),
+        (SHORT.shapes["large"], Qwen2Config, 1_543_714_304),
+        (REAL.shapes["large"], LlamaConfig, 3_212_749_824),
+    ):
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(kind(**REAL.shapes[size].fields))  # type: ignore[index]
+            model = AutoModelForCausalLM.from_config(kind(**shape.fields))
         assert sum(part.numel() for part in model.parameters()) == count
 
 
@@ -194,6 +202,36 @@ def test_the_demo_is_summed_up_by_its_results_file() -> None:
     assert [(each.value, each.ceiling) for each in demo.summarize(figures)] == [(60.0, None), (0.9, 0.2), (0.8, 0.1)]
 
 
+def test_a_loop_is_summed_up_by_the_seconds_of_its_phases_and_its_counts() -> None:
+    figures = {"seconds": 9.0, "seconds_by_phase": {"train": 6.0}, "mean_staleness": None}
+    figures |= dict.fromkeys(("steps", "rollouts", "rollouts_lost", "tokens_sampled", "tokens_trained"), 2)
+    rows = {each.case: each.value for each in loop.summarize(figures)}
+    assert rows["the run, from start to end"] == 9.0 and rows["seconds: train"] == 6.0
+    assert rows["rollouts lost"] == 2.0 and rows["mean staleness"] is None
+
+
+def test_the_run_file_of_a_loop_is_one_that_train_takes(tmp_path: Path) -> None:
+    context = Context(DRY_RUN, tmp_path, "loop-small", lambda result: None)
+    fields = json.loads(json.dumps(loop.make_settings(context, "small", tmp_path), default=str))
+    job = parse_job(validate_settings(RunSettings, fields, "run.yaml"), "run.yaml")
+    assert job.learners[0].max_steps == DRY_RUN.loop_steps
+
+
+def test_figures_of_another_machine_are_taken_in_with_a_table_beside_them(tmp_path: Path) -> None:
+    """The figures of a step in a later file replace those of an earlier one."""
+    paths = [tmp_path / "1.json", tmp_path / "2.json"]
+    for number, path in enumerate(paths):
+        record = Record(path, MACHINE)
+        record.add(Outcome("both", "Both", 1.0, results=[Result(f"x{number}", 1.0, "s").as_json()]))
+        record.add(Outcome(f"only-{number}", "One", 1.0))
+    results = tmp_path / "gpu.json"
+    gpu.add_results(paths, results)
+    assert gpu.show(results) == read(results)
+    assert [step["name"] for step in read(results)["steps"]] == ["both", "only-0", "only-1"]
+    table = (tmp_path / "gpu.md").read_text()
+    assert "| x1 |" in table and "| x0 |" not in table
+
+
 @pytest.mark.integration
 async def test_a_step_that_fails_or_takes_too_long_is_an_outcome_and_the_next_one_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -202,15 +240,15 @@ async def test_a_step_that_fails_or_takes_too_long_is_an_outcome_and_the_next_on
     monkeypatch.setattr(child, "STOP_SECONDS", 1.0)
     steps = [step for step in STEPS if step.name in ("machine", "weights-nccl")]
     kept = Record(tmp_path / "results.json", {**MACHINE, "num_gpus": 0})
-    assert await gpu.run_steps(steps, kept, tmp_path, is_dry=True, minutes=10) == []
-    kept.add(await child.run_step(steps[0], tmp_path, True, limit_seconds=0.2))
+    assert await gpu.run_steps(steps, kept, tmp_path, scale="dry-run", minutes=10) == []
+    kept.add(await child.run_step(steps[0], tmp_path, "dry-run", limit_seconds=0.2))
     late = read(kept.path)["steps"][0]
     assert late["name"] == "machine" and late["error"].startswith("not done after 0 s")
     outcomes = {each["name"]: each for each in read(kept.path)["steps"]}
     (left_out,) = outcomes["weights-nccl"]["results"]
     assert (left_out["value"], left_out["note"]) == (None, "left out: it needs 2 GPUs")
     now = iter([0.0, 10.0, 590.0])
-    rest = await gpu.run_steps(steps[:1] * 2, kept, tmp_path, is_dry=True, minutes=10, clock=lambda: next(now))
+    rest = await gpu.run_steps(steps[:1] * 2, kept, tmp_path, scale="dry-run", minutes=10, clock=lambda: next(now))
     assert [step.name for step in rest] == ["machine"] and kept.completed == {"machine", "weights-nccl"}
     (memory, product, copy) = read(kept.path)["steps"][0]["results"]
     assert product["value"] > 0 and (memory["value"] is None) == (copy["value"] is None) == (not has_gpu())
@@ -220,7 +258,7 @@ async def test_a_step_that_fails_or_takes_too_long_is_an_outcome_and_the_next_on
 def test_an_error_of_a_step_is_in_its_file(tmp_path: Path) -> None:
     figures = tmp_path / "figures.jsonl"
     with pytest.raises(ModuleNotFoundError):
-        child.measure(FAILING, figures, tmp_path, is_dry=True)
+        child.measure(FAILING, figures, tmp_path, "dry-run")
     rows, error = child.split_lines(figures.read_text())
     assert rows == [] and error == "ModuleNotFoundError: No module named 'benchmarks.gpu.no_such_module'"
 

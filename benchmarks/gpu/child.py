@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.plan import NAMES, STEPS, Step
 from benchmarks.gpu.record import Outcome
-from benchmarks.gpu.sizes import DRY_RUN, REAL
+from benchmarks.gpu.sizes import SCALES
 from benchmarks.results import Result
 from lightningbus.common.processes.subprocesses import spawn, terminate
 
@@ -24,17 +24,17 @@ STOP_SECONDS = 30.0
 MAX_ERROR_LETTERS = 400
 
 
-async def run_step(step: Step, work: Path, is_dry: bool, limit_seconds: float) -> Outcome:
-    """Run a step until it ends or its time is over; what it measured until then counts."""
+async def run_step(step: Step, work: Path, scale: str, limit_seconds: float) -> Outcome:
+    """Run a step in one of `SCALES` until it ends or its time is over; what it measured until then counts."""
     directory = work / "steps"
     directory.mkdir(parents=True, exist_ok=True)
     figures, log = directory / f"{step.name}.jsonl", directory / f"{step.name}.log"
     figures.write_text("")
-    command = [sys.executable, "-m", "benchmarks.gpu.child", step.name, str(figures), "--work", str(work)]
+    command = [sys.executable, "-m", "benchmarks.gpu.child", step.name, str(figures)]
     started = time.monotonic()
     with log.open("wb") as out:
         process = await spawn(
-            *command, *(["--dry-run"] if is_dry else []), pdeathsig=signal.SIGKILL, cwd=ROOT, stdout=out, stderr=out
+            *command, "--work", str(work), "--scale", scale, pdeathsig=signal.SIGKILL, cwd=ROOT, stdout=out, stderr=out
         )
         try:
             async with asyncio.timeout(limit_seconds):
@@ -77,7 +77,7 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:MAX_ERROR_LETTERS]
 
 
-def measure(step: Step, figures: Path, work: Path, is_dry: bool) -> None:
+def measure(step: Step, figures: Path, work: Path, scale: str) -> None:
     """Call the step's function here; its error becomes a line of the file, and is raised."""
     with figures.open("a") as out:
 
@@ -88,7 +88,7 @@ def measure(step: Step, figures: Path, work: Path, is_dry: bool) -> None:
         def report(result: Result) -> None:
             write(result.as_json())
 
-        context = Context(DRY_RUN if is_dry else REAL, work, step.name, report)
+        context = Context(SCALES[scale], work, step.name, report)
         module, _, function = step.measure.partition(":")
         try:
             getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)(context, **step.arguments)
@@ -102,10 +102,10 @@ def main() -> None:
     parser.add_argument("step", choices=NAMES)
     parser.add_argument("figures", type=Path)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--scale", choices=SCALES, default="real")
     options = parser.parse_args()
     step = next(step for step in STEPS if step.name == options.step)
-    measure(step, options.figures, options.work, options.dry_run)
+    measure(step, options.figures, options.work, options.scale)
 
 
 if __name__ == "__main__":

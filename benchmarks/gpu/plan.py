@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MIN_SECONDS = 60.0
-"""With less time left than this no step is begun."""
+"""With less time left than this no step is begun; limits that are halved halve it too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,17 @@ STEPS = (
     Step("generation-small", "Generation", "steps.generation:measure", 360, {"size": "small"}),
     Step("verl-small", "A training step", "steps.bare_verl:measure", 300, {"size": "small"}),
     _train("small", "defaults"),
+    Step("plain-small", "A training step", "steps.plain_training:measure", 240, {"size": "small"}),
     Step("agreement-small", "Engine against learner", "steps.agreement:measure", 360, {"size": "small"}),
-    _publish("weights-small", "Weight versions", "bus", "file", "file and gloo"),
     _swap("recompute"),
+    _publish("weights-small", "Weight versions", "bus", "file", "file and gloo"),
     _swap("keep"),
+    Step("loop-small", "Learner and engine on one GPU", "steps.loop:measure", 480, {"size": "small"}),
     Step("demo", "lightningbus demo", "steps.demo:measure", 480),
     Step("generation-large", "Generation", "steps.generation:measure", 480, {"size": "large"}),
     Step("verl-large", "A training step", "steps.bare_verl:measure", 300, {"size": "large"}),
     _train("large", "defaults"),
+    Step("plain-large", "A training step", "steps.plain_training:measure", 300, {"size": "large"}),
     _train("large", "lora"),
     Step("agreement-large", "Engine against learner", "steps.agreement:measure", 480, {"size": "large"}),
     _train("large", "offloaded"),
@@ -69,4 +72,4 @@ def choose_steps(names: Collection[str], completed: Collection[str]) -> list[Ste
 
 def time_limit(step: Step, seconds_left: float, factor: float = 1.0) -> float | None:
     """Seconds that a step may take, ``factor`` times its limit at most; None: there is no time to begin it."""
-    return None if seconds_left < MIN_SECONDS else min(factor * step.limit_seconds, seconds_left)
+    return None if seconds_left < MIN_SECONDS * min(factor, 1.0) else min(factor * step.limit_seconds, seconds_left)

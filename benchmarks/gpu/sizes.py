@@ -1,7 +1,7 @@
 """How large everything is that `make gpu` measures: real shapes of models, or tiny ones for a dry run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from benchmarks.weights.swaps import Answers
@@ -29,6 +29,14 @@ QWEN_05B = Shape(
     },
 )  # fmt: skip
 """https://huggingface.co/Qwen/Qwen2.5-0.5B/blob/main/config.json"""
+QWEN_15B = Shape(
+    "Qwen2.5-1.5B", "qwen2",
+    {
+        **QWEN_05B.fields, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+    },
+)  # fmt: skip
+"""https://huggingface.co/Qwen/Qwen2.5-1.5B/blob/main/config.json"""
 LLAMA_3B = Shape(
     "Llama-3.2-3B", "llama",
     {
@@ -69,8 +77,11 @@ class Scale:
     deviation: float
     """Standard deviation of what an update adds to every weight."""
     demo_steps: int
+    loop_steps: int
     cpu_threads: int | None
     """None: as many as torch and vLLM choose."""
+    vllm_args: tuple[str, ...] = ()
+    """Further arguments of every engine on a GPU."""
 
     @property
     def max_model_len(self) -> int:
@@ -82,7 +93,7 @@ class Scale:
         streams = max(*self.concurrencies, self.swap.num_streams)
         fields: dict[str, Any] = {"max_model_len": self.max_model_len, "max_num_seqs": streams}
         if has_gpu():
-            return fields | {"vllm_args": ["--gpu-memory-utilization", f"{share:g}"]}
+            return fields | {"vllm_args": ["--gpu-memory-utilization", f"{share:g}", *self.vllm_args]}
         return fields | {"dtype": "float32", "cpu_threads": self.cpu_threads}
 
 
@@ -98,8 +109,20 @@ REAL = Scale(
     swap=Answers(num_streams=32, num_tokens=4000),
     deviation=1e-4,
     demo_steps=36,
+    loop_steps=6,
     cpu_threads=None,
 )
+SHORT = replace(
+    REAL,
+    shapes={"small": QWEN_05B, "large": QWEN_15B},
+    concurrencies=(1, 32, 128),
+    swap=Answers(num_streams=32, num_tokens=2000),
+    demo_steps=12,
+    vllm_args=("--compilation-config", '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}'),
+)
+"""Minutes instead of an hour: an engine with CUDA graphs and without torch.compile starts in seconds."""
+SHORT_EAGER = replace(SHORT, vllm_args=("--enforce-eager", "--attention-backend", "TRITON_ATTN"))
+"""Engines of Triton and torch alone, for a GPU on which those of `SHORT` do not start."""
 DRY_RUN = Scale(
     shapes={
         "small": Shape("a tiny Qwen2", "qwen2", TINY),
@@ -115,5 +138,7 @@ DRY_RUN = Scale(
     swap=Answers(num_streams=4, num_tokens=900),
     deviation=4e-4,
     demo_steps=1,
+    loop_steps=2,
     cpu_threads=1,
 )
+SCALES = {"real": REAL, "short": SHORT, "short-eager": SHORT_EAGER, "dry-run": DRY_RUN}

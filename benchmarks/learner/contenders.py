@@ -1,9 +1,9 @@
 """One optimiser step on the same rows in three ways. Each has the same loss, weights, optimiser and bound of tokens."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -11,6 +11,16 @@ from benchmarks.learner.workload import BETAS, CLIP_GRAD, LEARNING_RATE, Row, Si
 from lightningbus.learner.engine import cpu_platform
 
 CLIP_LOW, CLIP_HIGH, CLIP_DUAL = 0.2, 0.28, 3.0
+
+
+class HasTokens(Protocol):
+    """A row of tokens."""
+
+    @property
+    def token_ids(self) -> Any: ...
+
+
+AnyRow = TypeVar("AnyRow", bound=HasTokens)
 
 
 class Contender(Protocol):
@@ -171,9 +181,9 @@ class PlainTransformers:
         return float(norm)
 
 
-def split_by_length(rows: list[Row], max_tokens: int) -> Iterator[list[Row]]:
+def split_by_length(rows: Iterable[AnyRow], max_tokens: int) -> Iterator[list[AnyRow]]:
     """Rows sorted by length, as many together as have no more tokens with their padding."""
-    part: list[Row] = []
+    part: list[AnyRow] = []
     for row in sorted(rows, key=lambda row: len(row.token_ids)):
         if part and (len(part) + 1) * len(row.token_ids) > max_tokens:
             yield part

@@ -12,7 +12,7 @@ from lightningbus.run.pretrained.folder import find_folder
 
 
 def test_a_model_that_the_demo_makes_lies_in_its_work_directory() -> None:
-    job = choose_size(None, None, seed=3, has_bf16=True)
+    job = choose_size(None, None, seed=3, has_bf16=True, has_gpu=False)
     settings, learner, heldout = build_settings(job, Path("work"))
     (node,) = settings.inference
     assert (job.steps, job.lr, node.dtype, node.max_model_len) == (TINY.steps, TINY.lr, "float32", 128)
@@ -22,10 +22,17 @@ def test_a_model_that_the_demo_makes_lies_in_its_work_directory() -> None:
 
 @pytest.mark.parametrize(("has_bf16", "dtype"), [(True, "bfloat16"), (False, "float32")])
 def test_a_pretrained_model_has_settings_of_its_own(has_bf16: bool, dtype: str) -> None:
-    settings, learner, _ = build_settings(choose_size(Path("/models/m"), 7, 0, has_bf16), Path("work"))
+    settings, learner, _ = build_settings(choose_size(Path("/models/m"), 7, 0, has_bf16, False), Path("work"))
     (node,) = settings.inference
     assert node.model_path == learner.model_path == Path("/models/m") and node.dtype == dtype
     assert (learner.max_steps, learner.actor.optim.lr, learner.checkpoint_interval) == (7, PRETRAINED.lr, 5)
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_the_engine_leaves_a_part_of_the_gpu_to_the_learner(has_gpu: bool) -> None:
+    settings, _, _ = build_settings(choose_size(None, None, 0, has_bf16=True, has_gpu=has_gpu), Path("work"))
+    (node,) = settings.inference
+    assert node.vllm_args == (["--gpu-memory-utilization", "0.4"] if has_gpu else [])
 
 
 async def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:

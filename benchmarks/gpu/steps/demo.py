@@ -1,35 +1,17 @@
 """The calculator job through every part of the system: `lightningbus demo`, its time and its held-out reward."""
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 from benchmarks.gpu.context import Context
+from benchmarks.gpu.steps.command import run_lightningbus
 from benchmarks.results import Result
 
 
-class DemoError(Exception):
-    """The demo ended with an error; the text is its last words."""
-
-
 def measure(context: Context) -> None:
-    """Seconds of the job, and the share of held-out problems solved before and after; raises `DemoError`."""
+    """Seconds of the job, and the share of held-out problems solved before and after; raises `CommandError`."""
     runs = context.work / context.name
-    command = [
-        sys.executable,
-        "-m",
-        "lightningbus",
-        "demo",
-        "--steps",
-        str(context.scale.demo_steps),
-        "--runs",
-        str(runs),
-    ]
-    completed = subprocess.run(command, capture_output=True, text=True, check=False)
-    if completed.returncode:
-        lines = [line for line in completed.stderr.splitlines() if line.strip()]
-        raise DemoError(f"the demo ended with {completed.returncode}: {lines[-1] if lines else 'no output'}")
+    run_lightningbus("demo", "--steps", str(context.scale.demo_steps), "--runs", str(runs))
     figures = json.loads((runs / "demo" / "results.json").read_text())
     for result in summarize(figures):
         context.report(result)

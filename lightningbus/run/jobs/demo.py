@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from lightningbus.common.processes.subprocesses import kill_group, spawn
+from lightningbus.inference.engine.vllm_command import has_gpu
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.jobs import train_job
@@ -44,7 +45,7 @@ async def run_demo(model: str, runs: Path, steps: int | None = None, seed: int =
 
     ``model`` is `TINY_MODEL`, a name of `MODELS`, or a directory; ``steps`` None: as many as the model needs.
     """
-    job = choose_size(await _find_model(model), steps, seed, any(map(has_cpu_flag, BF16_FLAGS)))
+    job = choose_size(await _find_model(model), steps, seed, any(map(has_cpu_flag, BF16_FLAGS)), has_gpu())
     with RunDirectory(runs / RUN).lock(fresh=True) as directory:
         result, example = await _play(job, directory)
     report(result)

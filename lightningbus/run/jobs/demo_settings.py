@@ -14,6 +14,8 @@ from lightningbus.store.settings import StoreSettings
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "calculator"
 RUN = "demo"
 RUNNERS = 2
+SHARED_GPU = ("--gpu-memory-utilization", "0.4")
+"""Arguments of a vLLM that leaves the rest of its GPU to the learner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class DemoConfig:
     lr_scheduler_type: str = "constant"
     min_lr_ratio: float = 1.0
     engine_dtype: str = "float32"
+    vllm_args: tuple[str, ...] = ()
     checkpoint_interval: int | None = None
     micro_batch_tokens: int = 16384
     """Most tokens of a micro-batch; the logits of a large vocabulary fill memory."""
@@ -48,20 +51,27 @@ PRETRAINED = DemoConfig(
 )
 
 
-def choose_size(model: Path | None, steps: int | None, seed: int, has_bf16: bool) -> DemoConfig:
+def choose_size(model: Path | None, steps: int | None, seed: int, has_bf16: bool, has_gpu: bool) -> DemoConfig:
     """Return the demo of a model; ``steps`` None: as many as that model needs.
 
-    ``has_bf16``: the processor computes in bfloat16, which others emulate.
+    ``has_bf16``: the processor computes in bfloat16, which others emulate. ``has_gpu``: engine and learner share a
+    GPU.
     """
     size = TINY if model is None else replace(PRETRAINED, engine_dtype="bfloat16" if has_bf16 else "float32")
-    return replace(size, model=model, steps=size.steps if steps is None else steps, seed=seed)
+    arguments = SHARED_GPU if has_gpu else ()
+    return replace(size, model=model, steps=size.steps if steps is None else steps, seed=seed, vllm_args=arguments)
 
 
 def build_settings(job: DemoConfig, work: Path) -> tuple[RunSettings, LearnerSettings, EvalSettings]:
     """Build the settings of all roles; tasks lie in ``work``, and so does a model that the demo makes."""
     model = job.model or work / "model"
     node = InferenceSettings(
-        model_path=model, dtype=job.engine_dtype, max_model_len=job.context, max_num_seqs=32, cpu_threads=1
+        model_path=model,
+        dtype=job.engine_dtype,
+        max_model_len=job.context,
+        max_num_seqs=32,
+        cpu_threads=1,
+        vllm_args=list(job.vllm_args),
     )
     optim = OptimSettings(lr=job.lr, lr_scheduler_type=job.lr_scheduler_type, min_lr_ratio=job.min_lr_ratio)
     learner = LearnerSettings(
