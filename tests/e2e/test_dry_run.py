@@ -164,10 +164,10 @@ async def test_tools_that_the_template_ignores_are_said(tmp_path: Path) -> None:
 
 
 AGENTS = """
-def ask(**more):
+def ask(text="hello", **more):
     from openai import OpenAI
 
-    messages = [{"role": "user", "content": "hello"}]
+    messages = [{"role": "user", "content": text}]
     return OpenAI(max_retries=0).chat.completions.create(model="policy", messages=messages, **more)
 
 
@@ -181,9 +181,9 @@ def calls_tools(task):
     return 1.0
 
 
-def asks_for_too_much(task):
+def says_too_much(task):
     try:
-        ask(max_tokens=4000)
+        ask("hello " * 400)
     except Exception:
         pass
     return 1.0
@@ -196,7 +196,7 @@ def asks_for_too_much(task):
     ("agent", "sentence"),
     [
         ("calls_tools", "--tool-call-parser to be set; set inference.tool_parser"),
-        ("asks_for_too_much", "max_tokens=4000 cannot be greater than max_model_len=64"),
+        ("says_too_much", "ask for fewer tokens, or raise inference.max_model_len"),
     ],
 )
 def test_a_call_that_vllm_refuses_is_said_before_anything_starts(

@@ -26,10 +26,13 @@ def check_computation(
     if importlib.util.find_spec("verl") is None:
         return
     with silence_verl():
+        from transformers.utils.logging import disable_progress_bar
+
         from lightningbus.learner.engine.cpu_platform import select_platform
         from lightningbus.learner.model_check.check import ModelCheckError, check_model
 
         select_platform()
+        disable_progress_bar()
         try:
             check = check_model(learner, device)
         except ModelCheckError as error:

@@ -23,6 +23,8 @@ ADVICE = {
     "chat template": "take a model whose template fits, or name one by --chat-template in inference.vllm_args",
 }
 """Advice by words in vLLM's error message."""
+LIMITS = ("max_tokens", "max_completion_tokens")
+"""Fields of a chat that bound its answer."""
 
 
 class VllmStartError(UserError):
@@ -69,7 +71,10 @@ async def scripted_vllm(node: InferenceSettings, models: Sequence[str]) -> Async
 async def find_refusals(engine: Engine, calls: Iterable[ModelCall]) -> AsyncIterator[str]:
     """Yield a sentence for each call that vLLM refuses or whose tools the chat template would ignore."""
     for call in calls:
-        status, text = await _post(engine, call.path, call.body)
+        body = call.body
+        if "messages" in body:  # a runner bounds what a chat asks for by what the context has left
+            body = {name: value for name, value in body.items() if name not in LIMITS}
+        status, text = await _post(engine, call.path, body)
         if status >= 400:
             yield explain(status, text)
         elif await _are_tools_ignored(engine, call.body):
