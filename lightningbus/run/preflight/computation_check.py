@@ -32,7 +32,7 @@ def check_computation(
         from lightningbus.learner.model_check.check import ModelCheckError, check_model
 
         select_platform()
-        disable_progress_bar()
+        disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
             check = check_model(learner, device)
         except ModelCheckError as error:
