@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MIN_SECONDS = 60.0
-"""With less time left than this no step is begun; limits that are halved halve it too."""
+"""Least time left, in seconds, in which a step is begun; halved with the limits of steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ STEPS = (
     *(_train("small", case) for case in ("flash", "sdpa", "kept", "padded", "offloaded", "lora")),
     _publish("weights-nccl", "Weight versions by NCCL", "file and nccl", min_gpus=2),
 )
-"""What says most comes first: a run that is cut off has that."""
+"""The most important steps come first: a run that is cut off has those."""
 NAMES = tuple(step.name for step in STEPS)
 
 

@@ -24,7 +24,7 @@ CALLS = {
     "engine": ("generation-small", "agreement-small", "swap-recompute", "weights-small", "generation-large"),
     "loop": ("loop-small", "demo"),
 }  # fmt: skip
-"""What says most comes first."""
+"""The most important steps come first."""
 LIMIT_FACTOR = 0.5
 """Multiple of each step's limit: these models are smaller, and time is short."""
 FIRST_ENGINE = "generation-small"

@@ -1,4 +1,4 @@
-"""When a checkpoint is due: at a fixed interval, or as often as its cost allows. Pure."""
+"""Schedule of checkpoints: at a fixed interval, or as often as their cost allows. Pure."""
 
 from dataclasses import dataclass
 

@@ -1,10 +1,13 @@
-"""Parts of a chat message's content. Pure."""
+"""Roles of chat messages, and parts of their content. Pure."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 TEXT_TYPES = ("text", "refusal", "input_text", "output_text", "thinking", None)
 """Types of parts that are rendered as text."""
+
+SYSTEM_ROLES = ("system", "developer")
+"""Roles of messages that instruct the model."""
 
 
 def text_part(text: Any) -> dict[str, Any]:

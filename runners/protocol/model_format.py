@@ -14,17 +14,23 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from lightningbus.runners.protocol.message_parts import has_images, is_image, join_parts, left_out_part, text_part
+from lightningbus.runners.protocol.message_parts import (
+    SYSTEM_ROLES,
+    has_images,
+    is_image,
+    join_parts,
+    left_out_part,
+    text_part,
+)
 from lightningbus.schemas.trajectory.chat_messages import parse_arguments
 
-SYSTEM_ROLES = ("system", "developer")
 IMAGE_SIDE = 64
 """Width and height, in pixels, of the image that shows whether a model reads images."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFormat:
-    """What a model's chat template renders as it is."""
+    """Messages that a model's chat template renders as they are."""
 
     renders_system: bool = True
     """A system message at the start."""

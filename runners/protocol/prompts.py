@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from lightningbus.runners.protocol.message_parts import SYSTEM_ROLES
 from lightningbus.runners.protocol.request import ChatRequest
 
-SYSTEM_ROLES = ("system", "developer")
 MARK = re.compile(r"<!-- prompt:([A-Za-z0-9_-]{1,64}) -->|<!-- /prompt -->")
 MIN_PART_CHARS = 20
 """A shorter text is a prompt only as the whole message: as a part it could be found by chance."""

@@ -42,7 +42,7 @@ def elf(sections: Mapping[str, bytes]) -> bytes:
 
 
 def starts(first: int, bodies: Sequence[bytes]) -> list[int]:
-    """Where each of several bodies begins."""
+    """Compute the offset of each of several bodies."""
     return [first + sum(map(len, bodies[:place])) for place in range(len(bodies))]
 
 

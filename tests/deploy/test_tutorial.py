@@ -24,7 +24,7 @@ COMMANDS = [
 ]
 """The words of each line of its shell blocks."""
 FIRST, SECOND = (at for at, words in enumerate(COMMANDS) if words[1:2] == ["init"])
-"""Where its projects begin; the second downloads a model."""
+"""Positions at which its projects begin; the second downloads a model."""
 
 
 def shape(text: str) -> str:

@@ -12,7 +12,7 @@ from benchmarks.results import Result
 
 AGENT = Path(__file__).resolve().parents[1] / "two_turns"
 ENGINE_SHARE = 0.4
-"""Of the GPU's memory; the rest is the learner's."""
+"""Share of the GPU's memory for the engine; the rest is the learner's."""
 MAX_CONTEXT = 2048
 """Tokens of a rollout: two answers, whose text may have several tokens for each that was sampled."""
 MICRO_BATCH_TOKENS = 8192

@@ -7,9 +7,8 @@ from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.dispatch.dispatch_mark import SHARED_SETTINGS
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.settings.run_file import EvalSettings, RunSettings
+from lightningbus.runners.protocol.answers.continuation import TOKEN_LIMITS
 from lightningbus.runners.protocol.request import SAMPLING_FIELDS
-
-TOKEN_LIMITS = ("max_tokens", "max_completion_tokens")
 
 
 def find_differences(learners: Sequence[LearnerSettings]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from lightningbus.inference.engine.base import Engine, EngineError
 from lightningbus.inference.engine.vllm_engine import VllmEngine
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.errors import UserError
+from lightningbus.runners.protocol.answers.continuation import TOKEN_LIMITS
 
 ADVICE = {
     "--tool-call-parser": "set inference.tool_parser, which says how the model writes that it calls a tool",
@@ -23,8 +24,6 @@ ADVICE = {
     "chat template": "take a model whose template fits, or name one by --chat-template in inference.vllm_args",
 }
 """Advice by words in vLLM's error message."""
-LIMITS = ("max_tokens", "max_completion_tokens")
-"""Fields of a chat that bound its answer."""
 
 
 class VllmStartError(UserError):
@@ -73,7 +72,7 @@ async def find_refusals(engine: Engine, calls: Iterable[ModelCall]) -> AsyncIter
     for call in calls:
         body = call.body
         if "messages" in body:  # a runner bounds what a chat asks for by what the context has left
-            body = {name: value for name, value in body.items() if name not in LIMITS}
+            body = {name: value for name, value in body.items() if name not in TOKEN_LIMITS}
         status, text = await _post(engine, call.path, body)
         if status >= 400:
             yield explain(status, text)

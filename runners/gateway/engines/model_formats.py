@@ -1,4 +1,4 @@
-"""What the chat templates of models render: found out once for each model, by rendering."""
+"""Chat templates' limits, found by rendering once for each model; and chats adapted to them."""
 
 import asyncio
 import logging
@@ -49,14 +49,14 @@ class ModelFormats:
         return ModelFormat(**{field: self._known.get((context.model, field), True) for field in fields})
 
     def _lock_of(self, context: CallContext) -> asyncio.Lock:
-        """Return the lock of a model; one that nobody serves or expects, by a name that an agent made up, has none."""
+        """Return the lock of a model; a new one for a name that an agent made up, so that such names fill no memory."""
         if context.model not in context.expected and context.model not in self._upstream.known_models():
             return asyncio.Lock()
         return self._probing.setdefault(context.model, asyncio.Lock())
 
     async def _probe(self, context: CallContext, field: str) -> None:
         """Find out whether a model has a field of `ModelFormat`; nothing is found out while its node fails."""
-        rendered = []
+        rendered: list[list[int]] = []
         for messages in probes()[field]:
             body = {"model": context.model, "messages": messages, "add_generation_prompt": False}
             try:
@@ -68,7 +68,7 @@ class ModelFormats:
                 log.warning("%s: what its chat template renders is not known yet: %s", context.model, error)
                 return
             if tokens is None:  # the engine renders no chats
-                rendered = [[0], [1]]
-                break
+                self._known[context.model, field] = True
+                return
             rendered.append(tokens.token_ids)
         self._known[context.model, field] = rendered[0] != rendered[1]

@@ -23,7 +23,7 @@ NON_RESUMABLE_FIELDS = (
 """Fields whose meaning requires that the engine makes the answer from its beginning."""
 MAX_MODEL_LEN = 4096
 """Context length assumed where a node reports none."""
-LIMITS = ("max_tokens", "max_completion_tokens")
+TOKEN_LIMITS = ("max_tokens", "max_completion_tokens")
 """Fields that bound the tokens of an answer."""
 NON_SPLICEABLE_FIELDS = ("continue_final_message", "prompt_logprobs", "truncate_prompt_tokens", "use_beam_search")
 """Fields whose meaning requires that the engine renders the chat."""
@@ -57,7 +57,7 @@ def can_splice(call: ChatRequest, sampling: dict[str, Any]) -> bool:
 
 def limits_of(body: dict[str, Any]) -> dict[str, int]:
     """Return the bounds of a request's answer, in tokens, by field."""
-    return {name: body[name] for name in LIMITS if isinstance(body.get(name), int)}
+    return {name: body[name] for name in TOKEN_LIMITS if isinstance(body.get(name), int)}
 
 
 def limit_body(body: dict[str, Any], max_new_tokens: int | None, max_model_len: int | None) -> dict[str, Any]:
