@@ -13,7 +13,7 @@ from lightningbus.learner.dispatch.dispatcher import Dispatcher
 from lightningbus.learner.dispatch.pacing import DispatchedGroup
 from lightningbus.learner.dispatch.task_order import TaskOrder
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 
 PROBLEMS, DISPATCHED, GROUPS, OUTSTANDING = 400_000, 100_000, 10_000, 64
 TICK_SECONDS = 0.001

@@ -38,7 +38,7 @@ from lightningbus.learner.trainer import ModelProbe, Trainer
 from lightningbus.learner.training_loop import TrainingLoop
 from lightningbus.schemas.codec import decode
 from lightningbus.schemas.training import TrainingStep
-from lightningbus.tasks.task_file import load_tasks
+from lightningbus.tasks.task_loading import load_tasks
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

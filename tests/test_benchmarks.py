@@ -21,7 +21,7 @@ from experiments.kv_cache import __main__ as kv_cache
 from experiments.policies import __main__ as policies
 from experiments.policies import job as policy_jobs
 from experiments.prompts import tables as prompt_tables
-from lightningbus.run.preflight.preflight import parse_job
+from lightningbus.run.preflight.job_checks import parse_job
 from lightningbus.run.settings.run_file import RunSettings, validate_settings
 from tests.examples.endpoint import module
 from tests.serving_faults import __main__ as serving_faults

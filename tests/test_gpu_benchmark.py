@@ -23,7 +23,7 @@ from benchmarks.results import RESULTS, Result
 from lightningbus.inference.engine.vllm_command import has_gpu
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.transitions.sequences import CONTEXT
-from lightningbus.run.preflight.preflight import parse_job
+from lightningbus.run.preflight.job_checks import parse_job
 from lightningbus.run.settings.run_file import RunSettings, validate_settings
 from tests.commands import ROOT
 

@@ -51,7 +51,7 @@ def measure(context: Context, size: Size, case: str) -> None:
     """Speed and memory of one of `CASES`; where this machine cannot do it, the figure is None and says so."""
     import torch
 
-    from lightningbus.learner.engine.engine_checks import has_flash_attention
+    from lightningbus.learner.engine.verl_checks import has_flash_attention
     from lightningbus.learner.training.verl_trainer import VerlTrainer
 
     way, scale = CASES[case], context.scale

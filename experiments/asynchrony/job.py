@@ -31,7 +31,7 @@ from lightningbus.schemas import subjects
 from lightningbus.schemas.weights.events import WeightManifest
 from lightningbus.store.clickhouse.client import connect, query_row
 from lightningbus.store.settings import StoreSettings
-from lightningbus.tasks.task_file import TaskInput, load_tasks
+from lightningbus.tasks.task_loading import TaskInput, load_tasks
 
 HERE = Path(__file__).resolve().parent
 EXAMPLE = HERE.parents[1] / "examples" / "calculator"

@@ -16,7 +16,7 @@ import yaml
 from clickhouse_connect.driver.client import Client
 
 from lightningbus.run.jobs.train_job import train
-from lightningbus.run.preflight.preflight import TrainJob, parse_job
+from lightningbus.run.preflight.job_checks import TrainJob, parse_job
 from lightningbus.run.processes.stack import start_stack
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.run_file import RunSettings, validate_settings

@@ -1,7 +1,8 @@
 """The operations that a node needs of an inference engine, and the errors that they raise.
 
 `lightningbus.inference.engine.vllm_engine.VllmEngine` has them over vLLM's control routes. Another engine implements
-`Engine`, and no other module of the node changes.
+`Engine` and is given to the node when it is made; ``docs/adr/0019-engine-and-trainer-protocols.md`` says what it has
+to do, and ``tests/inference/engine_contract.py`` tests it.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from lightningbus.inference.engine.answer_parser import MIDDLEWARE
-from lightningbus.inference.engine.plugin import BACKEND
+from lightningbus.inference.engine.vllm_plugin import BACKEND
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.inference.version_registry import capacity
 

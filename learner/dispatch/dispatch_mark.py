@@ -15,7 +15,7 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import decode
 from lightningbus.schemas.training import DispatchMark
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 
 SHARED_SETTINGS = {
     "agent",

@@ -24,7 +24,7 @@ from lightningbus.learner.dispatch.task_queue import TaskQueue
 from lightningbus.learner.rollouts.groups import RolloutGroup
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas.codec import DecodeError
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 from lightningbus.tasks.task_publisher import TaskPublisher, build_record
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from lightningbus.learner.dispatch.pacing import DispatchedGroup
 from lightningbus.learner.dispatch.task_order import TaskOrder
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas.tasks import Task
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 
 
 class GroupTasks:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from lightningbus.learner.engine.engine_checks import uses_flash_attention
 from lightningbus.learner.engine.packed_attention import register_packed_attention
 from lightningbus.learner.engine.shared_attention import register_shared_attention
+from lightningbus.learner.engine.verl_checks import uses_flash_attention
 from lightningbus.learner.settings.algorithm import OptimSettings
 from lightningbus.learner.settings.engine import EngineSettings
 from lightningbus.learner.settings.learner import LearnerSettings

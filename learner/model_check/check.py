@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from lightningbus.learner.engine.engine_checks import carries_state, uses_flash_attention
+from lightningbus.learner.engine.verl_checks import carries_state, uses_flash_attention
 from lightningbus.learner.model_check.agreement import MAX_DIFFERENCE, find_tolerance, mean_difference
 from lightningbus.learner.model_check.computation_file import CheckedComputation, read_computation, write_computation
 from lightningbus.learner.model_check.memory import find_shortage

@@ -14,8 +14,8 @@ from lightningbus.learner.batching.advantages import GAE
 from lightningbus.learner.batching.batch import Batch
 from lightningbus.learner.engine import cpu_platform
 from lightningbus.learner.engine.adapters import check_targets, lora_state_dict
-from lightningbus.learner.engine.engine_checks import check_engine
 from lightningbus.learner.engine.engines import make_engine
+from lightningbus.learner.engine.verl_checks import check_engine
 from lightningbus.learner.engine.weight_writer import WeightWriter, served_dtype
 from lightningbus.learner.model_check.check import as_model_check_error, check_model
 from lightningbus.learner.settings.learner import LearnerSettings

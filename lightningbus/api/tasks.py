@@ -1,4 +1,4 @@
-"""Tasks of a notebook: a list, a DataFrame, a datasets.Dataset, or a file for `lightningbus.tasks.task_file`."""
+"""Tasks of a notebook: a list, a DataFrame, a datasets.Dataset, or a file for `lightningbus.tasks.task_loading`."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from lightningbus.tasks.errors import TaskFileError
-from lightningbus.tasks.task_file import TaskInput, load_tasks, parse_json_object, parse_task
+from lightningbus.tasks.task_loading import TaskInput, load_tasks, parse_json_object, parse_task
 from lightningbus.tasks.task_source import TaskSource, parse_task_source
 from lightningbus.tasks.task_tables import map_row
 

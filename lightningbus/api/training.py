@@ -13,7 +13,7 @@ from lightningbus.api.settings import TrainSettings, build_run_settings, runs_di
 from lightningbus.api.tasks import Tasks, save_tasks
 from lightningbus.api.user_errors import as_user_error, require_package
 from lightningbus.run.jobs import train_job
-from lightningbus.run.preflight import preflight
+from lightningbus.run.preflight import job_checks
 from lightningbus.run.results.train_result import TrainResult
 from lightningbus.run.run_data.run_data import release_files
 from lightningbus.run.settings.run_file import RunSettings
@@ -80,6 +80,6 @@ async def atrain(
             "eval": {"tasks": save_tasks(heldout, runs)},
         }
         checked = build_run_settings(base, settings, TrainSettings)
-        job = preflight.parse_job(checked, "settings")
+        job = job_checks.parse_job(checked, "settings")
         release_files(checked.runs / checked.name)
         return await train_job.run(checked, job, resume=resume)

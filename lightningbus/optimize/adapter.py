@@ -17,7 +17,7 @@ from lightningbus.optimize.catalog import PromptCatalog
 from lightningbus.optimize.feedback import Record, RolloutResult, build_records
 from lightningbus.optimize.plan.candidates import Texts, proposal_key
 from lightningbus.optimize.reflection import build_request, extract_prompt
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -4,7 +4,7 @@ from lightningbus.optimize.plan.round_plan import check_settings
 from lightningbus.optimize.reflection import ReflectingModel
 from lightningbus.run.results.prompt_files import read_prompt_text
 from lightningbus.run.settings.optimize import OptimizeSettings
-from lightningbus.tasks.task_file import load_tasks
+from lightningbus.tasks.task_loading import load_tasks
 
 
 def check_before_start(settings: OptimizeSettings, run: str) -> None:

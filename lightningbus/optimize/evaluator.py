@@ -21,7 +21,7 @@ from lightningbus.run.evaluation.batch import RolloutBatch
 from lightningbus.run.evaluation.request import RolloutRequest
 from lightningbus.run.evaluation.retrying_store import RetryingStore
 from lightningbus.run.settings.optimize import PromptSettings
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from lightningbus.optimize.plan.verdict import Comparison, compare
 from lightningbus.optimize.reflection import ReflectingModel
 from lightningbus.run.evaluation.request import RolloutRequest
 from lightningbus.run.settings.optimize import OptimizeSettings
-from lightningbus.tasks.task_file import TaskInput, load_tasks
+from lightningbus.tasks.task_loading import TaskInput, load_tasks
 
 log = logging.getLogger(__name__)
 

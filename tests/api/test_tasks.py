@@ -11,7 +11,7 @@ import pytest
 
 from lightningbus.api.tasks import read_tasks, save_tasks
 from lightningbus.tasks.errors import TaskFileError
-from lightningbus.tasks.task_file import load_tasks
+from lightningbus.tasks.task_loading import load_tasks
 
 ROWS = [{"id": "a", "input": {"question": "1+1"}}, {"id": "b", "input": {"question": "2+2"}}]
 

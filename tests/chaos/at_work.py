@@ -11,7 +11,7 @@ from lightningbus.common.aio import cancel_and_wait
 from lightningbus.run.evaluation.publishing import publish_all
 from lightningbus.run.evaluation.request import expand_samples
 from lightningbus.schemas import ids
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 from tests.chaos.faults import Log
 from tests.chaos.oracle import judge
 from tests.chaos.report import Report

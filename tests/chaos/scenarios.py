@@ -11,7 +11,7 @@ from lightningbus.bus.embedded.nats_server import NatsServer, free_port
 from lightningbus.common.aio import first_completed
 from lightningbus.run.evaluation.publishing import publish_all
 from lightningbus.run.evaluation.request import expand_samples
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 from tests.chaos import absence, faults, state_loss
 from tests.chaos.at_work import FINISH_SECONDS, at_work, small_disk, steps_for
 from tests.chaos.faults import Log

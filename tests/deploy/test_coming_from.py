@@ -11,11 +11,11 @@ from pydantic import BaseModel
 
 from lightningbus.bus.client import Bus
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.run.preflight.preflight import parse_job
+from lightningbus.run.preflight.job_checks import parse_job
 from lightningbus.run.preflight.trial_rollout import TrialTask, try_agent
 from lightningbus.run.settings.run_file import RunSettings, validate_settings
 from lightningbus.runners.settings import RunnerSettings
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.deploy.commands import ROOT
 from tests.examples.endpoint import Endpoint

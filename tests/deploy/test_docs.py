@@ -14,7 +14,7 @@ from docs.reference.pages import PARTS, GeneratedPart
 from lightningbus.bus.streams.specs import BUCKET, STREAMS
 from lightningbus.common.observability import metrics
 from lightningbus.common.observability.metric_registry import METRIC_DOCS
-from lightningbus.run.preflight.preflight import parse_job
+from lightningbus.run.preflight.job_checks import parse_job
 from lightningbus.run.settings.run_file import RunSettings, validate_settings
 from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import VERSION, encode

@@ -11,9 +11,9 @@ import pytest
 from filelock import FileLock
 
 from lightningbus.bus.client import Bus
-from lightningbus.run.preflight.preflight import parse_job
+from lightningbus.run.preflight.job_checks import parse_job
 from lightningbus.run.settings.run_file import load_run_settings
-from lightningbus.tasks.task_file import load_tasks
+from lightningbus.tasks.task_loading import load_tasks
 from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.examples.conftest import UNREACHABLE
 from tests.examples.endpoint import Answer, Endpoint

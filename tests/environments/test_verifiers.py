@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightningbus.bus.client import Bus
-from lightningbus.tasks.task_file import load_tasks
+from lightningbus.tasks.task_loading import load_tasks
 from tests.environments.conftest import play, write_environment
 
 

@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightningbus.tasks.task_file import load_tasks
+from lightningbus.tasks.task_loading import load_tasks
 from tests.examples.endpoint import EXAMPLES, make_problems, module
 
 TEXT_TO_SQL = EXAMPLES / "text_to_sql"

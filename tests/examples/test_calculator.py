@@ -14,7 +14,7 @@ from threading import Thread
 import pytest
 import yaml
 
-from lightningbus.run.preflight.preflight import parse_job
+from lightningbus.run.preflight.job_checks import parse_job
 from lightningbus.run.settings.run_file import RunSettings, validate_settings
 
 CALCULATOR = Path(__file__).resolve().parents[2] / "examples" / "calculator"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from lightningbus.run.preflight.preflight import parse_job
+from lightningbus.run.preflight.job_checks import parse_job
 from lightningbus.run.settings.run_file import RunSettings, validate_settings
-from lightningbus.tasks.task_file import load_tasks
+from lightningbus.tasks.task_loading import load_tasks
 from tests.examples.endpoint import EXAMPLES, Endpoint, make_problems, module, talk
 
 KUHN = EXAMPLES / "kuhn_poker"

@@ -14,7 +14,7 @@ from lightningbus.bus.client import Bus
 from lightningbus.learner.rollouts.intermediate_rewards import intermediate_rewards
 from lightningbus.learner.settings.algorithm import CreditSettings
 from lightningbus.schemas.semconv import attributes
-from lightningbus.tasks.task_file import load_tasks
+from lightningbus.tasks.task_loading import load_tasks
 from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.examples.endpoint import EXAMPLES, Endpoint, ProgramError, make_problems, module, talk
 from tests.examples.math_cases import CASES, DRIVER, NAMES_US, OURS, Policy, imports_of, problem, records, scripted

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from lightningbus.run.preflight.preflight import parse_job
+from lightningbus.run.preflight.job_checks import parse_job
 from lightningbus.run.settings.run_file import RunSettings, load_run_settings, validate_settings
 from tests.examples.endpoint import EXAMPLES, module
 

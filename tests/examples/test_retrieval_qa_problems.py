@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lightningbus.tasks.task_file import load_tasks
+from lightningbus.tasks.task_loading import load_tasks
 from tests.examples.musique import data, lines, make, policies, scoring
 
 RECORD: dict[str, Any] = {

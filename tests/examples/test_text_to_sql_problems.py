@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lightningbus.tasks.task_file import load_tasks
+from lightningbus.tasks.task_loading import load_tasks
 from tests.examples.sql import databases, demonstrations, make, policies, tasks_of
 
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 from transformers import LlamaConfig, PretrainedConfig, Qwen2Config
 
+from lightningbus.run.preflight.job_checks import parse_job, run_checks
 from lightningbus.run.preflight.memory_check import Target
-from lightningbus.run.preflight.preflight import parse_job, run_checks
 from lightningbus.run.settings.run_file import RunSettings, validate_settings
 from tests.examples.endpoint import EXAMPLES, make_problems
 from tests.learner.conftest import tiny_tokenizer, without_tensors

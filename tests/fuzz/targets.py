@@ -53,7 +53,7 @@ from lightningbus.store.embedded.http_interface import MAX_READER_BYTES, parse_s
 from lightningbus.store.ingest.rows.events import build_rows
 from lightningbus.store.ingest.rows.row import EventMetadata
 from lightningbus.tasks.errors import TaskFileError
-from lightningbus.tasks.task_file import load_tasks
+from lightningbus.tasks.task_loading import load_tasks
 from tests import tensorfiles
 from tests.fuzz import corpora
 from tests.fuzz.engine import Target

@@ -17,7 +17,7 @@ from lightningbus.run.evaluation.request import expand_samples
 from lightningbus.run.processes.supervisor import ChildSpec
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas import ids
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 from tests import tensorfiles
 from tests.chaos.running_system import LEASE_SECONDS, STAND_IN
 from tests.chaos.tap import Tap

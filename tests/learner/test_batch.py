@@ -31,7 +31,7 @@ from lightningbus.schemas import ids as identity
 from lightningbus.schemas.audits.events import AuditVerdict
 from lightningbus.schemas.spans import ModelCall, VersionSpan
 from lightningbus.schemas.training import TrainingStep
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 from tests.factories import batches, group, model_call, rollout
 from tests.learner.conftest import builder_for
 

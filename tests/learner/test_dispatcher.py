@@ -29,7 +29,7 @@ from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import decode
 from lightningbus.schemas.tasks import Task, TaskBatchRecord
 from lightningbus.schemas.training import DispatchMark
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.factories import rollout
 from tests.polling import HANG_SECONDS

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from lightningbus.learner.engine import cpu_platform
-from lightningbus.learner.engine.engine_checks import check_engine
 from lightningbus.learner.engine.engines import make_engine
+from lightningbus.learner.engine.verl_checks import check_engine
 from lightningbus.learner.training.verl_trainer import VerlTrainer
 from lightningbus.run.preflight.memory_check import BYTES, training_shape
 from tests.learner.conftest import settings_for

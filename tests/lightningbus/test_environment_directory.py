@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from lightningbus.run.errors import UserError
-from lightningbus.run.preflight.preflight import parse_job
+from lightningbus.run.preflight.job_checks import parse_job
 from lightningbus.run.projects.environment_directory import (
     EnvironmentSpec,
     as_file_name,

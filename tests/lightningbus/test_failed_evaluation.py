@@ -8,7 +8,7 @@ from lightningbus.bus.client import Bus
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.evaluation import evaluate
 from lightningbus.run.evaluation.request import RolloutRequest
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 from tests.optimize.conftest import world_of
 from tests.store.conftest import Start
 from tests.store.conftest import start_store as start_store

@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 
 from lightningbus.cli.app import app
 from lightningbus.cli.commands.start.init import Framework, Model
+from lightningbus.run.preflight.job_checks import parse_job, run_checks
 from lightningbus.run.preflight.memory_check import Target
-from lightningbus.run.preflight.preflight import parse_job, run_checks
 from lightningbus.run.pretrained.catalog import MODELS, SMOLLM2
 from lightningbus.run.pretrained.folder import find_folder
 from lightningbus.run.projects.template import FRAMEWORKS, PLAIN, render_project

@@ -13,11 +13,11 @@ from transformers import Qwen2Config, ViTConfig
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.preflight.computation_check import check_computation
-from lightningbus.run.preflight.job_consistency import find_oddities
+from lightningbus.run.preflight.job_checks import TrainJob, check_alone, describe_trial, parse_job
 from lightningbus.run.preflight.learner_checks import check_learner
 from lightningbus.run.preflight.memory_check import Target
 from lightningbus.run.preflight.model_checks import check_model, find_unknown_tokens, make_empty_model
-from lightningbus.run.preflight.preflight import TrainJob, check_alone, describe_trial, parse_job
+from lightningbus.run.preflight.setting_conflicts import find_oddities
 from lightningbus.run.preflight.trial_rollout import WantedReward
 from lightningbus.run.settings.run_file import RunSettings, validate_settings
 from lightningbus.runners.protocol.request import SAMPLING_FIELDS

@@ -13,7 +13,7 @@ from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import decode
 from lightningbus.schemas.tasks import Task
 from lightningbus.tasks.errors import TaskFileError
-from lightningbus.tasks.task_file import MAX_INPUT_BYTES, load_tasks
+from lightningbus.tasks.task_loading import MAX_INPUT_BYTES, load_tasks
 from tests.lightningbus.test_cli import run, says
 
 GOOD = '{"id": "a", "input": {"n": 1}}\n'

@@ -7,7 +7,7 @@ from lightningbus.run.evaluation.batch import RolloutBatch
 from lightningbus.run.evaluation.batch_progress import BatchProgress
 from lightningbus.run.evaluation.publishing import build_tasks
 from lightningbus.run.evaluation.request import SAMPLINGS, RolloutRequest
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 
 PROBLEMS = [TaskInput("a", {"n": 1}, {"difficulty": "hard"}), TaskInput("b", {"n": 2})]
 

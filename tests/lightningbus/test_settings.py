@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from lightningbus.auditor.settings import AuditorSettings
 from lightningbus.run.errors import UserError
-from lightningbus.run.preflight.preflight import parse_job
+from lightningbus.run.preflight.job_checks import parse_job
 from lightningbus.run.processes.stack import child_specs
 from lightningbus.run.settings.run_file import RunSettings, validate_settings
 

@@ -16,7 +16,7 @@ from lightningbus.run.evaluation.evaluation import Evaluation
 from lightningbus.run.evaluation.held_out import HeldOut, choose_due_versions
 from lightningbus.run.evaluation.request import RolloutRequest
 from lightningbus.run.jobs.prompt_rounds import is_round_due, put_round
-from lightningbus.run.preflight.preflight import TrainJob, parse_job
+from lightningbus.run.preflight.job_checks import TrainJob, parse_job
 from lightningbus.run.results.prompt_round import PromptRound
 from lightningbus.run.results.results import RESULTS, Results, compute_settings_sha256
 from lightningbus.run.results.run_record import check_resumable, describe_job, find_differences, write_record

@@ -12,7 +12,7 @@ from lightningbus.run.preflight.trial_rollout import TrialTask, WantedReward, de
 from lightningbus.runners.recording.rewards import NO_REWARD
 from lightningbus.runners.rollout import RolloutResult
 from lightningbus.runners.settings import RunnerSettings
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 from tests.polling import HANG_SECONDS
 
 pytestmark = pytest.mark.integration

@@ -16,7 +16,7 @@ from lightningbus.optimize.plan.verdict import compare
 from lightningbus.optimize.reflection import build_request, extract_prompt
 from lightningbus.run.errors import UserError
 from lightningbus.run.settings.optimize import OptimizeSettings
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 
 
 def test_what_was_published_before_is_not_published_again_and_counts() -> None:

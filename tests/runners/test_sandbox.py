@@ -32,7 +32,7 @@ from lightningbus.runners.agent.process import ProcessWatchdog
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas.spans import SpanBatch
 from lightningbus.store.embedded.serving import serve_readonly
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.listening import child, ports_and_sockets
 from tests.polling import HANG_SECONDS, until

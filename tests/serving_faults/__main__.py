@@ -37,7 +37,7 @@ from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas.audits.events import AuditVerdict
 from lightningbus.store.clickhouse.client import connect, query_row
 from lightningbus.store.settings import StoreSettings
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 from tests.serving_faults.catalogue import FAULTS, SWITCH_VARIABLE, Fault
 from tests.serving_faults.engine import FIRST
 from tests.serving_faults.versions import VersionPublisher

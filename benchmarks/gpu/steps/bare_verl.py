@@ -10,7 +10,7 @@ from benchmarks.gpu.context import Context
 from benchmarks.gpu.sizes import Scale, Size
 from benchmarks.gpu.training import count_tokens, make_sequences, report_step
 from lightningbus.learner.engine import cpu_platform
-from lightningbus.learner.engine.engine_checks import has_flash_attention
+from lightningbus.learner.engine.verl_checks import has_flash_attention
 from lightningbus.learner.training.distributed import ProcessGroup
 from lightningbus.learner.training.tensors import ForwardConfig, TokenInputs
 from lightningbus.learner.transitions.sequences import TrainSequence

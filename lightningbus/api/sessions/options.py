@@ -10,7 +10,7 @@ from lightningbus.run.evaluation.request import ROLLOUT_SECONDS, SAMPLINGS, Eval
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.policy_options import NAME
 from lightningbus.schemas.subjects import DEFAULT_POLICY
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 
 DEADLINE_SECONDS = 600.0
 """Default deadline of an evaluation."""

@@ -7,7 +7,7 @@ from lightningbus.optimize.plan.candidates import KEY_CHARS, run_key
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.publishing import MAX_ROLLOUT_CHARACTERS
 from lightningbus.run.settings.optimize import OptimizeSettings
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 
 LIMITS = ("budget", "round_budget", "every", "max_iterations", "deadline", "tasks", "heldout", "prompts")
 """Settings left out of the comparison at a restart: limits may change; tasks and prompts are compared by content."""

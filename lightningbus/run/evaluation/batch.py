@@ -13,7 +13,7 @@ from lightningbus.run.evaluation.publishing import publish_all
 from lightningbus.run.evaluation.request import RolloutRequest
 from lightningbus.run.evaluation.retrying_store import RetryingStore
 from lightningbus.schemas import ids
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 
 T = TypeVar("T")
 

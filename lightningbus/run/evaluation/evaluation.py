@@ -14,7 +14,7 @@ from lightningbus.run.evaluation.batch import RolloutBatch
 from lightningbus.run.evaluation.failures import describe_failures
 from lightningbus.run.evaluation.request import RolloutRequest
 from lightningbus.run.evaluation.retrying_store import RetryingStore
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 
 # By task first: the answers to one task are not independent of each other.
 RESULTS = """

@@ -13,7 +13,7 @@ from lightningbus.run.processes.stack import LocalStack
 from lightningbus.run.settings.run_file import EvalSettings, RunSettings
 from lightningbus.schemas.weights.events import ReleaseState, WeightManifest
 from lightningbus.schemas.weights.release_policy import is_servable
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 
 
 def choose_due_versions(published: Iterable[int], evaluated: Iterable[int], every: int) -> list[int]:

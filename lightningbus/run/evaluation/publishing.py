@@ -11,7 +11,7 @@ from lightningbus.run.evaluation.request import ROLLOUT_SECONDS, RolloutRequest
 from lightningbus.run.settings.policy_options import NAME
 from lightningbus.schemas import ids
 from lightningbus.schemas.tasks import Task
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 from lightningbus.tasks.task_publisher import TaskPublisher
 
 CHUNK_SIZE, MAX_CHUNKS_IN_FLIGHT = 64, 4

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from lightningbus.schemas.subjects import DEFAULT_POLICY
 from lightningbus.schemas.tasks import Task
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 
 SAMPLINGS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 1.0}}
 """Sampling settings by the name of the sampling, which ends the name of the evaluation."""

@@ -13,7 +13,7 @@ from lightningbus.run.jobs.children import publish_models, start_children
 from lightningbus.run.processes.stack import complete_learner_settings, start_stack
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.run_file import RunSettings
-from lightningbus.tasks.task_file import load_tasks
+from lightningbus.tasks.task_loading import load_tasks
 
 
 def parse_job(settings: RunSettings, samplings: Sequence[str], *, label: str, version: int | None) -> EvaluationJob:

@@ -25,7 +25,7 @@ from lightningbus.run.jobs.children import (
     wait_for_trial,
 )
 from lightningbus.run.jobs.prompt_rounds import PromptRounds, RoundRunner
-from lightningbus.run.preflight.preflight import TrainJob
+from lightningbus.run.preflight.job_checks import TrainJob
 from lightningbus.run.preflight.process import run_checks_apart
 from lightningbus.run.processes.stack import LocalStack, learner_names, start_stack
 from lightningbus.run.processes.supervisor import ChildSpec
@@ -39,7 +39,7 @@ from lightningbus.run.results.train_result import TrainResult
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.run_file import EvalSettings, RunSettings
 from lightningbus.store.clickhouse.client import query_row
-from lightningbus.tasks.task_file import load_tasks
+from lightningbus.tasks.task_loading import load_tasks
 
 SAVE_SECONDS = 5.0
 """Interval at which the seconds of a phase are saved: a job that is killed loses no more of them."""

@@ -18,7 +18,7 @@ from lightningbus.run.machine.hardware import GIB, has_cpu_flag, read_gpus, read
 from lightningbus.run.machine.installation import describe_missing_parts
 
 PORTS = {4222: "bus", 8123: "ClickHouse"}
-ASK_AMX = "import sys; from lightningbus.inference.engine.plugin import request_amx; sys.exit(not request_amx())"
+ASK_AMX = "import sys; from lightningbus.inference.engine.vllm_plugin import request_amx; sys.exit(not request_amx())"
 """Code that requests AMX in a process of its own, since the permission stays with the process that requests it."""
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from lightningbus.learner.batching.credit import resolve_credit_fn
-from lightningbus.learner.engine.engine_checks import check_device, check_optimizers, check_ranks
+from lightningbus.learner.engine.verl_checks import check_device, check_optimizers, check_ranks
 from lightningbus.learner.settings.import_path import is_import_path
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError

@@ -22,7 +22,7 @@ STOP_SECONDS = 10.0
 
 
 async def run_checks_apart(settings: RunSettings) -> list[str]:
-    """Run `preflight.run_checks` for this machine in a child process; raises `UserError` at the first failed check."""
+    """Run `job_checks.run_checks` for this machine in a child process; raises `UserError` at the first failed check."""
     pipe = asyncio.subprocess.PIPE
     process = await spawn(*COMMAND, stdin=pipe, stdout=pipe)
     try:
@@ -40,11 +40,11 @@ async def run_checks_apart(settings: RunSettings) -> list[str]:
 
 
 def _check(fields: str) -> Iterator[str]:
-    from lightningbus.run.preflight import preflight
+    from lightningbus.run.preflight import job_checks
     from lightningbus.run.preflight.memory_check import Target
 
     settings = RunSettings.model_validate_json(fields)
-    yield from preflight.run_checks(settings, preflight.parse_job(settings, "settings"), Target())
+    yield from job_checks.run_checks(settings, job_checks.parse_job(settings, "settings"), Target())
 
 
 def main() -> None:

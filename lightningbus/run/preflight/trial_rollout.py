@@ -24,7 +24,7 @@ from lightningbus.runners.rollout import RolloutResult, run_agent
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas.base import Mode
 from lightningbus.schemas.tasks import Task
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 
 
 @dataclass(frozen=True, slots=True)

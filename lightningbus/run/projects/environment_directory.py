@@ -17,7 +17,7 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.run_directory.new_directory import is_vacant, written_beside
 from lightningbus.runners.agent.factory import resolve_program
-from lightningbus.tasks.task_file import load_tasks
+from lightningbus.tasks.task_loading import load_tasks
 
 ADAPTERS = {
     "gymnasium": "gymnasium_adapter",

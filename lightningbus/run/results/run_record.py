@@ -11,7 +11,7 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.results.results import Results
 from lightningbus.run.settings.optimize import OptimizeSettings
 from lightningbus.run.settings.run_file import EvalSettings
-from lightningbus.tasks.task_file import load_tasks
+from lightningbus.tasks.task_loading import load_tasks
 from lightningbus.tasks.task_source import TaskSource
 
 RECORD = "job.json"

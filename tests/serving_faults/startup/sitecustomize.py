@@ -1,8 +1,8 @@
-"""Python imports this at its start: it puts the engine's faults into every process of vLLM, after our plugin."""
+"""Python imports this at its start: it puts the engine's faults into every process of vLLM, after our vllm_plugin."""
 
-from lightningbus.inference.engine import plugin
+from lightningbus.inference.engine import vllm_plugin
 
-register = plugin.register
+register = vllm_plugin.register
 
 
 def register_with_faults() -> None:
@@ -13,4 +13,4 @@ def register_with_faults() -> None:
     install()
 
 
-plugin.register = register_with_faults
+vllm_plugin.register = register_with_faults

@@ -9,7 +9,7 @@ from lightningbus.cli.options import BusOption, exit_on_user_error, run_async
 from lightningbus.run.errors import exit_with
 from lightningbus.run.run_directory.discovery import connect
 from lightningbus.schemas import subjects
-from lightningbus.tasks.task_file import load_tasks
+from lightningbus.tasks.task_loading import load_tasks
 from lightningbus.tasks.task_source import TaskSource, parse_columns
 
 

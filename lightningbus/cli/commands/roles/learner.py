@@ -64,8 +64,8 @@ def learner(
         LearnerSettings, "learner", settings, context.args, **options, health_address=health_address
     )
     if dry_run:
+        from lightningbus.run.preflight.job_checks import check_alone
         from lightningbus.run.preflight.memory_check import Target
-        from lightningbus.run.preflight.preflight import check_alone
 
         target = Target(ranks, gpu_memory, gpu_tflops)
         print("\n".join(exit_on_user_error(lambda: list(check_alone(checked, target)))))

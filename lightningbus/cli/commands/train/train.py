@@ -40,13 +40,13 @@ def train(
     with require_extra("demo"):
         importlib.import_module("matplotlib")  # the picture comes last, and is not to be what fails
     from lightningbus.run.jobs import train_job
-    from lightningbus.run.preflight import preflight
+    from lightningbus.run.preflight import job_checks
     from lightningbus.run.preflight.memory_check import Target
     from lightningbus.run.results.train_result import report
     from lightningbus.run.settings.run_file import load_run_settings
 
     settings = exit_on_user_error(load_run_settings, config)
-    job = exit_on_user_error(preflight.parse_job, settings, str(config))
+    job = exit_on_user_error(job_checks.parse_job, settings, str(config))
 
     rounds = None
     if settings.optimizes_in_turns:
@@ -58,7 +58,7 @@ def train(
 
     def look() -> None:
         target = Target(ranks, gpu_memory, gpu_tflops)
-        for line in preflight.run_checks(settings, job, target, loads_models=True, starts_engine=engine):
+        for line in job_checks.run_checks(settings, job, target, loads_models=True, starts_engine=engine):
             print(line)
 
     if dry_run:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lightningbus.inference.engine import plugin
+from lightningbus.inference.engine import vllm_plugin
 
 pytest.importorskip("vllm")
 
@@ -21,7 +21,7 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[shm_broadcast.Messa
     condition = shm_broadcast.SpinCondition
     monkeypatch.setattr(condition, "wait", condition.wait)
     monkeypatch.setattr(condition, "wait_idle", None, raising=False)
-    assert plugin.stop_spinning() and plugin.stop_spinning(), "vLLM loads plugins more than once"
+    assert vllm_plugin.stop_spinning() and vllm_plugin.stop_spinning(), "vLLM loads plugins more than once"
     writer = shm_broadcast.MessageQueue(1, 1)
     reader = shm_broadcast.MessageQueue.create_from_handle(writer.export_handle(), 0)
     waiting = threading.Thread(target=writer.wait_until_ready)
@@ -64,4 +64,4 @@ def test_messages_in_quick_succession_are_looked_for_by_the_millisecond(
         sender.start()
         assert [reader.dequeue(timeout=30), reader.dequeue(timeout=30)] == [number, -number]
         sender.join()
-    assert timeouts == {plugin.RECHECK_MS}
+    assert timeouts == {vllm_plugin.RECHECK_MS}

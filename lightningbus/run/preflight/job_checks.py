@@ -11,11 +11,11 @@ from lightningbus.learner.rollouts.capacity import Capacity, find_shortage
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.preflight.computation_check import check_computation
-from lightningbus.run.preflight.job_consistency import find_differences, find_inconsistencies, find_oddities
 from lightningbus.run.preflight.learner_checks import check_learner
 from lightningbus.run.preflight.memory_check import Target, check_memory
 from lightningbus.run.preflight.model_checks import check_configuration, check_model, find_weights
 from lightningbus.run.preflight.port_checks import check_ports
+from lightningbus.run.preflight.setting_conflicts import find_differences, find_inconsistencies, find_oddities
 from lightningbus.run.preflight.trial_rollout import TrialTask, WantedReward, try_agent
 from lightningbus.run.processes.stack import complete_learner_settings
 from lightningbus.run.results.prompt_files import read_prompt_text
@@ -23,7 +23,7 @@ from lightningbus.run.settings.run_file import EvalSettings, RunSettings, descri
 from lightningbus.runners.protocol.prompts import PromptChoice
 from lightningbus.schemas.base import Mode
 from lightningbus.schemas.subjects import TRAIN_ROLLOUTS
-from lightningbus.tasks.task_file import load_tasks
+from lightningbus.tasks.task_loading import load_tasks
 
 VERSIONS_AHEAD = 3
 """Weight versions needed beyond `max_staleness`: the one being evaluated, its successor, and the one being published.

@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from lightningbus.api.tasks import read_tasks
 from lightningbus.tasks.errors import TaskFileError
-from lightningbus.tasks.task_file import load_tasks
+from lightningbus.tasks.task_loading import load_tasks
 from lightningbus.tasks.task_source import TaskSource
 
 ROWS: list[dict[str, Any]] = [

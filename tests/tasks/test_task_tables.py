@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from lightningbus.tasks.errors import TaskFileError
-from lightningbus.tasks.task_file import TaskInput, load_tasks
+from lightningbus.tasks.task_loading import TaskInput, load_tasks
 from lightningbus.tasks.task_source import TaskSource, parse_columns
 
 ROWS = [
@@ -132,7 +132,7 @@ def test_a_missing_library_is_named_with_its_extra(tmp_path: Path, missing: str,
     (tmp_path / "t.parquet").write_bytes(b"")
     code = (
         f"import sys; sys.modules[{missing!r}] = None\n"
-        f"from lightningbus.tasks.task_file import load_tasks; load_tasks({path!r})"
+        f"from lightningbus.tasks.task_loading import load_tasks; load_tasks({path!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stderr.endswith(f"{missing} is not installed: pip install 'lightningbus[data]'\n"), done.stderr
