@@ -76,6 +76,7 @@ async def test_a_port_in_use_is_said_before_an_engine_is_started(bus: Bus, tmp_p
     assert not (tmp_path / "work" / "vllm.log").exists()
 
 
+@pytest.mark.long
 @pytest.mark.integration
 async def test_an_engine_that_cannot_start_gives_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")

@@ -109,7 +109,7 @@ def announced_in(place: Path) -> tuple[int, str] | None:
 
 
 @pytest.mark.parametrize(
-    "first", ["bus", "store", *(pytest.param(name, marks=pytest.mark.long) for name in ("demo", "train", "up"))]
+    "first", ["bus", *(pytest.param(name, marks=pytest.mark.long) for name in ("store", "demo", "train", "up"))]
 )
 def test_a_second_command_in_a_live_directory_is_refused_and_the_first_goes_on(
     first: str, place: Path, other_bus: str

@@ -32,7 +32,7 @@ async def test_the_most_frequent_error_is_kept_with_the_evaluation(bus: Bus, nat
         assert (await answer("good", [right])).failures == ""
 
 
-@pytest.mark.parametrize("num_hung", [1, 3])
+@pytest.mark.parametrize("num_hung", [1, pytest.param(3, marks=pytest.mark.long)])
 async def test_an_agent_that_hangs_counts_as_0_and_the_evaluation_goes_on(
     bus: Bus, nats_url: str, start_store: Start, num_hung: int
 ) -> None:

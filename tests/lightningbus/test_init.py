@@ -146,6 +146,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "run.yaml").read_text() == "mine"
 
 
+@pytest.mark.long
 @pytest.mark.integration
 def test_the_plain_project_can_be_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(write_project(PLAIN, tmp_path / "first"))

@@ -97,10 +97,14 @@ REASONS: dict[str, tuple[str, Callable[[Fields, int], Fields]]] = {
     "agent": ("train", lambda trained, taken: trained | {"runners": [{"entrypoint": "nowhere:solve"}]}),
 }
 """Starts that are refused: the command, and its run file by a training job's settings and a port that is taken."""
+OFTEN = {"name in use", "port of the bus", "port of the store", "settings", "store in use", "model, train", "agent"}
+"""Starts that `make test` tries: one of each place in which a start is refused."""
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize(
+    "reason", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.long) for name in REASONS]
+)
 def test_a_start_that_is_refused_leaves_the_run_that_is_up_alone(reason: str, place: Path) -> None:
     with ExitStack() as exits:
         taken = exits.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]

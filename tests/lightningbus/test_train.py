@@ -51,6 +51,7 @@ def job(directory: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 def test_a_job_whose_engine_disagrees_ends_before_the_first_step(tmp_path: Path) -> None:
     """The stand-in for vLLM scores tokens as no model does."""
     fitting_model(tmp_path / "model")
@@ -61,6 +62,7 @@ def test_a_job_whose_engine_disagrees_ends_before_the_first_step(tmp_path: Path)
     assert "no weight version of 'policy' is left to serve: engine and learner differ by" in done.stderr
 
 
+@pytest.mark.long
 def test_a_job_that_was_killed_goes_on_to_figures_and_a_picture(tmp_path: Path) -> None:
     """It is killed, with all its processes, in the middle of an evaluation during training."""
     fitting_model(tmp_path / "model")

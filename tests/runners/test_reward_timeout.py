@@ -40,10 +40,10 @@ async def grade(bus: Bus, deadline: float = 20.0, num_hung: int = 1, **settings:
         ("sleeps", ALONE),
         ("sleeps", SHARED),
         ("waits", ALONE),
-        ("waits", SHARED),
+        pytest.param("waits", SHARED, marks=pytest.mark.long),
         ("blocks", SHARED),
-        ("is_deaf", SHARED),
-        ("sleeps", {**SHARED, "max_concurrent_per_process": 2}),
+        pytest.param("is_deaf", SHARED, marks=pytest.mark.long),
+        pytest.param("sleeps", {**SHARED, "max_concurrent_per_process": 2}, marks=pytest.mark.long),
     ],
 )
 async def test_a_reward_function_that_hangs_costs_its_own_rollout_alone(

@@ -99,6 +99,7 @@ async def test_a_page_that_waits_for_a_command_never_says_that_the_store_is_gone
         assert set(states) == {"finished"}
 
 
+@pytest.mark.long
 async def test_every_run_of_the_directory_is_listed_and_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     old, up, *_ = (_make_run(name) for name in ("old", "up", "new"))
