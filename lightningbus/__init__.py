@@ -15,15 +15,21 @@ if TYPE_CHECKING:
     from lightningbus.api.sessions.async_session import AsyncSession, aconnect
     from lightningbus.api.sessions.reward_curve import RewardCurve
     from lightningbus.api.sessions.table import Table
+    from lightningbus.api.settings import TrainSettings
     from lightningbus.api.training import RunInterrupted, atrain
     from lightningbus.run.errors import UserError
     from lightningbus.run.evaluation.evaluation import Evaluation
+    from lightningbus.run.jobs.callbacks import Alert, Callback, Step
     from lightningbus.run.results.train_result import TrainResult
 
 _MODULES = {
     "train": "lightningbus.api.blocking",
     "atrain": "lightningbus.api.training",
     "RunInterrupted": "lightningbus.api.training",
+    "TrainSettings": "lightningbus.api.settings",
+    "Callback": "lightningbus.run.jobs.callbacks",
+    "Step": "lightningbus.run.jobs.callbacks",
+    "Alert": "lightningbus.run.jobs.callbacks",
     "TrainResult": "lightningbus.run.results.train_result",
     "evaluate": "lightningbus.api.blocking",
     "aevaluate": "lightningbus.api.evaluation_job",
@@ -41,14 +47,18 @@ _MODULES = {
 """Name -> the module of this package that has it."""
 
 __all__ = [
+    "Alert",
     "AsyncSession",
+    "Callback",
     "Evaluation",
     "EvaluationResult",
     "RewardCurve",
     "RunInterrupted",
     "Session",
+    "Step",
     "Table",
     "TrainResult",
+    "TrainSettings",
     "Transcript",
     "UserError",
     "aconnect",

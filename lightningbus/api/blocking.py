@@ -20,6 +20,7 @@ from lightningbus.api.tasks import Tasks
 from lightningbus.api.training import as_run_interrupted, atrain
 from lightningbus.common.event_loop import run_blocking
 from lightningbus.run.evaluation.publishing import PublishOptions
+from lightningbus.run.jobs.callbacks import Callback
 from lightningbus.run.results.train_result import TrainResult
 from lightningbus.run.run_directory.directory import RUNS
 
@@ -31,6 +32,7 @@ def train(
     heldout: Tasks,
     *,
     resume: bool = False,
+    callbacks: Sequence[Callback] = (),
     **settings: Unpack[TrainSettings],
 ) -> TrainResult:
     """Train an agent to the end, as ``lightningbus train`` does: held-out reward before, training, and after.
@@ -42,6 +44,7 @@ def train(
         tasks: tasks to train on: a path, a list, a DataFrame or a dataset, see `Tasks`.
         heldout: tasks the model is never trained on.
         resume: go on where the run of this name was stopped.
+        callbacks: are told of each step, evaluation and alert, and may end training, see `Callback`.
         settings: the common settings by name (`max_steps`, `lr`, ...), all others in the section of a run file
             (`learner={...}`).
 
@@ -53,7 +56,7 @@ def train(
         RunInterrupted: the run was stopped; its data is kept, and the same call with resume=True goes on.
     """
     with as_run_interrupted(settings):
-        return run_blocking(atrain(agent, model, tasks, heldout, resume=resume, **settings))
+        return run_blocking(atrain(agent, model, tasks, heldout, resume=resume, callbacks=callbacks, **settings))
 
 
 def evaluate(

@@ -4,7 +4,7 @@
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Unpack
 
@@ -13,6 +13,7 @@ from lightningbus.api.settings import TrainSettings, build_run_settings, runs_di
 from lightningbus.api.tasks import Tasks, save_tasks
 from lightningbus.api.user_errors import as_user_error, require_package
 from lightningbus.run.jobs import train_job
+from lightningbus.run.jobs.callbacks import Callback
 from lightningbus.run.preflight import job_checks
 from lightningbus.run.results.train_result import TrainResult
 from lightningbus.run.run_data.run_data import release_files
@@ -49,6 +50,7 @@ async def atrain(
     heldout: Tasks,
     *,
     resume: bool = False,
+    callbacks: Sequence[Callback] = (),
     **settings: Unpack[TrainSettings],
 ) -> TrainResult:
     """Train an agent to the end, as ``lightningbus train`` does: held-out reward before, training, and after.
@@ -60,6 +62,7 @@ async def atrain(
         tasks: tasks to train on: a path, a list, a DataFrame or a dataset, see `Tasks`.
         heldout: tasks the model is never trained on.
         resume: go on where the run of this name was stopped.
+        callbacks: are told of each step, evaluation and alert, and may end training, see `Callback`.
         settings: the common settings by name (`max_steps`, `lr`, ...), all others in the section of a run file
             (`learner={...}`).
 
@@ -82,4 +85,4 @@ async def atrain(
         checked = build_run_settings(base, settings, TrainSettings)
         job = job_checks.parse_job(checked, "settings")
         release_files(checked.runs / checked.name)
-        return await train_job.run(checked, job, resume=resume)
+        return await train_job.run(checked, job, resume=resume, callbacks=callbacks)

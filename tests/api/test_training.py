@@ -143,6 +143,49 @@ def raises(call: Any) -> str:
     return str(raised.value)
 
 
+class Enough(lb.Callback):
+    """Ends training after its second step."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.versions: list[int] = []
+
+    def on_step(self, step: lb.Step) -> str | None:
+        self.steps.append(step.step)
+        return "two are enough" if step.step == 2 else None
+
+    def on_evaluation(self, evaluation: lb.Evaluation) -> None:
+        self.versions.append(evaluation.version)
+
+
+def test_a_callback_ends_training_and_the_newest_version_is_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fitting_model(tmp_path / "model")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(NOTEBOOK, names)
+    callback, learner = Enough(), {"cpu_threads": 1, "seq_len": 128, "engine": {"check_model": False}}
+    result = lb.train(
+        names["solve"],
+        tmp_path / "model",
+        TRAIN,
+        HELDOUT,
+        callbacks=[callback],
+        learner=learner,
+        inference=ENGINE,
+        store=STORE,
+        group_size=2,
+        groups_per_step=2,
+        max_steps=500,
+    )
+    assert callback.steps == list(range(1, len(callback.steps) + 1)) and 2 <= len(callback.steps) < 500
+    newest = callback.versions[-1]
+    assert callback.versions == [0, 0, newest, newest] and newest >= 2
+    assert result.figures["stop_reason"] == "Enough.on_step: two are enough" and result.figures["rollouts_lost"] == 0
+    assert result.best_version in (0, newest)
+
+
 def test_an_agent_that_fails_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     fitting_model(tmp_path / "model")

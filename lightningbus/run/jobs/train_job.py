@@ -17,6 +17,7 @@ from lightningbus.run.evaluation.evaluation import Evaluation, format_label
 from lightningbus.run.evaluation.held_out import HeldOut, build_held_out_request
 from lightningbus.run.evaluation.pinned_version import VersionPins, wait_for_evaluations
 from lightningbus.run.evaluation.version_turns import Turn, take_turns
+from lightningbus.run.jobs.callbacks import Callback, CallbackCaller
 from lightningbus.run.jobs.children import (
     publish_models,
     start_children,
@@ -29,7 +30,7 @@ from lightningbus.run.preflight.job_checks import TrainJob
 from lightningbus.run.preflight.process import run_checks_apart
 from lightningbus.run.processes.stack import LocalStack, learner_names, start_stack
 from lightningbus.run.processes.supervisor import ChildSpec
-from lightningbus.run.results.best_version import find_best, version_of
+from lightningbus.run.results.best_version import find_best, has_stopped_improving, version_of
 from lightningbus.run.results.prompt_files import write_prompts_in_use
 from lightningbus.run.results.prompt_round import PromptRound
 from lightningbus.run.results.results import COUNTS, Results
@@ -46,13 +47,18 @@ SAVE_SECONDS = 5.0
 
 
 async def run(
-    settings: RunSettings, job: TrainJob, *, resume: bool = False, rounds: RoundRunner | None = None
+    settings: RunSettings,
+    job: TrainJob,
+    *,
+    resume: bool = False,
+    rounds: RoundRunner | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> TrainResult:
     """Run a job by itself, on its own bus or the one its settings name, to its end; prints nothing at the end.
 
     Before anything starts, all is checked as by a dry run. ``resume``: go on where the run of this name was stopped, in
     its directory. Otherwise an earlier run of this name is moved aside. ``rounds``: optimises prompts too. Raises
-    `UserError` when a check or a part fails for good, or when there is nothing to resume.
+    `UserError` when a check, a part or a callback fails for good, or when there is nothing to resume.
     """
     directory = RunDirectory(settings.runs / settings.name)
     description = describe_job(job.learners, job.eval, settings.optimize if rounds is not None else None)
@@ -65,7 +71,7 @@ async def run(
                 write_record(directory.path, description)
             title = f"lightningbus train · {settings.name}"
             async with start_stack(directory, settings.bus, title, settings.policies) as stack:
-                return await train(stack, settings, job.learners, job.eval, None, rounds)
+                return await train(stack, settings, job.learners, job.eval, None, rounds, callbacks)
 
 
 async def _check(settings: RunSettings) -> None:
@@ -84,6 +90,7 @@ async def train(
     heldout: EvalSettings,
     ready: Awaitable[object] | None,
     rounds: RoundRunner | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> TrainResult:
     """Run a job on a bus that is up; its figures lie in the run's directory too, and are the start of a resumed one.
 
@@ -92,7 +99,7 @@ async def train(
     Raises `UserError` when a part fails for good.
     """
     async with stack.trackers(settings, learners):
-        return await _Training(stack, settings, learners, heldout, rounds).run(ready)
+        return await _Training(stack, settings, learners, heldout, rounds, callbacks).run(ready)
 
 
 class _Training:
@@ -105,17 +112,20 @@ class _Training:
         learners: Sequence[LearnerSettings],
         heldout: EvalSettings,
         runner: RoundRunner | None,
+        callbacks: Sequence[Callback],
     ) -> None:
         self._stack, self._settings, self._learners, self._heldout = stack, settings, learners, heldout
         self._runner = runner
         self._names = learner_names(settings) or ["learner"]
         self._results = Results.begin(settings, learners, heldout, Results.read(stack.directory.path))
+        self._callbacks = CallbackCaller(callbacks, self._results.run)
 
     async def run(self, ready: Awaitable[object] | None) -> TrainResult:
         """See `train`."""
         results, tasks = self._results, load_tasks(self._heldout.tasks)
         async with self._phase("starting", "starting"):
             self._client = await self._start_children(ready)
+            await self._callbacks.begin(self._client)
             models = [learner.model for learner in self._learners]
             self._pins = VersionPins(self._stack.bus, results.run, models)
             request = build_held_out_request(self._settings, self._heldout, self._learners[0])
@@ -141,10 +151,13 @@ class _Training:
             await self._evaluate_newest()
         if self._rounds:
             await self._optimize_prompts()
-        await self._train()
+        if not self._callbacks.stop_reason:
+            await self._train()
+        results.stop_reason = self._callbacks.stop_reason
         await self._evaluate_newest()
         async with self._phase("counting", "counting"):
             await self._wait_until_stored()
+            await self._callbacks.tell_new(self._client)
             await asyncio.to_thread(results.count, self._client)
             await self._draw()
             await self._write_prompts()
@@ -218,8 +231,19 @@ class _Training:
 
     async def _wait_finished(self, names: Iterable[str]) -> None:
         """Wait until these children have ended by themselves."""
-        for name in names:
-            await self._stack.supervisor.wait_finished(name)
+        following = asyncio.create_task(self._callbacks.follow(self._client))
+        stopping = asyncio.create_task(self._stop_early())
+        try:
+            for name in names:
+                await run_unless(following, self._stack.supervisor.wait_finished(name))
+        finally:
+            await cancel_and_wait(following, stopping)
+
+    async def _stop_early(self) -> None:
+        """End the learners once somebody wants training to end."""
+        await self._callbacks.wait_stopped()
+        self._stack.view.set_note(f"training ends early: {self._callbacks.stop_reason}")
+        await self._stack.supervisor.stop(*self._names)
 
     async def _evaluate_newest(self) -> None:
         """Evaluate the newest weight version of each model that nodes serve."""
@@ -234,6 +258,10 @@ class _Training:
         self._results.add_evaluation(evaluation)
         self._results.write(self._stack.directory.path)
         await self._keep_best()
+        patience = self._heldout.patience
+        if patience is not None and has_stopped_improving(self._results.evaluations, patience):
+            self._callbacks.stop(f"no higher held-out reward in {patience} evaluations (eval.patience)")
+        await self._callbacks.tell_evaluation(evaluation)
         what = format_label(evaluation.versions)
         self._stack.view.set_note(f"{evaluation.label}, {what}: {evaluation.format_mean()}")
         if evaluation.failures:  # the same will happen in training

@@ -14,6 +14,15 @@ def find_best(evaluations: Sequence[Evaluation]) -> Evaluation | None:
     return max(comparable, key=lambda each: (each.mean_reward, each.version), default=None)
 
 
+def has_stopped_improving(evaluations: Sequence[Evaluation], patience: int) -> bool:
+    """Return whether the last ``patience`` evaluations all have no higher mean reward than one before them.
+
+    Only evaluations with the sampling of the first one are compared.
+    """
+    means = [each.mean_reward for each in evaluations if each.label == evaluations[0].label]
+    return len(means) > patience and max(means[-patience:]) <= max(means[:-patience])
+
+
 def version_of(evaluation: Evaluation, model: str) -> int:
     """Return the weight version of a model in an evaluation."""
     return evaluation.versions.get(model, evaluation.version)

@@ -59,6 +59,7 @@ class Results(BaseModel):
     max_steps: int = Field(description="training steps that the job was set to make")
     max_reward: float = Field(description="reward of a perfect policy")
     steps: int = Field(0, description="training steps made; of several models, those of the slowest")
+    stop_reason: str = Field("", description="reason why training ended before `max_steps`; empty: it did not")
     weight_versions: int = Field(0, description="weight versions published, of all models")
     rollouts: int = Field(0, description="rollouts that ended, evaluations included")
     rollouts_lost: int = Field(0, description="published rollouts that never ended")

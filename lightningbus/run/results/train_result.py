@@ -14,6 +14,7 @@ from rich.text import Text
 from lightningbus.run.display.terminal import render_html, render_text
 from lightningbus.run.evaluation.evaluation import Evaluation, format_mean
 from lightningbus.run.evaluation.request import SAMPLINGS
+from lightningbus.run.results.best_version import find_best
 from lightningbus.run.results.reward_picture import PICTURE
 from lightningbus.run.run_directory.directory import RunDirectory
 
@@ -30,6 +31,12 @@ class TrainResult:
     figures: dict[str, Any]
     """The content of ``results.json``, see `lightningbus.run.results.results.Results`."""
     evaluations: list[Evaluation]
+
+    @property
+    def best_version(self) -> int | None:
+        """Weight version of the main model with the highest held-out reward, of equal ones the newest; None: none."""
+        best = find_best(self.evaluations)
+        return None if best is None else best.version
 
     def render(self) -> Group:
         """Render the held-out rewards as a table, and the figures as a sentence."""
@@ -52,6 +59,8 @@ class TrainResult:
             )
             for name, prompt in prompts.items()
         ]
+        if figures.get("stop_reason"):
+            sentence += f"; training ended early: {figures['stop_reason']}"
         picture = f"picture: {self.directory / PICTURE}"
         exports = [
             Text(f"export the model: {command}", no_wrap=True, overflow="ignore")

@@ -74,6 +74,12 @@ class EvalSettings(BaseModel):
         description="weight versions between two evaluations during training; nodes keep a version until its "
         "evaluation has ended; none: evaluate only before and after training",
     )
+    patience: int | None = Field(
+        None,
+        ge=1,
+        description="evaluations in a row without a higher held-out reward after which training ends; wants `every`; "
+        "none: train to the last step",
+    )
     deadline: float = Field(
         120.0,
         gt=0,
@@ -82,6 +88,12 @@ class EvalSettings(BaseModel):
     )
     agent: str = Field("default", description="name of the agent that runs the held-out tasks")
     max_reward: float = Field(1.0, description="reward of a perfect policy, for comparison")
+
+    @model_validator(mode="after")
+    def _patience(self) -> Self:
+        if self.patience is not None and self.every is None:
+            raise ValueError("patience counts evaluations during training: set `every` too")
+        return self
 
 
 class RunSettings(BaseModel):

@@ -1,0 +1,140 @@
+"""Callbacks of a training job: they are told of steps, evaluations and alerts, and may end training."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any
+
+from clickhouse_connect.driver.client import Client
+from clickhouse_connect.driver.exceptions import ClickHouseError
+
+from lightningbus.learner.settings.user_code import describe_error
+from lightningbus.run.errors import UserError
+from lightningbus.run.evaluation.evaluation import Evaluation
+
+POLL_SECONDS = 1.0
+"""Seconds between two queries to the store, which sends no notifications."""
+STEPS = (
+    "SELECT model, step, version, ended_at, metrics FROM training_steps "
+    "WHERE run_id = {run_id:String} AND step > {after:UInt32} ORDER BY step, model"
+)
+ALERTS = (
+    "SELECT role, reason, resolved, fired_at, toUnixTimestamp64Nano(fired_at) AS at_ns FROM alerts "
+    "WHERE at_ns > {after:Int64} ORDER BY at_ns"
+)
+NEWEST_ALERT = "SELECT toUnixTimestamp64Nano(max(fired_at)) FROM alerts"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A training step that the store has."""
+
+    model: str
+    step: int
+    version: int
+    """Weight version that the step produced."""
+    ended_at: datetime
+    metrics: Mapping[str, float]
+    """Metrics by name; docs/store.md lists them with units."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """A stall or fault that a role has raised, or its end."""
+
+    role: str
+    reason: str
+    is_resolved: bool
+    fired_at: datetime
+
+
+class Callback:
+    """Base of a callback of `train`; its methods run in a thread of the calling process, one after the other.
+
+    Each may return a reason to stop: the step in progress is dropped, the newest version is evaluated, and `train`
+    returns as it does after the last step. An exception ends the run with a `UserError`; the same call with resume=True
+    goes on.
+    """
+
+    def on_step(self, step: Step) -> str | None:
+        """Take a step that has been made since this start, in the order of steps."""
+
+    def on_evaluation(self, evaluation: Evaluation) -> str | None:
+        """Take the held-out rewards of a version as soon as they are there."""
+
+    def on_alert(self, alert: Alert) -> str | None:
+        """Take an alert that was raised, or has ended, since this start."""
+
+
+class CallbackCaller:
+    """Calls the callbacks of one start of a job; each event reaches each of them once, in order."""
+
+    def __init__(self, callbacks: Sequence[Callback], run: str) -> None:
+        self._callbacks, self._run = callbacks, run
+        self._told_steps: dict[str, int] = {}
+        self._last_alert_ns = 0
+        self._thread = ThreadPoolExecutor(1, "callbacks")
+        self._stopped = asyncio.Event()
+        self.stop_reason = ""
+        """Reason why training is to end; empty: none."""
+
+    def stop(self, reason: str) -> None:
+        """End training for a reason; the first one is kept."""
+        self.stop_reason = self.stop_reason or reason
+        self._stopped.set()
+
+    async def wait_stopped(self) -> None:
+        """Wait until training is to end."""
+        await self._stopped.wait()
+
+    async def begin(self, client: Client) -> None:
+        """Leave out what was there before this start."""
+        if self._callbacks:
+            for step in await self._read_steps(client):
+                self._told_steps[step.model] = step.step
+            ((self._last_alert_ns,),) = (await asyncio.to_thread(client.query, NEWEST_ALERT)).result_rows
+
+    async def follow(self, client: Client) -> None:
+        """Tell steps and alerts for ever; a store that is away is asked again. Raise `UserError` as `tell_new`."""
+        while True:
+            with suppress(ClickHouseError):  # the store is being started again
+                await self.tell_new(client)
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def tell_new(self, client: Client) -> None:
+        """Tell the steps and alerts that are new in the store; raise `UserError` if a callback fails."""
+        if not self._callbacks:
+            return
+        for step in await self._read_steps(client):
+            if step.step > self._told_steps.get(step.model, 0):
+                self._told_steps[step.model] = step.step
+                await self._tell("on_step", step)
+        rows = (await asyncio.to_thread(client.query, ALERTS, {"after": self._last_alert_ns})).result_rows
+        for role, reason, is_resolved, fired_at, fired_at_ns in rows:
+            self._last_alert_ns = fired_at_ns
+            await self._tell("on_alert", Alert(role, reason, is_resolved, fired_at))
+
+    async def tell_evaluation(self, evaluation: Evaluation) -> None:
+        """Tell an evaluation; raise `UserError` if a callback fails."""
+        await self._tell("on_evaluation", evaluation)
+
+    async def _read_steps(self, client: Client) -> list[Step]:
+        parameters = {"run_id": self._run, "after": min(self._told_steps.values(), default=0)}
+        rows = (await asyncio.to_thread(client.query, STEPS, parameters)).result_rows
+        return [Step(model, step, version, at, MappingProxyType(metrics)) for model, step, version, at, metrics in rows]
+
+    async def _tell(self, method: str, event: Any) -> None:
+        for callback in self._callbacks:
+            name, function = f"{type(callback).__name__}.{method}", getattr(callback, method)
+            try:
+                reason = await asyncio.get_running_loop().run_in_executor(self._thread, function, event)
+            except Exception as error:  # code of the user's
+                raise UserError(
+                    f"callback {name} failed: {describe_error(error, getattr(callback, method))}"
+                ) from error
+            if reason:
+                self.stop(f"{name}: {reason}")

@@ -1,0 +1,96 @@
+"""Callbacks of a training job, told by a real store; `tests/api/test_training.py` has them in a whole run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightningbus.run.errors import UserError
+from lightningbus.run.evaluation.evaluation import Evaluation
+from lightningbus.run.jobs.callbacks import Alert, Callback, CallbackCaller, Step
+from lightningbus.run.results.best_version import has_stopped_improving
+from lightningbus.run.results.train_result import TrainResult
+from lightningbus.run.settings.run_file import EvalSettings
+from lightningbus.schemas import fleet
+from tests import seed_store
+from tests.lightningbus.test_train_job import evaluation
+from tests.store.conftest import prepared
+
+
+class Notes(Callback):
+    """Notes what it is told, and wants to end after some step."""
+
+    def __init__(self, last: int = 100) -> None:
+        self.seen: list[Any] = []
+        self.last = last
+
+    def on_step(self, step: Step) -> str | None:
+        self.seen.append((step.model, step.step))
+        assert step.version == step.step and step.metrics["staleness/max"] == step.step % 3
+        return f"step {step.step} is enough" if step.step >= self.last else None
+
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        self.seen.append(evaluation.version)
+
+    def on_alert(self, alert: Alert) -> None:
+        self.seen.append((alert.role, alert.reason, alert.is_resolved))
+
+
+class Fails(Callback):
+    """Has a mistake."""
+
+    def on_step(self, step: Step) -> None:
+        raise KeyError(step.metrics["no_such_metric"])
+
+
+@pytest.mark.integration
+async def test_each_event_of_this_start_is_told_once_in_order(tmp_path: Path) -> None:
+    events = list(seed_store.run("first", steps=5))
+    steps = [event for event in events if type(event).__name__ == "TrainingStep"]
+    alert = fleet.Alert(role="runner", reason="no runner is there", fired_at_ns=seed_store.START_NS + 1)
+    with prepared(tmp_path / "store") as store:
+        seed_store.insert(store.sql, [*steps[:2], alert])
+        notes = Notes(last=4)
+        caller = CallbackCaller([notes], "first")
+        await caller.begin(store.sql)
+        await caller.tell_new(store.sql)
+        assert notes.seen == [], "an earlier start was not left out"
+        ended = fleet.Alert(
+            role="runner", reason="no runner is there", resolved=True, fired_at_ns=alert.fired_at_ns + 1
+        )
+        seed_store.insert(store.sql, [*steps[2:4], ended], first=100)
+        await caller.tell_new(store.sql)
+        await caller.tell_evaluation(evaluation("greedy", 4, 0.5))
+        await caller.tell_new(store.sql)
+        assert notes.seen == [("policy", 3), ("policy", 4), ("runner", "no runner is there", True), 4]
+        await caller.wait_stopped()
+        assert caller.stop_reason == "Notes.on_step: step 4 is enough"
+        with pytest.raises(
+            UserError, match=r"callback Fails\.on_step failed: KeyError: 'no_such_metric' \(.*line \d+\)"
+        ):
+            await CallbackCaller([Fails()], "first").tell_new(store.sql)
+
+
+@pytest.mark.parametrize(
+    ("means", "has_stopped"),
+    [([0.1], False), ([0.1, 0.2], False), ([0.5, 0.5, 0.5], True), ([0.5, 0.2, 0.6], False), ([0.9, 0.2, 0.6], True)],
+)
+def test_patience_ends_with_evaluations_that_are_no_better(means: list[float], has_stopped: bool) -> None:
+    done = [evaluation("greedy", version, mean) for version, mean in enumerate(means)]
+    done += [evaluation("sampled", len(means), 1.0)]
+    assert has_stopped_improving(done, patience=2) is has_stopped
+
+
+def test_patience_wants_evaluations_during_training() -> None:
+    with pytest.raises(ValueError, match="patience counts evaluations during training: set `every` too"):
+        EvalSettings(tasks=Path("heldout.jsonl"), patience=2)
+
+
+def test_a_result_knows_its_best_version_and_why_it_ended() -> None:
+    figures = dict.fromkeys(
+        ("rollouts", "tokens_trained", "weight_versions", "rollouts_lost", "rollouts_trained_twice"), 0
+    ) | {"seconds": 1.0, "mean_staleness": 0.0, "max_staleness": 0, "stop_reason": "enough"}
+    done = [evaluation("greedy", version, mean) for version, mean in enumerate([0.1, 0.8, 0.3])]
+    result = TrainResult(Path("runs/a"), figures, done)
+    assert result.best_version == 1 and TrainResult(Path("runs/a"), figures, []).best_version is None
+    assert "training ended early: enough" in repr(result)
