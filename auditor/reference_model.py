@@ -9,9 +9,7 @@ import numpy as np
 from lightningbus.auditor.distribution import log_probs, sampled_ranks
 from lightningbus.auditor.evidence import AuditedTokens
 from lightningbus.auditor.samples import AuditSample
-
-A_SUFFIX, B_SUFFIX = ".lora_A.weight", ".lora_B.weight"
-ADAPTER_PREFIX = "base_model.model."
+from lightningbus.schemas.weights.adapters import compute_products
 
 
 class ReferenceModel:
@@ -78,14 +76,9 @@ class ReferenceModel:
 
 
 def _merge_adapters(weights: dict[str, Any], adapters: Path) -> None:
-    """Add ``scale * B @ A`` to each adapted weight: LoRA (arXiv:2106.09685, section 4.1)."""
+    """Add the product of each adapter to its weights."""
     from safetensors import safe_open
 
     with safe_open(adapters, "pt") as file:
-        scale = float((file.metadata() or {})["scale"])
-        for name in file.keys():  # noqa: SIM118, it is no mapping
-            if name.endswith(A_SUFFIX):
-                stem = name.removesuffix(A_SUFFIX)
-                product = file.get_tensor(stem + B_SUFFIX).float() @ file.get_tensor(name).float()
-                key = f"{stem.removeprefix(ADAPTER_PREFIX)}.weight"
-                weights[key] = weights[key].float() + scale * product
+        for name, product in compute_products(file, float((file.metadata() or {})["scale"])):
+            weights[name] = weights[name].float() + product

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from lightningbus.schemas.weights.adapters import A_SUFFIX, B_SUFFIX
 from lightningbus.schemas.weights.safetensors_header import (
     METADATA,
     InvalidSafetensorsError,
@@ -14,9 +15,6 @@ from lightningbus.schemas.weights.safetensors_header import (
     read_header,
 )
 
-A_SUFFIX, B_SUFFIX = ".lora_A.weight", ".lora_B.weight"
-PREFIX = "base_model.model."
-"""Beginning of a tensor's name."""
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 

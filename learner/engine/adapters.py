@@ -4,10 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lightningbus.learner.engine.weight_writer import published_model
+from lightningbus.schemas.weights.adapters import A_SUFFIX, B_SUFFIX, PREFIX
 
-PREFIX = "base_model.model."
-"""Beginning of PEFT's names."""
-PARTS = (".lora_A.", ".lora_B.")
 NUM_NAMED = 2
 """Modules that an error names."""
 
@@ -30,10 +28,9 @@ def name_as_in_files(model: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
     renamings = [item for item in inverted if not isinstance(item, WeightConverter)]
 
     def rename(name: str) -> str:
-        part = next(part for part in PARTS if part in name)
-        module, _, rest = name.removeprefix(PREFIX).partition(part)
-        weight, _ = rename_source_key(f"{module}.weight", renamings, [])
-        return f"{PREFIX}{weight.removesuffix('.weight')}{part}{rest}"
+        suffix = next(suffix for suffix in (A_SUFFIX, B_SUFFIX) if name.endswith(suffix))
+        weight, _ = rename_source_key(f"{name.removeprefix(PREFIX).removesuffix(suffix)}.weight", renamings, [])
+        return f"{PREFIX}{weight.removesuffix('.weight')}{suffix}"
 
     return {rename(name): tensor for name, tensor in tensors.items()}
 

@@ -27,6 +27,8 @@ VERL_ENGINE_FIELDS = {
     "use_no_sync_for_gradient_accumulation",
 }
 """Settings that verl's engine configuration has by the same names."""
+NEED_IMAGES = ("qwen2_vl", "qwen2_5_vl", "glm4v")
+"""Kinds of models that verl computes by the places of patches in images alone."""
 NOISE = ("dropout", "pdrop", "jitter")
 """Parts of the names by which configurations have noise in training."""
 
@@ -128,13 +130,18 @@ def _warm_up_from_first_step(engine: Any) -> None:
 
 
 def find_model_class(config: Any) -> Any:
-    """Find transformers' class of a model, as verl loads it; raise ValueError if it writes no text."""
+    """Find transformers' class of a model, as verl loads it; raise ValueError if it cannot be trained on text."""
     from transformers import AutoModelForCausalLM
     from verl.utils import model
 
     # verl knows no model by this end of its name, such as GPT-2's, and would load it without its head.
     model._architecture_to_auto_class.setdefault("LMHeadModel", AutoModelForCausalLM)
     auto_class: Any = model.get_hf_auto_model_class(config)
+    if config.model_type in NEED_IMAGES:
+        raise ValueError(
+            f"verl trains models of the kind {config.model_type!r} on images alone, and calls of agents are text; "
+            "Qwen3-VL and Gemma-3 can be trained on text"
+        )
     try:
         return auto_class._model_mapping[type(config)]
     except KeyError:

@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from lightningbus.inference.engine.peft import A_SUFFIX, B_SUFFIX, CONFIG, PREFIX, WEIGHTS
+from lightningbus.inference.engine.peft import CONFIG, WEIGHTS
+from lightningbus.schemas.weights.adapters import compute_products
 
 
 def merge_adapters(weights: Path, adapters: Path) -> None:
@@ -19,13 +20,10 @@ def merge_adapters(weights: Path, adapters: Path) -> None:
     scale = config["lora_alpha"] / config["r"]
     merged = load_file(weights)
     with safe_open(adapters / WEIGHTS, "pt") as file:
-        for name in (name for name in file.keys() if name.endswith(A_SUFFIX)):  # noqa: SIM118 - no mapping
-            module = name.removesuffix(A_SUFFIX)
-            weight = f"{module.removeprefix(PREFIX)}.weight"
-            if weight not in merged:
-                raise ValueError(f"adapters of {weight} have no weights to be added to")
-            product = file.get_tensor(module + B_SUFFIX).float() @ file.get_tensor(name).float()
-            merged[weight] = (merged[weight].float() + scale * product).to(merged[weight].dtype)
+        for name, product in compute_products(file, scale):
+            if name not in merged:
+                raise ValueError(f"adapters of {name} have no weights to be added to")
+            merged[name] = (merged[name].float() + product).to(merged[name].dtype)
     temporary = weights.with_name(f".{weights.name}")
     save_file(merged, temporary, {"format": "pt"})
     temporary.replace(weights)

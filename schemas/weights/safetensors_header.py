@@ -16,6 +16,8 @@ MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 METADATA = "__metadata__"
 WORD_SIZES = (1, 2, 4, 8)
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""Names that transformers reads weights by: all in one file, or a list of the files that have them."""
 
 
 class InvalidSafetensorsError(ValueError):
@@ -77,10 +79,31 @@ def parse_tensors(header: bytes, size: int) -> dict[str, Tensor]:
     return ordered
 
 
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+def find_weight_files(directory: Path) -> list[Path]:
+    """List the safetensors files that a model is loaded from; raises OSError, `InvalidSafetensorsError` for its index.
+
+    Others may hold the same weights again, as ``consolidated.safetensors`` does beside shards. A directory with neither
+    of transformers' names is taken whole.
+    """
+    if (directory / WHOLE).exists():
+        return [directory / WHOLE]
+    if not (directory / INDEX).exists():
+        return sorted(directory.glob("*.safetensors"))
+    try:
+        index = msgspec.json.decode((directory / INDEX).read_bytes(), type=_Index)
+    except msgspec.DecodeError as error:
+        raise InvalidSafetensorsError(f"{directory / INDEX} cannot be read: {error}") from error
+    return sorted({directory / name for name in index.weight_map.values()})
+
+
 def read_tensors(directory: Path) -> dict[str, Tensor]:
-    """Read the headers of all safetensors files of a directory, skipping invalid files; raises OSError."""
+    """Read the headers of a model's safetensors files, skipping invalid ones; raises as `find_weight_files`."""
     tensors: dict[str, Tensor] = {}
-    for path in directory.glob("*.safetensors"):
+    for path in find_weight_files(directory):
         with suppress(InvalidSafetensorsError):
             tensors |= parse_tensors(read_header(path), path.stat().st_size)
     return tensors

@@ -71,7 +71,7 @@ def _measure_learner(
         check_model(settings, "cpu")  # again, now that all packages are imported
         probe = trainer.check_model()
     except ValueError as error:
-        return {"refused": str(error)}, [], [], []
+        return {"refused": str(error).replace(str(model), "the model")}, [], [], []
     assert probe is not None
     seconds = time.process_time() - started
     engine, check = trainer._settings.engine, trainer._model_check

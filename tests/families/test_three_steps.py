@@ -1,16 +1,13 @@
 """Engine and learner agree after each swap of a whole run."""
 
-from pathlib import Path
-
 import pytest
 
 from lightningbus.learner.model_check.agreement import MAX_DIFFERENCE
-from tests.families.three_steps import STEPS, train
+from tests.families.three_steps import STEPS, train_families
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe"])
-def test_a_family_is_trained_to_its_third_step(tmp_path: Path, family: str) -> None:
-    differences = train(family, tmp_path)
-    assert len(differences) == STEPS and max(differences) <= MAX_DIFFERENCE
+def test_families_are_trained_to_their_third_step() -> None:
+    for family, result in train_families(["llama", "gemma2", "qwen3_moe"]):
+        assert len(result["differences"]) == STEPS and max(result["differences"]) <= MAX_DIFFERENCE, (family, result)

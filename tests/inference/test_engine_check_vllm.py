@@ -45,11 +45,11 @@ def make_check(directory: Path, family: str) -> tuple[Path, CanarySpec, Tensors]
 
 
 @asynccontextmanager
-async def serving(bus: Bus, model: Path, work: Path, *arguments: str) -> AsyncIterator[None]:
+async def serving(bus: Bus, model: Path, work: Path, *arguments: str, **changes: Any) -> AsyncIterator[None]:
     """A real node, with further arguments for vLLM."""
     settings = InferenceSettings(
         model_path=model, id="n", dtype="float32", max_model_len=192, max_num_seqs=8, cpu_threads=1, work_dir=work,
-        vllm_args=list(arguments),
+        vllm_args=list(arguments), **changes,
     )  # fmt: skip
     stop = asyncio.Event()
     running = asyncio.create_task(node.run(bus, settings, stop))
@@ -150,8 +150,18 @@ async def test_a_family_whose_weights_cannot_be_replaced_is_refused(bus: Bus, tm
     assert verdict.action == "revoked" and "of GptOssForCausalLM did not arrive" in verdict.reason, verdict
 
 
-async def test_adapters_that_are_not_the_learners_are_revoked(bus: Bus, tmp_path: Path) -> None:
-    model = save_tiny_model(FAMILIES["llama"], tmp_path / "llama")
+@pytest.mark.parametrize(
+    ("family", "serving_lora"),
+    [
+        ("llama", None),
+        pytest.param("gemma3", {"rank": 4}, marks=pytest.mark.long),  # its files name modules otherwise than its class
+    ],
+    ids=["merged", "served as adapters"],
+)
+async def test_adapters_that_are_not_the_learners_are_revoked(
+    bus: Bus, tmp_path: Path, family: str, serving_lora: dict[str, Any] | None
+) -> None:
+    model = save_tiny_model(FAMILIES[family], tmp_path / family)
     tiny_tokenizer(model)
     lora = {"lora_rank": 4, "lora_alpha": 8}
     settings = settings_for(model, checkpoint_dir=tmp_path / "checkpoints", engine={"check_model": True}, lora=lora)
@@ -168,7 +178,7 @@ async def test_adapters_that_are_not_the_learners_are_revoked(bus: Bus, tmp_path
                 whole.to_local().normal_(0, 0.1)
     write_weights(trainer, trained)
     check = build_engine_check(trainer, probe)
-    async with serving(bus, model, tmp_path / "work"):
+    async with serving(bus, model, tmp_path / "work", lora=serving_lora):
         missing = await try_files(bus, 0, [base, new], check)
         right = await try_files(bus, 1, [base, trained], check)
     assert missing.action == "revoked" and "engine and learner differ by" in missing.reason, missing

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -277,9 +278,17 @@ def test_a_dry_run_says_how_a_model_is_computed_right_or_refuses_the_settings(tm
     assert not [*check_computation(elsewhere, Target()), *check_computation(learner, Target(gpu_memory_gib=80.0))]
 
 
-def test_a_model_for_images_too_is_a_model_and_one_that_writes_no_text_is_named(tmp_path: Path) -> None:
+def test_a_model_for_images_too_is_a_model_and_one_that_writes_no_text_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config, model = make_empty_model(save_tiny_model(FAMILIES["qwen3_vl"], tmp_path / "vision"))
     assert config.model_type == "qwen3_vl" and "ForConditionalGeneration" in type(model).__name__
+    tiny_tokenizer(tmp_path / "vision")
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # it is not installed
+    node = InferenceSettings(model_path=tmp_path / "vision")
+    with pytest.raises(UserError, match="'qwen3_vl', which reads images too: vLLM needs torchvision to serve it"):
+        list(check_model(tmp_path / "vision", [node], ()))
+    assert list(check_model(tmp_path / "vision", [node], (), is_here=False)), "another machine may have it"
     (tmp_path / "other").mkdir()
     ViTConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2).save_pretrained(tmp_path / "other")
     with pytest.raises(UserError, match="a model of the kind 'vit', of which transformers has no language model"):

@@ -14,9 +14,9 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 
-from lightningbus.inference.engine.peft import A_SUFFIX, B_SUFFIX, PREFIX
 from lightningbus.inference.engine.worker.broadcast_receiver import BroadcastReceiver, Rendezvous
 from lightningbus.inference.engine.worker.layerwise_reload import finish_reload, start_reload
+from lightningbus.schemas.weights.adapters import compute_products
 
 
 @dataclass
@@ -88,7 +88,7 @@ class LightningbusWeightEngine(WeightTransferEngine[Init, Update]):
 
 
 def tensors(path: str, adapters: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every tensor of a file; with adapters ``W + scale * B A`` (LoRA, arXiv:2106.09685, section 4.1)."""
+    """Yield every tensor of a file, with the products of its adapters added."""
     products = _products(adapters) if adapters is not None else {}
     with safe_open(path, framework="pt", device="cpu") as file:
         for name in file.keys():  # noqa: SIM118 - not a dict
@@ -102,13 +102,5 @@ def tensors(path: str, adapters: str | None = None) -> Iterator[tuple[str, torch
 
 def _products(path: str) -> dict[str, torch.Tensor]:
     """Compute the products of an adapter file, by the name of the weights they are added to."""
-    products = {}
     with safe_open(path, framework="pt", device="cpu") as file:
-        scale = float(file.metadata()["scale"])
-        for name in file.keys():  # noqa: SIM118 - not a dict
-            if not name.endswith(A_SUFFIX):
-                continue
-            module = name.removesuffix(A_SUFFIX)
-            product = file.get_tensor(module + B_SUFFIX).float() @ file.get_tensor(name).float()
-            products[module.removeprefix(PREFIX) + ".weight"] = scale * product
-    return products
+        return dict(compute_products(file, float(file.metadata()["scale"])))

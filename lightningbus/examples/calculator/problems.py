@@ -11,11 +11,7 @@ from pathlib import Path
 WORDS = {"+": "plus", "-": "minus", "*": "times"}
 TEMPLATES = ("what is {a} {op} {b} ?", "compute {a} {op} {b}", "how much is {a} {op} {b} ?")
 LOW, HIGH = 10, 99
-EXAMPLES = [
-    {"role": "system", "content": "Calculator."},
-    {"role": "user", "content": "what is 12 plus 34 ?"},
-    {"role": "assistant", "content": "<call>12+34</call>"},
-]
+CALL_EXAMPLE = Path(__file__).with_name("call_example.json")
 """Messages before each question to a pretrained model: it has never seen a call."""
 
 
@@ -56,7 +52,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    train, heldout = make(options.train, options.heldout, options.seed, EXAMPLES if options.examples else [])
+    examples = json.loads(CALL_EXAMPLE.read_text("utf-8")) if options.examples else []
+    train, heldout = make(options.train, options.heldout, options.seed, examples)
     write(options.out / "train.jsonl", train)
     write(options.out / "heldout.jsonl", heldout)
 

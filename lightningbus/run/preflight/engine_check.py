@@ -13,6 +13,7 @@ from lightningbus.learner.model_check.check import ModelCheck
 from lightningbus.learner.publishing.canary_prompts import to_engine_check
 from lightningbus.run.errors import UserError
 from lightningbus.schemas.weights.events import CanarySpec
+from lightningbus.schemas.weights.safetensors_header import find_weight_files
 
 MAX_GIB = 4.0
 """Weights of a model, in GiB, up to which the engine is started for its check alone."""
@@ -29,7 +30,7 @@ def check_engine(model: str, check: ModelCheck, nodes: Sequence[InferenceSetting
     node = next((node for node in nodes if model in node.models and not node.frozen), None)
     if node is None or check.log_probs is None:
         return
-    files = sorted(check.settings.model_path.glob("*.safetensors"))
+    files = find_weight_files(check.settings.model_path)
     size = sum(file.stat().st_size for file in files) / (1 << 30)
     if not files or size > MAX_GIB:
         yield f"{model}: the engine was left out, for {size:.1f} GiB of weights: the first node checks it in the run"

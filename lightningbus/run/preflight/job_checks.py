@@ -89,7 +89,8 @@ def run_checks(
     trained = [learner.model_path for learner in job.learners]
     for path in dict.fromkeys([*trained, *(node.model_path for node in settings.inference)]):
         nodes = [node for node in settings.inference if node.model_path == path]
-        yield from check_model(path, nodes, [learner for learner in job.learners if learner.model_path == path])
+        learners = [learner for learner in job.learners if learner.model_path == path]
+        yield from check_model(path, nodes, learners, is_here=is_here)
     for learner in job.learners:
         yield from check_learner(learner, target)
         yield from check_memory(learner, settings.inference, target)

@@ -1,5 +1,6 @@
 """Checks of a model's folder: a causal language model, its tokenizer, its weights. None of them is loaded."""
 
+import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ WEIGHTS = ("*.safetensors", "*.bin")
 OTHER_TOKENIZER_FILES = ("tokenizer.json", "tekken.json")
 
 
-def check_model(path: Path, nodes: Sequence[InferenceSettings], learners: Sequence[LearnerSettings]) -> Iterator[str]:
+def check_model(
+    path: Path, nodes: Sequence[InferenceSettings], learners: Sequence[LearnerSettings], *, is_here: bool = True
+) -> Iterator[str]:
     """Yield a sentence about the model in a folder, then warnings; raises `UserError` if it cannot be used.
 
-    The nodes and learners are those that start from it. A node gets its weights from the bus, unless it is frozen.
+    The nodes and learners are those that start from it, on this machine if ``is_here``. A node gets its weights from
+    the bus, unless it is frozen.
     """
     config, model = make_empty_model(path)
     from transformers import AutoTokenizer
@@ -31,7 +35,7 @@ def check_model(path: Path, nodes: Sequence[InferenceSettings], learners: Sequen
     if learners or any(node.frozen for node in nodes):
         _check_weights(path)
     for node in nodes:
-        _check_node(path, node, tokenizer, config.get_text_config())
+        _check_node(path, node, tokenizer, config, is_here)
     text, parameters = config.get_text_config(), f"{model.num_parameters() / 1e6:,.1f}M parameters"
     yield f"{path}: {config.model_type}, {text.num_hidden_layers} layers, {parameters}, {len(tokenizer)} tokens"
     for learner in learners:
@@ -62,8 +66,7 @@ def make_empty_model(path: Path) -> tuple[Any, Any]:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} holds no model: {' '.join(str(error).split())[:200]}") from error
-    has_images = type(config) in AutoModelForImageTextToText._model_mapping
-    auto_class: Any = AutoModelForImageTextToText if has_images else AutoModelForCausalLM
+    auto_class: Any = AutoModelForImageTextToText if _has_images(config) else AutoModelForCausalLM
     if type(config) not in auto_class._model_mapping and not hasattr(config, "auto_map"):
         raise UserError(
             f"{path} holds a model of the kind {config.model_type!r}, of which transformers has no language model: "
@@ -123,18 +126,32 @@ def _check_weights(path: Path) -> None:
                 raise UserError(f"{file} holds no weights, or only some of them: {error}") from error
 
 
-def _check_node(path: Path, node: InferenceSettings, tokenizer: Any, text: Any) -> None:
+def _has_images(config: Any) -> bool:
+    from transformers import AutoModelForImageTextToText
+
+    return type(config) in AutoModelForImageTextToText._model_mapping
+
+
+def _check_node(path: Path, node: InferenceSettings, tokenizer: Any, config: Any, is_here: bool) -> None:
     if tokenizer.chat_template is None:
         raise UserError(f"{path} has no chat template: agents could not chat with it")
-    if (node.max_model_len or 0) > text.max_position_embeddings:
-        raise UserError(f"max_model_len: {path} has a context of {text.max_position_embeddings} tokens")
+    length = config.get_text_config().max_position_embeddings
+    if (node.max_model_len or 0) > length:
+        raise UserError(f"max_model_len: {path} has a context of {length} tokens")
+    if not is_here or node.vllm_command is not None or node.python_executable is not None:
+        return  # another interpreter's vLLM
+    if _has_images(config) and importlib.util.find_spec("torchvision") is None:
+        raise UserError(
+            f"{path} holds a model of the kind {config.model_type!r}, which reads images too: vLLM needs torchvision "
+            "to serve it, even for text alone, and it is not installed here. The packages for GPUs have it. Beside a "
+            "torch for CPUs, take a model for text"
+        )
     _check_parsers(node)
 
 
 def _check_parsers(node: InferenceSettings) -> None:
-    is_elsewhere = node.vllm_command is not None or node.python_executable is not None
-    if is_elsewhere or not (node.tool_parser or node.reasoning_parser):
-        return  # another interpreter's vLLM, or nothing to ask ours
+    if not (node.tool_parser or node.reasoning_parser):
+        return
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
 

@@ -37,11 +37,7 @@ FRAMEWORKS = {
 """Frameworks whose agent points at a model to download."""
 PLAIN = "openai"
 """Template in plain Python with OpenAI's client. It creates its own model, so it trains on any machine."""
-EXAMPLES = [
-    {"role": "system", "content": "Calculator."},
-    {"role": "user", "content": "what is 12 plus 34 ?"},
-    {"role": "assistant", "content": "<call>12+34</call>"},
-]
+CALL_EXAMPLE = "examples/calculator/call_example.json"
 """Messages before each question to a pretrained model: it has never seen a call."""
 
 
@@ -50,7 +46,9 @@ def render_project(framework: str, pretrained: PretrainedModel | None = None) ->
 
     ``pretrained`` is the model of a plain project that does not make one; its directory is ``model``.
     """
-    tasks, heldout = make_tasks(NUM_TASKS, NUM_HELDOUT, seed=0, examples=EXAMPLES if pretrained is not None else [])
+    example = resources.files("lightningbus") / CALL_EXAMPLE
+    examples = json.loads(example.read_text("utf-8")) if pretrained is not None else []
+    tasks, heldout = make_tasks(NUM_TASKS, NUM_HELDOUT, seed=0, examples=examples)
     files = {"tasks.jsonl": tasks, "heldout.jsonl": heldout}
     if pretrained is not None:
         return {"agent.py": _read("plain", "agent.py")} | _render("pretrained", {"model": pretrained.title}) | files
