@@ -7,6 +7,7 @@ tokens see each other by attention alone, this computes the same.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,5 +94,7 @@ def _join_sequences(
     if len(indices) == 1:
         return first
     names = ("token_ids", "call_index", "logprobs", "weight_versions")
-    joined = {name: _join([getattr(row, name) for row in sequences], [indices], places)[0] for name in names}
+    joined: dict[str, Any] = {
+        name: _join([getattr(row, name) for row in sequences], [indices], places)[0] for name in names
+    }
     return replace(first, **joined)
