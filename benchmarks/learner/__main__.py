@@ -13,12 +13,13 @@ from statistics import median
 from typing import Any
 
 from benchmarks.before_after import read_at
-from benchmarks.learner.contenders import CONTENDERS
+from benchmarks.learner.contenders import find_contenders
 from benchmarks.learner.workload import ROWS_FILE, SIZES, count_tokens, draw_rows, make_model, score_rows
-from benchmarks.results import RESULTS, machine
+from benchmarks.results import RESULTS, fill_page, machine
 
 PAGE = Path(__file__).resolve().parents[1] / "README.md"
-BEGIN, END = "<!-- make bench-learner: begin -->\n", "\n<!-- make bench-learner: end -->"
+TABLES = {"standard": ("learner", "make bench-learner"), "groups": ("learner_groups", "learner groups")}
+"""Of each size: the file of its figures, and the mark of its table on the page."""
 WARM_UPS = 1
 
 
@@ -57,15 +58,20 @@ def start(name: str, size: str, place: Path, threads: int) -> Iterator[Child]:
         process.stdin.close()
 
 
-def measure(size: str, rounds: int, threads: int) -> list[dict[str, Any]]:
-    """One row for each contender, with what each round took; all of them take turns."""
+def measure(size: str, rounds: int, threads: int, model: Path | None = None) -> list[dict[str, Any]]:
+    """One row for each contender, with what each round took; all of them take turns, on a model or a small one."""
     rows = draw_rows(SIZES[size])
+    names = find_contenders(SIZES[size])
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         place = Path(directory)
-        make_model(SIZES[size], place)
+        if model is None:
+            make_model(SIZES[size], place)
+        else:
+            for file in model.iterdir():
+                (place / file.name).symlink_to(file.resolve())
         (place / ROWS_FILE).write_bytes(pickle.dumps(score_rows(rows, place)))
-        children = {name: stack.enter_context(start(name, size, place, threads)) for name in CONTENDERS}
-        steps: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
+        children = {name: stack.enter_context(start(name, size, place, threads)) for name in names}
+        steps: dict[str, list[dict[str, float]]] = {name: [] for name in names}
         for number in range(WARM_UPS + rounds):
             for name, child in children.items():
                 measured = child.step()
@@ -82,6 +88,7 @@ def measure(size: str, rounds: int, threads: int) -> list[dict[str, Any]]:
             "threads": threads,
             "seconds": [round(step["seconds"], 4) for step in measured],
             "cpu_seconds": [round(step["cpu_seconds"], 4) for step in measured],
+            "grad_norm": round(measured[0]["grad_norm"], 5),
             "peak_mib": round(max(step["peak_mib"] for step in measured), 1),
         }
         for name, measured in steps.items()
@@ -111,26 +118,22 @@ def median_ratio(seconds: Sequence[float], others: Sequence[float]) -> float:
     return median(took / other for took, other in zip(seconds, others, strict=True))
 
 
-def fill(page: str, rows: Sequence[dict[str, Any]]) -> str:
-    """The page with the table between its marks."""
-    before, rest = page.split(BEGIN)
-    return before + BEGIN + table(rows) + END + rest.split(END)[1]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--size", choices=SIZES, default="standard", help="small: a try, which is not written")
+    parser.add_argument("--model", type=Path, help="folder of a model in place of the small one")
     options = parser.parse_args()
     print(machine())
-    rows = measure(options.size, options.rounds, options.threads)
+    rows = measure(options.size, options.rounds, options.threads, options.model)
     print(table(rows))
-    if before := read_at("HEAD", RESULTS / "learner.json"):
-        print(f"as of the last commit:\n{table(before)}")
-    if options.size == "standard":
-        (RESULTS / "learner.json").write_text(json.dumps(rows, indent=1) + "\n")
-        PAGE.write_text(fill(PAGE.read_text(), rows))
+    if options.size in TABLES:
+        name, mark = TABLES[options.size]
+        if before := read_at("HEAD", RESULTS / f"{name}.json"):
+            print(f"as of the last commit:\n{table(before)}")
+        (RESULTS / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n")
+        PAGE.write_text(fill_page(PAGE.read_text(), f"<!-- {mark}: begin -->", table(rows), f"<!-- {mark}: end -->"))
 
 
 if __name__ == "__main__":

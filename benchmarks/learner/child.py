@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.learner.contenders import CONTENDERS
+from benchmarks.learner.contenders import CONTENDERS, GROUP_CONTENDERS, find_contenders
 from benchmarks.learner.workload import ROWS_FILE, SIZES
 
 
 def main() -> None:
     """Write a line of JSON once ready, and one for each step: seconds, seconds of CPU, MiB at most, gradient norm."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("contender", choices=CONTENDERS)
+    parser.add_argument("contender", choices=CONTENDERS | GROUP_CONTENDERS)
     parser.add_argument("size", choices=SIZES)
     parser.add_argument("place", type=Path)
     parser.add_argument("threads", type=int)
@@ -29,8 +29,9 @@ def main() -> None:
     out, sys.stdout = sys.stdout, sys.stderr  # verl prints
     torch.set_num_threads(options.threads)
     rows = pickle.loads((options.place / ROWS_FILE).read_bytes())
-    make: Any = CONTENDERS[options.contender]
-    contender = make(options.place, SIZES[options.size], rows)
+    size = SIZES[options.size]
+    make: Any = find_contenders(size)[options.contender]
+    contender = make(options.place, size, rows)
     print("{}", file=out, flush=True)
     for _ in sys.stdin:
         started, worked = time.perf_counter(), time.process_time()

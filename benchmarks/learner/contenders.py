@@ -34,7 +34,9 @@ class Contender(Protocol):
 class Ours:
     """The learner's trainer, called as the training loop calls it."""
 
-    def __init__(self, path: Path, size: Size, rows: list[Row], log_prob_interval: int) -> None:
+    def __init__(
+        self, path: Path, size: Size, rows: list[Row], log_prob_interval: int, share_prefixes: bool = True
+    ) -> None:
         from lightningbus.learner.batching.batch import Batch
         from lightningbus.learner.settings.learner import LearnerSettings
         from lightningbus.learner.training.verl_trainer import VerlTrainer
@@ -51,7 +53,7 @@ class Ours:
                 "model_path": path,
                 "seq_len": size.longest,
                 "actor": actor,
-                "engine": {"check_model": False},
+                "engine": {"check_model": False, "share_prefixes": share_prefixes},
                 "verl": {"optim": {"betas": BETAS}},
             }
         )
@@ -200,3 +202,15 @@ CONTENDERS = {
     "transformers": PlainTransformers,
 }
 """The first is what the others are compared with."""
+GROUP_CONTENDERS = {
+    "lightningbus": CONTENDERS["lightningbus"],
+    "lightningbus, each prompt anew": partial(Ours, log_prob_interval=10**6, share_prefixes=False),
+    "verl, the same settings": CONTENDERS["verl, the same settings"],
+    "transformers": CONTENDERS["transformers"],
+}
+"""Those that rows of common prompts go to."""
+
+
+def find_contenders(size: Size) -> dict[str, Any]:
+    """What makes the contenders that train on rows of a size, by name."""
+    return GROUP_CONTENDERS if size.group_size > 1 else CONTENDERS

@@ -28,11 +28,18 @@ class Size:
     longest: int = 512
     max_tokens: int = 1024
     """Of a micro-batch."""
+    group_size: int = 1
+    """Rows that have the same prompt."""
+    prompt_share: float = 1 / 3
+    """Of a row's tokens."""
 
 
 SIZES = {
     "standard": Size(),
     "small": Size(vocabulary=256, hidden=32, layers=2, num_rows=6, median_tokens=20.0, longest=64, max_tokens=128),
+    "groups": Size(
+        num_rows=16, median_tokens=97.5, spread=0.0, longest=256, max_tokens=2048, group_size=8, prompt_share=0.61
+    ),
 }
 
 
@@ -53,13 +60,15 @@ class Row:
 
 
 def draw_rows(size: Size) -> list[Row]:
-    """Rows of a lognormal length, the first third of each its prompt; without log-probabilities yet."""
+    """Rows of a lognormal length, the first part of each its prompt; without log-probabilities yet."""
     rng = np.random.default_rng(0)
     lengths = rng.lognormal(np.log(size.median_tokens), size.spread, size.num_rows)
     rows = []
     for number, length in enumerate(np.clip(lengths, 9, size.longest).astype(int).tolist()):
         tokens = rng.integers(1, size.vocabulary, length)
-        cut = length // 3
+        cut = int(length * size.prompt_share)
+        if number % size.group_size:
+            tokens[:cut] = rows[-1].prompt
         blank = np.zeros(length - cut, np.float32)
         rows.append(Row(tokens[:cut], tokens[cut:], blank, (-1.0, 0.5, 1.0)[number % 3]))
     return rows

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from lightningbus.learner.engine.packed_attention import register_packed_attention
+from lightningbus.learner.engine.packed_attention import PACKED_SDPA, register_packed_attention
+from lightningbus.learner.engine.policy_engine import register_policy_engine
 from lightningbus.learner.engine.shared_attention import register_shared_attention
 from lightningbus.learner.engine.verl_checks import uses_flash_attention
 from lightningbus.learner.settings.algorithm import OptimSettings
@@ -63,11 +64,13 @@ def make_engine(
     _compute_in_chunks(has_entropy_gradient=settings.actor.entropy_coeff > 0)
     config = AutoConfig.from_pretrained(settings.model_path, local_files_only=True)
     attention = _choose_attention(chosen, device, find_model_class(config))
+    if chosen.share_prefixes and attention != PACKED_SDPA:
+        raise ValueError(f"engine.share_prefixes needs attention row by row, and this model has {attention}")
     if kind == "value_model":
         _load_value_models_with(attention)
     engine = EngineRegistry.new(
         model_type=kind,
-        backend=STRATEGY,
+        backend=register_policy_engine(device) if kind == "language_model" else STRATEGY,
         model_config=HFModelConfig(
             path=str(settings.model_path),
             use_remove_padding=bool(chosen.use_remove_padding),

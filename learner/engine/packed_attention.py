@@ -57,14 +57,39 @@ def find_rows(
     return starts.diff().cpu()
 
 
-def attend_by_row(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **named: Any) -> Any:
-    """Attend as transformers' ``sdpa``, ``[1, heads, tokens, size]`` each, separately for every row of `find_rows`."""
+def attend_by_row(
+    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, *, position_ids: Any = None, **named: Any
+) -> Any:
+    """Attend as transformers' ``sdpa``, ``[1, heads, tokens, size]`` each, separately for every row of `find_rows`.
+
+    A row whose first position p is above 0 also sees the first p tokens of the last row that began at 0.
+    """
     import torch
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     attend: Any = sdpa_attention_forward
     if attention_mask is None or attention_mask.dim() != 1:
-        return attend(module, query, key, value, attention_mask, **named)
+        return attend(module, query, key, value, attention_mask, position_ids=position_ids, **named)
     lengths = attention_mask.tolist()
+    attended = []
+    begun: tuple[Any, Any] = key, value
     rows = zip(*(part.split(lengths, dim=2) for part in (query, key, value)), strict=True)
-    return torch.cat([attend(module, *row, None, **named)[0] for row in rows], dim=1), None
+    for (queries, keys, values), shared in zip(rows, _find_shared(lengths, position_ids), strict=True):
+        if not shared:
+            begun = keys, values
+            attended.append(attend(module, queries, keys, values, None, **named)[0])
+            continue
+        keys, values = (
+            torch.cat([first[:, :, :shared], later], dim=2) for first, later in zip(begun, (keys, values), strict=True)
+        )
+        mask = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=queries.device).tril(shared)
+        attended.append(attend(module, queries, keys, values, mask[None, None], **named)[0])
+    return torch.cat(attended, dim=1), None
+
+
+def _find_shared(lengths: list[int], position_ids: Any) -> list[int]:
+    """Find the first position of each row; a model with several kinds of positions begins all alike."""
+    if position_ids is None:
+        return [0] * len(lengths)
+    starts = [sum(lengths[:number]) for number in range(len(lengths))]
+    return position_ids.reshape(-1, position_ids.shape[-1])[0, starts].tolist()  # type: ignore[no-any-return]

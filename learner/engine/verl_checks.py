@@ -36,6 +36,8 @@ def check_ranks(settings: LearnerSettings, device: str, num_ranks: int, *, knows
         _check_windows(engine, text, device)
     if engine.use_remove_padding or engine.ulysses_sequence_parallel_size > 1:
         _check_packing(text)
+    if engine.share_prefixes and (carries_state(text) or _has_windows(text)):
+        raise ValueError("engine.share_prefixes needs a model of full attention alone: leave it out")
 
 
 def check_optimizers(settings: LearnerSettings) -> None:

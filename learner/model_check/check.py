@@ -15,7 +15,7 @@ from lightningbus.learner.settings.engine import EngineSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.model_config import read_text_config
 from lightningbus.learner.trainer import Floats
-from lightningbus.learner.transitions.sequences import TrainSequence
+from lightningbus.learner.transitions.sequences import TrainSequence, scored_sequence
 from lightningbus.learner.transitions.tokenizer import find_vocabulary_size
 
 log = logging.getLogger(__name__)
@@ -80,6 +80,7 @@ class ModelCheck:
             CheckedComputation(
                 engine.attn_implementation,
                 engine.use_remove_padding is not False,
+                bool(engine.share_prefixes),
                 self.rounding,
                 self.vocabulary_size,
             ),
@@ -103,9 +104,8 @@ def check_model(settings: LearnerSettings, device: str) -> ModelCheck:
     if known := read_computation(settings):
         computation = Computation(known.attention, known.is_packed)
         rows = make_probe(path, known.vocabulary_size, settings.seq_len)
-        return ModelCheck(
-            settings, _with_computation(settings, device, computation), rows, known.rounding, known.vocabulary_size
-        )
+        checked_settings = _with_computation(settings, device, computation, known.shares_prefixes)
+        return ModelCheck(settings, checked_settings, rows, known.rounding, known.vocabulary_size)
     if shortage := find_shortage(path):
         log.warning("the model is not compared with transformers' own: %s", shortage)
         return ModelCheck(settings, _with_computation(settings, device, None))
@@ -117,16 +117,21 @@ def check_model(settings: LearnerSettings, device: str) -> ModelCheck:
     except Exception as error:  # a model's code may raise anything
         raise ModelCheckError(f"{path} cannot be trained: {_describe(error)}") from error
     chosen = _choose_computation(settings.engine, device, _Differences(reference, rows, log_probs))
+    shares = chosen == COMPUTATIONS[0] and _shares_prefixes(settings.engine, reference, rows)
     rounding = mean_difference(reference.rounded_log_probs(rows), log_probs)
-    return ModelCheck(settings, _with_computation(settings, device, chosen), rows, rounding, vocabulary_size, log_probs)
+    checked_settings = _with_computation(settings, device, chosen, shares)
+    return ModelCheck(settings, checked_settings, rows, rounding, vocabulary_size, log_probs)
 
 
-def _with_computation(settings: LearnerSettings, device: str, computation: Computation | None) -> LearnerSettings:
+def _with_computation(
+    settings: LearnerSettings, device: str, computation: Computation | None, shares_prefixes: bool = False
+) -> LearnerSettings:
     engine = settings.engine
     if computation is not None:
         changes: dict[str, object] = {
             "attn_implementation": computation.attention,
             "use_remove_padding": computation.is_packed,
+            "share_prefixes": shares_prefixes,
         }
     elif engine.use_remove_padding is None:
         changes = {"use_remove_padding": not carries_state(read_text_config(settings.model_path))}
@@ -180,6 +185,34 @@ def _choose_computation(engine: EngineSettings, device: str, differences: _Diffe
     right = next(differences.find_right(COMPUTATIONS), None)
     advice = f"set {right}" if right else "transformers computes rows of it together in no right way"
     raise ModelCheckError(f"this model would be trained wrong. {differing}. {advice}")
+
+
+def _shares_prefixes(engine: EngineSettings, reference: ReferenceModel, rows: Sequence[TrainSequence]) -> bool:
+    """Return whether to compute the common beginning of two rows once.
+
+    Raises `ModelCheckError` where the settings ask for it and the model computes it wrong.
+    """
+    if engine.share_prefixes is False or engine.ulysses_sequence_parallel_size > 1:
+        return False
+    ids = max(rows, key=lambda row: len(row.token_ids)).token_ids.tolist()
+    half, quarter = len(ids) // 2, len(ids) // 4
+    first = scored_sequence("first", ids[:half])
+    other = scored_sequence("other", ids[:quarter] + ids[half:])
+    try:
+        shared = reference.compute_shared(first, other, quarter)
+        (whole,) = reference.log_probs([other])
+        difference = mean_difference([shared[quarter:]], [whole[quarter:]])
+    except Exception as error:  # a model's code may raise anything
+        log.info("engine.share_prefixes: the model refuses it: %s", _describe(error))
+        difference = float("inf")
+    if difference <= MAX_DIFFERENCE:
+        return True
+    if engine.share_prefixes:
+        raise ModelCheckError(
+            "this model would be trained wrong: with engine.share_prefixes its log-probabilities are "
+            f"{difference:.3g} nats per token off. Set engine.share_prefixes: false"
+        )
+    return False
 
 
 def _describe(error: Exception) -> str:

@@ -13,10 +13,14 @@ PACKAGES = ("torch", "transformers", "verl")
 
 @dataclass(frozen=True, slots=True)
 class CheckedComputation:
-    """The right computation of a model, and the mean difference in nats per token that bfloat16 makes to it."""
+    """The right computation of a model, and the mean difference in nats per token that bfloat16 makes to it.
+
+    ``shares_prefixes``: common beginnings of rows are computed once.
+    """
 
     attention: str
     is_packed: bool
+    shares_prefixes: bool
     rounding: float
     vocabulary_size: int
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightningbus.learner.engine.engines import find_model_class, name_sdpa
 from lightningbus.learner.trainer import Floats
@@ -65,6 +66,25 @@ class ReferenceModel:
         self._use(EAGER if computation.attention == EAGER else name_sdpa(self._class))
         return self._forward(rows) if computation.is_packed else self._forward_padded(rows)
 
+    def compute_shared(self, first: TrainSequence, other: TrainSequence, shared: int) -> Floats:
+        """Return the log-probabilities of a row, of which the first tokens are computed in another one.
+
+        They are 0 up to the first token of its own. Raises whatever the model's code raises.
+        """
+        import torch
+
+        self._use(name_sdpa(self._class))
+        length = len(first.token_ids)
+        ids = np.concatenate([first.token_ids, other.token_ids[shared:]])
+        positions = np.concatenate([np.arange(length), np.arange(shared, len(other.token_ids))])
+        with torch.no_grad():
+            logits = self._model(
+                input_ids=torch.from_numpy(ids)[None], position_ids=torch.from_numpy(positions)[None], use_cache=False
+            ).logits
+        values = np.zeros(len(other.token_ids), np.float32)
+        values[shared + 1 :] = _read(logits[0, length:], other.token_ids[shared:])[1:]
+        return values
+
     def _load(self, attention: str) -> None:
         import torch
 
@@ -92,7 +112,7 @@ class ReferenceModel:
         with torch.no_grad():
             logits = self._model(input_ids=ids, position_ids=positions, use_cache=False).logits
         return [
-            _read(logits[0, start : start + len(row.token_ids)], row)
+            _read(logits[0, start : start + len(row.token_ids)], row.token_ids)
             for start, row in zip(np.cumsum([0, *(len(row.token_ids) for row in rows)]), rows, strict=False)
         ]
 
@@ -108,13 +128,13 @@ class ReferenceModel:
         positions = torch.arange(length)[None].expand(len(rows), -1)
         with torch.no_grad():
             logits = self._model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
-        return [_read(logits[place, : len(row.token_ids)], row) for place, row in enumerate(rows)]
+        return [_read(logits[place, : len(row.token_ids)], row.token_ids) for place, row in enumerate(rows)]
 
 
-def _read(logits: Any, row: TrainSequence) -> Floats:
+def _read(logits: Any, token_ids: NDArray[np.int64]) -> Floats:
     import torch
 
-    values = np.zeros(len(row.token_ids), np.float32)
+    values = np.zeros(len(token_ids), np.float32)
     log_probs = logits[:-1].float().log_softmax(-1)
-    values[1:] = log_probs.gather(1, torch.from_numpy(row.token_ids)[1:, None])[:, 0].numpy()
+    values[1:] = log_probs.gather(1, torch.from_numpy(token_ids)[1:, None])[:, 0].numpy()
     return values

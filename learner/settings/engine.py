@@ -42,6 +42,11 @@ class EngineSettings(BaseModel):
         description="pack rows of a micro-batch one after another, without padding; false: side by side, padded to "
         "the longest, and so fewer of them; none: packed, unless the model computes packed rows wrong",
     )
+    share_prefixes: bool | None = Field(
+        None,
+        description="compute the prompt that rollouts of a group have in common once; needs packed rows, sdpa; none: "
+        "where check_model finds that the model computes it right",
+    )
     check_model: bool = Field(
         True,
         description="before the first step, compare the learner's log-probabilities with those of transformers' own "
@@ -73,6 +78,10 @@ class EngineSettings(BaseModel):
             raise ValueError(
                 "ulysses_sequence_parallel_size above 1 needs use_remove_padding: padded rows cannot be shared"
             )
+        if self.share_prefixes and (self.ulysses_sequence_parallel_size > 1 or self.use_remove_padding is False):
+            raise ValueError("share_prefixes needs packed rows that no ranks share: leave it out")
+        if self.share_prefixes and self.attn_implementation not in ("auto", "sdpa"):
+            raise ValueError("share_prefixes needs attn_implementation sdpa")
         if self.fsdp_size == 0:
             raise ValueError("fsdp_size must be -1 or at least 1")
         return self

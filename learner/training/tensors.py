@@ -29,6 +29,8 @@ class ForwardConfig:
     entropy: bool = False
     is_packed: bool = True
     """Whether rows are packed one after another; else they stand side by side, padded to the longest."""
+    shares_prefixes: bool = False
+    """Whether rows of the same prompt are joined, see `joined_rows`."""
 
     def rows_per_micro_batch(self, sequences: Sequence[TrainSequence]) -> int:
         """Return the rows of a micro-batch: 1 when packed, since verl itself packs rows up to the token limit."""
@@ -51,13 +53,15 @@ class TokenInputs:
     def pad(self, count: int) -> Self:
         """Return a copy with ``count`` times `PADDING` at the end."""
         blank = {name: np.zeros(len(PADDING.token_ids), arrays[0].dtype) for name, arrays in self.fields.items()}
-        if "segments" in blank:
-            blank["segments"] = PADDING.call_index
+        meanings = {"segments": PADDING.call_index, "position_ids": np.arange(len(PADDING.token_ids))}
+        blank |= {name: values for name, values in meanings.items() if name in blank}
         fields = {name: [*arrays, *[blank[name]] * count] for name, arrays in self.fields.items()}
         return type(self)([*self.sequences, *[PADDING] * count], fields)
 
     def to_tensordict(self, config: ForwardConfig, rows_per_micro_batch: int = 1) -> Any:
         """Convert to verl's TensorDict: jagged tensors of the token ids, positions and fields.
+
+        A field of positions replaces those in the rows.
 
         Unless packed, the number of sequences must be a multiple of ``rows_per_micro_batch``.
         """

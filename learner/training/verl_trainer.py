@@ -29,6 +29,7 @@ from lightningbus.learner.training.effective_sample import (
     ess_scale,
     scaled_learning_rate,
 )
+from lightningbus.learner.training.joined_rows import JoinedRows, join_rows
 from lightningbus.learner.training.loss import (
     actor_config,
     divide_entropy,
@@ -82,7 +83,9 @@ class VerlTrainer:
         self._model_check = self.group.broadcast(check_model(settings, device) if self.group.rank == 0 else None)
         settings = self._settings = self._model_check.settings
         self._forward = ForwardConfig(
-            settings.actor.ppo_max_token_len_per_gpu, is_packed=bool(settings.engine.use_remove_padding)
+            settings.actor.ppo_max_token_len_per_gpu,
+            is_packed=bool(settings.engine.use_remove_padding),
+            shares_prefixes=bool(settings.engine.share_prefixes),
         )
         self._train = replace(self._forward, entropy=True)
         precision = settings.engine.choose_precision(device == "cuda")
@@ -245,9 +248,8 @@ class VerlTrainer:
             np.full(len(sequence.token_ids), weight, np.float32)
             for sequence, weight in zip(inputs.sequences, weights, strict=True)
         ]
-        _, batch, _ = self._shard(
-            TokenInputs(inputs.sequences, {**inputs.fields, "weights": token_weights}), self._train
-        )
+        inputs = self._join(TokenInputs(inputs.sequences, {**inputs.fields, "weights": token_weights})).inputs
+        _, batch, _ = self._shard(inputs, self._train)
         metrics: dict[str, Any] = {}
         self._is_updating = True
         if self._critic is not None:
@@ -280,13 +282,17 @@ class VerlTrainer:
 
         ``in_training_mode``: compute as an update does, with dropout if the model has it, but without a gradient.
         """
-        indices, batch, rows = self._shard(TokenInputs(sequences, {}), self._forward)
+        joined = self._join(TokenInputs(sequences, {}))
+        indices, batch, rows = self._shard(joined.inputs, self._forward)
         with engine.eval_mode():
             if in_training_mode:
                 engine.module.train()
             values = from_output(engine.infer_batch(batch)["model_output"][output], rows)
         gathered = self.group.all_gather(dict(zip(indices, values, strict=False)))
-        return [gathered[index] for index in range(len(sequences))]
+        return joined.split([gathered[index] for index in range(len(joined.inputs.sequences))])
+
+    def _join(self, inputs: TokenInputs) -> JoinedRows:
+        return join_rows(inputs, self._forward.max_tokens if self._forward.shares_prefixes else 0)
 
     def _shard(self, inputs: TokenInputs, config: ForwardConfig) -> tuple[list[int], Any, Sequence[TrainSequence]]:
         """Return the indices of this rank's sequences, and verl's batch of them, of the same size on all ranks."""

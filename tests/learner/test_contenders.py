@@ -1,22 +1,27 @@
 """Contenders of the learner's benchmark do the same work: their gradients have the same norm."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.learner.contenders import CONTENDERS, split_by_length
+from benchmarks.learner.contenders import find_contenders, split_by_length
 from benchmarks.learner.workload import SIZES, Row, count_tokens, draw_rows, make_model, score_rows
 
 SIZE = SIZES["small"]
 
 
-def test_contenders_compute_the_same_gradient(tmp_path: Path) -> None:
-    make_model(SIZE, tmp_path)
-    rows = score_rows(draw_rows(SIZE), tmp_path)
-    contenders: dict[str, Any] = {**CONTENDERS}
-    norms = {name: make(tmp_path, SIZE, rows).step() for name, make in contenders.items()}
+@pytest.mark.parametrize("group_size", [1, 3])
+def test_contenders_compute_the_same_gradient(tmp_path: Path, group_size: int) -> None:
+    """Of rows with prompts of their own, and of rows in groups."""
+    grouped = replace(SIZE, group_size=group_size, prompt_share=0.6, spread=0.0)
+    size = grouped if group_size > 1 else SIZE
+    make_model(size, tmp_path)
+    rows = score_rows(draw_rows(size), tmp_path)
+    contenders: dict[str, Any] = find_contenders(size)
+    norms = {name: make(tmp_path, size, rows).step() for name, make in contenders.items()}
     expected = norms.pop("transformers")
     assert expected > 0
     for name, norm in norms.items():

@@ -1,0 +1,68 @@
+"""verl's engine of a language model, with logits of those tokens alone whose log-probability is asked for.
+
+Most tokens of an agent's rows are context. verl computes logits over the whole vocabulary for them too.
+"""
+
+from inspect import signature
+from typing import Any
+
+BACKEND = "fsdp2_scored"
+KEPT = "scored_positions"
+
+
+def register_policy_engine(device: str) -> str:
+    """Make the engine known to verl; returns its backend. verl's platform must have been selected before."""
+    from verl.workers.engine import EngineRegistry
+
+    if BACKEND not in EngineRegistry._engines.get("language_model", {}):
+        EngineRegistry.register(model_type="language_model", backend=BACKEND, device=device)(_make_class())
+    return BACKEND
+
+
+def _make_class() -> type:
+    import torch
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    class PolicyEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
+        """Log-probabilities and entropy of tokens that ``loss_mask`` does not name are 0."""
+
+        def prepare_model_inputs(self, micro_batch: Any) -> tuple[Any, Any]:
+            inputs, outputs = super().prepare_model_inputs(micro_batch)
+            is_packed = tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True)
+            if not is_packed or self.use_ulysses_sp or outputs["pad_size"]:
+                return inputs, outputs
+            module = self.module.get_base_model() if self._is_lora else self.module
+            if "logits_to_keep" not in signature(module.forward).parameters:
+                return inputs, outputs
+            kept = find_predicting(micro_batch["loss_mask"].values())
+            for name in ("input_ids_rmpad_rolled", "temperature_rmpad"):
+                outputs[name] = outputs[name][kept]
+            return inputs | {"logits_to_keep": kept}, outputs | {KEPT: kept}
+
+        def prepare_model_outputs(
+            self, output: Any, output_args: Any, micro_batch: Any, logits_processor_func: Any
+        ) -> Any:
+            kept = output_args.get(KEPT)
+            if kept is None:
+                return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
+            offsets = micro_batch["input_ids"].offsets()
+            scored = micro_batch.copy()
+            scored["input_ids"] = torch.nested.nested_tensor_from_jagged(kept, torch.searchsorted(kept, offsets))
+            computed = super().prepare_model_outputs(output, output_args, scored, logits_processor_func)
+            return {name: _spread(values.values(), kept, offsets) for name, values in computed.items()}
+
+    def _spread(values: Any, kept: Any, offsets: Any) -> Any:
+        total = int(offsets[-1])
+        spread = values.new_zeros(total).index_copy(0, kept, values)
+        return torch.nested.nested_tensor_from_jagged(spread, offsets)
+
+    return PolicyEngine
+
+
+def find_predicting(loss_mask: Any) -> Any:
+    """Return the positions at which the tokens of a mask, ``float32[tokens]``, are predicted; at least one."""
+    import torch
+
+    positions = torch.nonzero(loss_mask[1:]).flatten()
+    return positions if len(positions) else torch.zeros(1, dtype=torch.int64, device=loss_mask.device)
