@@ -89,6 +89,7 @@ class ModelCallHandler:
         if attempt.deadly_requests and (reason := attempt.deadly_requests.get(_fingerprint(call))):
             raise EnginesFailedError(reason, is_deadly=True)
         node_ids: list[str] = []
+        full_context = attempt.full_context
         parent = ids.parse_span_id(request.headers.get(subjects.TRACE_HEADER, ""))
         recording = _Recording(attempt, OpenCall(call, parent, prompt_versions), node_ids)
         with running.open_call(), recording:
@@ -105,6 +106,8 @@ class ModelCallHandler:
                     completion = StreamAccumulator(adapted, task.sampling_params, context.pinned, tokens)
                     answer = await self._complete(context, adapted, completion, stream, dialect, node_ids)
             except UpstreamRejectedError as refused:
+                if isinstance(refused, ContextExceededError):
+                    attempt.full_context = str(refused)
                 is_told_in_stream = isinstance(refused, ContextExceededError) and dialect.tells_full_context_in_stream
                 if stream is None or not (stream.has_begun or is_told_in_stream):
                     raise
@@ -130,6 +133,8 @@ class ModelCallHandler:
                     return stream.response
                 raise
             recording.set_answer(completion, answer.choices)
+            if attempt.full_context == full_context:  # the agent has made room since
+                attempt.full_context = ""
             await send_ahead(self._send, attempt)  # earlier calls first: the agent waits while the bus is full
             # Where an agent reads slowly, the record does not wait for it.
             asyncio.get_running_loop().call_soon(recording.run)
