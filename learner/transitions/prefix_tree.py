@@ -48,14 +48,18 @@ def find_prefix_breaks(
     ``compacted``: the messages begin with a summary that the model wrote. ``edited history``: they begin as an earlier
     call's did and then differ.
     """
-    if sum(parent is None for parent in parents) < 2:
+    branching = {
+        index for index, parent in enumerate(parents) if parent in parents[:index]
+    }  # roots, or second children
+    if not branching:
         return {}
     exchanges = [Exchange(_messages(call), _parsed(call.response)) for call in calls]
     breaks: dict[int, BreakReason] = dict.fromkeys(_find_summaries(exchanges, parents), "compacted")
     for index, exchange in enumerate(exchanges):
-        if parents[index] is not None or len(exchange.messages) < 2 or index in breaks:
+        if index not in branching or len(exchange.messages) < 2 or index in breaks:
             continue
-        for earlier in reversed(range(index)):
+        parent = parents[index]
+        for earlier in reversed(range(0 if parent is None else parent + 1, index)):
             before = exchanges[earlier]
             if before.messages and extends(exchange.messages, [*before.messages, before.answer]):
                 text = detokenize(_ids(calls[earlier].prompt_ids) + _ids(calls[earlier].response_ids))
@@ -63,7 +67,9 @@ def find_prefix_breaks(
                 breaks[index] = "re-tokenised" if unchanged else "template"
                 break
             if (
-                calls[earlier].role == calls[index].role
+                parent is None
+                and _has_answer(exchange.messages)
+                and calls[earlier].role == calls[index].role
                 and exchange.messages != before.messages
                 and _shares_a_message(exchange.messages, before.messages)
             ):
@@ -90,6 +96,11 @@ def number_windows(calls: Sequence[ModelCall]) -> list[int]:
 
 def _find_summaries(exchanges: Sequence[Exchange], parents: Sequence[int | None]) -> dict[int, int]:
     return find_summaries(exchanges, [index for index, parent in enumerate(parents) if parent is None])
+
+
+def _has_answer(messages: Sequence[Any]) -> bool:
+    """Return whether a conversation has a history: one without answers of the model begins."""
+    return any(isinstance(message, dict) and message.get("role") == "assistant" for message in messages)
 
 
 def _shares_a_message(messages: list[Any], before: list[Any]) -> bool:

@@ -99,7 +99,7 @@ class ModelCallHandler:
             try:
                 async with stream.kept_alive() if stream is not None else nullcontext():
                     adapted = replace(call, body=await self.formats.adapt(context, call.body))
-                    prompt = await self._prompt(context, call, task.sampling_params)
+                    prompt = await self._prompt(context, call, adapted, task.sampling_params)
                     tokens = None
                     if prompt is not None:
                         tokens, recording.rendered = prompt.token_ids, prompt.rendered
@@ -223,13 +223,13 @@ class ModelCallHandler:
         raise AssertionError("attempt_call yields until an answer is whole, or raises")
 
     async def _prompt(
-        self, context: CallContext, call: ChatRequest, sampling: dict[str, Any]
+        self, context: CallContext, call: ChatRequest, adapted: ChatRequest, sampling: dict[str, Any]
     ) -> ContinuedPrompt | None:
         """Build a prompt where rendering the history again would change the sampled tokens; count what prevents it."""
         if not self._token_in_token_out:
             return None
         tokenize = partial(self.formats.tokenize, context)
-        prompt = await continue_prompt(context.recorder.history, call, sampling, tokenize)
+        prompt = await continue_prompt(context.recorder.history, call, adapted, sampling, tokenize)
         if isinstance(prompt, Change):
             metrics.chats_begun_anew.labels(prompt).inc()
             return None

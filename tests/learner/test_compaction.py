@@ -184,7 +184,7 @@ def play(
     return float(answer == fact), calls, choices
 
 
-def train(window: int, steps: int = 20) -> tuple[float, int]:
+def train(window: int, steps: int = 15) -> tuple[float, int]:
     """Train by the learner's own advantages; returns the mean reward of the last steps, and how often it compacted."""
     chance = random.Random(7)
     policy, rewards, num_compactions = Policy(chance), [], 0
@@ -204,5 +204,5 @@ def train(window: int, steps: int = 20) -> tuple[float, int]:
 
 def test_an_agent_that_compacts_learns_what_one_with_a_longer_context_does() -> None:
     (compacting, num_compactions), (whole, num_none) = train(2_000), train(8_000)
-    assert num_compactions >= 160 and num_none == 0
+    assert num_compactions >= 120 and num_none == 0
     assert compacting >= whole - 0.05 and whole > 0.9
