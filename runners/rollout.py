@@ -27,6 +27,9 @@ from lightningbus.schemas.text import replace_surrogates, shorten
 
 log = logging.getLogger(__name__)
 
+CUT_REWARD = 0.0
+"""Reward of a rollout that a full context cut, where neither a reward function nor a span gives one."""
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutResult:
@@ -79,9 +82,9 @@ async def _run_executor(
         await executor.start()  # a restart: its imports are not part of the rollout's time
         slot.begin(recorder, task, asyncio.get_running_loop().time() + seconds, prompts)
         async with asyncio.timeout(seconds):
-            answer = await executor.run(task.input, describe_rollout(task, recorder))
+            answer, cut_reason = await _run_to_end(executor, task, recorder)
         answer = await executor.grade(task.input, answer)  # within a limit of its own
-        earned = rewards.resolve_rewards(answer, recorder.reward_spans)
+        earned = rewards.resolve_rewards(answer, recorder.reward_spans, CUT_REWARD if cut_reason else None)
         result = parse_result(answer)
     except TimeoutError:
         if recorder.poison_reason:
@@ -105,7 +108,24 @@ async def _run_executor(
         return RolloutResult("agent_error", str(error))
     if recorder.unrecordable_reason:
         return RolloutResult("agent_error", recorder.unrecordable_reason)
-    return RolloutResult("ok", reward=earned.reward, rewards=earned.by_name, reward_span=earned.span_id, result=result)
+    return RolloutResult("ok", cut_reason, earned.reward, earned.by_name, earned.span_id, result)
+
+
+async def _run_to_end(executor: AgentExecutor, task: Task, recorder: AttemptRecorder) -> tuple[dict[str, Any], str]:
+    """Run the agent; return its answer, and a sentence if it ended because its context was full.
+
+    Such a rollout is cut, not failed: its calls are good, and it has the reward of what was done until then.
+    """
+    answer, failure = {"value": None}, ""
+    try:
+        answer = await executor.run(task.input, describe_rollout(task, recorder))
+    except AgentError as error:
+        if not recorder.full_context or recorder.infra_error or recorder.poison_reason:
+            raise
+        failure = f"; the agent then failed: {error}"
+    if not recorder.full_context:
+        return answer, ""
+    return answer, f"the rollout was cut by its full context: {recorder.full_context}{failure}"
 
 
 def describe_rollout(task: Task, recorder: AttemptRecorder) -> RolloutInfo:

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from lightningbus.learner.batching.advantages import Estimator
 from lightningbus.learner.batching.batch_counts import compute_metrics, count_rollout
 from lightningbus.learner.batching.built_rollout import BuiltRollout, RolloutBuilder
-from lightningbus.learner.batching.credit import Episode, resolve_credit_fn
+from lightningbus.learner.batching.credit import Episode, needs_windows, resolve_credit_fn
 from lightningbus.learner.batching.overlong import find_penalty
 from lightningbus.learner.batching.rollout_dispositions import disposition_of
 from lightningbus.learner.rollouts.assembler import Rollout, training_reward
 from lightningbus.learner.rollouts.groups import RolloutGroup
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.learner.transitions.prefix_tree import Detokenize
+from lightningbus.learner.transitions.prefix_tree import Detokenize, number_windows
 from lightningbus.learner.transitions.sequences import TrainSequence
 from lightningbus.schemas.training import RolloutDisposition
 
@@ -130,9 +130,10 @@ class BatchBuilder:
                 rollout.task_id,
                 reward,
                 rollout.rewards,
-                [call.prompt_ids for call in rollout.calls],
+                [call.prompt_sha256 or call.prompt_ids for call in rollout.calls],
                 own_positions[index],
                 [len(call.response_ids) // 4 for call in rollout.calls],
+                number_windows(rollout.calls) if needs_windows(self._settings.credit.method) else (),
             )
             for index, (rollout, reward) in enumerate(zip(rollouts, rewards, strict=True))
             if reward is not None and num_valid[rollout.task_id] >= self._settings.algorithm.min_group_size

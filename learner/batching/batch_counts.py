@@ -13,10 +13,13 @@ from lightningbus.learner.batching.batch_warnings import (
 )
 from lightningbus.learner.batching.built_rollout import OTHER_MODEL, BuiltRollout
 from lightningbus.learner.batching.staleness import token_staleness
+from lightningbus.learner.rollouts.assembler import Rollout
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.transitions.prefix_tree import Detokenize, find_parents, find_prefix_breaks
 from lightningbus.learner.transitions.sequences import TrainSequence
+from lightningbus.schemas.spans import ModelCall
 from lightningbus.schemas.training import RolloutDisposition
+from lightningbus.schemas.trajectory.prefix_encoding import expand_calls
 
 FORCED_TOKENS = "tokens/forced"
 
@@ -42,10 +45,14 @@ def count_rollout(built: BuiltRollout, settings: LearnerSettings, detokenize: De
         counts[f"excluded/{reason}"] += 1
         counts["tokens/excluded"] += calls[index].num_tokens
     if settings.sequence_mode == "trajectory" and detokenize is not None:
-        for reason in find_prefix_breaks(own_calls, find_parents(calls), detokenize).values():
+        for reason in find_prefix_breaks(_expand_own(rollout, settings), find_parents(calls), detokenize).values():
             counts[f"prefix_breaks/{reason}"] += 1
     counts["tokens/masked"] += built.num_masked
     return counts
+
+
+def _expand_own(rollout: Rollout, settings: LearnerSettings) -> list[ModelCall]:
+    return [call for call in expand_calls(rollout.calls) if call.model == settings.model]
 
 
 def compute_metrics(

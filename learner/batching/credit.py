@@ -3,6 +3,7 @@
 docs/lightningrl.md works through each with numbers.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -31,6 +32,8 @@ class Episode:
     """``n`` keys: two calls of equal key were asked with exactly the same tokens."""
     num_tokens: tuple[int, ...] = ()
     """``n`` numbers of tokens that the calls sampled."""
+    windows: tuple[int, ...] = ()
+    """``n`` numbers of context windows: how often the agent had compacted its context before each call."""
 
     @classmethod
     def of_calls(
@@ -41,6 +44,7 @@ class Episode:
         states: Sequence[Hashable],
         positions: Sequence[int],
         num_tokens: Sequence[int],
+        windows: Sequence[int] = (),
     ) -> "Episode":
         """Return the episode of one policy: its calls at ``positions`` among all calls of a rollout.
 
@@ -55,6 +59,7 @@ class Episode:
             tuple(own_rewards),
             tuple(states[position] for position in positions),
             tuple(num_tokens[position] for position in positions),
+            tuple(windows[position] for position in positions) if windows else (0,) * len(positions),
         )
 
     @property
@@ -174,9 +179,33 @@ def gigpo(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSetti
     return credit
 
 
+def compaction(episodes: Sequence[Episode], estimate: Estimate, settings: CreditSettings) -> list[list[float]]:
+    """Lessen the credit of a context window by the tokens that were sampled after its summary.
+
+    ``A_t = lambda_w^N_w * A'_t`` with ``lambda_w = 1 - 1 / (1.5 L_w)``. ``L_w`` tokens were sampled in the window of
+    call t, its summary among them, and ``N_w`` in later windows. ``A'_t`` is the advantage of `reward_to_go`: a summary
+    has the credit of what follows. The factor is cross-trajectory generalised advantage estimation of CompactionRL
+    (arXiv:2607.05378), equation 14, at gamma 1: an early window is far from the outcome, though it ends soon.
+    """
+    credited = reward_to_go(episodes, estimate, settings)
+    for values, episode in zip(credited, episodes, strict=True):
+        sampled = Counter[int]()
+        for window, count in zip(episode.windows, episode.num_tokens, strict=False):
+            sampled[window] += count
+        for at, window in enumerate(episode.windows):
+            later = sum(count for number, count in sampled.items() if number > window)
+            values[at] *= (1 - 1 / (1.5 * max(sampled[window], 1))) ** later
+    return credited
+
+
 CREDIT_FUNCTIONS: dict[str, Credit] = {
-    function.__name__: function for function in (identical, last_call, discounted, reward_to_go, air, gigpo)
+    function.__name__: function for function in (identical, last_call, discounted, reward_to_go, air, gigpo, compaction)
 }
+
+
+def needs_windows(name: str) -> bool:
+    """Return whether a credit function may use `Episode.windows`, which take time to find."""
+    return name == compaction.__name__ or is_import_path(name)
 
 
 def resolve_credit_fn(name: str) -> Credit:

@@ -35,7 +35,7 @@ class CreditSettings(BaseModel):
     method: str = Field(
         "identical",
         description="method that divides a rollout's reward among its calls: identical, last_call, discounted, "
-        "reward_to_go, air, gigpo, or module:function of your own",
+        "reward_to_go, air, gigpo, compaction, or module:function of your own",
     )
     gamma: float = Field(1.0, ge=0, le=1, description="discount per call")
     gigpo_step_weight: float = Field(

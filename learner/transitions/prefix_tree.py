@@ -5,17 +5,20 @@ rollout are no line. A call extends the call whose whole context (prompt and res
 prompt begins with; a call that extends none begins a tree.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
+
+import msgspec
 
 from lightningbus.learner.transitions.transitions import Transition
 from lightningbus.schemas.spans import ModelCall
 from lightningbus.schemas.trajectory.chat_messages import extends, same_message
+from lightningbus.schemas.trajectory.compaction import Exchange, count_compactions, find_summaries
+from lightningbus.schemas.trajectory.prefix_encoding import CorruptPromptError, expand_calls
 
 Detokenize = Callable[[Sequence[int]], str]
 """Token ids to text."""
-BreakReason = Literal["re-tokenised", "template", "edited history"]
+BreakReason = Literal["re-tokenised", "template", "edited history", "compacted"]
 
 
 def find_parents(calls: Sequence[Transition]) -> list[int | None]:
@@ -23,8 +26,11 @@ def find_parents(calls: Sequence[Transition]) -> list[int | None]:
 
     A call of an external endpoint has no tokens, and is extended by none.
     """
-    prompts = [call.prompt_ids.tobytes() for call in calls]
-    contexts = [prompt + call.response_ids.tobytes() for prompt, call in zip(prompts, calls, strict=True)]
+    return _find_parents([call.prompt_ids.tobytes() for call in calls], [call.response_ids.tobytes() for call in calls])
+
+
+def _find_parents(prompts: Sequence[bytes], responses: Sequence[bytes]) -> list[int | None]:
+    contexts = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
     parents: list[int | None] = []
     for index, prompt in enumerate(prompts):
         fitting = [earlier for earlier in range(index) if contexts[earlier] and prompt.startswith(contexts[earlier])]
@@ -37,31 +43,64 @@ def find_prefix_breaks(
 ) -> dict[int, BreakReason]:
     """Explain by index why a call that continues a conversation does not extend its tokens; others have no entry.
 
-    ``re-tokenised``: history and text are unchanged, but the text became other tokens. ``template``: the messages are
-    unchanged, but the chat template renders them differently once they are history. ``edited history``: the messages
-    begin as an earlier call's did and then differ.
+    ``calls`` are expanded. ``re-tokenised``: history and text are unchanged, but the text became other tokens.
+    ``template``: the messages are unchanged, but the chat template renders them differently once they are history.
+    ``compacted``: the messages begin with a summary that the model wrote. ``edited history``: they begin as an earlier
+    call's did and then differ.
     """
-    messages = [_messages(call) for call in calls]
-    responses = [_parsed(call.response) for call in calls]
-    breaks: dict[int, BreakReason] = {}
-    for index, call_messages in enumerate(messages):
-        if parents[index] is not None or len(call_messages) < 2:
+    branching = {
+        index for index, parent in enumerate(parents) if parent in parents[:index]
+    }  # roots, or second children
+    if not branching:
+        return {}
+    exchanges = [Exchange(_messages(call), _parsed(call.response)) for call in calls]
+    breaks: dict[int, BreakReason] = dict.fromkeys(_find_summaries(exchanges, parents), "compacted")
+    for index, exchange in enumerate(exchanges):
+        if index not in branching or len(exchange.messages) < 2 or index in breaks:
             continue
-        for earlier in reversed(range(index)):
-            before = messages[earlier]
-            if before and extends(call_messages, [*before, responses[earlier]]):
+        parent = parents[index]
+        for earlier in reversed(range(0 if parent is None else parent + 1, index)):
+            before = exchanges[earlier]
+            if before.messages and extends(exchange.messages, [*before.messages, before.answer]):
                 text = detokenize(_ids(calls[earlier].prompt_ids) + _ids(calls[earlier].response_ids))
                 unchanged = detokenize(_ids(calls[index].prompt_ids)).startswith(text)
                 breaks[index] = "re-tokenised" if unchanged else "template"
                 break
             if (
-                calls[earlier].role == calls[index].role
-                and call_messages != before
-                and _shares_a_message(call_messages, before)
+                parent is None
+                and _has_answer(exchange.messages)
+                and calls[earlier].role == calls[index].role
+                and exchange.messages != before.messages
+                and _shares_a_message(exchange.messages, before.messages)
             ):
                 breaks[index] = "edited history"  # unless an even earlier call is gone on with
         # A later sample of the same prompt, or a conversation of its own, is no break.
     return breaks
+
+
+def number_windows(calls: Sequence[ModelCall]) -> list[int]:
+    """Return the number of each call's context window: how often its agent had compacted its context before it.
+
+    ``calls`` are all calls of a rollout as they were recorded. Calls that cannot be restored are in one window.
+    """
+    try:
+        expanded = expand_calls(calls)
+    except CorruptPromptError:
+        return [0] * len(calls)
+    parents = _find_parents([call.prompt_ids for call in expanded], [call.response_ids for call in expanded])
+    if sum(parent is None for parent in parents) < 2:
+        return [0] * len(calls)
+    exchanges = [Exchange(_messages(call), _parsed(call.response)) for call in expanded]
+    return count_compactions(len(calls), _find_summaries(exchanges, parents))
+
+
+def _find_summaries(exchanges: Sequence[Exchange], parents: Sequence[int | None]) -> dict[int, int]:
+    return find_summaries(exchanges, [index for index, parent in enumerate(parents) if parent is None])
+
+
+def _has_answer(messages: Sequence[Any]) -> bool:
+    """Return whether a conversation has a history: one without answers of the model begins."""
+    return any(isinstance(message, dict) and message.get("role") == "assistant" for message in messages)
 
 
 def _shares_a_message(messages: list[Any], before: list[Any]) -> bool:
@@ -85,7 +124,7 @@ def _messages(call: ModelCall) -> list[Any]:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
+        return msgspec.json.decode(text)
     except ValueError:
         return None  # cut to the length that is kept, or none at all
 

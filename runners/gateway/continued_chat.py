@@ -32,14 +32,15 @@ class ContinuedPrompt:
 
 
 async def continue_prompt(
-    history: TokenHistory, call: ChatRequest, sampling: dict[str, Any], tokenize: Tokenize
+    history: TokenHistory, call: ChatRequest, adapted: ChatRequest, sampling: dict[str, Any], tokenize: Tokenize
 ) -> ContinuedPrompt | Change | None:
     """Build the prompt of a chat from the sampled tokens of its earlier answers.
 
-    None: the call begins a conversation, the rendering has those tokens anyway, or they are in no text. A change: the
-    template changed what came before the new messages, so that a new conversation begins.
+    ``adapted`` is the call as its model gets it. None: the call begins a conversation, the rendering has those tokens
+    anyway, or they are in no text. A change: the template changed what came before the new messages, so that a new
+    conversation begins.
     """
-    if not continuation.can_splice(call, sampling) or (turn := history.longest_prefix(call)) is None:
+    if not continuation.can_splice(adapted, sampling) or (turn := history.longest_prefix(call)) is None:
         return None
     messages = call.body["messages"]
     if has_reasoning(messages[: turn.num_messages]):

@@ -89,6 +89,7 @@ class ModelCallHandler:
         if attempt.deadly_requests and (reason := attempt.deadly_requests.get(_fingerprint(call))):
             raise EnginesFailedError(reason, is_deadly=True)
         node_ids: list[str] = []
+        full_context = attempt.full_context
         parent = ids.parse_span_id(request.headers.get(subjects.TRACE_HEADER, ""))
         recording = _Recording(attempt, OpenCall(call, parent, prompt_versions), node_ids)
         with running.open_call(), recording:
@@ -98,13 +99,15 @@ class ModelCallHandler:
             try:
                 async with stream.kept_alive() if stream is not None else nullcontext():
                     adapted = replace(call, body=await self.formats.adapt(context, call.body))
-                    prompt = await self._prompt(context, call, task.sampling_params)
+                    prompt = await self._prompt(context, call, adapted, task.sampling_params)
                     tokens = None
                     if prompt is not None:
                         tokens, recording.rendered = prompt.token_ids, prompt.rendered
                     completion = StreamAccumulator(adapted, task.sampling_params, context.pinned, tokens)
                     answer = await self._complete(context, adapted, completion, stream, dialect, node_ids)
             except UpstreamRejectedError as refused:
+                if isinstance(refused, ContextExceededError):
+                    attempt.full_context = str(refused)
                 is_told_in_stream = isinstance(refused, ContextExceededError) and dialect.tells_full_context_in_stream
                 if stream is None or not (stream.has_begun or is_told_in_stream):
                     raise
@@ -130,6 +133,8 @@ class ModelCallHandler:
                     return stream.response
                 raise
             recording.set_answer(completion, answer.choices)
+            if attempt.full_context == full_context:  # the agent has made room since
+                attempt.full_context = ""
             await send_ahead(self._send, attempt)  # earlier calls first: the agent waits while the bus is full
             # Where an agent reads slowly, the record does not wait for it.
             asyncio.get_running_loop().call_soon(recording.run)
@@ -218,13 +223,13 @@ class ModelCallHandler:
         raise AssertionError("attempt_call yields until an answer is whole, or raises")
 
     async def _prompt(
-        self, context: CallContext, call: ChatRequest, sampling: dict[str, Any]
+        self, context: CallContext, call: ChatRequest, adapted: ChatRequest, sampling: dict[str, Any]
     ) -> ContinuedPrompt | None:
         """Build a prompt where rendering the history again would change the sampled tokens; count what prevents it."""
         if not self._token_in_token_out:
             return None
         tokenize = partial(self.formats.tokenize, context)
-        prompt = await continue_prompt(context.recorder.history, call, sampling, tokenize)
+        prompt = await continue_prompt(context.recorder.history, call, adapted, sampling, tokenize)
         if isinstance(prompt, Change):
             metrics.chats_begun_anew.labels(prompt).inc()
             return None

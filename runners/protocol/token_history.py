@@ -97,10 +97,11 @@ class TokenHistory:
     def sampled_arguments(self, call_id: Any, sent_back: Any, show: Callable[[str], Any]) -> str | None:
         """Return a call's arguments as sampled, where ``sent_back`` is what ``show`` makes of them; None otherwise.
 
-        An API may show arguments in another form than the model's, and have them sent back in it.
+        An API may show arguments in another form than the model's, and have them sent back in it. An agent may fill in
+        defaults, such as ``"replace_all": false``, when it restores its history.
         """
         sampled = self.arguments.get(call_id) if isinstance(call_id, str) else None
-        return sampled if sampled is not None and show(sampled) == sent_back else None
+        return sampled if sampled is not None and _is_filled_in(show(sampled), sent_back) else None
 
     def add(self, call: ChatRequest, answer: dict[str, Any], tokens: list[int], rendered: Sequence[int]) -> None:
         """Add a completed answer to a chat.
@@ -118,6 +119,13 @@ class TokenHistory:
         before_last = call.body["messages"][:-1]
         turns = [turn for digest in _digests(call, before_last) if (turn := self.turns.get(digest)) is not None]
         return turns[-1] if turns else None
+
+
+def _is_filled_in(shown: Any, sent_back: Any) -> bool:
+    """Return whether arguments are those that were shown, beside some of no value."""
+    if not isinstance(shown, dict) or not isinstance(sent_back, dict):
+        return bool(shown == sent_back)
+    return {name: value for name, value in sent_back.items() if name in shown or value} == shown
 
 
 def has_reasoning(messages: Sequence[Any]) -> bool:

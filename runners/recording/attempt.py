@@ -64,6 +64,8 @@ class AttemptRecorder:
     """Reason why our own side failed a model call; empty if it has not."""
     poison_reason: str = ""
     """Reason why no engine should get this attempt's request again; empty while none died of it."""
+    full_context: str = ""
+    """Error of a call whose prompt filled the context, while no later call was answered; empty: there is none."""
     deadly_requests: dict[bytes, str] = field(default_factory=dict)
     """Requests that are not asked again, by digest, and why."""
     traceparent: str = ""

@@ -95,12 +95,12 @@ def parse_rewards(fields: Mapping[str, Any]) -> Rewards:
     return Rewards(main, named)
 
 
-def resolve_rewards(answer: Mapping[str, Any], spans: Iterable[Span]) -> Rewards:
+def resolve_rewards(answer: Mapping[str, Any], spans: Iterable[Span], default: float | None = None) -> Rewards:
     """Choose the rewards of the reward function, else of the agent's result, else of the last span with a reward.
 
     A reward function returns a number, numbers by name, or an object with ``reward`` or ``rewards``; an agent a number
-    or such an object. Among rewards by name the rollout's own is ``reward``, else the first. Raises
-    `InvalidRewardError`, also where there is none.
+    or such an object. Among rewards by name the rollout's own is ``reward``, else the first. Where there is none it is
+    ``default``. Raises `InvalidRewardError`, also where there is no default.
     """
     if "reward" in answer:
         value = answer["reward"]
@@ -111,6 +111,8 @@ def resolve_rewards(answer: Mapping[str, Any], spans: Iterable[Span]) -> Rewards
     if isinstance(value, int | float):
         return Rewards(parse_reward(value))
     in_order = sorted((span for span in spans if _is_reward(span)), key=lambda span: span.end_ns)
+    if not in_order and default is not None:
+        return Rewards(default)
     if not in_order:
         raise InvalidRewardError(f"{NO_REWARD}: it returned {describe_value(value)}, not a number; {WAYS}")
     last = in_order[-1]

@@ -88,7 +88,27 @@ def test_gigpo_compares_calls_from_the_same_state_only() -> None:
     np.testing.assert_allclose(actual[1], np.add(outcome[1], [2 * step[1], 0, 2 * step[2]]), rtol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["identical", "last_call", "discounted", "reward_to_go", "air", "gigpo"])
+def test_gigpo_compares_whole_prompts_and_not_what_a_call_added() -> None:
+    """A call is recorded as what it adds to earlier ones."""
+
+    def played(sample: int, reward: float, first: int) -> Any:
+        second = model_call(1, [5], [6], prompt_prefix_refs=((0, 1),), prompt_sha256=bytes([first]))
+        return rollout("a", sample, reward, calls=(model_call(0, [first], [3]), second))
+
+    pair = group("a", played(0, 1.0, 1), played(1, 0.0, 2))
+    advantages = [
+        builder_for(LearnerSettings.model_validate({"model_path": Path("m"), "credit": {"method": method}}))
+        .build([pair], 0)
+        .dispositions[0]
+        .call_advantages
+        for method in ("identical", "gigpo")
+    ]
+    assert advantages[0] == advantages[1], "no state was shared"
+
+
+@pytest.mark.parametrize(
+    "method", ["identical", "last_call", "discounted", "reward_to_go", "air", "gigpo", "compaction"]
+)
 @pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg", "grpo_passk"])
 def test_credit_of_a_group_does_not_depend_on_the_others_or_their_order(method: str, name: str) -> None:
     estimate = make_estimator(AlgorithmSettings(adv_estimator=name))

@@ -151,6 +151,19 @@ HISTORY = [USER, {"role": "assistant", "content": "abc", "tool_calls": None}]
 NEXT = {"role": "user", "content": "and?"}
 
 
+def test_a_call_that_extends_only_an_earlier_turn_breaks_the_path() -> None:
+    more = [*HISTORY, NEXT, {"role": "assistant", "content": "xy"}, NEXT]
+    calls = [
+        HELLO,
+        chat_call(1, [*HISTORY, NEXT], "xy", [1, 7, 8, 2], [3]),
+        chat_call(2, more, "z", [1, 7, 8, 2, 5, 2], [3]),
+        chat_call(3, [*HISTORY, NEXT], "another sample", [1, 7, 8, 2], [4]),
+    ]
+    parents = find_parents(forest(*calls))
+    assert parents == [None, 0, 0, 0]
+    assert find_prefix_breaks(calls, parents, text) == {2: "template"}
+
+
 @pytest.mark.parametrize(
     ("second", "why"),
     [
@@ -163,8 +176,9 @@ NEXT = {"role": "user", "content": "and?"}
         ),
         (chat_call(1, [USER], "x", [1], [4]), {}),
         (chat_call(1, [{"role": "user", "content": "other"}, NEXT], "x", [6], [4]), {}),
+        (chat_call(1, [USER, NEXT], "x", [1, 6], [4]), {}),
     ],
-    ids=["unbroken", "re-tokenised", "template", "edited history", "another sample", "another conversation"],
+    ids=["unbroken", "re-tokenised", "template", "edited history", "another sample", "another conversation", "helper"],
 )
 def test_a_break_in_a_conversation_has_its_reason(second: ModelCall, why: dict[int, str]) -> None:
     assert find_prefix_breaks([HELLO, second], find_parents(forest(HELLO, second)), text) == why

@@ -11,7 +11,7 @@ from tests.runners.conftest import ScriptedEngine
 STRICT = """
 {%- for m in messages %}{% if m.role == 'system' and not loop.first %}
 {{- raise_exception('System message must be first') }}{% endif %}<|im_start|>{{ m.role }}
-{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments | tojson }}</tool_call>
+{{ m.content or '' }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments | tojson }}</tool_call>
 {%- endfor %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
@@ -42,13 +42,18 @@ TEMPLATES = {
 
 def render(template: str, messages: list[Any]) -> list[int]:
     """Render a chat to tokens, a byte each; raises `jinja2.TemplateError` where the template refuses it."""
+    return list(render_text(template, messages).encode())
+
+
+def render_text(template: str, messages: list[Any], begins_answer: bool = False) -> str:
+    """Render a chat, with the start of an answer if wanted; raises as `render`."""
 
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
 
     environment = ImmutableSandboxedEnvironment()
     environment.globals["raise_exception"] = refuse
-    return list(environment.from_string(template).render(messages=messages, add_generation_prompt=False).encode())
+    return environment.from_string(template).render(messages=messages, add_generation_prompt=begins_answer)
 
 
 class RenderingEngine(ScriptedEngine):

@@ -93,7 +93,7 @@ async def play(
         call = ChatRequest.parse({"model": "policy", "messages": messages}, chat=True)
         request = call.to_tokenize_request(messages, is_answered=False)
         rendered = (await node.tokenize(request)).token_ids
-        prompt = await continue_prompt(history, call, {}, node.tokenize)
+        prompt = await continue_prompt(history, call, call, {}, node.tokenize)
         is_spliced = isinstance(prompt, ContinuedPrompt)
         sent = prompt.token_ids if isinstance(prompt, ContinuedPrompt) else rendered
         assert "".join(tokenizer.decode(sent).split()) == "".join(node.render(request).split())

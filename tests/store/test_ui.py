@@ -421,6 +421,24 @@ def test_requests_of_any_kind_have_something_to_show() -> None:
     assert call["answer"] == "cut of" and call["advantage"] is None and call["messages"] == []
 
 
+def test_a_compacted_conversation_names_the_call_that_wrote_its_summary() -> None:
+    task, on = {"role": "user", "content": "mend it"}, {"role": "user", "content": "on"}
+    said = {"role": "assistant", "content": "I look at the files of it."}
+    summary = "The index of the parser starts at one and has to start at zero."
+    anew = [{"role": "user", "content": f"So far: {summary}"}]
+    talks = [([task], said["content"]), ([task, said, on], summary), (anew, "ok"), ([*anew, said, on], "x")]
+    calls = build_calls(
+        [{"call": number, "model": "policy"} for number in range(4)],
+        [
+            {"call": number, "request": json.dumps({"messages": messages}), "request_prefix_refs": [],
+             "response": json.dumps({"role": "assistant", "content": answer})}
+            for number, (messages, answer) in enumerate(talks)
+        ],
+        [],
+    )  # fmt: skip
+    assert [call["summary_call"] for call in calls] == [None, None, 1, None]
+
+
 def test_values_and_errors_are_as_json_and_people_read_them() -> None:
     assert to_json_value({"a": [float("nan"), (1, float("inf"))]}) == {"a": [None, [1, None]]}
     response = explain_error(ValueError("Code: 60. DB::Exception: Unknown table x. (UNKNOWN_TABLE) (version 26.9.2.1)"))

@@ -66,8 +66,8 @@ def limit_body(body: dict[str, Any], max_new_tokens: int | None, max_model_len: 
     ``max_new_tokens``: what is left, once the prompt's length is known. A bound as long as the context is none.
     """
     limits = limits_of(body)
-    if max_new_tokens is not None:
-        return {**body, **{name: min(limit, max_new_tokens) for name, limit in limits.items()}}
+    if max_new_tokens is not None:  # at least 1, for the engine to refuse a prompt that leaves none
+        return {**body, **{name: min(limit, max(max_new_tokens, 1)) for name, limit in limits.items()}}
     if max_model_len is None:
         return body
     return {name: value for name, value in body.items() if limits.get(name, 0) < max_model_len}

@@ -18,6 +18,7 @@ from lightningbus.runners.protocol.request_fields import (
 from lightningbus.runners.protocol.token_history import TokenHistory
 from lightningbus.schemas.trajectory.chat_messages import parse_arguments
 
+BILLING_HEADER = "x-anthropic-billing-header:"
 THINKING = frozenset({"adaptive", "disabled", "enabled"})
 CHOICES = {"any": "required", "auto": "auto", "none": "none"}
 OF_VENDOR = frozenset({
@@ -74,8 +75,9 @@ def _effort(thinking: dict[str, Any], effort: Any) -> Any:
 def _messages(body: dict[str, Any], history: TokenHistory) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if system := body.get("system"):
-        text = system if isinstance(system, str) else "\n\n".join(map(_system_text, system))
-        messages.append({"role": "system", "content": text})
+        texts = [system] if isinstance(system, str) else map(_system_text, system)
+        if kept := [text for text in texts if not _is_billing(text)]:
+            messages.append({"role": "system", "content": "\n\n".join(kept)})
     for message in body["messages"]:
         if not isinstance(message, dict) or message.get("role") not in ("user", "assistant", "system"):
             raise ValueError("a message has the role user or assistant")
@@ -161,6 +163,14 @@ def _system_text(block: dict[str, Any]) -> str:
     if block.get("type") != "text":
         raise ValueError(f"a system block of type {block.get('type')!r} is not known here; send text")
     return str(block.get("text") or "")
+
+
+def _is_billing(text: str) -> bool:
+    """Return whether a system block is Claude Code's billing line, whose hash makes each conversation's prompt unique.
+
+    Without it conversations share the cached beginning of their prompts.
+    """
+    return text.startswith(BILLING_HEADER) and "\n" not in text.strip()
 
 
 def _result(block: dict[str, Any]) -> Any:

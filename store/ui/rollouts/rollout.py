@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightningbus.schemas.trajectory.attempt_selection import Resolution, supersedes
+from lightningbus.schemas.trajectory.compaction import Exchange, find_summaries
 
 QueryRow = dict[str, Any]
 
@@ -51,18 +52,24 @@ def expand_requests(contents: Sequence[QueryRow]) -> dict[int, str]:
 def build_calls(calls: Sequence[QueryRow], contents: Sequence[QueryRow], uses: Sequence[QueryRow]) -> list[QueryRow]:
     """Build model calls with new messages, response token by token, and the advantage in their model's training.
 
-    A call continues the earlier call whose messages and response are its longest prefix.
+    A call continues the earlier call whose messages and response are its longest prefix. ``summary_call`` is the call
+    whose answer is the summary that its conversation begins with.
     """
     contents_by_call = {row["call"]: row for row in contents}
     messages_by_call = {call: parse_messages(request) for call, request in expand_requests(contents).items()}
     use_by_model = {row["model"]: row for row in uses if row["trained"]}
     histories: dict[int, list[Any]] = {}
+    exchanges: list[Exchange] = []
+    beginnings: list[int] = []
     rows = []
     for row in calls:
         call, content = row["call"], contents_by_call.get(row["call"], {})
         messages = messages_by_call.get(call, [])
         continued_call, num_known = _find_continued(messages, histories)
         reply = _parse_message(content.get("response", ""))
+        if continued_call is None or num_known < len(histories[continued_call]):
+            beginnings.append(len(rows))
+        exchanges.append(Exchange(messages, reply))
         histories[call] = [*messages, *([reply] if reply is not None else [])]
         use = use_by_model.get(row["model"])
         call_advantages = use["call_advantages"] if use else []
@@ -80,8 +87,11 @@ def build_calls(calls: Sequence[QueryRow], contents: Sequence[QueryRow], uses: S
                 "versions": content.get("token_versions", []),
                 "advantage": advantage,
                 "trained_version": use["version"] if use else None,
+                "summary_call": None,
             }
         )
+    for index, summary in find_summaries(exchanges, beginnings).items():
+        rows[index]["summary_call"] = rows[summary]["call"]
     return rows
 
 

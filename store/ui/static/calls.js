@@ -44,6 +44,7 @@ function described(call, of, several) {
   return h("article", { class: "call" },
     h("header", {}, h("h3", {}, `Call ${call.call}`), h("p", {}, facts.filter(Boolean).join(" · ")), whole(call, of)),
     known ? h("p", { class: "known" }, known) : null,
+    call.summary_call === null ? null : h("p", { class: "known compacted" }, `compacted: begins with the summary that call ${call.summary_call} wrote`),
     call.messages.map((message) => messageOf(String(message?.role ?? "message"), textBox(textOf(message)))),
     messageOf("assistant", call.tokens.length ? tokensOf(call) : textBox(textOf(call.answer))));
 }
