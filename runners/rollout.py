@@ -21,6 +21,7 @@ from lightningbus.runners.protocol.prompts import PromptChoice
 from lightningbus.runners.protocol.request import find_invalid_sampling
 from lightningbus.runners.recording import rewards
 from lightningbus.runners.recording.attempt import MAX_ERROR, AttemptRecorder
+from lightningbus.runners.workspaces.errors import WorkspaceFailedError, WorkspaceRefusedError
 from lightningbus.schemas.base import Outcome
 from lightningbus.schemas.tasks import Task
 from lightningbus.schemas.text import replace_surrogates, shorten
@@ -70,6 +71,7 @@ async def run_agent(
         slot.end()
         if running is not None:
             await running.end_calls()
+        await executor.finish(recorder)
     return replace(result, error=shorten(result.error, MAX_ERROR))
 
 
@@ -80,6 +82,7 @@ async def _run_executor(
     try:
         prompts = await choose_prompts(task)
         await executor.start()  # a restart: its imports are not part of the rollout's time
+        await executor.prepare(task.input)
         slot.begin(recorder, task, asyncio.get_running_loop().time() + seconds, prompts)
         async with asyncio.timeout(seconds):
             answer, cut_reason = await _run_to_end(executor, task, recorder)
@@ -96,7 +99,9 @@ async def _run_executor(
         return RolloutResult("reward_timeout", str(error))
     except (BusError, NatsError) as error:
         return RolloutResult("infra_error", f"the prompts cannot be looked up: {str(error) or type(error).__name__}")
-    except (AgentStartError, WorkerProcessDiedError, PromptUnavailableError) as error:
+    except WorkspaceRefusedError as error:
+        return RolloutResult("poison", str(error))
+    except (AgentStartError, WorkerProcessDiedError, PromptUnavailableError, WorkspaceFailedError) as error:
         return RolloutResult("infra_error", str(error))
     except (AgentError, rewards.InvalidRewardError) as error:
         if recorder.poison_reason:

@@ -16,7 +16,7 @@ from lightningbus.bus.streams.specs import runner_consumer
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.common.observability import metrics
 from lightningbus.runners.agent.executors import AgentExecutor
-from lightningbus.runners.agent.factory import make_executors, uses_socket
+from lightningbus.runners.agent.factory import uses_socket
 from lightningbus.runners.agent.process import ProcessWatchdog
 from lightningbus.runners.gateway.admission import RateLimits
 from lightningbus.runners.gateway.external.external_endpoints import ExternalEndpoints
@@ -26,6 +26,7 @@ from lightningbus.runners.recording.sending import send
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.runners.slots import Slots
 from lightningbus.runners.task_handler import NAK_DELAY_SECONDS, TaskHandler
+from lightningbus.runners.workspaces.factory import make_executors
 from lightningbus.schemas.base import Mode
 from lightningbus.schemas.text import shorten
 

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -39,6 +39,39 @@ class EndpointSettings(BaseModel):
         if parts.username is not None or parts.query or parts.fragment:
             raise ValueError("it has a user, a query or a fragment; api_key_env names the key")
         return value
+
+
+class WorkspaceSettings(BaseModel):
+    """Workspaces: a fresh copy of files for each rollout, which its task names."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    provider: Literal["bubblewrap", "process"] = Field(
+        "bubblewrap",
+        description="where programs run: bubblewrap, a sandbox that sees its workspace and reaches the gateway alone; "
+        "or process, as the runner's own user",
+    )
+    sources: list[Path] = Field(
+        [Path("workspaces")],
+        min_length=1,
+        description="directories that hold the repositories, archives and graders which tasks name; empty for agents",
+    )
+    directory: Path | None = Field(
+        None, description="directory for the copies; default: one of this user in the directory for temporary files"
+    )
+    copy_method: Literal["auto", "overlay", "reflink", "copy"] = Field(
+        "auto", description="way to copy: overlay, reflink, or copy; auto tries them in this order at start"
+    )
+    binds: list[Path] = Field(
+        [], description="further directories that agents and graders see in bubblewrap, such as that of a program"
+    )
+    max_files: int = Field(200_000, ge=1, description="most files of a workspace at its beginning")
+    max_gib: float = Field(4.0, gt=0, description="largest workspace at its beginning, in GiB")
+    max_artifact_kib: int = Field(
+        256, ge=1, le=1024, description="first KiB that are kept of the diff, and of each artifact"
+    )
+    max_grade_seconds: float = Field(600.0, gt=0, description="longest time of a grader, whatever its task says")
+    num_cached: int = Field(32, ge=1, description="workspaces whose files are kept for the next rollout of a task")
 
 
 class RunnerSettings(RoleSettings):
@@ -100,6 +133,9 @@ class RunnerSettings(RoleSettings):
         "{tmp} its private one, {python} its interpreter, {venv} and {base} that one's environment and "
         "installation, {worker} our scripts; {relay}, {gateway} and {address} reach the gateway without a "
         "network",
+    )
+    workspace: WorkspaceSettings | None = Field(
+        None, description="a fresh copy of files for each rollout, as the field `workspace` of its task's input says"
     )
     max_concurrent_requests: int = Field(
         64,
@@ -190,4 +226,16 @@ class RunnerSettings(RoleSettings):
             raise ValueError("max_tasks_per_child goes with a Python agent that has a process for each slot")
         if self.reward_fn is not None and self.command is not None:
             raise ValueError("a reward function goes with a Python agent; a command prints its reward")
+        return self
+
+    @model_validator(mode="after")
+    def _one_sandbox(self) -> Self:
+        if self.workspace is None:
+            return self
+        if self.max_concurrent_per_process > 1 or self.max_tasks_per_child not in (None, 1):
+            raise ValueError("with workspace each rollout has a process of its own")
+        if self.reward_fn is not None:
+            raise ValueError("with workspace the reward is a grader's or the agent's: leave out reward_fn")
+        if self.sandbox_command and self.workspace.provider == "bubblewrap":
+            raise ValueError("sandbox_command goes with workspace.provider: process; bubblewrap is a sandbox itself")
         return self

@@ -64,4 +64,4 @@ def _default(field: FieldInfo, inner: type[BaseModel] | None) -> str:
     value = field.get_default(call_default_factory=True)
     if inner is not None or value in (None, "", [], {}, ()):
         return ""
-    return f"`{value if isinstance(value, str | Path) else json.dumps(value)}`"
+    return f"`{value if isinstance(value, str | Path) else json.dumps(value, default=str)}`"

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypedDict
 from lightningbus.common.observability.faults import MAX_TRACEBACK
 from lightningbus.runners.agent.launcher import AgentLauncher, AgentStartError
 from lightningbus.runners.agent.process import AgentProcess
-from lightningbus.runners.recording.attempt import MAX_ERROR
+from lightningbus.runners.recording.attempt import MAX_ERROR, AttemptRecorder
 from lightningbus.schemas.base import Mode
 from lightningbus.schemas.text import shorten
 
@@ -60,12 +60,20 @@ class AgentExecutor(Protocol):
     async def start(self) -> None:
         """Make ready, if it is not; raises `AgentStartError`."""
 
+    async def prepare(self, task: Any) -> None:
+        """Make ready for one task, before its time begins."""
+        return
+
     async def run(self, task: Any, rollout: RolloutInfo | None = None) -> dict[str, Any]:
         """Run one task; return ``{"value": ...}`` or raise `AgentError`. A cancellation kills the process."""
 
     async def grade(self, task: Any, answer: dict[str, Any]) -> dict[str, Any]:
         """Return the answer, with a ``"reward"`` where a reward function gives one."""
         return answer
+
+    async def finish(self, recorder: AttemptRecorder) -> None:
+        """Record what a rollout leaves, and remove it; called once a rollout has ended, however that was."""
+        return
 
     async def stop(self) -> None:
         """End the process and all its descendants."""
@@ -78,9 +86,20 @@ class PythonExecutor(AgentExecutor):
     _kind = ""
     """Kind of the function in errors, beside its name."""
 
-    def __init__(self, python: Path, function: str, launcher: AgentLauncher, rollouts: int | None = None) -> None:
-        """Prepare the executor; after ``rollouts`` rollouts its process is replaced by a fresh one."""
+    def __init__(
+        self,
+        python: Path,
+        function: str,
+        launcher: AgentLauncher,
+        rollouts: int | None = None,
+        modules: Path | None = None,
+    ) -> None:
+        """Prepare the executor; after ``rollouts`` rollouts its process is replaced by a fresh one.
+
+        ``modules``: directory of the agent's modules, where that is not the one it runs in.
+        """
         self._command = [str(python), str(WORKER_SCRIPT), self._mode, function]
+        self._command += [str(modules.absolute())] if modules is not None else []
         self._target = f"{self._kind}{function}"
         self._launcher, self._rollouts = launcher, rollouts
         self._process: AgentProcess | None = None

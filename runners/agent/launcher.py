@@ -73,7 +73,7 @@ class AgentLauncher:
         self, scratch: Path, command: Sequence[str], undo: contextlib.ExitStack
     ) -> tuple[asyncio.subprocess.Process, socket.socket, socket.socket, int]:
         """Spawn a process; return it with our ends of its standard input, output and error, which ``undo`` closes."""
-        paths = {**self.paths, "path": str(self.directory.absolute()), "tmp": str(scratch)}
+        paths = {"path": str(self.directory.absolute()), **self.paths, "tmp": str(scratch)}
         orphans, limits = set_child_subreaper(), self.limits
 
         def prepare() -> None:

@@ -72,10 +72,14 @@ class AgentProcess:
         """Read the next line of standard output, empty at the end; raise OSError, or ValueError for a line too long."""
         return await self._read_or_exit(self._reader.readline())
 
+    async def read(self) -> bytes:
+        """Read some of its standard output, nothing at the end; raise OSError."""
+        return await self._read_or_exit(self._reader.read(READ_BYTES))
+
     async def read_all(self) -> bytes:
         """Read its standard output to the end; raise ValueError beyond `MAX_LINE` bytes."""
         output = bytearray()
-        while data := await self._read_or_exit(self._reader.read(READ_BYTES)):
+        while data := await self.read():
             output += data
             if len(output) > MAX_LINE:
                 raise ValueError(f"more than {MAX_LINE} bytes")

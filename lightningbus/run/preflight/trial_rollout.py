@@ -12,7 +12,7 @@ from lightningbus.inference.settings import InferenceSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.preflight.scripted_engine import ModelCall, VllmStartError, find_refusals, scripted_vllm
 from lightningbus.run.preflight.scripted_node import ANSWER, ScriptedNode
-from lightningbus.runners.agent.factory import make_executors, uses_socket
+from lightningbus.runners.agent.factory import uses_socket
 from lightningbus.runners.agent.launcher import AgentStartError
 from lightningbus.runners.agent.process import ProcessWatchdog
 from lightningbus.runners.gateway.external.external_endpoints import ExternalEndpoints
@@ -22,6 +22,7 @@ from lightningbus.runners.recording.attempt import AttemptRecorder
 from lightningbus.runners.recording.rewards import NO_REWARD
 from lightningbus.runners.rollout import RolloutResult, run_agent
 from lightningbus.runners.settings import RunnerSettings
+from lightningbus.runners.workspaces.factory import make_executors
 from lightningbus.schemas.base import Mode
 from lightningbus.schemas.tasks import Task
 from lightningbus.tasks.task_loading import TaskInput

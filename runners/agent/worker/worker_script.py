@@ -1,10 +1,10 @@
 """Runs a Python function in the user's own interpreter: Python 3.8 or newer, standard library only, nothing of ours.
 
-``python worker_script.py exclusive|shared|reward module:function`` reads one JSON object per line from its standard
-input and writes one per line to its standard output, so that a sandbox may stand between. First it writes
-``{"ready": true, "concurrent": ...}``, with "concurrent" true for an async function, or ``{"error": "..."}``. For each
-``{"job": n, "arguments": [...]}`` it writes ``{"job": n, "value": ...}`` or
-``{"job": n, "error": "...", "traceback": "..."}``.
+``python worker_script.py exclusive|shared|reward module:function [DIRECTORY]`` imports the function from the working
+directory, or from the one named. It reads one JSON object per line from its standard input and writes one per line to
+its standard output, so that a sandbox may stand between. First it writes ``{"ready": true, "concurrent": ...}``, with
+"concurrent" true for an async function, or ``{"error": "..."}``. For each ``{"job": n, "arguments": [...]}`` it writes
+``{"job": n, "value": ...}`` or ``{"job": n, "error": "...", "traceback": "..."}``.
 
 - ``exclusive``: the agent runs one rollout at a time. With Agent Lightning, it may be a class or an object too; the
   job's ``"rollout"`` has the fields that `agent_lightning` needs.
@@ -38,7 +38,8 @@ PARAMETERS = {"shared": ("task", "endpoint"), "reward": ("input", "result")}
 
 def main() -> None:
     mode, target = sys.argv[1], sys.argv[2]
-    sys.path[0] = ""  # the working directory; it was this script's own, whose modules are not the agent's business
+    # The working directory, or the one named; it was this script's own, whose modules are not the agent's business.
+    sys.path[0] = sys.argv[3] if len(sys.argv) > 3 else ""
     requests = os.fdopen(os.dup(0), "rb")  # a copy is closed in whatever program the agent starts
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8", newline="\n")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

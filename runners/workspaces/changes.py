@@ -1,0 +1,172 @@
+"""What an agent changed in its workspace, and the diff of it."""
+
+import filecmp
+import itertools
+import os
+import stat
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightningbus.runners.workspaces.copies import WorkspaceCopy
+from lightningbus.runners.workspaces.sources import GIT_ENVIRONMENT
+
+MAX_CHANGES = 10_000
+"""Changed files that are looked at; an agent may make any number."""
+MAX_FILE_BYTES = 1024 * 1024
+"""Largest file whose change stands in the diff."""
+MAX_DIFF_BYTES = 16 * 1024 * 1024
+REPOSITORY = ".git"
+"""Directory whose changes are not told: the agent's commits are in the files."""
+OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
+DIFF = ["git", "diff", "--no-index", "--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A changed file: before and after; None where there is none."""
+
+    path: str
+    before: Path | None
+    after: Path | None
+
+
+def find_changes(copy: WorkspaceCopy) -> list[Change]:
+    """List the files that differ from those a copy began with, by path."""
+    if copy.method == "overlay":
+        candidates = _written(copy.base, copy.upper, "")
+    else:
+        candidates = _newer(copy.base, copy.work, "", copy.marker.stat().st_ctime_ns)
+    changes = itertools.islice((change for change in candidates if _differs(change)), MAX_CHANGES)
+    return sorted(changes, key=lambda change: change.path)
+
+
+def make_diff(copy: WorkspaceCopy, changes: list[Change]) -> tuple[bytes, int]:
+    """Make the diff that ``git apply`` takes; return it with the number of changes that it leaves out.
+
+    A diff beyond `MAX_DIFF_BYTES` is cut off there.
+    """
+    if not changes:
+        return b"", 0
+    folder = copy.folder / "diff"
+    num_left_out = 0
+    for side in ("a", "b"):
+        (folder / side).mkdir(parents=True)
+    for change in changes:
+        if not all(_fits(path) for path in (change.before, change.after) if path is not None):
+            num_left_out += 1
+            continue
+        for side, path in (("a", change.before), ("b", change.after)):
+            if path is not None:
+                place = folder / side / change.path
+                place.parent.mkdir(parents=True, exist_ok=True)
+                os.link(path, place, follow_symlinks=False)
+    environment = {**os.environ, **GIT_ENVIRONMENT, "GIT_CEILING_DIRECTORIES": str(folder.parent), "LC_ALL": "C"}
+    command = [*DIFF, "--no-prefix", "a", "b"]
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        diff = process.stdout.read(MAX_DIFF_BYTES)
+        process.kill()  # it has ended, or has more to say than is kept
+    return diff, num_left_out
+
+
+def _written(base: Path, upper: Path, place: str) -> Iterator[Change]:
+    """Yield what the upper directory of an overlay says about a place; whatever it does not name is as before."""
+    for entry in os.scandir(upper / place):
+        path = f"{place}{entry.name}"
+        if path == REPOSITORY:
+            continue
+        status = entry.stat(follow_symlinks=False)
+        before = base / path
+        was_directory = before.is_dir() and not before.is_symlink()
+        if stat.S_ISDIR(status.st_mode):
+            if _is_opaque(entry.path):
+                yield from _removed(base, path, upper)
+            elif not was_directory and os.path.lexists(before):
+                yield Change(path, before, None)
+            yield from _written(base, upper, f"{path}/")
+        else:
+            after = None if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0 else Path(entry.path)
+            if was_directory:
+                yield from _removed(base, path, None)
+            if after is not None or not was_directory:
+                yield Change(path, None if was_directory or not os.path.lexists(before) else before, after)
+
+
+def _removed(base: Path, path: str, upper: Path | None) -> Iterator[Change]:
+    """Yield the files of a directory that is gone; those that ``upper`` has again are not told here."""
+    if not (base / path).is_dir() or (base / path).is_symlink():
+        if os.path.lexists(base / path):
+            yield Change(path, base / path, None)
+        return
+    for entry in os.scandir(base / path):
+        inner = f"{path}/{entry.name}"
+        if entry.is_dir(follow_symlinks=False):
+            yield from _removed(base, inner, upper)
+        elif upper is None or not os.path.lexists(upper / inner):
+            yield Change(inner, Path(entry.path), None)
+
+
+def _newer(base: Path, work: Path, place: str, copied_ns: int) -> Iterator[Change]:
+    """Yield what may differ between two directories; the agent cannot set the time at which it changed a file."""
+    befores = {entry.name: entry for entry in os.scandir(base / place)} if (base / place).is_dir() else {}
+    for entry in os.scandir(work / place):
+        path = f"{place}{entry.name}"
+        before = befores.pop(entry.name, None)
+        if path == REPOSITORY:
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            if before is not None and not before.is_dir(follow_symlinks=False):
+                yield Change(path, Path(before.path), None)
+            yield from _newer(base, work, f"{path}/", copied_ns)
+            continue
+        if before is not None and before.is_dir(follow_symlinks=False):
+            yield from _removed(base, path, None)
+            before = None
+        status = entry.stat(follow_symlinks=False)
+        if before is None or status.st_ctime_ns >= copied_ns:
+            yield Change(path, Path(before.path) if before is not None else None, Path(entry.path))
+    for name, before in befores.items():
+        if f"{place}{name}" == REPOSITORY:
+            continue
+        if before.is_dir(follow_symlinks=False):
+            yield from _removed(base, f"{place}{name}", None)
+        else:
+            yield Change(f"{place}{name}", Path(before.path), None)
+
+
+def _differs(change: Change) -> bool:
+    """Return whether a file is another one; one that was only touched, or written as it was, is not."""
+    if change.before is None or change.after is None:
+        return True
+    before, after = change.before.lstat(), change.after.lstat()
+    if stat.S_IFMT(before.st_mode) != stat.S_IFMT(after.st_mode):
+        return True
+    if stat.S_ISLNK(before.st_mode):
+        return change.before.readlink() != change.after.readlink()
+    if before.st_mode != after.st_mode or before.st_size != after.st_size:
+        return True
+    return not _is_readable(change.after) or not filecmp.cmp(change.before, change.after, shallow=False)
+
+
+def _fits(path: Path) -> bool:
+    status = path.lstat()
+    return stat.S_ISLNK(status.st_mode) or (_is_readable(path) and status.st_size <= MAX_FILE_BYTES)
+
+
+def _is_readable(path: Path) -> bool:
+    """Return whether a file is a plain one that we may read; a pipe would keep its reader waiting."""
+    return stat.S_ISREG(path.lstat().st_mode) and os.access(path, os.R_OK, follow_symlinks=False)
+
+
+def _is_opaque(directory: str) -> bool:
+    for name in OPAQUE:
+        try:
+            return os.getxattr(directory, name, follow_symlinks=False) == b"y"
+        except OSError:
+            continue
+    return False

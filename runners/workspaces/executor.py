@@ -1,0 +1,223 @@
+"""Runs each rollout of an agent in a workspace of its own, and grades it there."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightningbus.common.observability.faults import count_fault
+from lightningbus.runners.agent.executors import AgentError, AgentExecutor, RolloutInfo
+from lightningbus.runners.agent.launcher import AgentLauncher, AgentStartError
+from lightningbus.runners.agent.reward_function import RewardTimeoutError
+from lightningbus.runners.recording.attempt import AttemptRecorder
+from lightningbus.runners.settings import WorkspaceSettings
+from lightningbus.runners.workspaces.archives import GIB, SizeLimits
+from lightningbus.runners.workspaces.artifacts import (
+    DIFF_NAME,
+    WorkspaceRecord,
+    make_artifact,
+    pick_artifacts,
+    record_workspace,
+)
+from lightningbus.runners.workspaces.bases import BaseCache
+from lightningbus.runners.workspaces.changes import find_changes, make_diff
+from lightningbus.runners.workspaces.copies import choose_method
+from lightningbus.runners.workspaces.directory import RunnerDirectory, default_root
+from lightningbus.runners.workspaces.errors import WorkspaceFailedError
+from lightningbus.runners.workspaces.grading import APPLIES, PASSED, apply_patch, grade, run_program
+from lightningbus.runners.workspaces.providers import (
+    STARTED,
+    BubblewrapProvider,
+    ProcessProvider,
+    Workspace,
+)
+from lightningbus.runners.workspaces.sources import check_git, fetch, find_source
+from lightningbus.runners.workspaces.specification import WorkspaceSpec, parse_workspace, without_workspace
+
+log = logging.getLogger(__name__)
+
+TRIAL_SECONDS = 60.0
+MakeAgent = Callable[[AgentLauncher], AgentExecutor]
+
+
+class WorkspacePool:
+    """What the slots of a runner share: its directory, the files that workspaces begin with, and the provider."""
+
+    def __init__(self, settings: WorkspaceSettings, sandbox_command: Sequence[str]) -> None:
+        self.settings, self._sandbox_command = settings, sandbox_command
+        self._limits = SizeLimits(settings.max_files, round(settings.max_gib * GIB))
+        self._opening = asyncio.Lock()
+        self._directory: RunnerDirectory | None = None
+        self._numbers = itertools.count()
+        self._num_members = 0
+        self.is_tried = False
+        """Whether an agent has been started in a workspace."""
+        self.provider: ProcessProvider
+        self._bases: BaseCache
+
+    async def open(self) -> None:
+        """Make the directory, unless it is there; raise `WorkspaceFailedError`."""
+        async with self._opening:
+            if self._directory is None:
+                self._directory = await asyncio.to_thread(self._open)
+
+    def _open(self) -> RunnerDirectory:
+        check_git()
+        directory = RunnerDirectory(self.settings.directory or default_root())
+        methods = () if self.settings.copy_method == "auto" else ((self.settings.copy_method,),)
+        method = choose_method(directory.path, *methods)
+        log.info("workspaces are made by %s in %s", method, directory.path)
+        if self.settings.provider == "process":
+            self.provider = ProcessProvider(method, self._sandbox_command)
+        else:
+            binds = [path.absolute() for path in self.settings.binds]
+            self.provider = BubblewrapProvider(method, (), self.settings.sources, binds)
+        self._bases = BaseCache(directory.bases, self.settings.num_cached)
+        return directory
+
+    def using(self, spec: WorkspaceSpec) -> contextlib.AbstractAsyncContextManager[Path]:
+        """Keep the files that a workspace begins with; raises `WorkspaceRefusedError`, `WorkspaceFailedError`."""
+        path = getattr(spec, spec.kind) if spec.kind else ""
+        return self._bases.using(spec.key, lambda target: self._fetch(spec.kind, path, spec.commit, target))
+
+    def using_files(self, path: str) -> contextlib.AbstractAsyncContextManager[Path]:
+        """Keep the files of a grader; raises as `using`."""
+        return self._bases.using(("grade", path), lambda target: self._fetch("directory", path, "", target))
+
+    async def create(self, base: Path) -> Workspace:
+        """Make a workspace; raise `WorkspaceFailedError`."""
+        assert self._directory is not None
+        return await asyncio.to_thread(self.provider.create, self._directory.copies / str(next(self._numbers)), base)
+
+    def join(self) -> None:
+        """Count one more slot."""
+        self._num_members += 1
+
+    async def leave(self) -> None:
+        """Count one slot less; the last one removes the directory."""
+        self._num_members -= 1
+        if self._num_members == 0 and self._directory is not None:
+            directory, self._directory = self._directory, None
+            await asyncio.to_thread(directory.close)
+
+    def _fetch(self, kind: str, path: str, commit: str, target: Path) -> None:
+        source = find_source(path, self.settings.sources) if path else None
+        fetch(kind, source, commit, target, self._limits)
+
+
+class WorkspaceExecutor(AgentExecutor):
+    """One slot: a workspace, an agent's process in it and a grade, for one rollout after the other."""
+
+    def __init__(self, pool: WorkspacePool, launcher: AgentLauncher, make_agent: MakeAgent) -> None:
+        """Prepare; ``make_agent`` makes the executor of one rollout from the launcher of its workspace."""
+        self._pool, self._launcher, self._make_agent = pool, launcher, make_agent
+        pool.join()
+        self._exits = contextlib.AsyncExitStack()
+        """What the present rollout holds: its base, its workspace, its agent."""
+        self._workspace: Workspace | None = None
+        self._agent: AgentExecutor | None = None
+        self._spec = WorkspaceSpec()
+        self._record = WorkspaceRecord("")
+        self._is_kept = False
+        """Whether the diff and the artifacts have been read."""
+
+    async def start(self) -> None:
+        """Start the agent in an empty workspace once, to know that it can be; raise `AgentStartError`."""
+        if self._pool.is_tried:
+            return
+        try:
+            await self._pool.open()
+            await self.prepare({})
+            assert self._workspace is not None
+            ended = await run_program(self._workspace, self._launcher, ["/bin/true"], TRIAL_SECONDS, "a trial")
+        except (WorkspaceFailedError, RewardTimeoutError) as error:
+            raise AgentStartError(f"no workspace can be made as configured: {error}") from error
+        finally:
+            await self._release()
+        if ended.status:
+            raise AgentStartError(f"no program can run in a workspace: {ended.describe()}")
+        self._pool.is_tried = True
+
+    async def prepare(self, task: Any) -> None:
+        """Make the workspace of a rollout and start its agent in it; raise as `WorkspacePool.using` and `start`."""
+        self._spec = parse_workspace(task)
+        self._is_kept = False
+        self._record = WorkspaceRecord("")
+        base = await self._exits.enter_async_context(self._pool.using(self._spec))
+        self._workspace = workspace = await self._pool.create(base)
+        self._exits.push_async_callback(asyncio.to_thread, workspace.destroy)
+        self._record.method = workspace.copy.method
+        self._agent = self._make_agent(workspace.agent_launcher(self._launcher))
+        self._exits.push_async_callback(self._agent.stop)
+        await self._agent.start()
+
+    async def run(self, task: Any, rollout: RolloutInfo | None = None) -> dict[str, Any]:
+        """Run the agent in the workspace that `prepare` made; raise `WorkspaceFailedError` if its sandbox failed."""
+        assert self._agent is not None and self._workspace is not None
+        try:
+            return await self._agent.run(without_workspace(task), rollout)
+        except AgentError as error:
+            if not (self._workspace.copy.home / STARTED).exists():
+                raise WorkspaceFailedError(f"the agent was not started by its sandbox: {error}") from error
+            raise
+
+    async def grade(self, task: Any, answer: dict[str, Any]) -> dict[str, Any]:
+        """Grade the workspace, if the task has a grader; raise as `lightningbus.runners.workspaces.grading.grade`."""
+        assert self._agent is not None and self._workspace is not None
+        await self._agent.stop()
+        parts: dict[str, float] = {}
+        spec, value = self._spec.grade, answer.get("value")
+        patch = value.get("patch") if isinstance(value, dict) else None
+        if isinstance(patch, str) and spec is not None:
+            parts[APPLIES] = float(await apply_patch(self._workspace, self._launcher, patch))
+        await self._keep()
+        if spec is None:
+            return answer
+        if parts.get(APPLIES) == 0:
+            return {**answer, "reward": {"rewards": {PASSED: 0.0, **parts}}}
+        async with contextlib.AsyncExitStack() as files:
+            over = await files.enter_async_context(self._pool.using_files(spec.files)) if spec.files else None
+            seconds = self._pool.settings.max_grade_seconds
+            parts = {**await grade(self._workspace, self._launcher, spec, over, seconds), **parts}
+        return {**answer, "reward": {"rewards": parts}}
+
+    async def finish(self, recorder: AttemptRecorder) -> None:
+        """Record what the rollout keeps, and throw its workspace away; no error comes out of it."""
+        if self._workspace is None:
+            await self._release()
+            return
+        try:
+            if self._agent is not None:
+                await self._agent.stop()
+            await self._keep()
+            record_workspace(recorder, self._record)
+        except Exception as error:
+            count_fault(f"the workspace of {recorder.rollout}", error)
+        finally:
+            await self._release()
+
+    async def stop(self) -> None:
+        """End the agent and remove the workspace; the last slot to stop removes the directory of all."""
+        await self._release()
+        await self._pool.leave()
+
+    async def _keep(self) -> None:
+        if not self._is_kept and self._workspace is not None:
+            self._is_kept = True
+            await asyncio.to_thread(self._read_artifacts, self._workspace)
+
+    def _read_artifacts(self, workspace: Workspace) -> None:
+        max_bytes = self._pool.settings.max_artifact_kib * 1024
+        changes = find_changes(workspace.copy)
+        diff, num_not_in_diff = make_diff(workspace.copy, changes)
+        picked, num_not_kept = pick_artifacts(changes, self._spec.artifacts, max_bytes)
+        self._record.artifacts = [*([make_artifact(DIFF_NAME, diff, max_bytes)] if diff else []), *picked]
+        self._record.counts = {"changed": len(changes), "not_in_diff": num_not_in_diff, "not_kept": num_not_kept}
+
+    async def _release(self) -> None:
+        exits, self._exits = self._exits, contextlib.AsyncExitStack()
+        self._workspace = self._agent = None
+        await exits.aclose()

@@ -1,0 +1,42 @@
+"""An executor for each slot of a runner, with a workspace for each rollout where its settings ask for one."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from lightningbus.runners.agent import factory
+from lightningbus.runners.agent.environment import agent_environment
+from lightningbus.runners.agent.executors import AgentExecutor, CommandExecutor, PythonExecutor
+from lightningbus.runners.agent.launcher import AgentLauncher
+from lightningbus.runners.agent.limits import ResourceLimits
+from lightningbus.runners.agent.process import ProcessWatchdog
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.runners.workspaces.executor import WorkspaceExecutor, WorkspacePool
+
+
+def make_executors(
+    settings: RunnerSettings,
+    slots: Sequence[Callable[[], dict[str, str]]],
+    watchdog: ProcessWatchdog,
+    gateway: Mapping[str, str],
+) -> list[AgentExecutor]:
+    """Make an executor for each slot by the settings; see `lightningbus.runners.agent.factory.make_executors`."""
+    if settings.workspace is None:
+        return factory.make_executors(settings, slots, watchdog, gateway)
+    python = factory.resolve_program(settings.python_executable or Path(sys.executable))
+    limits, paths = ResourceLimits.from_settings(settings), {**factory.sandbox_paths(python), **gateway}
+    environment = agent_environment(os.environ, settings.env)
+    pool = WorkspacePool(settings.workspace, settings.sandbox_command)
+
+    def make_agent(launcher: AgentLauncher) -> AgentExecutor:
+        if settings.command is not None:
+            path = str(settings.working_dir.absolute())
+            return CommandExecutor([word.replace("{path}", path) for word in settings.command], launcher)
+        return PythonExecutor(python, settings.entrypoint or "", launcher, 1, settings.working_dir)
+
+    def make_executor(slot: Callable[[], dict[str, str]]) -> AgentExecutor:
+        launcher = AgentLauncher(settings.working_dir, environment, slot, limits, [], paths, watchdog)
+        return WorkspaceExecutor(pool, launcher, make_agent)
+
+    return [make_executor(slot) for slot in slots]

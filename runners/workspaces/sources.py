@@ -1,0 +1,126 @@
+"""Files of a task's workspace, fetched once: from a directory, a commit, or an archive below the runner's sources."""
+
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from lightningbus.runners.workspaces.archives import SizeLimits, unpack
+from lightningbus.runners.workspaces.errors import WorkspaceFailedError, WorkspaceRefusedError
+from lightningbus.runners.workspaces.specification import leads_out
+
+GIT_SECONDS = 300.0
+GIT_ENVIRONMENT = {
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_SYSTEM": os.devnull,
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_LFS_SKIP_SMUDGE": "1",
+}
+"""No setting of a user changes what is checked out."""
+
+
+def find_source(path: str, sources: Sequence[Path]) -> Path:
+    """Find a path below one of the sources; raise `WorkspaceRefusedError` where there is none."""
+    for source in sources:
+        place = source.absolute() / path
+        if os.path.lexists(place):
+            if not place.resolve().is_relative_to(source.resolve()):
+                raise WorkspaceRefusedError(f"{path!r} leads out of {source} by a link")
+            return place
+    raise WorkspaceRefusedError(f"there is no {path!r} in {', '.join(map(str, sources))} (workspace.sources)")
+
+
+def fetch(kind: str, source: Path | None, commit: str, target: Path, limits: SizeLimits) -> None:
+    """Make the files of a workspace in ``target``, whole or not at all.
+
+    Raises `WorkspaceRefusedError` for what no runner could take, `WorkspaceFailedError` for a fault of this machine.
+    """
+    try:
+        if source is None:
+            target.mkdir()
+            return
+        if kind == "git":
+            _check_out(source, commit, target)
+        elif kind == "archive":
+            unpack(source, target, limits)
+        else:
+            if not source.is_dir():
+                raise WorkspaceRefusedError(f"{source} is no directory")
+            check_tree(source, limits)
+            copy_tree(source, target, "auto")
+        check_tree(target, limits)
+    except OSError as error:
+        raise WorkspaceFailedError(f"the files of {source} cannot be fetched: {error}") from error
+
+
+def copy_tree(source: Path, target: Path, reflink: str) -> None:
+    """Copy a directory by ``cp``, with links, times and modes; raise `WorkspaceFailedError`."""
+    command = ["cp", "-a", "--no-preserve=ownership", f"--reflink={reflink}", "--", str(source), str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise WorkspaceFailedError(f"{source} cannot be copied: {_last_line(done.stderr)}")
+    target.chmod(0o755)
+
+
+def check_tree(directory: Path, limits: SizeLimits) -> None:
+    """Raise `WorkspaceRefusedError` for files beyond a bound, links that lead out, and what is no file."""
+    num_files = num_bytes = 0
+    places = [PurePosixPath()]
+    while places:
+        place = places.pop()
+        with os.scandir(directory / place) as entries:
+            for entry in entries:
+                path = place / entry.name
+                status = entry.stat(follow_symlinks=False)
+                num_files, num_bytes = num_files + 1, num_bytes + status.st_size
+                limits.check(num_files, num_bytes)
+                if entry.is_dir(follow_symlinks=False):
+                    places.append(path)
+                elif entry.is_symlink():
+                    if leads_out(path, str(Path(entry.path).readlink())):
+                        raise WorkspaceRefusedError(f"the workspace has a link that leads out: {path}")
+                elif not stat.S_ISREG(status.st_mode):
+                    raise WorkspaceRefusedError(f"the workspace has a file that is no plain one: {path}")
+
+
+def _check_out(repository: Path, commit: str, target: Path) -> None:
+    """Check out one commit without the others: an agent cannot look up how its task was solved later."""
+    commit_id = _git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}")
+    if commit_id is None:
+        raise WorkspaceRefusedError(f"{repository} is no git repository with the commit {commit!r}")
+    commands = [
+        ["init", "--quiet", "--initial-branch", "main"],
+        ["fetch", "--quiet", "--no-tags", "--depth", "1", f"file://{repository.resolve()}", commit_id.strip()],
+        ["checkout", "--quiet", "-B", "main", "FETCH_HEAD"],
+    ]
+    target.mkdir()
+    for command in commands:
+        if _git(target, *command) is None:
+            raise WorkspaceFailedError(f"git {command[0]} failed for the commit {commit!r} of {repository}")
+    (target / ".git" / "FETCH_HEAD").unlink(missing_ok=True)
+
+
+def _git(directory: Path, *words: str) -> str | None:
+    """Run git in a directory; None if it fails. Raises `WorkspaceFailedError` if it does not end, or is not there."""
+    try:
+        done = subprocess.run(
+            ["git", *words], cwd=directory, env={**os.environ, **GIT_ENVIRONMENT}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, errors="replace", timeout=GIT_SECONDS, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise WorkspaceFailedError(f"git {words[0]} did not end in {GIT_SECONDS:g} s") from None
+    except NotADirectoryError:
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def check_git() -> None:
+    """Raise `WorkspaceFailedError` if git is not installed: diffs are made by it."""
+    if shutil.which("git") is None:
+        raise WorkspaceFailedError("git is not installed: a runner with workspaces needs it for their diffs")
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["it said nothing"])[-1][:300]
