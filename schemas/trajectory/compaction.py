@@ -12,15 +12,16 @@ from typing import Any
 from lightningbus.schemas.trajectory.chat_messages import same_message
 
 SHINGLE_WORDS = 5
-"""Words of the pieces by which texts are compared."""
-MIN_WORDS = 5
-"""A shorter answer is found in other texts by chance."""
+"""Words of the pieces by which texts are compared; a shorter answer is found in other texts by chance."""
 MIN_SHARE = 0.8
 """Share of a summary's pieces that its conversation begins with; agents change marks and white space around them."""
 MAX_MESSAGES = 16
 """Messages at the beginning of a conversation in which a summary is looked for."""
 WORD = re.compile(r"\w+")
-TAGGED = re.compile(r"<(\w+)>(.*?)</\1>", re.DOTALL)
+TAG = re.compile(r"<(/?)(\w{1,64})>")
+MAX_TAGGED = 16
+"""Most texts in tags that are looked at in an answer."""
+Shingle = tuple[str, ...]
 INSTRUCTION_ROLES = ("system", "developer")
 
 
@@ -38,14 +39,15 @@ def find_summaries(exchanges: Sequence[Exchange], beginnings: Collection[int]) -
     ``beginnings`` are the calls that extend no earlier call. Of those with one summary the first counts.
     """
     summaries: dict[int, int] = {}
+    candidates: list[list[set[Shingle]]] = []
     for index in sorted(beginnings):
         shared = _shared_messages(exchanges, index)
         if shared is None:
             continue
-        text = "\n".join(_new_texts(exchanges[index].messages, shared))
-        known = _shingles(text)
+        known = _shingles("\n".join(_new_texts(exchanges[index].messages, shared)))
+        candidates += [list(_candidate_shingles(each.answer)) for each in exchanges[len(candidates) : index]]
         for earlier in reversed(range(index)):
-            if any(_is_contained(candidate, known) for candidate in _candidates(exchanges[earlier].answer)):
+            if any(_is_contained(shingles, known) for shingles in candidates[earlier]):
                 if earlier not in summaries.values():
                     summaries[index] = earlier
                 break
@@ -90,20 +92,28 @@ def _new_texts(messages: Sequence[Any], num_shared: int) -> Iterator[str]:
 
 def _candidates(answer: Any) -> Iterator[str]:
     """Yield what an agent may take over of an answer: all of its text, or what stands in a tag such as ``summary``."""
-    text = _text(answer)
+    text, num_tagged = _text(answer), 0
     yield text
-    for match in TAGGED.finditer(text):
-        yield match[2]
+    opened: dict[str, int] = {}
+    for tag in TAG.finditer(text):
+        if not tag[1]:
+            opened.setdefault(tag[2], tag.end())
+        elif (start := opened.pop(tag[2], None)) is not None and num_tagged < MAX_TAGGED:
+            num_tagged += 1
+            yield text[start : tag.start()]
 
 
-def _is_contained(text: str, known: Collection[tuple[str, ...]]) -> bool:
-    if len(WORD.findall(text)) < MIN_WORDS:
-        return False
-    shingles = _shingles(text)
+def _is_contained(shingles: Collection[Shingle], known: Collection[Shingle]) -> bool:
     return sum(shingle in known for shingle in shingles) >= MIN_SHARE * len(shingles)
 
 
-def _shingles(text: str) -> set[tuple[str, ...]]:
+def _candidate_shingles(answer: Any) -> Iterator[set[Shingle]]:
+    for text in _candidates(answer):
+        if shingles := _shingles(text):
+            yield shingles
+
+
+def _shingles(text: str) -> set[Shingle]:
     words = [word.lower() for word in WORD.findall(text)]
     return {tuple(words[at : at + SHINGLE_WORDS]) for at in range(len(words) - SHINGLE_WORDS + 1)}
 

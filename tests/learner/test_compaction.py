@@ -3,7 +3,7 @@
 import json
 import random
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from math import exp
 from typing import Any
@@ -24,6 +24,7 @@ from lightningbus.schemas.spans import ModelCall, VersionSpan
 from lightningbus.schemas.tasks import Task
 from lightningbus.schemas.trajectory.compaction import Exchange, find_summaries
 from tests.factories import group, rollout
+from tests.growth import MAX_GROWTH, measure_growth
 from tests.learner.conftest import builder_for
 
 Messages = list[dict[str, Any]]
@@ -206,3 +207,12 @@ def test_an_agent_that_compacts_learns_what_one_with_a_longer_context_does() -> 
     (compacting, num_compactions), (whole, num_none) = train(2_000), train(8_000)
     assert num_compactions >= 120 and num_none == 0
     assert compacting >= whole - 0.05 and whole > 0.9
+
+
+@pytest.mark.parametrize("answer", ["<a>", "<a> b c d e f </a> ", "</a>"], ids=["opened", "whole", "closed"])
+def test_tags_of_an_answer_cost_as_much_as_its_length(answer: str) -> None:
+    def make(size: int) -> Callable[[], Any]:
+        exchanges = [Exchange(OLD, said(answer * size)), Exchange([SYSTEM, asked("on")], said("yes"))]
+        return lambda: find_summaries(exchanges, [0, 1])
+
+    assert measure_growth(make, 4096) <= MAX_GROWTH
