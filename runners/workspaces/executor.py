@@ -74,7 +74,7 @@ class WorkspacePool:
             self.provider = ProcessProvider(method, self._sandbox_command)
         else:
             binds = [path.absolute() for path in self.settings.binds]
-            self.provider = BubblewrapProvider(method, (), self.settings.sources, binds)
+            self.provider = BubblewrapProvider(method, (), [*self.settings.sources, directory.path.parent], binds)
         self._bases = BaseCache(directory.bases, self.settings.num_cached)
         return directory
 

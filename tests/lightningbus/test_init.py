@@ -20,6 +20,7 @@ from lightningbus.run.preflight.job_checks import parse_job, run_checks
 from lightningbus.run.preflight.memory_check import Target
 from lightningbus.run.pretrained.catalog import MODELS, SMOLLM2
 from lightningbus.run.pretrained.folder import find_folder
+from lightningbus.run.projects.coding import CODING_AGENTS
 from lightningbus.run.projects.template import FRAMEWORKS, PLAIN, render_project
 from lightningbus.run.settings.run_file import RunSettings, validate_settings
 from tests.examples.endpoint import EXAMPLES, Endpoint
@@ -91,7 +92,7 @@ def test_the_packages_of_a_framework_are_those_that_the_examples_test() -> None:
 
 
 def test_the_command_offers_every_framework() -> None:
-    assert {*Framework} == {PLAIN, *FRAMEWORKS} and {*Model} == {*MODELS}
+    assert {*Framework} == {PLAIN, *FRAMEWORKS, *CODING_AGENTS} and {*Model} == {*MODELS}
 
 
 def init_pretrained(directory: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Result:

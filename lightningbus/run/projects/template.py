@@ -57,10 +57,15 @@ def render_project(framework: str, pretrained: PretrainedModel | None = None) ->
     return _render_real(FRAMEWORKS[framework]) | files
 
 
-def list_commands(framework: str, has_model: bool = False) -> list[str]:
-    """Return the commands of a project, in order: make or fetch the model, or check the one it has; train, look."""
+def list_commands(framework: str, has_model: bool = False, install: str = "") -> list[str]:
+    """Return the commands of a project, in order: make or fetch the model, or check the one it has; train, look.
+
+    ``install``: command that installs the agent, where that is no framework's.
+    """
     of_framework = FRAMEWORKS.get(framework)
-    if has_model:
+    if install:
+        prepare = f"{install} && {DOWNLOAD}"
+    elif has_model:
         prepare = "lightningbus train -c run.yaml --dry-run"
     else:
         prepare = f"{_install_command(of_framework)} && {DOWNLOAD}" if of_framework is not None else "python model.py"

@@ -13,6 +13,7 @@ from lightningbus.cli.options import exit_on_user_error, run_async, run_until_si
 from lightningbus.run.errors import UserError
 from lightningbus.run.pretrained.catalog import MODELS, PretrainedModel
 from lightningbus.run.pretrained.folder import provide_folder
+from lightningbus.run.projects.coding import CODING_AGENTS, render_coding_project
 from lightningbus.run.projects.template import PLAIN, list_commands, render_project
 
 LINK = "model"
@@ -22,13 +23,16 @@ NUM_NEXT = 3
 
 
 class Framework(StrEnum):
-    """Frameworks for the agent, by the names that `lightningbus.run.projects.template` uses."""
+    """Frameworks for the agent, by the names that `lightningbus.run.projects` uses."""
 
     openai = "openai"
     langgraph = "langgraph"
     openai_agents = "openai-agents"
     autogen = "autogen"
     node = "node"
+    claude_code = "claude-code"
+    codex = "codex"
+    mini_swe_agent = "mini-swe-agent"
 
 
 class Model(StrEnum):
@@ -41,7 +45,7 @@ def init(
     directory: Annotated[
         Path, typer.Argument(help="directory to write into; created if it does not exist", show_default=False)
     ] = Path(),
-    framework: Annotated[Framework, typer.Option(help="framework that the agent is written in")] = Framework.openai,
+    framework: Annotated[Framework, typer.Option(help="framework or program that the agent is")] = Framework.openai,
     model: Annotated[
         Model | None,
         typer.Option(
@@ -54,17 +58,21 @@ def init(
 
     With openai (plain Python) the project creates its own small model, so that it trains on any machine without a GPU.
     With --model smollm2 it trains SmolLM2-135M-Instruct, also without a GPU. The other frameworks use a model to
-    download.
+    download. With claude-code, codex and mini-swe-agent the project has ten little repositories with a bug, and hidden
+    tests that give the reward.
     """
     pretrained = MODELS[model] if model is not None else None
-    files = render_project(framework, pretrained)
+    coding = CODING_AGENTS.get(framework)
+    files = render_coding_project(framework) if coding is not None else render_project(framework, pretrained)
     names = [*files, *([LINK] if pretrained is not None else [])]
     exit_on_user_error(_check, directory, framework, names, pretrained)
     folder = run_async(run_until_signal(provide_folder(pretrained, _report))) if pretrained is not None else None
     exit_on_user_error(_write, directory, files, folder)
     for name in names:
-        print(directory / name)
-    commands = list_commands(framework, has_model=folder is not None)
+        if name.count("/") < 2:
+            print(directory / name)
+    install = coding.install if coding is not None else ""
+    commands = list_commands(framework, folder is not None, install)
     if directory.resolve() != Path.cwd():
         commands = [f"cd {shlex.quote(str(directory))}", *commands]
     print("next:", *(f"  {command}" for command in commands[:NUM_NEXT]), sep="\n")
@@ -88,6 +96,7 @@ def _write(directory: Path, files: dict[str, str], model: Path | None) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
             with (directory / name).open("x", encoding="utf-8") as file:
                 file.write(text)
         if model is not None:

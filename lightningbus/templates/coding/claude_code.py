@@ -1,0 +1,17 @@
+"""Claude Code as an agent: it works in the current directory, a fresh copy of the task's repository.
+
+ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY come from the runner. Every call is recorded, token by token.
+"""
+
+import subprocess
+from pathlib import Path
+
+PROGRAM = Path(__file__).with_name("node_modules") / ".bin" / "claude"
+
+
+def solve(task: dict) -> dict:
+    """Work on one task, the ``input`` of its line in tasks.jsonl. The reward is that of the hidden tests."""
+    command = [PROGRAM, "-p", task["prompt"], "--model", "policy", "--permission-mode", "acceptEdits"]
+    command += ["--allowedTools", "Bash,Read,Edit,Write,Grep,Glob"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    return {"status": done.returncode, "printed": done.stdout[-2000:]}

@@ -1,0 +1,42 @@
+"""Runs each hidden test in a process of its own, and writes the share that passed.
+
+This program imports none of the code that it tests. A test has passed once its process says the word that it was given,
+so code that ends its process early passes none.
+"""
+
+import ast
+import json
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).with_name("tests_of_task.py")
+SECONDS = 10
+ONE_TEST = """
+import runpy, sys
+word = sys.stdin.readline()
+sys.path.insert(0, sys.argv[3])
+runpy.run_path(sys.argv[1])[sys.argv[2]]()
+sys.stdout.write("\\n" + word)
+"""
+
+
+def passes(name: str) -> bool:
+    """Run one test; a test that hangs has failed."""
+    word = secrets.token_hex(16)
+    command = [sys.executable, "-I", "-c", ONE_TEST, str(TESTS), name, str(Path.cwd())]
+    try:
+        done = subprocess.run(
+            command, input=f"{word}\n", stdout=subprocess.PIPE, text=True, errors="replace", timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return done.stdout.splitlines()[-1:] == [word]
+
+
+functions = [node.name for node in ast.parse(TESTS.read_text()).body if isinstance(node, ast.FunctionDef)]
+names = [name for name in functions if name.startswith("test_")]
+share = sum(map(passes, names)) / len(names)
+Path(os.environ["RESULT_FILE"]).write_text(json.dumps({"tests_passed": share, "solved": float(share == 1)}))

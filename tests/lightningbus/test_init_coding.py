@@ -1,0 +1,91 @@
+"""``lightningbus init`` of coding agents: repositories with a bug, whose hidden tests tell a repair from none."""
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from lightningbus.bus.client import Bus
+from lightningbus.cli.app import app
+from lightningbus.run.preflight.preflight import parse_job
+from lightningbus.run.projects.coding import CODING_AGENTS
+from lightningbus.run.projects.repairs import REPAIRS, Repair
+from lightningbus.run.settings.run_file import RunSettings, validate_settings
+from lightningbus.tasks.task_file import load_tasks
+from lightningbus.tasks.task_publisher import TaskPublisher
+from tests.runners.conftest import ended, running, task
+from tests.runners.test_workspaces import BUBBLEWRAP
+
+
+def write_project(name: str, directory: Path) -> Path:
+    """A project as `init` writes it."""
+    done = CliRunner().invoke(app, ["init", str(directory), "--framework", name])
+    assert done.exit_code == 0, done.output
+    words = [shlex.split(line) for line in done.stdout[done.stdout.index("next:") :].splitlines()[1:]]
+    assert ["lightningbus", "train", "-c", "run.yaml"] in words and len(words) == 3
+    return directory
+
+
+@pytest.mark.parametrize("name", CODING_AGENTS)
+def test_a_project_is_complete_and_its_settings_are_right(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(write_project(name, tmp_path / "coder"))
+    settings = validate_settings(RunSettings, yaml.safe_load(Path("run.yaml").read_text()), "run.yaml")
+    parse_job(settings, "run.yaml")
+    (runner,) = settings.runners
+    assert runner.workspace is not None and runner.working_dir == Path("agent") and Path("agent/agent.py").exists()
+    assert (len(load_tasks(Path("tasks.jsonl"))), len(load_tasks(Path("heldout.jsonl")))) == (8, 2)
+    assert "$" not in Path("README.md").read_text() and CODING_AGENTS[name].install in Path("README.md").read_text()
+
+
+def grade(directory: Path, source: str, repair: Repair) -> dict[str, float]:
+    """Run the hidden tests of a project on a module."""
+    (directory / f"{repair.name}.py").write_text(source)
+    result = directory / "result.json"
+    environment = {"RESULT_FILE": str(result), "PATH": "/usr/bin:/bin"}
+    subprocess.run([sys.executable, "-I", "hidden/run_hidden.py"], cwd=directory, env=environment, check=True)
+    rewards: dict[str, float] = json.loads(result.read_text())
+    return rewards
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("repair", REPAIRS, ids=lambda repair: repair.name)
+def test_hidden_tests_pass_once_the_bug_is_mended_and_code_that_ends_early_passes_none(
+    repair: Repair, tmp_path: Path
+) -> None:
+    project = write_project("codex", tmp_path / "coder")
+    directory = project / "workspaces" / "hidden" / repair.name
+    assert repair.source != repair.right
+    assert grade(directory, repair.right, repair) == {"tests_passed": 1.0, "solved": 1.0}
+    assert grade(directory, repair.source, repair)["solved"] == 0.0
+    assert grade(directory, "import os\nos._exit(0)\n", repair) == {"tests_passed": 0.0, "solved": 0.0}
+
+
+@pytest.mark.skipif(bool(BUBBLEWRAP), reason=BUBBLEWRAP)
+async def test_a_rollout_of_a_project_is_graded_in_its_sandbox(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program is a stand-in, started as the real one is, that mends the first task and reads what it can see."""
+    monkeypatch.chdir(write_project("codex", tmp_path / "coder"))
+    program = Path("agent/node_modules/.bin/codex")
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\nls ..; cat /workspace/hidden/*; sed -i s_//_/_ averages.py\n")
+    program.chmod(0o755)
+    settings = yaml.safe_load(Path("run.yaml").read_text())["runners"][0]
+    tasks = load_tasks(Path("tasks.jsonl"))[:2]
+    async with running(bus, **{**settings, "concurrency": 1}):
+        for each in tasks:
+            await TaskPublisher(bus).publish_task(task(id=each.id, input=each.input))
+        batches = await ended(bus, 2)
+    rewards: dict[str, Any] = {batch.task_id: batch.end and batch.end.rewards for batch in batches}
+    assert rewards == {
+        "averages": {"tests_passed": 1.0, "solved": 1.0},
+        "pages": {"tests_passed": 0.0, "solved": 0.0},
+    }, [batch.end for batch in batches]
