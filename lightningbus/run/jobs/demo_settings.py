@@ -16,6 +16,8 @@ RUN = "demo"
 RUNNERS = 2
 SHARED_GPU = ("--gpu-memory-utilization", "0.4")
 """Arguments of a vLLM that leaves the rest of its GPU to the learner."""
+SHORT_BLOCKS = ("--block-size", "32")
+"""Arguments of a vLLM on the CPU for short prompts: it caches whole blocks, of 128 tokens unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class DemoConfig:
 
 TINY = DemoConfig(steps=36, context=128, lr=4e-4, lr_scheduler_type="cosine", min_lr_ratio=0.1)
 PRETRAINED = DemoConfig(
-    steps=10, context=256, lr=8e-5, checkpoint_interval=5, micro_batch_tokens=2048, heldout=50, deadline=600.0
+    steps=6, context=256, lr=8e-5, checkpoint_interval=6, micro_batch_tokens=2048, heldout=50, deadline=600.0
 )
 
 
@@ -58,7 +60,7 @@ def choose_size(model: Path | None, steps: int | None, seed: int, has_bf16: bool
     GPU.
     """
     size = TINY if model is None else replace(PRETRAINED, engine_dtype="bfloat16" if has_bf16 else "float32")
-    arguments = SHARED_GPU if has_gpu else ()
+    arguments = SHARED_GPU if has_gpu else () if model is None else SHORT_BLOCKS
     return replace(size, model=model, steps=size.steps if steps is None else steps, seed=seed, vllm_args=arguments)
 
 
