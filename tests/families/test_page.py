@@ -46,7 +46,10 @@ def test_a_family_is_tested_refused_or_not_tried() -> None:
             },
         }
     )
-    assert table.splitlines()[0] == "1 of 4 families are right from the learner to the engine."
+    assert table.splitlines()[0] == (
+        "1 of 4 families are right from the learner to the engine. "
+        "Trained for three steps: 1, at most 2e-12 nats apart."
+    )
     assert table.splitlines()[4:] == [
         "| a | *tested*: sdpa, packed, 4e-07 | *tested*: 2e-06 | *refused*: no / such ‹layer› | same names "
         "| *not tried* |",
