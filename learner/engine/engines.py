@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from lightningbus.learner.engine.adapters import choose_excluded
 from lightningbus.learner.engine.engine_checks import uses_flash_attention
 from lightningbus.learner.engine.packed_attention import register_packed_attention
 from lightningbus.learner.engine.shared_attention import register_shared_attention
@@ -58,10 +59,10 @@ def make_engine(
     precision = {"reduce_dtype": "fp32", "buffer_dtype": "fp32", **(verl_engine.get("mixed_precision") or {})}
     precision["param_dtype"] = chosen.choose_precision(on_gpu)
     model: dict[str, Any] = {"model_type": kind}
-    if kind == "language_model" and not frozen:
-        model |= settings.lora.model_dump()
-    _compute_in_chunks(has_entropy_gradient=settings.actor.entropy_coeff > 0)
     config = AutoConfig.from_pretrained(settings.model_path, local_files_only=True)
+    if kind == "language_model" and not frozen:
+        model |= {**settings.lora.model_dump(), "exclude_modules": choose_excluded(settings, config)}
+    _compute_in_chunks(has_entropy_gradient=settings.actor.entropy_coeff > 0)
     attention = _choose_attention(chosen, device, find_model_class(config))
     if kind == "value_model":
         _load_value_models_with(attention)
