@@ -86,5 +86,5 @@ def test_what_reads_images_has_no_adapters(tmp_path: Path, family: str) -> None:
     names = get_peft_model_state_dict(adapted).keys()
     layers = adapted.get_base_model().config.get_text_config().num_hidden_layers
     assert len(names) == 2 * 7 * layers, names  # A and B of q, k, v, o, gate, up and down in each layer
-    own = settings_for(tmp_path, lora={"lora_rank": 4}, verl={"model": {"exclude_modules": "lm_head"}})
-    assert choose_excluded(own, model.config) == "lm_head"
+    chosen = settings_for(tmp_path, lora={"lora_rank": 4}, verl={"model": {"exclude_modules": "lm_head"}})
+    assert choose_excluded(chosen, model.config) == "lm_head"
