@@ -136,7 +136,7 @@ def train_apart(name: str) -> tuple[str, dict[str, Any]]:
         os.close(read)
         os.dup2(2, 1)  # what libraries print is no result
         server = ForkedServer()
-        vllm_server.spawn = server.spawn  # type: ignore[assignment]
+        vars(vllm_server)["spawn"] = server.spawn
         with os.fdopen(write, "w") as out, tempfile.TemporaryDirectory(prefix="family-") as directory:
             try:
                 result: dict[str, object] = {"differences": asyncio.run(_train(name, Path(directory)))}
