@@ -4,8 +4,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lightningbus.learner.engine.weight_writer import published_model
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas.weights.adapters import A_SUFFIX, B_SUFFIX, PREFIX
 
+NOT_TEXT = ".*(vision|visual|image|audio|multi_?modal|connector).*"
+"""Modules of a model that read something else than text: on text their adapters stay 0, and no engine takes them."""
 NUM_NAMED = 2
 """Modules that an error names."""
 
@@ -33,6 +36,13 @@ def name_as_in_files(model: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
         return f"{PREFIX}{weight.removesuffix('.weight')}{suffix}"
 
     return {rename(name): tensor for name, tensor in tensors.items()}
+
+
+def choose_excluded(settings: LearnerSettings, config: Any) -> str | None:
+    """Return the modules without adapters, whatever the targets are: a pattern for PEFT; None: no modules."""
+    if (chosen := settings.verl.model.get("exclude_modules")) is not None:
+        return str(chosen)
+    return NOT_TEXT if config.get_text_config() is not config else None
 
 
 def check_targets(model: Any) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from lightningbus.learner.engine.adapters import choose_excluded
 from lightningbus.learner.engine.packed_attention import PACKED_SDPA, register_packed_attention
 from lightningbus.learner.engine.policy_engine import register_policy_engine
 from lightningbus.learner.engine.shared_attention import register_shared_attention
@@ -59,10 +60,10 @@ def make_engine(
     precision = {"reduce_dtype": "fp32", "buffer_dtype": "fp32", **(verl_engine.get("mixed_precision") or {})}
     precision["param_dtype"] = chosen.choose_precision(on_gpu)
     model: dict[str, Any] = {"model_type": kind}
-    if kind == "language_model" and not frozen:
-        model |= settings.lora.model_dump()
-    _compute_in_chunks(has_entropy_gradient=settings.actor.entropy_coeff > 0)
     config = AutoConfig.from_pretrained(settings.model_path, local_files_only=True)
+    if kind == "language_model" and not frozen:
+        model |= {**settings.lora.model_dump(), "exclude_modules": choose_excluded(settings, config)}
+    _compute_in_chunks(has_entropy_gradient=settings.actor.entropy_coeff > 0)
     attention = _choose_attention(chosen, device, find_model_class(config))
     if chosen.share_prefixes and attention != PACKED_SDPA:
         raise ValueError(f"engine.share_prefixes needs attention row by row, and this model has {attention}")

@@ -86,7 +86,7 @@ class _Index(msgspec.Struct):
 def find_weight_files(directory: Path) -> list[Path]:
     """List the safetensors files that a model is loaded from; raises OSError, `InvalidSafetensorsError` for its index.
 
-    Others may hold the same weights again, as ``consolidated.safetensors`` does beside shards. A directory with neither
+    Others may hold the same weights again, as a consolidated file beside shards does. A directory with neither
     of transformers' names is taken whole.
     """
     if (directory / WHOLE).exists():

@@ -59,6 +59,16 @@ class ForkedServer:
             time.sleep(POLL_SECONDS)
 
 
+def _fork_further() -> None:
+    """Let vLLM fork its own processes as on a GPU: its CPU build starts them anew, to import everything again."""
+    from vllm.utils import system_utils
+
+    def choose_fork() -> None:
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+
+    system_utils._maybe_force_spawn = choose_fork
+
+
 def _serve(read: int) -> None:
     import ctypes
     import runpy
@@ -75,6 +85,7 @@ def _serve(read: int) -> None:
     os.dup2(log, 2)
     os.environ.clear()
     os.environ.update(start["environment"])
+    _fork_further()
     module, *arguments = start["arguments"]
     sys.argv = [module, *arguments]
     code = 0

@@ -43,7 +43,8 @@ def measure(name: str, directory: Path) -> dict[str, Any]:
         parts["lora"] = _measure_learner(model, directory, {**LORA, "target_modules": ATTENTION})
     torch.distributed.destroy_process_group()  # the trainers'
     for part, (figures, files, rows, right) in parts.items():
-        result[part] = _measure_engine(model, files, rows, right) if files else figures
+        reads_images = bool(FAMILIES[name].vision)
+        result[part] = _measure_engine(model, files, rows, right, reads_images) if files else figures
     if has_other_targets:
         result["lora"]["all_linear"] = reason
     return result
@@ -111,7 +112,7 @@ def _names(file: Path) -> set[str]:
 
 
 def _measure_engine(
-    model: Path, files: list[list[Path]], rows: list[list[int]], right: list[list[list[float]]]
+    model: Path, files: list[list[Path]], rows: list[list[int]], right: list[list[list[float]]], reads_images: bool
 ) -> dict[str, Any]:
     """Return the mean difference to the learner after each swap, in nats per token."""
     import numpy as np
@@ -119,7 +120,7 @@ def _measure_engine(
     differences: list[float] = []
     seconds = 0.0
     try:
-        with _engine(model) as llm:
+        with _engine(model, reads_images) as llm:
             for version, paths in enumerate(files):
                 llm.start_weight_update()
                 llm.update_weights({"update_info": {"paths": [str(path) for path in paths]}})
@@ -135,13 +136,14 @@ def _measure_engine(
 
 
 @contextmanager
-def _engine(model: Path) -> Iterator[Any]:
+def _engine(model: Path, reads_images: bool) -> Iterator[Any]:
     from vllm import LLM
     from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
 
     llm = LLM(
         model=str(model), dtype="float32", load_format="dummy", enforce_eager=True, max_model_len=192, max_num_seqs=8,
         weight_transfer_config={"backend": "lightningbus"}, disable_log_stats=True, enable_prefix_caching=False,
+        language_model_only=reads_images,
     )  # fmt: skip
     try:
         llm.init_weight_transfer_engine({"init_info": {}})

@@ -45,6 +45,9 @@ def render(results: Mapping[str, Any]) -> str:
         lines.append(f"| {name} | {how} | {engine} | {lora} | {files} | {steps} |")
     tested = count_tested(results)
     head = f"{tested} of {len(results)} families are right from the learner to the engine."
+    trained = [item["training"]["differences"] for item in results.values() if is_right(item.get("training", {}))]
+    if trained:
+        head += f" Trained for three steps: {len(trained)}, at most {max(map(max, trained)):.0e} nats apart."
     return "\n".join([head, "", *lines, *_describe_cost(results)])
 
 

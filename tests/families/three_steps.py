@@ -26,6 +26,8 @@ MAX_SECONDS = 900.0
 """Longest training of a family on a busy machine."""
 NUM_PROCESSES = 3
 """Families that are trained at once; each waits for its processes most of the time."""
+TEXT_ALONE = ["--language-model-only"]
+"""Argument of vLLM for models that read images too; the tiny ones have no files for the processing of images."""
 METRIC = "rollout_corr/log_ppl_abs_diff"
 AGENT = """
 import json
@@ -41,8 +43,7 @@ def solve(task):
         text = json.load(answer)["choices"][0]["message"]["content"] or ""
     return len(set(text)) / 16
 """
-VARIABLES = {"VLLM_WORKER_MULTIPROC_METHOD": "fork", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
-"""Environment of all processes; vLLM's second process need not import again what the first has imported."""
+VARIABLES = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
 
 
 def train_families(names: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -72,7 +73,7 @@ async def _train(name: str, directory: Path) -> list[float]:
     (directory / "agent.py").write_text(AGENT)
     tasks = [{"id": str(number), "input": {"question": f"{number}?" * 3}} for number in range(8)]
     (directory / "tasks.jsonl").write_text("".join(f"{json.dumps(task)}\n" for task in tasks))
-    served, running, trained = _settings(model, directory)
+    served, running, trained = _settings(model, directory, TEXT_ALONE if FAMILIES[name].vision else [])
     stop = asyncio.Event()
     async with nats_server(directory / "nats") as server, Bus.connect(server.url, name="families") as bus:
         await bus.provision()
@@ -87,7 +88,7 @@ async def _train(name: str, directory: Path) -> list[float]:
                 await asyncio.gather(serving, return_exceptions=True)
 
 
-def _settings(model: Path, directory: Path) -> tuple[Any, Any, Any]:
+def _settings(model: Path, directory: Path, vllm_args: list[str]) -> tuple[Any, Any, Any]:
     from lightningbus.inference.settings import InferenceSettings
     from lightningbus.learner.settings.learner import LearnerSettings
     from lightningbus.runners.settings import RunnerSettings
@@ -101,7 +102,7 @@ def _settings(model: Path, directory: Path) -> tuple[Any, Any, Any]:
     return (
         InferenceSettings(
             model_path=model, dtype="float32", max_model_len=192, max_num_seqs=8, cpu_threads=1,
-            work_dir=directory / "node",
+            work_dir=directory / "node", vllm_args=vllm_args,
         ),
         RunnerSettings(entrypoint="agent:solve", working_dir=directory, concurrency=2),
         LearnerSettings.model_validate(fields),
@@ -135,7 +136,7 @@ def train_apart(name: str) -> tuple[str, dict[str, Any]]:
         os.close(read)
         os.dup2(2, 1)  # what libraries print is no result
         server = ForkedServer()
-        vllm_server.spawn = server.spawn  # type: ignore[assignment]
+        vars(vllm_server)["spawn"] = server.spawn
         with os.fdopen(write, "w") as out, tempfile.TemporaryDirectory(prefix="family-") as directory:
             try:
                 result: dict[str, object] = {"differences": asyncio.run(_train(name, Path(directory)))}

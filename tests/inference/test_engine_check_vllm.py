@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from lightningbus.run.preflight.memory_check import Target
 from lightningbus.schemas import subjects
 from lightningbus.schemas.weights.events import CanarySpec, ReleaseDecision, WeightManifest
 from tests.families.families import FAMILIES, save_tiny_model
+from tests.families.three_steps import TEXT_ALONE
 from tests.inference.test_canary import decided
 from tests.learner.conftest import settings_for, tiny_tokenizer
 from tests.polling import HANG_SECONDS
@@ -154,7 +156,11 @@ async def test_a_family_whose_weights_cannot_be_replaced_is_refused(bus: Bus, tm
     ("family", "serving_lora"),
     [
         ("llama", None),
-        pytest.param("gemma3", {"rank": 4}, marks=pytest.mark.long),  # its files name modules otherwise than its class
+        pytest.param(  # its files name modules otherwise than its class
+            "gemma3",
+            {"rank": 4},
+            marks=[pytest.mark.long, pytest.mark.skipif(find_spec("torchvision") is None, reason="vLLM needs it")],
+        ),
     ],
     ids=["merged", "served as adapters"],
 )
@@ -178,7 +184,8 @@ async def test_adapters_that_are_not_the_learners_are_revoked(
                 whole.to_local().normal_(0, 0.1)
     write_weights(trainer, trained)
     check = build_engine_check(trainer, probe)
-    async with serving(bus, model, tmp_path / "work", lora=serving_lora):
+    text_alone = TEXT_ALONE if FAMILIES[family].vision else []
+    async with serving(bus, model, tmp_path / "work", *text_alone, lora=serving_lora):
         missing = await try_files(bus, 0, [base, new], check)
         right = await try_files(bus, 1, [base, trained], check)
     assert missing.action == "revoked" and "engine and learner differ by" in missing.reason, missing

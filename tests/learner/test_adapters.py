@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from lightningbus.export.lora_merge import merge_adapters
 from lightningbus.inference.engine.peft import write_directory
 from lightningbus.inference.engine.worker.weight_transfer import tensors
-from lightningbus.learner.engine.adapters import check_targets, name_as_in_files
+from lightningbus.learner.engine.adapters import check_targets, choose_excluded, name_as_in_files
 from lightningbus.learner.training.verl_trainer import VerlTrainer
 from lightningbus.run.errors import UserError
 from lightningbus.run.preflight.learner_checks import check_adapters
@@ -75,3 +75,16 @@ def test_adapters_of_fused_experts_are_refused_before_the_first_step(tmp_path: P
         VerlTrainer(settings)
     allowed = settings_for(tmp_path, lora={"lora_rank": 4, "target_modules": ATTENTION})
     check_adapters(allowed, make_empty_model(tmp_path)[1])
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_vl", "llama"])
+def test_what_reads_images_has_no_adapters(tmp_path: Path, family: str) -> None:
+    """No agent's call trains them, and vLLM refuses all adapters of a file with one that it does not expect."""
+    model = load(save_tiny_model(FAMILIES[family], tmp_path), family)
+    excluded = choose_excluded(settings_for(tmp_path, lora={"lora_rank": 4}), model.config)
+    adapted = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", exclude_modules=excluded))
+    names = get_peft_model_state_dict(adapted).keys()
+    layers = adapted.get_base_model().config.get_text_config().num_hidden_layers
+    assert len(names) == 2 * 7 * layers, names  # A and B of q, k, v, o, gate, up and down in each layer
+    chosen = settings_for(tmp_path, lora={"lora_rank": 4}, verl={"model": {"exclude_modules": "lm_head"}})
+    assert choose_excluded(chosen, model.config) == "lm_head"

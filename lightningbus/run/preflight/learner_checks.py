@@ -39,12 +39,12 @@ def check_adapters(learner: LearnerSettings, model: Any) -> None:
     import torch
     from peft import LoraConfig, get_peft_model
 
-    from lightningbus.learner.engine.adapters import check_targets
+    from lightningbus.learner.engine.adapters import check_targets, choose_excluded
 
     config = LoraConfig(
         r=learner.lora.lora_rank,
         target_modules=learner.lora.target_modules,
-        exclude_modules=learner.verl.model.get("exclude_modules"),
+        exclude_modules=choose_excluded(learner, model.config),
     )
     try:
         with torch.device("meta"):
