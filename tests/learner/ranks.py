@@ -40,8 +40,8 @@ def step(model_path: Path, engine: dict[str, Any]) -> dict[str, Any] | None:
         return 0.0
 
     assert trainer._critic is not None
-    for name, engine in (("gradient", trainer._engine), ("critic", trainer._critic.engine)):
-        engine.optimizer_step = partial(look, name, engine)
+    for name, trained in (("gradient", trainer._engine), ("critic", trainer._critic.engine)):
+        trained.optimizer_step = partial(look, name, trained)
     if trainer.group.rank > 0:
         trainer.run_worker()
         return None
