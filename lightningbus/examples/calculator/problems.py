@@ -15,10 +15,11 @@ EXAMPLES = [
     {"role": "system", "content": "Calculator."},
     {"role": "user", "content": "what is 12 plus 34 ?"},
     {"role": "assistant", "content": "<call>12+34</call>"},
-    {"role": "user", "content": "result 46"},
-    {"role": "assistant", "content": "46"},
 ]
-"""Messages before each question to a pretrained model: it has never seen a call, nor a result."""
+"""Messages before each question to a pretrained model: it has never seen a call.
+
+They end with the call: after the answer to a result, a small model says a number at once, and calls less than before.
+"""
 
 
 def problem(rng: random.Random, pair: tuple[int, int], id: str, examples: list[dict]) -> dict:

@@ -18,7 +18,7 @@ def demo(
         ),
     ] = "tiny",
     steps: Annotated[
-        int | None, typer.Option(min=1, help="number of training steps [default: 36 for tiny, else 6]")
+        int | None, typer.Option(min=1, help="number of training steps [default: 36 for tiny, else 10]")
     ] = None,
     seed: Annotated[int, typer.Option(help="random seed of the tasks, their order and the model")] = 0,
     runs: Annotated[Path, typer.Option(help="directory for runs")] = Path("runs"),
