@@ -48,9 +48,11 @@ def test_the_tables_are_the_results() -> None:
     assert len({prompt_tables.key_of(row) for row in rows}) == len(rows)
 
 
-def test_the_table_of_the_learner_is_its_results() -> None:
+@pytest.mark.parametrize("size", learner.TABLES)
+def test_the_table_of_the_learner_is_its_results(size: str) -> None:
+    name, _ = learner.TABLES[size]
     page = (HERE / "README.md").read_text()
-    assert learner.fill(page, read(HERE / "results" / "learner.json")) == page
+    assert learner.fill(page, size, read(HERE / "results" / f"{name}.json")) == page
 
 
 def test_a_contender_is_compared_round_by_round() -> None:

@@ -118,6 +118,12 @@ def median_ratio(seconds: Sequence[float], others: Sequence[float]) -> float:
     return median(took / other for took, other in zip(seconds, others, strict=True))
 
 
+def fill(page: str, size: str, rows: Sequence[dict[str, Any]]) -> str:
+    """The page with the table of a size between its marks."""
+    _, mark = TABLES[size]
+    return fill_page(page, f"<!-- {mark}: begin -->", table(rows), f"<!-- {mark}: end -->")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
@@ -129,11 +135,11 @@ def main() -> None:
     rows = measure(options.size, options.rounds, options.threads, options.model)
     print(table(rows))
     if options.size in TABLES:
-        name, mark = TABLES[options.size]
+        name, _ = TABLES[options.size]
         if before := read_at("HEAD", RESULTS / f"{name}.json"):
             print(f"as of the last commit:\n{table(before)}")
         (RESULTS / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n")
-        PAGE.write_text(fill_page(PAGE.read_text(), f"<!-- {mark}: begin -->", table(rows), f"<!-- {mark}: end -->"))
+        PAGE.write_text(fill(PAGE.read_text(), options.size, rows))
 
 
 if __name__ == "__main__":

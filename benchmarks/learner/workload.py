@@ -63,7 +63,7 @@ def draw_rows(size: Size) -> list[Row]:
     """Rows of a lognormal length, the first part of each its prompt; without log-probabilities yet."""
     rng = np.random.default_rng(0)
     lengths = rng.lognormal(np.log(size.median_tokens), size.spread, size.num_rows)
-    rows = []
+    rows: list[Row] = []
     for number, length in enumerate(np.clip(lengths, 9, size.longest).astype(int).tolist()):
         tokens = rng.integers(1, size.vocabulary, length)
         cut = int(length * size.prompt_share)

@@ -24,7 +24,7 @@ def _make_class() -> type:
     from verl.utils import tensordict_utils as tu
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-    class PolicyEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
+    class PolicyEngine(FSDPEngineWithLMHead):
         """Log-probabilities and entropy of tokens that ``loss_mask`` does not name are 0."""
 
         def prepare_model_inputs(self, micro_batch: Any) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Rows with the same prompt, joined: their common beginning is computed once. Pure.
+"""Rows with the same prompt, joined: their common beginning is computed once.
 
 Rollouts of a group have the same prompt. A joined row holds the first of them whole, and of each other one what comes
 after the common beginning, at its own positions. `packed_attention` lets that see the beginning in the first row. Where

@@ -51,7 +51,7 @@ def test_a_pretrained_model_is_shown_a_call_that_the_agent_understands(tmp_path:
     examples = [json.loads(line)["input"]["examples"] for line in lines]
     assert len(examples) == 102 and all(each == examples[0] for each in examples)
     pattern = re.search(r"CALL = re.compile\(r\"(.*)\"\)", (CALCULATOR / "agent.py").read_text())
-    assert pattern is not None and re.fullmatch(pattern[1], examples[0][2]["content"])
+    assert pattern is not None and re.fullmatch(pattern[1], examples[0][-1]["content"])
 
 
 def test_the_agent_imports_nothing_of_ours() -> None:

@@ -14,17 +14,22 @@ import torch  # noqa: E402
 
 from lightningbus.learner.training.verl_trainer import VerlTrainer  # noqa: E402
 from tests.learner.conftest import settings_for, tiny_model  # noqa: E402
+from tests.learner.test_joined_rows import groups_of_two_turns  # noqa: E402
 from tests.learner.test_trainer import batch_of, conversations, sampled_by, whole  # noqa: E402
 
 
-def step(model_path: Path, **changes: Any) -> dict[str, Any] | None:
-    """What one step on seven rollouts computes, so that two ranks have different numbers of rows; None on followers."""
+def step(model_path: Path, engine: dict[str, Any]) -> dict[str, Any] | None:
+    """What one step on seven rollouts computes, so that two ranks have different numbers of rows; None on followers.
+
+    They have prompts in common where ``engine`` says whether to share these.
+    """
+    rollouts = groups_of_two_turns()[:7] if "share_prefixes" in engine else conversations(count=7)
     trainer = VerlTrainer(
         settings_for(
             model_path,
             actor={"use_kl_loss": True, "ppo_max_token_len_per_gpu": 64},
             algorithm={"adv_estimator": "gae"},
-            **changes,
+            engine=engine,
         )
     )
     seen: dict[str, Any] = {}
@@ -35,12 +40,12 @@ def step(model_path: Path, **changes: Any) -> dict[str, Any] | None:
         return 0.0
 
     assert trainer._critic is not None
-    for name, engine in (("gradient", trainer._engine), ("critic", trainer._critic.engine)):
-        engine.optimizer_step = partial(look, name, engine)
+    for name, trained in (("gradient", trainer._engine), ("critic", trainer._critic.engine)):
+        trained.optimizer_step = partial(look, name, trained)
     if trainer.group.rank > 0:
         trainer.run_worker()
         return None
-    seen["metrics"] = trainer.step(batch_of(trainer, sampled_by(trainer, conversations(count=7), shift=0.5)))
+    seen["metrics"] = trainer.step(batch_of(trainer, sampled_by(trainer, rollouts, shift=0.5)))
     trainer.stop_workers()
     return seen
 

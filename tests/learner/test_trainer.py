@@ -248,8 +248,9 @@ def test_accumulated_gradients_and_a_step_move_the_weights_as_adamw_does(start: 
         pytest.param({"use_remove_padding": False}, marks=pytest.mark.long),
         pytest.param({"fsdp_size": 1, "enable_gradient_checkpointing": True}, marks=pytest.mark.long),
         pytest.param({"ulysses_sequence_parallel_size": 2}, marks=pytest.mark.long),
+        pytest.param({"share_prefixes": True}, marks=pytest.mark.long),
     ],
-    ids=["packed", "padded", "a copy each", "sharing sequences"],
+    ids=["packed", "padded", "a copy each", "sharing sequences", "sharing prompts"],
 )
 def test_two_ranks_make_the_update_of_one(model_path: Path, tmp_path: Path, engine: dict[str, Any]) -> None:
     """torchrun over gloo: the gradients of policy and critic are those of a single process, but for rounding."""
@@ -267,7 +268,8 @@ def test_two_ranks_make_the_update_of_one(model_path: Path, tmp_path: Path, engi
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    two, item = torch.load(tmp_path / "two.pt"), step(model_path)
+    alone = {"share_prefixes": False} if "share_prefixes" in engine else {}
+    two, item = torch.load(tmp_path / "two.pt"), step(model_path, engine=alone)
     assert item is not None and item["metrics"].keys() == two["metrics"].keys()
     for what in ("gradient", "critic"):
         close(two[what], item[what])

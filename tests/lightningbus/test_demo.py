@@ -25,7 +25,7 @@ def test_a_pretrained_model_has_settings_of_its_own(has_bf16: bool, dtype: str) 
     settings, learner, _ = build_settings(choose_size(Path("/models/m"), 7, 0, has_bf16, False), Path("work"))
     (node,) = settings.inference
     assert node.model_path == learner.model_path == Path("/models/m") and node.dtype == dtype
-    assert (learner.max_steps, learner.actor.optim.lr, learner.checkpoint_interval) == (7, PRETRAINED.lr, 6)
+    assert (learner.max_steps, learner.actor.optim.lr, learner.checkpoint_interval) == (7, PRETRAINED.lr, 5)
     assert node.vllm_args == ["--block-size", "32"], "shorter than the prompts, which are cached by whole blocks"
 
 

@@ -12,7 +12,10 @@ WORDS = {"+": "plus", "-": "minus", "*": "times"}
 TEMPLATES = ("what is {a} {op} {b} ?", "compute {a} {op} {b}", "how much is {a} {op} {b} ?")
 LOW, HIGH = 10, 99
 CALL_EXAMPLE = Path(__file__).with_name("call_example.json")
-"""Messages before each question to a pretrained model: it has never seen a call, nor a result."""
+"""Messages before each question to a pretrained model: it has never seen a call.
+
+They end with the call: after the answer to a result, a small model says a number at once, and calls less than before.
+"""
 
 
 def problem(rng: random.Random, pair: tuple[int, int], id: str, examples: list[dict]) -> dict:

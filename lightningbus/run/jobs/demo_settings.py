@@ -49,7 +49,7 @@ class DemoConfig:
 
 TINY = DemoConfig(steps=36, context=128, lr=4e-4, lr_scheduler_type="cosine", min_lr_ratio=0.1)
 PRETRAINED = DemoConfig(
-    steps=6, context=256, lr=8e-5, checkpoint_interval=6, micro_batch_tokens=2048, heldout=50, deadline=600.0
+    steps=10, context=256, lr=8e-5, checkpoint_interval=5, micro_batch_tokens=2048, heldout=50, deadline=600.0
 )
 
 
