@@ -1,0 +1,57 @@
+"""The real mini-swe-agent and OpenHands SDK from PyPI against the real gateway, as docs/coding-agents.md installs them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lightningbus.bus.client import Bus
+from tests.runners.coding_sessions import CLIS, Session, gateway_statuses, judge, make_directory, run
+from tests.runners.session_engine import SessionEngine, Step, call
+from tests.runners.test_dialects import opened
+
+pytestmark = pytest.mark.slow
+MINI = CLIS / "mini" / "bin" / "mini"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return make_directory(tmp_path)
+
+
+def check(session: Session, engine: SessionEngine) -> None:
+    """No call was refused, each is on record with its tokens, and the conversation is one path."""
+    assert not engine.steps and not engine.num_refused and not engine.unknown, (engine.steps, engine.tools)
+    assert not session.refused and not session.reasons
+    assert len(session.calls) == len(engine.requests)
+    assert (session.num_paths, session.breaks) == (1, {})
+    print(f"{len(session.calls)} calls")
+
+
+@pytest.mark.skipif(not MINI.exists(), reason="CODING_CLIS names no directory with mini-swe-agent")
+async def test_mini_swe_agent_runs_a_session(bus: Bus, directory: Path) -> None:
+    work = directory / "work"
+    steps = [
+        call("bash", command="cat a.txt"),
+        call("bash", command="exit 3"),
+        Step(calls=[("bash", '{"command": ')]),
+        Step("I change it.", [("bash", json.dumps({"command": "sed -i s/one/two/ a.txt"}))]),
+        Step("I think."),  # without a call
+        Step(calls=[("bash", json.dumps({"command": "cat a.txt"})), ("bash", json.dumps({"command": "git status"}))]),
+        *[call("bash", command=f"head -{number} long.txt") for number in range(1, 14)],
+        call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
+    ]
+    before = gateway_statuses()
+    async with SessionEngine(steps).serving(bus) as engine, opened(bus) as desk:
+        assert isinstance(engine, SessionEngine)
+        status, output = await run(
+            engine,
+            [str(MINI), "-m", "openai/policy", "-t", "mend a.txt", "-y", "--exit-immediately", "-o", "out.json"],
+            directory,
+            OPENAI_API_KEY=desk.key, OPENAI_BASE_URL=f"{desk.url}/v1", MSWEA_CONFIGURED="true",
+            MSWEA_COST_TRACKING="ignore_errors", MSWEA_GLOBAL_CONFIG_DIR=str(directory / "home"),
+        )  # fmt: skip
+    assert status == 0, output[-3000:]
+    assert (work / "a.txt").read_text() == "two\n"
+    session = judge(desk, engine, before)
+    check(session, engine)
