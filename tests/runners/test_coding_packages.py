@@ -1,4 +1,4 @@
-"""The real mini-swe-agent and OpenHands SDK from PyPI against the real gateway, as docs/coding-agents.md installs them."""
+"""The real mini-swe-agent from PyPI against the real gateway, installed as docs/coding-agents.md says."""
 
 import json
 from pathlib import Path
