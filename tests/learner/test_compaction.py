@@ -50,6 +50,11 @@ CASES: dict[str, tuple[Messages, str, Messages]] = {
     ),
     "Codex": ([*OLD, PLEASE], SUMMARY, [SYSTEM, TASK, asked(f"Another model began this. Its summary:\n{SUMMARY}")]),
     "OpenHands": ([asked(f"Condense these events: {OLD}")], SUMMARY, [SYSTEM, TASK, asked(SUMMARY), said("I go on.")]),
+    "OpenHands, its first turn kept": (
+        [asked("Condense these events.")],
+        SUMMARY,
+        [*OLD[:4], asked(SUMMARY), *OLD[4:]],
+    ),
     "without instructions": ([*OLD[1:], PLEASE], SUMMARY, [asked(f"The state so far.\n{SUMMARY}")]),
     "in parts": ([*OLD, PLEASE], SUMMARY, [SYSTEM, {"role": "user", "content": [{"type": "text", "text": SUMMARY}]}]),
 }
