@@ -108,7 +108,7 @@ def _has_answer(messages: Sequence[Any]) -> bool:
     return any(isinstance(message, dict) and message.get("role") == "assistant" for message in messages)
 
 
-def _shares_a_message(messages: list[Any], before: list[Any]) -> bool:
+def _shares_a_message(messages: Sequence[Any], before: Sequence[Any]) -> bool:
     """Return whether both conversations share more than a system prompt."""
     shared = 0
     for message, other in zip(messages, before, strict=False):

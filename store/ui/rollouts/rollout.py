@@ -62,7 +62,7 @@ def build_calls(calls: Sequence[QueryRow], contents: Sequence[QueryRow], uses: S
     exchanges: list[Exchange] = []
     beginnings: list[int] = []
     continued: set[int | None] = set()
-    rows = []
+    rows: list[QueryRow] = []
     for row in calls:
         call, content = row["call"], contents_by_call.get(row["call"], {})
         messages = messages_by_call.get(call, [])
