@@ -117,11 +117,11 @@ class TokenHistory:
         return turns[-1] if turns else None
 
 
-def _is_filled_in(shown: Any, sent_back: Any) -> bool:
-    """Return whether arguments are those that were shown, beside some of no value."""
-    if not isinstance(shown, dict) or not isinstance(sent_back, dict):
-        return bool(shown == sent_back)
-    return {name: value for name, value in sent_back.items() if name in shown or value} == shown
+def _is_filled_in(original: Any, sent_back: Any) -> bool:
+    """Return whether arguments are the original ones, beside some of no value."""
+    if not isinstance(original, dict) or not isinstance(sent_back, dict):
+        return bool(original == sent_back)
+    return {name: value for name, value in sent_back.items() if name in original or value} == original
 
 
 def has_reasoning(messages: Sequence[Any]) -> bool:

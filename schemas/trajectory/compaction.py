@@ -43,8 +43,8 @@ def find_summaries(exchanges: Sequence[Exchange], beginnings: Collection[int]) -
     candidates: list[list[Shingles]] = []
     for index, exchange in enumerate(exchanges):
         digests = list(digest_prefixes(exchange.messages))
-        own = digests[0] if digests and _role(exchange.messages[0]) in INSTRUCTION_ROLES else b""
-        if index in beginnings and own in instructions:
+        instruction = digests[0] if digests and _role(exchange.messages[0]) in INSTRUCTION_ROLES else b""
+        if index in beginnings and instruction in instructions:
             num_shared = next((at for at, digest in enumerate(digests) if digest not in prefixes), len(digests))
             text = _shingles("\n".join(_new_texts(exchange.messages, num_shared)))
             source = next((at for at in reversed(range(index)) if _is_contained(candidates[at], text)), None)
@@ -52,7 +52,7 @@ def find_summaries(exchanges: Sequence[Exchange], beginnings: Collection[int]) -
                 summaries[index] = source
         if any(_role(message) == "assistant" for message in exchange.messages):
             prefixes.update(digests)
-            instructions.add(own)
+            instructions.add(instruction)
         candidates.append([_shingles(text) for text in _candidates(exchange.answer)])
     return summaries
 

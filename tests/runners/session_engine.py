@@ -77,8 +77,8 @@ class SessionEngine(RenderingEngine):
         """Choose the answer to a request."""
         tools = {tool["function"]["name"] for tool in body.get("tools") or ()}
         self.tools |= tools
-        asked = next((m for m in reversed(body["messages"]) if m["role"] != "assistant"), {})
-        if any(word in str([body["messages"][0], asked]) for word in SUMMARY_WORDS):
+        last_message = next((m for m in reversed(body["messages"]) if m["role"] != "assistant"), {})
+        if any(word in str([body["messages"][0], last_message]) for word in SUMMARY_WORDS):
             self.num_summaries += 1
             return Step(f"<summary>{SUMMARY} This is part {self.num_summaries} of the story.</summary>")
         is_other = any(m["role"] == "user" and DELEGATED in str(m.get("content")) for m in body["messages"])
@@ -116,9 +116,9 @@ class SessionEngine(RenderingEngine):
         except jinja2.TemplateError as error:
             self.num_refused += 1
             return web.json_response({"error": {"message": str(error)}}, status=400)
-        given = (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
+        token_prompt = (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
         rendered, prompt_pieces = split(prompt_text)
-        prompt = given or rendered
+        prompt = token_prompt or rendered
         limit = body.get("max_tokens") or body.get("max_completion_tokens") or 0
         if self.max_model_len is not None and len(prompt) + limit > self.max_model_len:
             self.num_full += len(prompt) >= self.max_model_len
