@@ -15,7 +15,7 @@ from lightningbus.learner.batching.built_rollout import OTHER_MODEL, BuiltRollou
 from lightningbus.learner.batching.staleness import token_staleness
 from lightningbus.learner.rollouts.assembler import Rollout
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.learner.transitions.prefix_tree import Detokenize, find_parents, find_prefix_breaks
+from lightningbus.learner.transitions.prefix_tree import Detokenize, find_branching, find_parents, find_prefix_breaks
 from lightningbus.learner.transitions.sequences import TrainSequence
 from lightningbus.schemas.spans import ModelCall
 from lightningbus.schemas.training import RolloutDisposition
@@ -44,8 +44,12 @@ def count_rollout(built: BuiltRollout, settings: LearnerSettings, detokenize: De
     for index, reason in built.excluded_calls.items():
         counts[f"excluded/{reason}"] += 1
         counts["tokens/excluded"] += calls[index].num_tokens
-    if settings.sequence_mode == "trajectory" and detokenize is not None:
-        for reason in find_prefix_breaks(_expand_own(rollout, settings), find_parents(calls), detokenize).values():
+    if (
+        settings.sequence_mode == "trajectory"
+        and detokenize is not None
+        and find_branching(parents := find_parents(calls))
+    ):
+        for reason in find_prefix_breaks(_expand_own(rollout, settings), parents, detokenize).values():
             counts[f"prefix_breaks/{reason}"] += 1
     counts["tokens/masked"] += built.num_masked
     return counts

@@ -48,13 +48,11 @@ def find_prefix_breaks(
     ``compacted``: the messages begin with a summary that the model wrote. ``edited history``: they begin as an earlier
     call's did and then differ.
     """
-    branching = {
-        index for index, parent in enumerate(parents) if parent in parents[:index]
-    }  # roots, or second children
+    branching = find_branching(parents)
     if not branching:
         return {}
     exchanges = [Exchange(_messages(call), _parsed(call.response)) for call in calls]
-    breaks: dict[int, BreakReason] = dict.fromkeys(_find_summaries(exchanges, parents), "compacted")
+    breaks: dict[int, BreakReason] = dict.fromkeys(find_summaries(exchanges, branching), "compacted")
     for index, exchange in enumerate(exchanges):
         if index not in branching or len(exchange.messages) < 2 or index in breaks:
             continue
@@ -88,14 +86,21 @@ def number_windows(calls: Sequence[ModelCall]) -> list[int]:
     except CorruptPromptError:
         return [0] * len(calls)
     parents = _find_parents([call.prompt_ids for call in expanded], [call.response_ids for call in expanded])
-    if sum(parent is None for parent in parents) < 2:
+    if not (branching := find_branching(parents)):
         return [0] * len(calls)
     exchanges = [Exchange(_messages(call), _parsed(call.response)) for call in expanded]
-    return count_compactions(len(calls), _find_summaries(exchanges, parents))
+    return count_compactions(len(calls), find_summaries(exchanges, branching))
 
 
-def _find_summaries(exchanges: Sequence[Exchange], parents: Sequence[int | None]) -> dict[int, int]:
-    return find_summaries(exchanges, [index for index, parent in enumerate(parents) if parent is None])
+def find_branching(parents: Sequence[int | None]) -> set[int]:
+    """Find the calls that extend no call though others did before, or a call that another extends already."""
+    seen: set[int | None] = set()
+    branching = set()
+    for index, parent in enumerate(parents):
+        if parent in seen:
+            branching.add(index)
+        seen.add(parent)
+    return branching
 
 
 def _has_answer(messages: Sequence[Any]) -> bool:
@@ -103,7 +108,7 @@ def _has_answer(messages: Sequence[Any]) -> bool:
     return any(isinstance(message, dict) and message.get("role") == "assistant" for message in messages)
 
 
-def _shares_a_message(messages: list[Any], before: list[Any]) -> bool:
+def _shares_a_message(messages: Sequence[Any], before: Sequence[Any]) -> bool:
     """Return whether both conversations share more than a system prompt."""
     shared = 0
     for message, other in zip(messages, before, strict=False):
@@ -125,7 +130,7 @@ def _messages(call: ModelCall) -> list[Any]:
 def _parsed(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None  # cut to the length that is kept, or none at all
 
 

@@ -5,7 +5,6 @@ the same tokens. Then the model continues a text that it never generated, its ca
 contexts instead of one. Pure.
 """
 
-import json
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,16 +13,13 @@ from hashlib import blake2b
 from string import whitespace
 from typing import Any
 
-import msgspec
-
 from lightningbus.runners.protocol.request import ChatRequest
-from lightningbus.schemas.trajectory.chat_messages import canonical_message
+from lightningbus.schemas.trajectory.chat_messages import digest_prefixes, encode_sorted
 
 SPACE = whitespace + "ĠĊĉč▁"
 """Space as it is, and in the alphabets of byte-level and SentencePiece tokenizers."""
 BYTES_OF_SPACE = {"<0x09>": "\t", "<0x0A>": "\n", "<0x0D>": "\r", "<0x20>": " "}
 """Tokens of single bytes, by which SentencePiece writes what is not in its vocabulary."""
-_ENCODER = msgspec.json.Encoder(order="deterministic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +117,11 @@ class TokenHistory:
         return turns[-1] if turns else None
 
 
-def _is_filled_in(shown: Any, sent_back: Any) -> bool:
-    """Return whether arguments are those that were shown, beside some of no value."""
-    if not isinstance(shown, dict) or not isinstance(sent_back, dict):
-        return bool(shown == sent_back)
-    return {name: value for name, value in sent_back.items() if name in shown or value} == shown
+def _is_filled_in(original: Any, sent_back: Any) -> bool:
+    """Return whether arguments are the original ones, beside some of no value."""
+    if not isinstance(original, dict) or not isinstance(sent_back, dict):
+        return bool(original == sent_back)
+    return {name: value for name, value in sent_back.items() if name in original or value} == original
 
 
 def has_reasoning(messages: Sequence[Any]) -> bool:
@@ -135,22 +131,12 @@ def has_reasoning(messages: Sequence[Any]) -> bool:
 
 
 def _digests(call: ChatRequest, messages: Sequence[Any]) -> Iterator[bytes]:
-    """Yield the digest of the conversation up to each message.
+    """Return the digest of the conversation up to each message.
 
     It begins with all else that a template renders: with other tools or documents it is another conversation.
     """
-    digest = call.model.encode(errors="surrogatepass") + _canonical(call.template_fields())
-    for message in messages:
-        digest = blake2b(digest + _canonical(canonical_message(message)), digest_size=16).digest()
-        yield digest
-
-
-def _canonical(message: Any) -> bytes:
-    """Encode JSON in which the order of fields does not matter."""
-    try:
-        return _ENCODER.encode(message)
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return json.dumps(message, sort_keys=True).encode()
+    before = call.model.encode(errors="surrogatepass") + encode_sorted(call.template_fields())
+    return digest_prefixes(messages, before)
 
 
 def find_change(turn: ChatTurn, renderings: Renderings) -> Change | None:

@@ -1,9 +1,13 @@
 """Comparison of chat messages as agents send them. Pure."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from typing import Any
 
+import msgspec
+
+_ENCODER = msgspec.json.Encoder(order="deterministic")
 ASSISTANT_DROPPED = ("name", "index")
 """Fields that clients add to an answer when they send it back."""
 
@@ -40,6 +44,22 @@ def canonical_message(message: Any) -> Any:
     if isinstance(calls := canonical.get("tool_calls"), list):
         canonical["tool_calls"] = [_canonical_call(call) for call in calls]
     return {key: value for key, value in canonical.items() if value}
+
+
+def digest_prefixes(messages: Sequence[Any], before: bytes = b"") -> Iterator[bytes]:
+    """Yield a digest of the conversation up to each message; ``before`` is what comes before its first."""
+    digest = before
+    for message in messages:
+        digest = blake2b(digest + encode_sorted(canonical_message(message)), digest_size=16).digest()
+        yield digest
+
+
+def encode_sorted(value: Any) -> bytes:
+    """Encode JSON in which the order of fields does not matter."""
+    try:
+        return _ENCODER.encode(value)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return json.dumps(value, sort_keys=True).encode()
 
 
 def parse_arguments(arguments: Any) -> Any:

@@ -5,11 +5,11 @@ so. It is seen where a conversation of the same instructions begins with text th
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightningbus.schemas.trajectory.chat_messages import same_message
+from lightningbus.schemas.trajectory.chat_messages import digest_prefixes
 
 SHINGLE_WORDS = 5
 """Words of the pieces by which texts are compared; a shorter answer is found in other texts by chance."""
@@ -21,8 +21,9 @@ WORD = re.compile(r"\w+")
 TAG = re.compile(r"<(/?)(\w{1,64})>")
 MAX_TAGGED = 16
 """Most texts in tags that are looked at in an answer."""
-Shingle = tuple[str, ...]
 INSTRUCTION_ROLES = ("system", "developer")
+Shingles = set[tuple[str, ...]]
+"""Pieces of a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +37,25 @@ class Exchange:
 def find_summaries(exchanges: Sequence[Exchange], beginnings: Collection[int]) -> dict[int, int]:
     """Find, by index, the calls that begin a compacted conversation, and the calls that sampled their summaries.
 
-    ``beginnings`` are the calls that extend no earlier call. Of those with one summary the first counts.
+    ``beginnings`` are the calls that may begin one: those that extend no call, or one that another extends already. Of
+    those with one summary the first counts.
     """
     summaries: dict[int, int] = {}
-    candidates: list[list[set[Shingle]]] = []
-    for index in sorted(beginnings):
-        shared = _shared_messages(exchanges, index)
-        if shared is None:
-            continue
-        known = _shingles("\n".join(_new_texts(exchanges[index].messages, shared)))
-        candidates += [list(_candidate_shingles(each.answer)) for each in exchanges[len(candidates) : index]]
-        for earlier in reversed(range(index)):
-            if any(_is_contained(shingles, known) for shingles in candidates[earlier]):
-                if earlier not in summaries.values():
-                    summaries[index] = earlier
-                break
+    prefixes, instructions = set[bytes](), set[bytes]()  # of earlier conversations of several turns
+    candidates: list[list[Shingles]] = []
+    for index, exchange in enumerate(exchanges):
+        digests = list(digest_prefixes(exchange.messages))
+        instruction = digests[0] if digests and _role(exchange.messages[0]) in INSTRUCTION_ROLES else b""
+        if index in beginnings and instruction in instructions:
+            num_shared = next((at for at, digest in enumerate(digests) if digest not in prefixes), len(digests))
+            text = _shingles("\n".join(_new_texts(exchange.messages, num_shared)))
+            source = next((at for at in reversed(range(index)) if _is_contained(candidates[at], text)), None)
+            if source is not None and source not in summaries.values():
+                summaries[index] = source
+        if any(_role(message) == "assistant" for message in exchange.messages):
+            prefixes.update(digests)
+            instructions.add(instruction)
+        candidates.append([_shingles(text) for text in _candidates(exchange.answer)])
     return summaries
 
 
@@ -61,26 +66,6 @@ def count_compactions(num_calls: int, summaries: Collection[int]) -> list[int]:
         count += index in summaries
         windows.append(count)
     return windows
-
-
-def _shared_messages(exchanges: Sequence[Exchange], index: int) -> int | None:
-    """Count the messages that a conversation shares with an earlier one of several turns; None: it replaces none."""
-    messages, most = exchanges[index].messages, None
-    for before in (exchange.messages for exchange in exchanges[:index]):
-        if not any(_role(message) == "assistant" for message in before) or not _has_same_instructions(messages, before):
-            continue
-        shared = 0
-        while shared < min(len(messages), len(before)) and same_message(messages[shared], before[shared]):
-            shared += 1
-        most = max(most or 0, shared)
-    return most
-
-
-def _has_same_instructions(messages: Sequence[Any], others: Sequence[Any]) -> bool:
-    first, other = (conversation[0] if conversation else None for conversation in (messages, others))
-    if _role(first) not in INSTRUCTION_ROLES:
-        return _role(other) not in INSTRUCTION_ROLES
-    return same_message(first, other)
 
 
 def _new_texts(messages: Sequence[Any], num_shared: int) -> Iterator[str]:
@@ -103,17 +88,12 @@ def _candidates(answer: Any) -> Iterator[str]:
             yield text[start : tag.start()]
 
 
-def _is_contained(shingles: Collection[Shingle], known: Collection[Shingle]) -> bool:
-    return sum(shingle in known for shingle in shingles) >= MIN_SHARE * len(shingles)
+def _is_contained(candidates: Iterable[Shingles], text: Shingles) -> bool:
+    """Return whether a text has most of one of the candidates; one that is too short has no pieces."""
+    return any(pieces and len(pieces & text) >= MIN_SHARE * len(pieces) for pieces in candidates)
 
 
-def _candidate_shingles(answer: Any) -> Iterator[set[Shingle]]:
-    for text in _candidates(answer):
-        if shingles := _shingles(text):
-            yield shingles
-
-
-def _shingles(text: str) -> set[Shingle]:
+def _shingles(text: str) -> Shingles:
     words = [word.lower() for word in WORD.findall(text)]
     return {tuple(words[at : at + SHINGLE_WORDS]) for at in range(len(words) - SHINGLE_WORDS + 1)}
 

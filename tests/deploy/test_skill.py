@@ -44,6 +44,7 @@ def test_every_command_is_ours_and_every_file_is_there(commands: Commands) -> No
 
 @pytest.mark.slow
 @pytest.mark.e2e
+@pytest.mark.timeout(3600)
 def test_its_commands_train_an_agent(tmp_path: Path) -> None:
     directory, variables = tmp_path, environment()
     variables["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -32,48 +32,66 @@ SUMMARY = "The bug is in parse.py: the index starts at one. Two of three tests p
 SYSTEM, TASK = {"role": "system", "content": "You mend code."}, {"role": "user", "content": "Mend the parser."}
 
 
-def said(text: str) -> dict[str, Any]:
+def assistant(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
-def asked(text: str) -> dict[str, Any]:
+def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-OLD: Messages = [SYSTEM, TASK, said("I look."), {"role": "tool", "content": "parse.py"}, said("I see."), asked("on")]
-PLEASE = asked("Summarise the conversation for the one who goes on.")
+OLD: Messages = [
+    SYSTEM,
+    TASK,
+    assistant("I look."),
+    {"role": "tool", "content": "parse.py"},
+    assistant("I see."),
+    user("on"),
+]
+PLEASE = user("Summarise the conversation for the one who goes on.")
 TAGGED = f"<analysis>\nWhat the user wanted, at length and in detail.\n</analysis>\n<summary>\n{SUMMARY}\n</summary>"
 CASES: dict[str, tuple[Messages, str, Messages]] = {
     "Claude Code": (
         [*OLD, PLEASE],
         TAGGED,
-        [SYSTEM, asked(f"This session goes on from another.\nSummary:\n{SUMMARY}")],
+        [SYSTEM, user(f"This session goes on from another.\nSummary:\n{SUMMARY}")],
     ),
-    "Codex": ([*OLD, PLEASE], SUMMARY, [SYSTEM, TASK, asked(f"Another model began this. Its summary:\n{SUMMARY}")]),
-    "OpenHands": ([asked(f"Condense these events: {OLD}")], SUMMARY, [SYSTEM, TASK, asked(SUMMARY), said("I go on.")]),
-    "without instructions": ([*OLD[1:], PLEASE], SUMMARY, [asked(f"The state so far.\n{SUMMARY}")]),
+    "Codex": ([*OLD, PLEASE], SUMMARY, [SYSTEM, TASK, user(f"Another model began this. Its summary:\n{SUMMARY}")]),
+    "OpenHands": (
+        [user(f"Condense these events: {OLD}")],
+        SUMMARY,
+        [SYSTEM, TASK, user(SUMMARY), assistant("I go on.")],
+    ),
+    "OpenHands, its first turn kept": (
+        [user("Condense these events.")],
+        SUMMARY,
+        [*OLD[:4], user(SUMMARY), *OLD[4:]],
+    ),
+    "without instructions": ([*OLD[1:], PLEASE], SUMMARY, [user(f"The state so far.\n{SUMMARY}")]),
     "in parts": ([*OLD, PLEASE], SUMMARY, [SYSTEM, {"role": "user", "content": [{"type": "text", "text": SUMMARY}]}]),
 }
 OTHERS: dict[str, tuple[Messages, str, Messages]] = {
-    "another agent's turn": ([*OLD, PLEASE], SUMMARY, [{"role": "system", "content": "You review."}, asked(SUMMARY)]),
-    "earlier turns dropped": ([*OLD, PLEASE], SUMMARY, [SYSTEM, asked("on"), said(SUMMARY), asked("next")]),
-    "a short answer": ([*OLD, PLEASE], "Yes.", [SYSTEM, asked("Yes. What now?")]),
-    "a part of it": ([*OLD, PLEASE], SUMMARY, [SYSTEM, asked("The bug is in parse.py: the index starts at one.")]),
-    "a chat of one turn": ([SYSTEM, TASK], SUMMARY, [SYSTEM, asked(f"Improve this answer: {SUMMARY}")]),
+    "another agent's turn": ([*OLD, PLEASE], SUMMARY, [{"role": "system", "content": "You review."}, user(SUMMARY)]),
+    "earlier turns dropped": ([*OLD, PLEASE], SUMMARY, [SYSTEM, user("on"), assistant(SUMMARY), user("next")]),
+    "a short answer": ([*OLD, PLEASE], "Yes.", [SYSTEM, user("Yes. What now?")]),
+    "a part of it": ([*OLD, PLEASE], SUMMARY, [SYSTEM, user("The bug is in parse.py: the index starts at one.")]),
+    "a chat of one turn": ([SYSTEM, TASK], SUMMARY, [SYSTEM, user(f"Improve this answer: {SUMMARY}")]),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_conversation_that_begins_with_a_summary_is_found(name: str) -> None:
     asking, summary, new = CASES[name]
-    first = Exchange(OLD[1:] if name == "without instructions" else OLD, said("I see."))
-    assert find_summaries([first, Exchange(asking, said(summary)), Exchange(new, said("I go on."))], [0, 2]) == {2: 1}
+    first = Exchange(OLD[1:] if name == "without instructions" else OLD, assistant("I see."))
+    assert find_summaries(
+        [first, Exchange(asking, assistant(summary)), Exchange(new, assistant("I go on."))], [0, 2]
+    ) == {2: 1}
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_conversation_of_its_own_is_none(name: str) -> None:
     asking, answer, new = OTHERS[name]
-    assert find_summaries([Exchange(asking, said(answer)), Exchange(new, said("I go on."))], [0, 1]) == {}
+    assert find_summaries([Exchange(asking, assistant(answer)), Exchange(new, assistant("I go on."))], [0, 1]) == {}
 
 
 def tokens(messages: Messages) -> bytes:
@@ -92,11 +110,11 @@ def record(exchanges: Sequence[tuple[Messages, str]]) -> tuple[ModelCall, ...]:
     recorder = AttemptRecorder(Task(id="t", run_id="r", agent="a", input={}), 1, "runner")
     for messages, answer in exchanges:
         prompt = tokens(messages)
-        sampled = tokens([*messages, said(answer)])[len(prompt) :]
+        sampled = tokens([*messages, assistant(answer)])[len(prompt) :]
         size = len(sampled) // 4
         choice = SampledChoice(
             "policy", "c", prompt, sampled, array("f", [-1.0] * size).tobytes(), (),
-            (VersionSpan(version=0, start=0, end=size),), "stop", {}, json.dumps(said(answer)),
+            (VersionSpan(version=0, start=0, end=size),), "stop", {}, json.dumps(assistant(answer)),
         )  # fmt: skip
         request = json.dumps({"model": "policy", "messages": messages})
         recorder.add_call(choice, node="n", role="", request=request, started_ns=1, ended_ns=2)
@@ -106,15 +124,15 @@ def record(exchanges: Sequence[tuple[Messages, str]]) -> tuple[ModelCall, ...]:
 
 SESSION = [
     ([SYSTEM, TASK], "I look."),
-    ([SYSTEM, TASK, said("I look."), asked("parse.py")], "I see."),
-    ([SYSTEM, TASK, said("I look."), asked("parse.py"), said("I see."), PLEASE], SUMMARY),
-    ([SYSTEM, asked(f"Summary:\n{SUMMARY}")], "I go on."),
-    ([SYSTEM, asked(f"Summary:\n{SUMMARY}"), said("I go on."), asked("ok")], "Done."),
+    ([SYSTEM, TASK, assistant("I look."), user("parse.py")], "I see."),
+    ([SYSTEM, TASK, assistant("I look."), user("parse.py"), assistant("I see."), PLEASE], SUMMARY),
+    ([SYSTEM, user(f"Summary:\n{SUMMARY}")], "I go on."),
+    ([SYSTEM, user(f"Summary:\n{SUMMARY}"), assistant("I go on."), user("ok")], "Done."),
 ]
 
 
 def test_what_a_runner_recorded_is_counted_by_cause() -> None:
-    edited = [*SESSION[:2], ([SYSTEM, TASK, said("I glance."), asked("x")], "No.")]
+    edited = [*SESSION[:2], ([SYSTEM, TASK, assistant("I glance."), user("x")], "No.")]
     settings = LearnerSettings.model_validate({"model_path": "m"})
     members = [rollout("a", number, 1.0, calls=record(calls)) for number, calls in enumerate((SESSION, edited))]
     metrics = builder_for(settings, detokenize=lambda ids: str(list(ids))).build([group("a", *members)], 0).metrics
@@ -166,7 +184,7 @@ def play(
     policy: Policy, fact: str, window: int
 ) -> tuple[float, list[tuple[Messages, str]], dict[int, tuple[str, int]]]:
     """An agent that compacts at ``window`` tokens: its reward, its calls, and what was chosen at which of them."""
-    messages, calls, choices = [SYSTEM, asked(f"The key lies {fact}. Read the log, then say where it lies.")], [], {}
+    messages, calls, choices = [SYSTEM, user(f"The key lies {fact}. Read the log, then say where it lies.")], [], {}
     for _ in range(TURNS):
         if len(tokens(messages)) // 4 > window:
             choices[len(calls)] = ("summary", policy.choose("summary"))
@@ -175,9 +193,9 @@ def play(
             if choices[len(calls)][1]:
                 summary = "The log was read to here, and it says nothing of note."
             calls.append(([*messages, PLEASE], summary))
-            messages = [SYSTEM, asked(f"Go on. {summary}")]
+            messages = [SYSTEM, user(f"Go on. {summary}")]
         calls.append((list(messages), "I read on."))
-        messages += [said("I read on."), asked(NOISE)]
+        messages += [assistant("I read on."), user(NOISE)]
     choices[len(calls)] = ("answer", policy.choose("answer"))
     known = next((each for each in FACTS if f"key lies {each}" in str(messages)), "nowhere")
     answer = known if choices[len(calls)][1] == 0 else policy.chance.choice(FACTS)

@@ -18,7 +18,7 @@ END = "<|im_end|>"
 SUMMARY = "So far a.txt was read and mended; the tests were run. Next: go on with the list."
 DELEGATED = "look at a.txt for me"
 """Words of a task that an agent gives to another."""
-SUMMARY_WORDS = ("detailed summary", "handoff summary", "condensed", "CONTEXT CHECKPOINT")
+SUMMARY_WORDS = ("detailed summary of the conversation", "CONTEXT CHECKPOINT COMPACTION", "context-aware state summary")
 """Words of the harnesses' requests for a summary."""
 
 
@@ -46,6 +46,15 @@ def split(text: str) -> tuple[list[int], list[str]]:
     return [crc32(piece.encode()) for piece in pieces], pieces
 
 
+def join_texts(content: Any) -> Any:
+    """Join parts of text as vLLM does for a template of plain contents; raise `jinja2.TemplateError` for an image."""
+    if not isinstance(content, list):
+        return content
+    if any(part.get("type") != "text" for part in content):
+        raise jinja2.TemplateError("it is not a multimodal model")
+    return "\n".join(part["text"] for part in content)
+
+
 class SessionEngine(RenderingEngine):
     """Plays one step after another, where the agent has the step's tools, and then says that it is done."""
 
@@ -68,8 +77,8 @@ class SessionEngine(RenderingEngine):
         """Choose the answer to a request."""
         tools = {tool["function"]["name"] for tool in body.get("tools") or ()}
         self.tools |= tools
-        asked = next((m for m in reversed(body["messages"]) if m["role"] != "assistant"), {})
-        if any(word in str(asked.get("content")) for word in SUMMARY_WORDS):
+        last_message = next((m for m in reversed(body["messages"]) if m["role"] != "assistant"), {})
+        if any(word in str([body["messages"][0], last_message]) for word in SUMMARY_WORDS):
             self.num_summaries += 1
             return Step(f"<summary>{SUMMARY} This is part {self.num_summaries} of the story.</summary>")
         is_other = any(m["role"] == "user" and DELEGATED in str(m.get("content")) for m in body["messages"])
@@ -96,9 +105,8 @@ class SessionEngine(RenderingEngine):
         return web.json_response({"tokens": tokens, "token_strs": pieces if body.get("return_token_strs") else None})
 
     def _render(self, body: dict[str, Any]) -> str:
-        if any(isinstance(message.get("content"), list) for message in body["messages"]):
-            raise jinja2.TemplateError("it is not a multimodal model")
-        return render_text(self.template, body["messages"], body.get("add_generation_prompt", True))
+        messages = [{**message, "content": join_texts(message.get("content"))} for message in body["messages"]]
+        return render_text(self.template, messages, body.get("add_generation_prompt", True))
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Sample the next step as tokens of its rendering."""
@@ -108,9 +116,9 @@ class SessionEngine(RenderingEngine):
         except jinja2.TemplateError as error:
             self.num_refused += 1
             return web.json_response({"error": {"message": str(error)}}, status=400)
-        given = (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
+        token_prompt = (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
         rendered, prompt_pieces = split(prompt_text)
-        prompt = given or rendered
+        prompt = token_prompt or rendered
         limit = body.get("max_tokens") or body.get("max_completion_tokens") or 0
         if self.max_model_len is not None and len(prompt) + limit > self.max_model_len:
             self.num_full += len(prompt) >= self.max_model_len
@@ -127,7 +135,7 @@ class SessionEngine(RenderingEngine):
             for at, (name, args) in enumerate(step.calls)
         ]
         message = {"role": "assistant", "content": step.text or None, **({"tool_calls": calls} if calls else {})}
-        whole = render_text(self.template, [*body["messages"], message])
+        whole = self._render({"messages": [*body["messages"], message], "add_generation_prompt": False})
         sampled = whole[len(prompt_text) : whole.rindex(END) + len(END)]
         tokens, pieces = split(sampled)
         self._vocabulary |= zip([*rendered, *tokens], [*prompt_pieces, *pieces], strict=True)

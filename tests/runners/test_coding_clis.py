@@ -3,118 +3,27 @@
 ``CODING_CLIS`` names a directory in which ``npm install @openai/codex @anthropic-ai/claude-code`` was run.
 """
 
-import asyncio
 import json
-import os
-import signal
-import subprocess
-from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from lightningbus.bus.client import Bus
-from lightningbus.common.observability import metrics
-from lightningbus.learner.transitions.prefix_tree import find_parents, find_prefix_breaks
-from lightningbus.learner.transitions.transitions import build_transitions
 from lightningbus.runners.gateway.handler import UNSEEN
-from lightningbus.schemas.spans import ModelCall
-from tests.polling import HANG_SECONDS
+from tests.runners.coding_sessions import CLIS, Session, gateway_statuses, judge, make_directory, run
 from tests.runners.session_engine import DELEGATED, SessionEngine, Step, call
-from tests.runners.test_dialects import Desk, opened
+from tests.runners.test_dialects import opened
 
-CLIS = Path(os.environ.get("CODING_CLIS", "/nonexistent"))
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not (CLIS / "node_modules").is_dir(), reason="CODING_CLIS names no directory with the CLIs"),
 ]
-PNG = bytes.fromhex(
-    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154789c63f8ffff3f0005fe02fe0def46b8"
-    "0000000049454e44ae426082"
-)
 INTERRUPTED = Step("I look at it once more, and then at what the", is_interrupted=True)
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A small repository with a picture, and a home of the agent's own beside it."""
-    work = tmp_path / "work"
-    work.mkdir()
-    (tmp_path / "home").mkdir()
-    (work / "a.txt").write_text("one\n")
-    (work / "long.txt").write_text("".join(f"line {number} says nothing of note\n" for number in range(300)))
-    (work / "a.png").write_bytes(PNG)
-    subprocess.run(["git", "init", "-q"], cwd=work, check=True)
-    return tmp_path
-
-
-async def run(
-    engine: SessionEngine, command: list[str], directory: Path, is_interrupted: bool = False, **variables: str
-) -> tuple[int, str]:
-    """Run a CLI, without a network but the gateway; interrupt it amid an answer if wanted. Its status and output."""
-    environment = {"PATH": os.environ["PATH"], "HOME": str(directory / "home"), **variables}
-    process = await asyncio.create_subprocess_exec(
-        *command, cwd=directory / "work", env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    reading = asyncio.create_task(process.communicate())
-    try:
-        async with asyncio.timeout(HANG_SECONDS):
-            if is_interrupted:
-                waiting = asyncio.create_task(engine.is_amid.wait())
-                await asyncio.wait({waiting, reading}, return_when=asyncio.FIRST_COMPLETED)
-                waiting.cancel()
-                if process.returncode is None:
-                    process.send_signal(signal.SIGINT)
-            output, _ = await reading
-    finally:
-        if process.returncode is None:
-            process.kill()
-    assert process.returncode is not None
-    return process.returncode, output.decode(errors="replace")
-
-
-@dataclass(frozen=True)
-class Session:
-    """What became of a session's calls."""
-
-    calls: list[ModelCall]
-    refused: Counter[str]
-    """Requests of the agent that were not answered by 200, by status."""
-    reasons: Counter[str]
-    """Reasons of calls without tokens."""
-    num_paths: int
-    """Conversations that extend no other, by tokens."""
-    breaks: Counter[str]
-    recomputed: int
-    """Tokens of prompts that break a prefix."""
-
-
-def gateway_statuses() -> Counter[str]:
-    """Requests that gateways of this process have answered, by status."""
-    (metric,) = metrics.gateway_requests.collect()
-    return Counter(
-        {sample.labels["status"]: int(sample.value) for sample in metric.samples if sample.name.endswith("_total")}
-    )
-
-
-def judge(desk: Desk, engine: SessionEngine, before: Counter[str]) -> Session:
-    """Look at the record as the learner does."""
-    after = gateway_statuses()
-    after.subtract(before)
-    calls = [each for each in desk.calls if each.response_ids]
-    transitions = build_transitions(calls)
-    parents = find_parents(transitions)
-    breaks = find_prefix_breaks(calls, parents, engine.detokenize)
-    return Session(
-        calls,
-        +Counter({status: count for status, count in after.items() if status != "200"}),
-        Counter(span.status_message for span in desk.spans if span.call is not None and not span.call.response_ids),
-        sum(parent is None for parent in parents),
-        Counter(breaks.values()),
-        sum(len(transitions[index].prompt_ids) for index in breaks),
-    )
+    return make_directory(tmp_path)
 
 
 def check(session: Session, engine: SessionEngine, num_turns: int, breaks: dict[str, int]) -> None:

@@ -16,15 +16,15 @@ GRADED = {**AGENT, "reward_fn": "filling:grade"}
 
 
 @pytest.mark.parametrize(
-    ("then", "given", "agent", "reward"),
+    ("then", "own_reward", "agent", "reward"),
     [("fail", None, AGENT, 0.0), ("fail", None, PROGRAM, 0.0), ("fail", None, GRADED, 0.5),
      ("end", None, AGENT, 0.0), ("end", 0.25, AGENT, 0.25)],
 )  # fmt: skip
 async def test_a_full_context_ends_a_rollout_without_blame(
-    bus: Bus, then: str, given: float | None, agent: dict[str, Any], reward: float
+    bus: Bus, then: str, own_reward: float | None, agent: dict[str, Any], reward: float
 ) -> None:
     async with RenderingEngine(ANYWHERE, max_model_len=60).serving(bus), running(bus, **agent):
-        await TaskPublisher(bus).publish_task(task(model="policy", input={"then": then, "reward": given}))
+        await TaskPublisher(bus).publish_task(task(model="policy", input={"then": then, "reward": own_reward}))
         (batch,) = await ended(bus)
     assert batch.end is not None
     assert (batch.end.outcome, batch.end.reward) == ("ok", reward), batch.end

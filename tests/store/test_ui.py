@@ -423,10 +423,10 @@ def test_requests_of_any_kind_have_something_to_show() -> None:
 
 def test_a_compacted_conversation_names_the_call_that_wrote_its_summary() -> None:
     task, on = {"role": "user", "content": "mend it"}, {"role": "user", "content": "on"}
-    said = {"role": "assistant", "content": "I look at the files of it."}
+    reply = {"role": "assistant", "content": "I look at the files of it."}
     summary = "The index of the parser starts at one and has to start at zero."
     anew = [{"role": "user", "content": f"So far: {summary}"}]
-    talks = [([task], said["content"]), ([task, said, on], summary), (anew, "ok"), ([*anew, said, on], "x")]
+    talks = [([task], reply["content"]), ([task, reply, on], summary), (anew, "ok"), ([*anew, reply, on], "x")]
     calls = build_calls(
         [{"call": number, "model": "policy"} for number in range(4)],
         [

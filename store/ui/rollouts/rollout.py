@@ -61,14 +61,16 @@ def build_calls(calls: Sequence[QueryRow], contents: Sequence[QueryRow], uses: S
     histories: dict[int, list[Any]] = {}
     exchanges: list[Exchange] = []
     beginnings: list[int] = []
-    rows = []
+    continued: set[int | None] = set()
+    rows: list[QueryRow] = []
     for row in calls:
         call, content = row["call"], contents_by_call.get(row["call"], {})
         messages = messages_by_call.get(call, [])
         continued_call, num_known = _find_continued(messages, histories)
         reply = _parse_message(content.get("response", ""))
-        if continued_call is None or num_known < len(histories[continued_call]):
+        if continued_call in continued or continued_call is None or num_known < len(histories[continued_call]):
             beginnings.append(len(rows))
+        continued.add(continued_call)
         exchanges.append(Exchange(messages, reply))
         histories[call] = [*messages, *([reply] if reply is not None else [])]
         use = use_by_model.get(row["model"])
