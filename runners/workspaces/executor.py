@@ -186,18 +186,16 @@ class WorkspaceExecutor(AgentExecutor):
 
     async def finish(self, recorder: AttemptRecorder) -> None:
         """Record what the rollout keeps, and throw its workspace away; no error comes out of it."""
-        if self._workspace is None:
-            await self._release()
-            return
         try:
-            if self._agent is not None:
-                await self._agent.stop()
-            await self._keep()
-            record_workspace(recorder, self._record)
+            try:
+                if self._workspace is not None and self._agent is not None:
+                    await self._agent.stop()
+                    await self._keep()
+                    record_workspace(recorder, self._record)
+            finally:
+                await self._release()
         except Exception as error:
             count_fault(f"the workspace of {recorder.rollout}", error)
-        finally:
-            await self._release()
 
     async def stop(self) -> None:
         """End the agent and remove the workspace; the last slot to stop removes the directory of all."""

@@ -56,7 +56,12 @@ class ProcessProvider:
     def create(self, folder: Path, base: Path) -> "LocalWorkspace":
         """Make a workspace in ``folder`` from the files of ``base``; raise `WorkspaceFailedError`."""
         copy = WorkspaceCopy(folder, base, self.method)
-        copy.make()
+        try:
+            copy.make()
+        except BaseException:
+            if folder.exists():
+                remove_directory(folder)
+            raise
         return LocalWorkspace(copy, self)
 
     def agent_words(self) -> list[str]:
