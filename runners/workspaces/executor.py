@@ -14,7 +14,6 @@ from lightningbus.runners.agent.launcher import AgentLauncher, AgentStartError
 from lightningbus.runners.agent.reward_function import RewardTimeoutError
 from lightningbus.runners.recording.attempt import AttemptRecorder
 from lightningbus.runners.settings import WorkspaceSettings
-from lightningbus.runners.workspaces.archives import GIB, SizeLimits
 from lightningbus.runners.workspaces.artifacts import (
     DIFF_NAME,
     WorkspaceRecord,
@@ -22,11 +21,13 @@ from lightningbus.runners.workspaces.artifacts import (
     pick_artifacts,
     record_workspace,
 )
-from lightningbus.runners.workspaces.bases import BaseCache
-from lightningbus.runners.workspaces.changes import find_changes, make_diff
-from lightningbus.runners.workspaces.copies import choose_method
 from lightningbus.runners.workspaces.directory import RunnerDirectory, default_root
 from lightningbus.runners.workspaces.errors import WorkspaceFailedError
+from lightningbus.runners.workspaces.files.archives import GIB, SizeLimits
+from lightningbus.runners.workspaces.files.bases import BaseCache
+from lightningbus.runners.workspaces.files.changes import find_changes, make_diff
+from lightningbus.runners.workspaces.files.copies import choose_method
+from lightningbus.runners.workspaces.files.sources import check_git, fetch, find_source
 from lightningbus.runners.workspaces.grading import APPLIES, PASSED, apply_patch, grade, run_program
 from lightningbus.runners.workspaces.providers import (
     STARTED,
@@ -34,7 +35,6 @@ from lightningbus.runners.workspaces.providers import (
     ProcessProvider,
     Workspace,
 )
-from lightningbus.runners.workspaces.sources import check_git, fetch, find_source
 from lightningbus.runners.workspaces.specification import WorkspaceSpec, parse_workspace, without_workspace
 
 log = logging.getLogger(__name__)

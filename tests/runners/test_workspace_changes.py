@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lightningbus.runners.workspaces.changes import find_changes, make_diff
-from lightningbus.runners.workspaces.copies import OVERLAY_SCRIPT, CopyMethod, WorkspaceCopy, choose_method
+from lightningbus.runners.workspaces.files.changes import find_changes, make_diff
+from lightningbus.runners.workspaces.files.copies import OVERLAY_SCRIPT, CopyMethod, WorkspaceCopy, choose_method
 from tests.runners.test_sandbox import usable
 
 pytestmark = pytest.mark.integration

@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from lightningbus.runners.workspaces.archives import SizeLimits, unpack
 from lightningbus.runners.workspaces.errors import WorkspaceFailedError, WorkspaceRefusedError
+from lightningbus.runners.workspaces.files.archives import SizeLimits, unpack
 from lightningbus.runners.workspaces.specification import leads_out
 
 GIT_SECONDS = 300.0

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightningbus.runners.workspaces.copies import WorkspaceCopy
-from lightningbus.runners.workspaces.sources import GIT_ENVIRONMENT
+from lightningbus.runners.workspaces.files.copies import WorkspaceCopy
+from lightningbus.runners.workspaces.files.sources import GIT_ENVIRONMENT
 
 MAX_CHANGES = 10_000
 """Changed files that are looked at; an agent may make any number."""
