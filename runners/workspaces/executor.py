@@ -205,7 +205,10 @@ class WorkspaceExecutor(AgentExecutor):
     async def _keep(self) -> None:
         if not self._is_kept and self._workspace is not None:
             self._is_kept = True
-            await asyncio.to_thread(self._read_artifacts, self._workspace)
+            try:
+                await asyncio.to_thread(self._read_artifacts, self._workspace)
+            except Exception as error:  # of files as odd as an agent can make them: its reward does not depend on it
+                count_fault("the diff of a workspace", error)
 
     def _read_artifacts(self, workspace: Workspace) -> None:
         max_bytes = self._pool.settings.max_artifact_kib * 1024

@@ -337,3 +337,22 @@ def test_what_a_dead_runner_left_is_swept_and_a_living_runners_is_not(tmp_path: 
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
     for each in (living, new):
         each.close()
+
+
+ODD = """
+import subprocess
+os.mkdir('closed'); open('closed/file', 'w').close(); os.chmod('closed', 0)
+os.mkfifo('out'); os.symlink('out', 'loop'); open('half\\udcff', 'w').close()
+os.makedirs('/'.join(['deep'] * 600))
+for _ in range(3): os.chdir('/'.join(['deep'] * 200))
+os.makedirs('/'.join(['deeper'] * 500))
+result = {}
+"""
+
+
+async def test_files_as_odd_as_an_agent_can_make_them_change_no_reward(
+    bus: Bus, engine: ScriptedEngine, sources: Path
+) -> None:
+    spec = {"directory": "calc", "grade": {"command": ["true"]}, "artifacts": ["*"]}
+    (batch,) = await play(bus, sources, [{"workspace": spec}], ODD)
+    assert outcome(batch) == ("ok", 1.0, {"tests_passed": 1.0}, "")
