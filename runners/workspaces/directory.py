@@ -104,9 +104,10 @@ def _kill_leftovers(directory: Path) -> int:
 
 def _belongs_to(process: Path, directory: Path) -> bool:
     inside = os.fsencode(directory) + b"/"
-    with contextlib.suppress(OSError):
-        if inside in (process / "environ").read_bytes():
-            return True
+    for name, sign in (("environ", inside), ("cmdline", inside + b"copies/")):  # a sandbox names it by its arguments
+        with contextlib.suppress(OSError):
+            if sign in (process / name).read_bytes():
+                return True
     with contextlib.suppress(OSError):
         return os.fsencode((process / "cwd").readlink()).startswith(inside)
     return False
