@@ -17,8 +17,8 @@ from lightningbus.runners.agent.factory import sandbox_paths
 from lightningbus.runners.agent.launcher import AgentLauncher
 from lightningbus.runners.agent.limits import ResourceLimits
 from lightningbus.runners.agent.process import ProcessWatchdog
-from lightningbus.runners.workspaces.changes import find_changes, make_diff
-from lightningbus.runners.workspaces.copies import CopyMethod, choose_method
+from lightningbus.runners.workspaces.files.changes import find_changes, make_diff
+from lightningbus.runners.workspaces.files.copies import CopyMethod, choose_method
 from lightningbus.runners.workspaces.grading import run_program
 from lightningbus.runners.workspaces.providers import BubblewrapProvider, ProcessProvider
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -173,7 +174,11 @@ def remove_directory(scratch: Path) -> None:
         except PermissionError:
             _unlock(str(scratch))
             shutil.rmtree(scratch)
-    except (OSError, RecursionError) as error:  # files of another user's, or a tree too deep
+        except RecursionError:  # a tree too deep for a function that calls itself
+            subprocess.run(["rm", "-rf", "--", str(scratch)], capture_output=True, check=False)
+            if scratch.exists():
+                raise
+    except (OSError, RecursionError) as error:  # files of another user's
         log.warning("what an agent left in %s cannot be removed: %s", scratch, error)
         with contextlib.suppress(RecursionError):
             shutil.rmtree(scratch, ignore_errors=True)  # the rest of it

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lightningbus.runners.recording.attempt import AttemptRecorder
-from lightningbus.runners.workspaces.changes import Change
+from lightningbus.runners.workspaces.files.changes import Change
 from lightningbus.schemas import ids
 from lightningbus.schemas.semconv import attributes
 from lightningbus.schemas.spans import Span

@@ -33,7 +33,7 @@ class RunnerDirectory:
         """Sweep what dead runners left below ``root``, and make a directory there; raise `WorkspaceFailedError`."""
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if root.stat().st_uid != os.getuid():
+            if not {root.lstat().st_uid, root.stat().st_uid} <= {os.getuid()}:
                 raise WorkspaceFailedError(f"{root} belongs to another user: set workspace.directory of the runner")
             sweep(root)
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root.resolve()))
@@ -104,9 +104,9 @@ def _kill_leftovers(directory: Path) -> int:
 
 def _belongs_to(process: Path, directory: Path) -> bool:
     inside = os.fsencode(directory) + b"/"
-    for name in ("environ", "cmdline"):
+    for name, sign in (("environ", inside), ("cmdline", inside + b"copies/")):  # a sandbox names it by its arguments
         with contextlib.suppress(OSError):
-            if inside in (process / name).read_bytes():
+            if sign in (process / name).read_bytes():
                 return True
     with contextlib.suppress(OSError):
         return os.fsencode((process / "cwd").readlink()).startswith(inside)

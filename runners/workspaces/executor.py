@@ -14,7 +14,6 @@ from lightningbus.runners.agent.launcher import AgentLauncher, AgentStartError
 from lightningbus.runners.agent.reward_function import RewardTimeoutError
 from lightningbus.runners.recording.attempt import AttemptRecorder
 from lightningbus.runners.settings import WorkspaceSettings
-from lightningbus.runners.workspaces.archives import GIB, SizeLimits
 from lightningbus.runners.workspaces.artifacts import (
     DIFF_NAME,
     WorkspaceRecord,
@@ -22,11 +21,13 @@ from lightningbus.runners.workspaces.artifacts import (
     pick_artifacts,
     record_workspace,
 )
-from lightningbus.runners.workspaces.bases import BaseCache
-from lightningbus.runners.workspaces.changes import find_changes, make_diff
-from lightningbus.runners.workspaces.copies import choose_method
 from lightningbus.runners.workspaces.directory import RunnerDirectory, default_root
 from lightningbus.runners.workspaces.errors import WorkspaceFailedError
+from lightningbus.runners.workspaces.files.archives import GIB, SizeLimits
+from lightningbus.runners.workspaces.files.bases import BaseCache
+from lightningbus.runners.workspaces.files.changes import find_changes, make_diff
+from lightningbus.runners.workspaces.files.copies import choose_method
+from lightningbus.runners.workspaces.files.sources import check_git, fetch, find_source
 from lightningbus.runners.workspaces.grading import APPLIES, PASSED, apply_patch, grade, run_program
 from lightningbus.runners.workspaces.providers import (
     STARTED,
@@ -34,7 +35,6 @@ from lightningbus.runners.workspaces.providers import (
     ProcessProvider,
     Workspace,
 )
-from lightningbus.runners.workspaces.sources import check_git, fetch, find_source
 from lightningbus.runners.workspaces.specification import WorkspaceSpec, parse_workspace, without_workspace
 
 log = logging.getLogger(__name__)
@@ -186,18 +186,16 @@ class WorkspaceExecutor(AgentExecutor):
 
     async def finish(self, recorder: AttemptRecorder) -> None:
         """Record what the rollout keeps, and throw its workspace away; no error comes out of it."""
-        if self._workspace is None:
-            await self._release()
-            return
         try:
-            if self._agent is not None:
-                await self._agent.stop()
-            await self._keep()
-            record_workspace(recorder, self._record)
+            try:
+                if self._workspace is not None and self._agent is not None:
+                    await self._agent.stop()
+                    await self._keep()
+                    record_workspace(recorder, self._record)
+            finally:
+                await self._release()
         except Exception as error:
             count_fault(f"the workspace of {recorder.rollout}", error)
-        finally:
-            await self._release()
 
     async def stop(self) -> None:
         """End the agent and remove the workspace; the last slot to stop removes the directory of all."""
@@ -207,7 +205,10 @@ class WorkspaceExecutor(AgentExecutor):
     async def _keep(self) -> None:
         if not self._is_kept and self._workspace is not None:
             self._is_kept = True
-            await asyncio.to_thread(self._read_artifacts, self._workspace)
+            try:
+                await asyncio.to_thread(self._read_artifacts, self._workspace)
+            except Exception as error:  # of files as odd as an agent can make them: its reward does not depend on it
+                count_fault("the diff of a workspace", error)
 
     def _read_artifacts(self, workspace: Workspace) -> None:
         max_bytes = self._pool.settings.max_artifact_kib * 1024

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from lightningbus.runners.agent.launcher import AgentLauncher
 from lightningbus.runners.agent.process import AgentProcess, remove_directory
-from lightningbus.runners.workspaces.copies import CopyMethod, WorkspaceCopy
-from lightningbus.runners.workspaces.overlaid import copy_over
+from lightningbus.runners.workspaces.files.copies import CopyMethod, WorkspaceCopy
+from lightningbus.runners.workspaces.files.overlaid import copy_over
 
 MARK_STARTED = ["/bin/sh", "-c", ': > "$0" && exec "$@"']
 """Words before a program that tell its own failure from that of its sandbox: a file is there once it starts."""
@@ -56,7 +56,12 @@ class ProcessProvider:
     def create(self, folder: Path, base: Path) -> "LocalWorkspace":
         """Make a workspace in ``folder`` from the files of ``base``; raise `WorkspaceFailedError`."""
         copy = WorkspaceCopy(folder, base, self.method)
-        copy.make()
+        try:
+            copy.make()
+        except BaseException:
+            if folder.exists():
+                remove_directory(folder)
+            raise
         return LocalWorkspace(copy, self)
 
     def agent_words(self) -> list[str]:

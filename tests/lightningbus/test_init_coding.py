@@ -20,6 +20,8 @@ from lightningbus.run.settings.run_file import RunSettings, validate_settings
 from lightningbus.tasks.task_file import load_tasks
 from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.runners.conftest import ended, running, task
+from tests.runners.test_coding_agents import called
+from tests.runners.test_coding_clis import CLIS, DONE, SessionEngine
 from tests.runners.test_workspaces import BUBBLEWRAP
 
 
@@ -89,3 +91,29 @@ async def test_a_rollout_of_a_project_is_graded_in_its_sandbox(
         "averages": {"tests_passed": 1.0, "solved": 1.0},
         "pages": {"tests_passed": 0.0, "solved": 0.0},
     }, [batch.end for batch in batches]
+
+
+REPAIR = "sed -i s_//_/_ averages.py"
+SESSIONS = {
+    "codex": [called("exec_command", json.dumps({"cmd": REPAIR}), "call_1"), DONE],
+    "claude-code": [called("Bash", json.dumps({"command": REPAIR, "description": "mends it"}), "toolu_1"), DONE],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (CLIS / "node_modules").is_dir(), reason="CODING_CLIS names no directory with the CLIs")
+@pytest.mark.parametrize("name", SESSIONS)
+async def test_the_real_program_mends_a_repository_in_its_sandbox(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(write_project(name, tmp_path / "coder"))
+    Path("agent/node_modules").symlink_to(CLIS / "node_modules")
+    settings = yaml.safe_load(Path("run.yaml").read_text())["runners"][0]
+    settings |= {"concurrency": 1, "workspace": {**settings["workspace"], "binds": [str(CLIS)]}}
+    (first, *_) = load_tasks(Path("tasks.jsonl"))
+    async with SessionEngine(SESSIONS[name]).serving(bus), running(bus, **settings):
+        await TaskPublisher(bus).publish_task(task(id=first.id, input=first.input))
+        (batch,) = await ended(bus)
+    assert batch.end is not None and batch.end.outcome == "ok", batch.end
+    assert batch.end.rewards == {"tests_passed": 1.0, "solved": 1.0}, batch.end
+    assert batch.end.usage.num_calls >= 2

@@ -12,14 +12,19 @@ from typing import Any
 import pytest
 
 from lightningbus.bus.client import Bus
+from lightningbus.run.errors import UserError
+from lightningbus.run.preflight.trial_rollout import TrialTask, try_agent
+from lightningbus.runners.settings import RunnerSettings
 from lightningbus.runners.workspaces.directory import RunnerDirectory
 from lightningbus.schemas.semconv import attributes
 from lightningbus.schemas.spans import SpanBatch
+from lightningbus.tasks.task_file import TaskInput
 from lightningbus.tasks.task_publisher import TaskPublisher
+from tests.polling import HANG_SECONDS
 from tests.runners.conftest import ScriptedEngine, ended, running, task
 from tests.runners.test_sandbox import usable
 
-BUBBLEWRAP = usable("bwrap", "--ro-bind", "/", "/", "--unshare-all", "--proc", "/proc") if os.environ else ""
+BUBBLEWRAP = usable("bwrap", "--ro-bind", "/", "/", "--unshare-all", "--proc", "/proc")
 PROVIDERS = [
     "process",
     pytest.param("bubblewrap", marks=pytest.mark.skipif(bool(BUBBLEWRAP), reason=BUBBLEWRAP)),
@@ -198,6 +203,8 @@ async def test_a_bad_workspace_costs_its_own_rollout_and_is_not_tried_again(
         ({"directroy": "calc"}, "the task's workspace is malformed"),
     ]
     make_bad_sources(sources)
+    (sources.parent / "file").touch()
+    commit(sources.parent, "the sources lie in a repository, which no task can name")
     inputs = [{"workspace": spec} for spec, _ in bad] + [{"workspace": {"directory": "calc"}}, {}]
     batches = await play(
         bus, sources, inputs, "result = 1", workspace={"max_files": 20, "max_gib": 0.001}, concurrency=4
@@ -288,6 +295,9 @@ async def test_a_rollout_that_fails_keeps_its_diff(bus: Bus, engine: ScriptedEng
 DIES = """
 import os, signal, subprocess, sys
 from pathlib import Path
+from lightningbus.run.errors import UserError
+from lightningbus.run.preflight.trial_rollout import TrialTask, try_agent
+from lightningbus.runners.settings import RunnerSettings
 from lightningbus.runners.workspaces.directory import RunnerDirectory
 inside = RunnerDirectory(Path(sys.argv[1])).copies / "x"
 inside.mkdir()
@@ -296,6 +306,23 @@ left = subprocess.Popen(["sleep", "600"], cwd=inside, start_new_session=True, st
 print(left.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(bool(BUBBLEWRAP), reason=BUBBLEWRAP)
+async def test_a_dry_run_grades_in_a_workspace_and_names_a_bad_one(sources: Path) -> None:
+    fields = {"command": ["/usr/bin/python3", "-c", PROGRAM.format(FIXES)], "working_dir": sources.parent}
+    workspace = {"sources": [sources], "directory": sources.parent / "workspaces"}
+    settings = RunnerSettings.model_validate({**fields, "workspace": workspace})
+
+    def trial(spec: dict[str, Any]) -> TrialTask:
+        return TrialTask(TaskInput("t", {"fix": True, "workspace": spec}), "train", "policy", HANG_SECONDS, {})
+
+    (summary, *_) = await try_agent(settings, trial({"directory": "calc", "grade": GRADE}))
+    assert "task 't' with scripted answers: 0 model calls, reward 1" in summary
+    with pytest.raises(UserError, match="there is no 'nowhere' in"):
+        await try_agent(settings, trial({"directory": "nowhere"}))
+    assert list((sources.parent / "workspaces").iterdir()) == []
 
 
 @pytest.mark.integration
@@ -310,3 +337,22 @@ def test_what_a_dead_runner_left_is_swept_and_a_living_runners_is_not(tmp_path: 
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
     for each in (living, new):
         each.close()
+
+
+ODD = """
+import subprocess
+os.mkdir('closed'); open('closed/file', 'w').close(); os.chmod('closed', 0)
+os.mkfifo('out'); os.symlink('out', 'loop'); open('half\\udcff', 'w').close()
+os.makedirs('/'.join(['deep'] * 600))
+for _ in range(3): os.chdir('/'.join(['deep'] * 200))
+os.makedirs('/'.join(['deeper'] * 500))
+result = {}
+"""
+
+
+async def test_files_as_odd_as_an_agent_can_make_them_change_no_reward(
+    bus: Bus, engine: ScriptedEngine, sources: Path
+) -> None:
+    spec = {"directory": "calc", "grade": {"command": ["true"]}, "artifacts": ["*"]}
+    (batch,) = await play(bus, sources, [{"workspace": spec}], ODD)
+    assert outcome(batch) == ("ok", 1.0, {"tests_passed": 1.0}, "")

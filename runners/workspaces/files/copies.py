@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from lightningbus.runners.workspaces.errors import WorkspaceFailedError
-from lightningbus.runners.workspaces.sources import copy_tree
+from lightningbus.runners.workspaces.files.sources import copy_tree
 
 CopyMethod = Literal["overlay", "reflink", "copy"]
 OVERLAY_SCRIPT = Path(__file__).with_name("overlay_script.py")

@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from lightningbus.runners.workspaces.archives import SizeLimits, unpack
 from lightningbus.runners.workspaces.errors import WorkspaceFailedError, WorkspaceRefusedError
+from lightningbus.runners.workspaces.files.archives import SizeLimits, unpack
 from lightningbus.runners.workspaces.specification import leads_out
 
 GIT_SECONDS = 300.0
@@ -104,9 +104,11 @@ def _check_out(repository: Path, commit: str, target: Path) -> None:
 
 def _git(directory: Path, *words: str) -> str | None:
     """Run git in a directory; None if it fails. Raises `WorkspaceFailedError` if it does not end, or is not there."""
+    place = directory.resolve()
+    ceiling = {"GIT_CEILING_DIRECTORIES": str(place.parent)}  # a repository that the directory lies in is not named
     try:
         done = subprocess.run(
-            ["git", *words], cwd=directory, env={**os.environ, **GIT_ENVIRONMENT}, stdin=subprocess.DEVNULL,
+            ["git", *words], cwd=place, env={**os.environ, **GIT_ENVIRONMENT, **ceiling}, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, errors="replace", timeout=GIT_SECONDS, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:

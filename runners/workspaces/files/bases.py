@@ -69,4 +69,5 @@ class BaseCache:
         for key in removed:
             del self._bases[key]
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*(asyncio.to_thread(remove_directory, unused[key].path) for key in removed))
+            paths = [unused[key].path for key in removed if unused[key].path.exists()]
+            await asyncio.gather(*(asyncio.to_thread(remove_directory, path) for path in paths))

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightningbus.runners.workspaces.copies import WorkspaceCopy
-from lightningbus.runners.workspaces.sources import GIT_ENVIRONMENT
+from lightningbus.runners.workspaces.files.copies import WorkspaceCopy
+from lightningbus.runners.workspaces.files.sources import GIT_ENVIRONMENT
 
 MAX_CHANGES = 10_000
 """Changed files that are looked at; an agent may make any number."""
@@ -76,7 +76,7 @@ def make_diff(copy: WorkspaceCopy, changes: list[Change]) -> tuple[bytes, int]:
 
 def _written(base: Path, upper: Path, place: str) -> Iterator[Change]:
     """Yield what the upper directory of an overlay says about a place; whatever it does not name is as before."""
-    for entry in os.scandir(upper / place):
+    for entry in _entries(upper / place):
         path = f"{place}{entry.name}"
         if path == REPOSITORY:
             continue
@@ -103,7 +103,7 @@ def _removed(base: Path, path: str, upper: Path | None) -> Iterator[Change]:
         if os.path.lexists(base / path):
             yield Change(path, base / path, None)
         return
-    for entry in os.scandir(base / path):
+    for entry in _entries(base / path):
         inner = f"{path}/{entry.name}"
         if entry.is_dir(follow_symlinks=False):
             yield from _removed(base, inner, upper)
@@ -114,7 +114,7 @@ def _removed(base: Path, path: str, upper: Path | None) -> Iterator[Change]:
 def _newer(base: Path, work: Path, place: str, copied_ns: int) -> Iterator[Change]:
     """Yield what may differ between two directories; the agent cannot set the time at which it changed a file."""
     befores = {entry.name: entry for entry in os.scandir(base / place)} if (base / place).is_dir() else {}
-    for entry in os.scandir(work / place):
+    for entry in _entries(work / place):
         path = f"{place}{entry.name}"
         before = befores.pop(entry.name, None)
         if path == REPOSITORY:
@@ -137,6 +137,15 @@ def _newer(base: Path, work: Path, place: str, copied_ns: int) -> Iterator[Chang
             yield from _removed(base, f"{place}{name}", None)
         else:
             yield Change(f"{place}{name}", Path(before.path), None)
+
+
+def _entries(directory: Path) -> list[os.DirEntry[str]]:
+    """List a directory; one that the agent closed, or put too deep, shows nothing."""
+    try:
+        with os.scandir(directory) as entries:
+            return list(entries)
+    except OSError:
+        return []
 
 
 def _differs(change: Change) -> bool:
