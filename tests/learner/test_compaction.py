@@ -230,7 +230,7 @@ def test_an_agent_that_compacts_learns_what_one_with_a_longer_context_does() -> 
 @pytest.mark.parametrize("answer", ["<a>", "<a> b c d e f </a> ", "</a>"], ids=["opened", "whole", "closed"])
 def test_tags_of_an_answer_cost_as_much_as_its_length(answer: str) -> None:
     def make(size: int) -> Callable[[], Any]:
-        exchanges = [Exchange(OLD, said(answer * size)), Exchange([SYSTEM, asked("on")], said("yes"))]
+        exchanges = [Exchange(OLD, assistant(answer * size)), Exchange([SYSTEM, user("on")], assistant("yes"))]
         return lambda: find_summaries(exchanges, [0, 1])
 
     assert measure_growth(make, 4096) <= MAX_GROWTH

@@ -13,15 +13,15 @@ from typer.testing import CliRunner
 
 from lightningbus.bus.client import Bus
 from lightningbus.cli.app import app
-from lightningbus.run.preflight.preflight import parse_job
+from lightningbus.run.preflight.job_checks import parse_job
 from lightningbus.run.projects.coding import CODING_AGENTS
 from lightningbus.run.projects.repairs import REPAIRS, Repair
 from lightningbus.run.settings.run_file import RunSettings, validate_settings
-from lightningbus.tasks.task_file import load_tasks
+from lightningbus.tasks.task_loading import load_tasks
 from lightningbus.tasks.task_publisher import TaskPublisher
+from tests.runners.coding_sessions import CLIS
 from tests.runners.conftest import ended, running, task
-from tests.runners.test_coding_agents import called
-from tests.runners.test_coding_clis import CLIS, DONE, SessionEngine
+from tests.runners.session_engine import SessionEngine, call
 from tests.runners.test_workspaces import BUBBLEWRAP
 
 
@@ -95,8 +95,8 @@ async def test_a_rollout_of_a_project_is_graded_in_its_sandbox(
 
 REPAIR = "sed -i s_//_/_ averages.py"
 SESSIONS = {
-    "codex": [called("exec_command", json.dumps({"cmd": REPAIR}), "call_1"), DONE],
-    "claude-code": [called("Bash", json.dumps({"command": REPAIR, "description": "mends it"}), "toolu_1"), DONE],
+    "codex": [call("exec_command", cmd=REPAIR)],
+    "claude-code": [call("Bash", command=REPAIR, description="mends it")],
 }
 
 

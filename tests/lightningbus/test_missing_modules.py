@@ -48,7 +48,7 @@ def run(code: str, *arguments: str, directory: Path, path: Path = ROOT) -> "subp
         ("bus/weights/transports", ["learner", "--model-path", "m"]),
         ("bus/weights/transports", ["auditor", "--model-path", "m"]),
         ("store/reports/counted_rewards.py", ["store"]),
-        ("run/preflight/preflight.py", ["train", "-c", "run.yaml"]),
+        ("run/preflight/job_checks.py", ["train", "-c", "run.yaml"]),
         ("bus/embedded", ["doctor"]),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],

@@ -47,14 +47,14 @@ def make_base(base: Path) -> None:
 
 def contents(directory: Path) -> dict[str, str | bytes]:
     """Files of a directory and what is in them, without those that no diff tells."""
-    found: dict[str, str | bytes] = {}
+    contents: dict[str, str | bytes] = {}
     for path in directory.rglob("*"):
         name = str(path.relative_to(directory))
         if path.is_symlink():
-            found[name] = str(path.readlink())
+            contents[name] = str(path.readlink())
         elif path.is_file() and not name.startswith(".git/"):
-            found[name] = path.read_bytes()
-    return found
+            contents[name] = path.read_bytes()
+    return contents
 
 
 @pytest.mark.parametrize("user", ["same", "nobody"])
@@ -86,8 +86,8 @@ def test_a_diff_makes_of_the_original_what_the_agent_made_of_its_copy(
         pytest.skip(f"users make no namespaces here: {done.stderr}")
     assert done.returncode == 0, done.stderr
     changes = find_changes(copy)
-    told = {change.path for change in changes}
-    assert told == {
+    paths = {change.path for change in changes}
+    assert paths == {
         "changed", "gone", "mode", "again/new", "again/other", "tree", "tree/a/b", "file", "file/in", "all/c", "link",
         "deep/er/bytes", "moved/d", "elsewhere/d", "pipe",
     }  # fmt: skip

@@ -35,7 +35,7 @@ CHECK = "import calc, json, os; json.dump(calc.answer == 42, open(os.environ['RE
 
 def daemons() -> set[int]:
     """Processes that agents left."""
-    found = set()
+    pids = set()
     for entry in PROC.iterdir():
         if entry.name.isdecimal() and is_alive(int(entry.name)):
             try:
@@ -43,8 +43,8 @@ def daemons() -> set[int]:
             except OSError:
                 continue
             if LEFT.encode() in words and b"sleep" in words[0]:
-                found.add(int(entry.name))
-    return found
+                pids.add(int(entry.name))
+    return pids
 
 
 def write_settings(folder: Path, provider: str) -> Path:

@@ -18,7 +18,7 @@ from lightningbus.runners.settings import RunnerSettings
 from lightningbus.runners.workspaces.directory import RunnerDirectory
 from lightningbus.schemas.semconv import attributes
 from lightningbus.schemas.spans import SpanBatch
-from lightningbus.tasks.task_file import TaskInput
+from lightningbus.tasks.task_loading import TaskInput
 from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.polling import HANG_SECONDS
 from tests.runners.conftest import ScriptedEngine, ended, running, task
