@@ -1,4 +1,4 @@
-"""Files of a first project with a coding agent: the program's start, repositories with bugs, hidden tests. Pure."""
+"""Files of a first project with a coding agent: the program's start, repositories with bugs, hidden tests."""
 
 import json
 from dataclasses import dataclass
