@@ -37,7 +37,7 @@ check: $(READY) ## format, lint, types, the rules which package may import which
 	$(BIN)/python -m tests.style.backticks
 
 test: $(READY) ## unit and integration tests, and the end-to-end tests of the main job
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not long and (not e2e or main_job)"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not long and (not e2e or main_job)"
 
 test-all: $(READY) ## every test but the slow ones, against real servers, vLLM and agents
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 5
