@@ -19,7 +19,7 @@ from benchmarks.results import RESULTS, fill_page, machine
 
 PAGE = Path(__file__).resolve().parents[1] / "README.md"
 TABLES = {"standard": ("learner", "make bench-learner"), "groups": ("learner_groups", "learner groups")}
-"""Of each size: the file of its figures, and the mark of its table on the page."""
+"""File of figures of each size, and the mark of its table on the page."""
 WARM_UPS = 1
 
 

@@ -212,5 +212,5 @@ GROUP_CONTENDERS = {
 
 
 def find_contenders(size: Size) -> dict[str, Any]:
-    """What makes the contenders that train on rows of a size, by name."""
+    """Return the functions that make the contenders on rows of a size, by name."""
     return GROUP_CONTENDERS if size.group_size > 1 else CONTENDERS

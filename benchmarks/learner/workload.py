@@ -31,7 +31,7 @@ class Size:
     group_size: int = 1
     """Rows that have the same prompt."""
     prompt_share: float = 1 / 3
-    """Of a row's tokens."""
+    """Share of a row's tokens that belong to its prompt."""
 
 
 SIZES = {

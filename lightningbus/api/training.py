@@ -62,7 +62,7 @@ async def atrain(
         tasks: tasks to train on: a path, a list, a DataFrame or a dataset, see `Tasks`.
         heldout: tasks the model is never trained on.
         resume: go on where the run of this name was stopped.
-        callbacks: are told of each step, evaluation and alert, and may end training, see `Callback`.
+        callbacks: objects that get each step, evaluation and alert, and may end training, see `Callback`.
         settings: the common settings by name (`max_steps`, `lr`, ...), all others in the section of a run file
             (`learner={...}`).
 

@@ -38,7 +38,7 @@ class Artifact:
 
 @dataclass
 class WorkspaceRecord:
-    """What is known about a rollout's workspace when it is thrown away."""
+    """Facts about a rollout's workspace, recorded when it is removed."""
 
     method: str
     started_ns: int = field(default_factory=time.time_ns)

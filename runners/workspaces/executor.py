@@ -44,7 +44,7 @@ MakeAgent = Callable[[AgentLauncher], AgentExecutor]
 
 
 class WorkspacePool:
-    """What the slots of a runner share: its directory, the files that workspaces begin with, and the provider."""
+    """Resources shared by a runner's slots: its directory, the files that workspaces begin with, and the provider."""
 
     def __init__(self, settings: WorkspaceSettings, sandbox_command: Sequence[str]) -> None:
         self.settings, self._sandbox_command = settings, sandbox_command
@@ -116,7 +116,7 @@ class WorkspaceExecutor(AgentExecutor):
         self._pool, self._launcher, self._make_agent = pool, launcher, make_agent
         pool.join()
         self._exits = contextlib.AsyncExitStack()
-        """What the present rollout holds: its base, its workspace, its agent."""
+        """Resources of the present rollout: its base, its workspace, its agent."""
         self._workspace: Workspace | None = None
         self._agent: AgentExecutor | None = None
         self._spec = WorkspaceSpec()

@@ -18,7 +18,7 @@ from tests.store.conftest import prepared
 
 
 class Notes(Callback):
-    """Notes what it is told, and wants to end after some step."""
+    """Notes what is reported, and wants to end after some step."""
 
     def __init__(self, last: int = 100) -> None:
         self.seen: list[Any] = []
@@ -44,7 +44,7 @@ class Fails(Callback):
 
 
 @pytest.mark.integration
-async def test_each_event_of_this_start_is_told_once_in_order(tmp_path: Path) -> None:
+async def test_each_event_of_this_start_is_reported_once_in_order(tmp_path: Path) -> None:
     events = list(seed_store.run("first", steps=5))
     steps = [event for event in events if type(event).__name__ == "TrainingStep"]
     alert = fleet.Alert(role="runner", reason="no runner is there", fired_at_ns=seed_store.START_NS + 1)
@@ -53,22 +53,22 @@ async def test_each_event_of_this_start_is_told_once_in_order(tmp_path: Path) ->
         notes = Notes(last=4)
         caller = CallbackCaller([notes], "first")
         await caller.begin(store.sql)
-        await caller.tell_new(store.sql)
+        await caller.report_new(store.sql)
         assert notes.seen == [], "an earlier start was not left out"
         ended = fleet.Alert(
             role="runner", reason="no runner is there", resolved=True, fired_at_ns=alert.fired_at_ns + 1
         )
         seed_store.insert(store.sql, [*steps[2:4], ended], first=100)
-        await caller.tell_new(store.sql)
-        await caller.tell_evaluation(evaluation("greedy", 4, 0.5))
-        await caller.tell_new(store.sql)
+        await caller.report_new(store.sql)
+        await caller.report_evaluation(evaluation("greedy", 4, 0.5))
+        await caller.report_new(store.sql)
         assert notes.seen == [("policy", 3), ("policy", 4), ("runner", "no runner is there", True), 4]
         await caller.wait_stopped()
         assert caller.stop_reason == "Notes.on_step: step 4 is enough"
         with pytest.raises(
             UserError, match=r"callback Fails\.on_step failed: KeyError: 'no_such_metric' \(.*line \d+\)"
         ):
-            await CallbackCaller([Fails()], "first").tell_new(store.sql)
+            await CallbackCaller([Fails()], "first").report_new(store.sql)
 
 
 @pytest.mark.parametrize(

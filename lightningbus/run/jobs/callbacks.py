@@ -1,4 +1,4 @@
-"""Callbacks of a training job: they are told of steps, evaluations and alerts, and may end training."""
+"""Callbacks of a training job: they get its steps, evaluations and alerts, and may end training."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -61,10 +61,10 @@ class Callback:
     """
 
     def on_step(self, step: Step) -> str | None:
-        """Take a step that has been made since this start, in the order of steps."""
+        """Take a step of this start, in the order of steps."""
 
     def on_evaluation(self, evaluation: Evaluation) -> str | None:
-        """Take the held-out rewards of a version as soon as they are there."""
+        """Take the held-out rewards of a version once its evaluation has ended."""
 
     def on_alert(self, alert: Alert) -> str | None:
         """Take an alert that was raised, or has ended, since this start."""
@@ -75,7 +75,7 @@ class CallbackCaller:
 
     def __init__(self, callbacks: Sequence[Callback], run: str) -> None:
         self._callbacks, self._run = callbacks, run
-        self._told_steps: dict[str, int] = {}
+        self._last_steps: dict[str, int] = {}
         self._last_alert_ns = 0
         self._thread = ThreadPoolExecutor(1, "callbacks")
         self._stopped = asyncio.Event()
@@ -92,49 +92,47 @@ class CallbackCaller:
         await self._stopped.wait()
 
     async def begin(self, client: Client) -> None:
-        """Leave out what was there before this start."""
+        """Leave out the steps and alerts before this start."""
         if self._callbacks:
             for step in await self._read_steps(client):
-                self._told_steps[step.model] = step.step
+                self._last_steps[step.model] = step.step
             ((self._last_alert_ns,),) = (await asyncio.to_thread(client.query, NEWEST_ALERT)).result_rows
 
     async def follow(self, client: Client) -> None:
-        """Tell steps and alerts for ever; a store that is away is asked again. Raise `UserError` as `tell_new`."""
+        """Report steps and alerts for ever; a store that is away is asked again. Raise `UserError` as `report_new`."""
         while True:
             with suppress(ClickHouseError):  # the store is being started again
-                await self.tell_new(client)
+                await self.report_new(client)
             await asyncio.sleep(POLL_SECONDS)
 
-    async def tell_new(self, client: Client) -> None:
-        """Tell the steps and alerts that are new in the store; raise `UserError` if a callback fails."""
+    async def report_new(self, client: Client) -> None:
+        """Report the steps and alerts that are new in the store; raise `UserError` if a callback fails."""
         if not self._callbacks:
             return
         for step in await self._read_steps(client):
-            if step.step > self._told_steps.get(step.model, 0):
-                self._told_steps[step.model] = step.step
-                await self._tell("on_step", step)
+            if step.step > self._last_steps.get(step.model, 0):
+                self._last_steps[step.model] = step.step
+                await self._call("on_step", step)
         rows = (await asyncio.to_thread(client.query, ALERTS, {"after": self._last_alert_ns})).result_rows
         for role, reason, is_resolved, fired_at, fired_at_ns in rows:
             self._last_alert_ns = fired_at_ns
-            await self._tell("on_alert", Alert(role, reason, is_resolved, fired_at))
+            await self._call("on_alert", Alert(role, reason, is_resolved, fired_at))
 
-    async def tell_evaluation(self, evaluation: Evaluation) -> None:
-        """Tell an evaluation; raise `UserError` if a callback fails."""
-        await self._tell("on_evaluation", evaluation)
+    async def report_evaluation(self, evaluation: Evaluation) -> None:
+        """Report an evaluation; raise `UserError` if a callback fails."""
+        await self._call("on_evaluation", evaluation)
 
     async def _read_steps(self, client: Client) -> list[Step]:
-        parameters = {"run_id": self._run, "after": min(self._told_steps.values(), default=0)}
+        parameters = {"run_id": self._run, "after": min(self._last_steps.values(), default=0)}
         rows = (await asyncio.to_thread(client.query, STEPS, parameters)).result_rows
         return [Step(model, step, version, at, MappingProxyType(metrics)) for model, step, version, at, metrics in rows]
 
-    async def _tell(self, method: str, event: Any) -> None:
+    async def _call(self, method: str, event: Any) -> None:
         for callback in self._callbacks:
             name, function = f"{type(callback).__name__}.{method}", getattr(callback, method)
             try:
                 reason = await asyncio.get_running_loop().run_in_executor(self._thread, function, event)
             except Exception as error:  # code of the user's
-                raise UserError(
-                    f"callback {name} failed: {describe_error(error, getattr(callback, method))}"
-                ) from error
+                raise UserError(f"callback {name} failed: {describe_error(error, function)}") from error
             if reason:
                 self.stop(f"{name}: {reason}")

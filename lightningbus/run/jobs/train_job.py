@@ -157,7 +157,7 @@ class _Training:
         await self._evaluate_newest()
         async with self._phase("counting", "counting"):
             await self._wait_until_stored()
-            await self._callbacks.tell_new(self._client)
+            await self._callbacks.report_new(self._client)
             await asyncio.to_thread(results.count, self._client)
             await self._draw()
             await self._write_prompts()
@@ -261,7 +261,7 @@ class _Training:
         patience = self._heldout.patience
         if patience is not None and has_stopped_improving(self._results.evaluations, patience):
             self._callbacks.stop(f"no higher held-out reward in {patience} evaluations (eval.patience)")
-        await self._callbacks.tell_evaluation(evaluation)
+        await self._callbacks.report_evaluation(evaluation)
         what = format_label(evaluation.versions)
         self._stack.view.set_note(f"{evaluation.label}, {what}: {evaluation.format_mean()}")
         if evaluation.failures:  # the same will happen in training

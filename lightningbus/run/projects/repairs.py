@@ -14,7 +14,7 @@ class Repair:
     line: str
     """A part of one of its lines."""
     bug: str
-    """What stands there instead."""
+    """Wrong text in its place."""
     tests: str
 
     @property
@@ -73,8 +73,8 @@ REPAIRS = (
         "entries=()):\n        self.entries = list(entries)",
         "entries=[]):\n        self.entries = entries",
         "from history import History\n\ndef test_apart():\n    first, second = History(), History()\n    first.add(1)\n"
-        "    assert (first.entries, second.entries) == ([1], [])\n\ndef test_given():\n    given = [1]\n"
-        "    History(given).add(2)\n    assert given == [1]\n",
+        "    assert (first.entries, second.entries) == ([1], [])\n\ndef test_argument():\n    argument = [1]\n"
+        "    History(argument).add(2)\n    assert argument == [1]\n",
     ),
     Repair(
         "leap",

@@ -1,4 +1,4 @@
-"""What an agent changed in its workspace, and the diff of it."""
+"""Changes that an agent made in its workspace, and their diff."""
 
 import filecmp
 import itertools
