@@ -1,8 +1,8 @@
 """The part of a streamed message that an agent has, and that no end of the message changes. Pure.
 
 Space waits for what follows it, because parsers drop it in different ways. A call begins once its id, its name and the
-first of its arguments have come, and grows as far as its arguments are `JsonPrefix`'s. All else comes with the message's
-end, as the engine's parsers read the whole text.
+first of its arguments have come, and grows as far as its arguments are certain (`JsonPrefix`). All else comes with the
+end of the message, as the engine's parsers read the whole text.
 """
 
 from collections.abc import Collection, Iterator
