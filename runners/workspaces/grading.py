@@ -17,7 +17,7 @@ from lightningbus.runners.workspaces.errors import WorkspaceFailedError
 from lightningbus.runners.workspaces.providers import RESULT, Workspace
 from lightningbus.runners.workspaces.specification import GradeSpec
 
-PASSED, APPLIES = "tests_passed", "patch_applies"
+PASSED = "tests_passed"
 PATCH_COMMAND = ["git", "apply", "--whitespace=nowarn", "-"]
 PATCH_SECONDS = 60.0
 MAX_RESULT_BYTES = 1024 * 1024
