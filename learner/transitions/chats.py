@@ -28,7 +28,7 @@ class ChatTemplate:
         """Load those of a model's directory; raise ValueError if it has no template."""
         from transformers import AutoTokenizer, GenerationConfig
 
-        tokenizer = AutoTokenizer.from_pretrained(model_path)
+        tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
         if not tokenizer.chat_template:
             raise ValueError(f"{model_path} has no chat template: chats need the tokenizer of a chat model")
 

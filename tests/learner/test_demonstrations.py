@@ -68,7 +68,7 @@ def test_a_template_without_an_end_token_gets_one() -> None:
 
 
 def test_answers_of_weight_0_are_context() -> None:
-    messages = [dict(each) for each in LINES[1]]
+    messages: list[Any] = [dict(each) for each in LINES[1]]
     messages[2]["weight"] = 0
     (call,) = build_chat(messages, None, TEMPLATE)
     assert text_of(call.response_ids) == "3!~"
