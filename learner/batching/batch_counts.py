@@ -55,6 +55,15 @@ def count_rollout(built: BuiltRollout, settings: LearnerSettings, detokenize: De
     return counts
 
 
+def count_scored(sequences: Sequence[TrainSequence]) -> int:
+    """Count the trained tokens that a teacher has scored."""
+    return sum(
+        int((sequence.trained & np.isfinite(sequence.teacher_logprobs)).sum())
+        for sequence in sequences
+        if sequence.teacher_logprobs is not None
+    )
+
+
 def _expand_own(rollout: Rollout, settings: LearnerSettings) -> list[ModelCall]:
     return [call for call in expand_calls(rollout.calls) if call.model == settings.model]
 

@@ -16,6 +16,7 @@ from lightningbus.learner.publishing.weight_files import WEIGHTS, write_weights
 from lightningbus.learner.rollouts.assembler import Rollout
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.own_function import OwnFunctionError
+from lightningbus.learner.teacher.score_file import add_recorded_scores
 from lightningbus.learner.trainer import Trainer
 from lightningbus.learner.transitions.prefix_tree import find_parents
 from lightningbus.learner.transitions.transitions import build_transitions
@@ -126,8 +127,13 @@ def _batch(history: RunHistory, step: RecordedStep, settings: LearnerSettings) -
     except ValueError as error:
         raise UserError(str(error)) from error
     groups, quarantined = history.groups(step), history.quarantined(step)
+    if settings.teacher is not None:
+        try:
+            add_recorded_scores(groups, settings.checkpoint_dir)
+        except FileNotFoundError as error:
+            raise UserError(f"step {step.number} was taught, and {error}") from error
     try:
-        return builder.build(groups, step.version - 1, quarantined)
+        return builder.build(groups, step.version - 1, quarantined, step.number - 1)
     except ValueError as error:  # raised by a credit function or an estimator, as in the learner
         raise UserError(str(error)) from error
 

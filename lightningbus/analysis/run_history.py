@@ -27,6 +27,7 @@ SELECT step, version, settings, batch_sha256, metrics FROM training_steps
 WHERE run_id = {run_id:String} AND model = {model:String} AND step BETWEEN {first:UInt32} AND {last:UInt32}
 ORDER BY step
 """
+LAST_STEP = "SELECT max(step) FROM training_steps WHERE run_id = {run_id:String} AND model = {model:String}"
 USES = """
 SELECT rollout_id, execution_id, task_id FROM training_rollouts
 WHERE run_id = {run_id:String} AND model = {model:String} AND step = {step:UInt32} AND batch_index >= 0
@@ -145,12 +146,31 @@ class RunHistory:
 
         Only calls of the model are kept.
         """
-        executions = [row["execution_id"] for row in self._rows(BEST_ROLLOUTS, most=per_task, least=min_reward)]
+        rows = self._rows(BEST_ROLLOUTS, most=per_task, least=min_reward)
+        return self._rollouts_of_model([row["execution_id"] for row in rows])
+
+    def query_rollouts(self, query: str) -> list[Rollout]:
+        """Load the rollouts that a query names by its column ``execution_id``, in its order, as `best_rollouts`.
+
+        Raise `UserError` for a query without that column.
+        """
+        result = self._sql.query(query)
+        if "execution_id" not in result.column_names:
+            raise UserError("--query: select the column execution_id of `rollouts`, which names what is taken")
+        place = result.column_names.index("execution_id")
+        return self._rollouts_of_model(list(dict.fromkeys(str(row[place]) for row in result.result_rows)))
+
+    def last_settings(self) -> LearnerSettings:
+        """Load the settings of the newest training step."""
+        ((number,),) = self._sql.query(LAST_STEP, parameters={"run_id": self._run, "model": self._model}).result_rows
+        return self.steps(number, number)[0].settings
+
+    def _rollouts_of_model(self, executions: Sequence[str]) -> list[Rollout]:
         rollouts = {rollout.execution_id: rollout for rollout in self.rollouts(executions, None)}
-        best = [rollouts[execution] for execution in executions]
+        rollouts_of_model = [rollouts[execution] for execution in executions if execution in rollouts]
         return [
             replace(rollout, calls=tuple(call for call in rollout.calls if call.model == self._model))
-            for rollout in best
+            for rollout in rollouts_of_model
         ]
 
     def rollouts(self, executions: Sequence[str], settings: LearnerSettings | None) -> Iterator[Rollout]:

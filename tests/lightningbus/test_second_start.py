@@ -141,6 +141,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "rollouts tail": ("-n", "1"),
     "rollouts export": ("best.jsonl",),
     "steps replay": ("--step", "1"),
+    "sft": (),
     "weights list": (),
     "weights show": ("0",),
     "weights export": ("there",),

@@ -213,13 +213,14 @@ async def up(settings: RunSettings) -> None:
             start_stack(directory, settings.bus, title, settings.policies) as stack,
             stack.trackers(settings, settings.all_learners),
         ):
-            await _run(stack, settings, stop)
+            await run_roles(stack, settings, stop)
     if settings.all_learners:
         for command in directory.list_export_commands():
             console().print(f"export the model: {command}", highlight=False, soft_wrap=True)
 
 
-async def _run(stack: LocalStack, settings: RunSettings, stop: asyncio.Event) -> None:
+async def run_roles(stack: LocalStack, settings: RunSettings, stop: asyncio.Event) -> None:
+    """Run every role of a run file until ``stop`` is set, or until the learners have made their last step."""
     for child in child_specs(settings, stack.directory.path):
         await stack.supervisor.start(child)
     if settings.store is not None:

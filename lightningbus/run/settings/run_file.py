@@ -132,6 +132,13 @@ class RunSettings(BaseModel):
             raise ValueError(f"two learners train model {twice!r}: give each of `learners` a model of its own")
         known = {*models, *(node.model for node in self.inference), self.main_model}
         known.update(name for runner in self.runners for name in runner.endpoints)
+        for learner in self.all_learners:
+            teacher = learner.teacher.model if learner.teacher is not None else None
+            if teacher is not None and self.inference and teacher not in {node.model for node in self.inference}:
+                raise ValueError(
+                    f"teacher.model of model {learner.model!r}: no inference node here serves {teacher!r}; give one "
+                    "with this `model` and `frozen: true`, or teacher.url"
+                )
         for role, model in self.role_models.items():
             if model not in known and self.inference:
                 raise ValueError(
