@@ -7,6 +7,7 @@ READY_STATES = {
     "store": {"inserting"},
     "learner": {"waiting", "training"},
     "inference": {"ready"},
+    "grader": {"grading"},
     "auditor": {"auditing"},
 }
 """The states in which a role does its work, as its heartbeats call them."""
@@ -14,6 +15,7 @@ STATE_REASONS = {
     ("inference", "starting"): "its engine has not started yet",
     ("inference", "awaiting_weights"): "it holds no verified weight version yet",
     ("inference", "suspect"): "it fails the audit, and its engine is stopped",
+    ("grader", "starting"): "its functions are not loaded yet",
     ("auditor", "starting"): "its model is not made yet",
     ("inference", "canary"): "it tries a version before it is approved",
     ("learner", "starting"): "its trainer is not made yet",

@@ -321,8 +321,9 @@ HEARTBEATS = ("lb.heartbeat.store.evil", "lb.heartbeat.learner.evil", "lb.heartb
 MAY_NOT_SAY = {
     "runner": (
         *PROMPTS, *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASKS, *STEPS, *ALERTS, *NODES, *HEARTBEATS[:2],
-        "lb.dlq.TRAIN_ROLLOUTS", *DECISIONS, *LOOKING_BACK, *VERDICTS, *AUDITS,
-        f"{API}.DIRECT.GET.WEIGHTS.lb.weights.version.policy", f"{API}.DIRECT.GET.OBJ_weights",
+        "lb.dlq.TRAIN_ROLLOUTS", *DECISIONS, *LOOKING_BACK, *VERDICTS, *AUDITS, "lb.event.rollout_graded",
+        f"{API}.CONSUMER.MSG.NEXT.GRADING.graders", f"{API}.DIRECT.GET.WEIGHTS.lb.weights.version.policy",
+        f"{API}.DIRECT.GET.OBJ_weights",
     ),
     "store": (
         *PROMPTS, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *TASK_RECORDS, *STEPS, *NODES,
@@ -339,6 +340,10 @@ MAY_NOT_SAY = {
     "auditor": (
         *PROMPTS, *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *TASK_RECORDS, *STEPS, *NODES,
         *HEARTBEATS, "lb.weights.swap_lock.policy", "lb.dlq.TASKS",
+    ),
+    "grader": (
+        *PROMPTS, *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *TASKS, *TASK_RECORDS, *STEPS, *ALERTS, *NODES,
+        *HEARTBEATS, *DECISIONS, *LOOKING_BACK, *VERDICTS, *AUDITS, "lb.grading.train", "lb.dlq.TASKS",
     ),
     "client": (
         *PROMPTS, *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *STEPS, *ALERTS, *NODES, *HEARTBEATS,
@@ -375,6 +380,7 @@ MAY_HEAR = {
         BEATS_OF_NODES,
     },
     "auditor": {"lb.rollout.train", BEATS_OF_NODES},
+    "grader": set(),
     "store": {"lb.heartbeat.*.*", BEATS_OF_NODES},
     "client": {"lb.heartbeat.*.*", BEATS_OF_NODES, "lb.rollout.train"},
 }
