@@ -37,6 +37,7 @@ from lightningbus.bus.security.users import create_users
 from lightningbus.bus.streams.specs import (
     BUCKET,
     DEFAULT_POLICIES,
+    GRADERS,
     STORE_CONSUMERS,
     STORE_DLQ,
     STORE_EVENTS,
@@ -61,6 +62,7 @@ from lightningbus.schemas import subjects
 from lightningbus.schemas.audits.events import AuditVerdict, RolloutAudit
 from lightningbus.schemas.codec import decode, encode
 from lightningbus.schemas.fleet import Alert, Heartbeat
+from lightningbus.schemas.grading import GradingRequest, RolloutGraded
 from lightningbus.schemas.prompts import PromptCanary, PromptReleaseState, PromptVersion, digest_of
 from lightningbus.schemas.tasks import Task, TaskBatchRecord
 from lightningbus.schemas.training import DispatchMark
@@ -220,6 +222,19 @@ async def test_each_role_does_its_work_and_is_denied_nothing(
         )  # fmt: skip
         alert = Alert(role="learner", reason="the bus lost messages", fired_at_ns=1)
         await learner.publish(subjects.ALERT, alert, msg_id="alert")
+        grader, grading = roles["grader"], GradingRequest(ending=batch)
+        await runner.publish(subjects.grading("train"), grading, msg_id="grading")
+        assert await grader.get_ack_wait(GRADERS) == GRADERS.ack_wait
+        assert (await take_next(grader, GRADERS)).event() == grading
+        await grader.publish(subjects.rollout("train"), batch, msg_id="end")
+        grade = RolloutGraded(
+            run_id="r", task_id="good", rollout_id="good.0", execution_id="e", grading="live", graders_sha256="",
+            started_at_ns=1, graded_at_ns=1,
+        )  # fmt: skip
+        await grader.publish(subjects.ROLLOUT_GRADED, grade, msg_id="graded")
+        await exits.enter_async_context(grader.heartbeat("grader", "one", lambda: {"state": "grading"}))
+        await exits.enter_async_context(grader.fleet("grader"))
+        assert (await store.backlog(GRADERS)).num_pending == 0
 
         ((number, letter),) = [each async for each in DeadLetterQueue(client).list_letters()]
         assert letter.reason == "nobody could use it" and (await DeadLetterQueue(client).get(number)) == letter

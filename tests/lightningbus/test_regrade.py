@@ -141,6 +141,7 @@ async def test_stored_rollouts_get_new_rewards_and_keep_the_old(
     assert {row["grading"]: row["failed"] for row in json.loads(output)} == {"j": 0, "other": SAMPLES}
 
 
+@pytest.mark.integration
 @pytest.mark.long
 async def test_an_ended_run_is_graded_again_and_a_step_is_made_of_the_new_rewards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
