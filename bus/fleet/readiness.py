@@ -15,7 +15,6 @@ STATE_REASONS = {
     ("inference", "starting"): "its engine has not started yet",
     ("inference", "awaiting_weights"): "it holds no verified weight version yet",
     ("inference", "suspect"): "it fails the audit, and its engine is stopped",
-    ("grader", "starting"): "its functions are not loaded yet",
     ("auditor", "starting"): "its model is not made yet",
     ("inference", "canary"): "it tries a version before it is approved",
     ("learner", "starting"): "its trainer is not made yet",

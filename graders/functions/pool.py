@@ -77,7 +77,7 @@ class FunctionPool:
 
     async def _start_one(self) -> Process:
         process = await spawn(
-            self._python, "-P", str(WORKER_SCRIPT), self._path,
+            self._python, str(WORKER_SCRIPT), self._path,
             stdin=PIPE, stdout=PIPE, stderr=None if sys.stderr is not None else DEVNULL, cwd=self._working_dir,
         )  # fmt: skip
         self._running.add(process)

@@ -18,7 +18,7 @@ WITH_ROLLOUT = 3
 
 def load(path: str) -> Callable[..., Any]:
     """Import ``module:function`` from the working directory."""
-    sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    sys.path[0] = os.getcwd()  # noqa: PTH109 - in place of this script's own directory
     module, _, name = path.partition(":")
     function = getattr(importlib.import_module(module), name)
     if not callable(function):

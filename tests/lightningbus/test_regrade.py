@@ -28,6 +28,7 @@ from lightningbus.schemas.training import RolloutDisposition, TrainingStep
 from lightningbus.tasks.task_publisher import build_producer_span
 from tests.factories import SECOND_NS, START_NS, batches, model_call
 from tests.graders.endpoint import judging, score_of
+from tests.learner.conftest import tiny_model
 from tests.polling import until
 from tests.store.conftest import Start, client
 from tests.store.conftest import start_store as start_store
@@ -148,6 +149,7 @@ async def test_an_ended_run_is_graded_again_and_a_step_is_made_of_the_new_reward
 ) -> None:
     """Equal rewards, by another sum, give the same digest; a rollout without a grade is named."""
     monkeypatch.chdir(tmp_path)
+    tiny_model(tmp_path / "model")
     directory = RunDirectory(Path("runs/small")).create()
     async with nats_server(directory.path / "bus") as server, Bus.connect(server.url, "test") as bus:
         await bus.provision()
@@ -161,6 +163,7 @@ async def test_an_ended_run_is_graded_again_and_a_step_is_made_of_the_new_reward
     digests = {}
     for grading in ("", "same", "opposite"):
         _, output = await command(*replay, *(["--grading", grading] if grading else []))
+        assert "[" in output, output
         digests[grading] = json.loads(output[output.index("[") :])[0]["batch_sha256"]
     assert digests[""] == digests["same"] != digests["opposite"]
     code, output = await command(*replay, "--grading", "none")
