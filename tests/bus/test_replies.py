@@ -57,7 +57,8 @@ BODIES: dict[str, tuple[bytes, ...]] = {
     "RESET": (b'{"seq": 1}',),
 }
 WORDS = (
-    "lb.task.train.calc", "lb.grading.train", "lb.rollout.train", "lb.rollout.eval", "lb.event.training_step", "lb.alert",
+    "lb.task.train.calc", "lb.grading.train",
+    "lb.rollout.train", "lb.rollout.eval", "lb.event.training_step", "lb.alert",
     "lb.weights.version.policy", "lb.weights.version.checker", "lb.weights.activated.node", "lb.weights.release.policy",
     "lb.weights.swap_lock.policy", "lb.dlq.TASKS",
     "lb.prompts.version.solver", "lb.prompts.release.solver", "lb.dispatch.run",
