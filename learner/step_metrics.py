@@ -27,6 +27,9 @@ STEP_METRICS: tuple[StepMetric, ...] = (
     StepMetric("reward/std", "reward", "Standard deviation of the reward over rollouts that have one."),
     StepMetric("rewards/ignored", "calls", "Calls with a reward of their own that the credit method does not use."),
     StepMetric("overlong/penalty", "reward", "Mean penalty for long answers that is added to the reward, 0 at most."),
+    StepMetric(
+        "groups/without_signal", "groups", "Groups whose rollouts all have advantage 0, as where all rewards are equal."
+    ),
     StepMetric("rollouts", "rollouts", "Rollouts in the groups of the step."),
     StepMetric("rollouts/trained", "rollouts", "Rollouts that were trained on."),
     StepMetric("sequences", "sequences", "Token sequences that were trained on."),

@@ -10,8 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningbus.learner.batching.advantages import Estimator
-from lightningbus.learner.batching.batch_counts import compute_metrics, count_rollout, count_scored
+from lightningbus.learner.batching.advantages import GAE, Estimator, drop_error
+from lightningbus.learner.batching.batch_counts import (
+    WITHOUT_SIGNAL,
+    compute_metrics,
+    count_rollout,
+    count_scored,
+    count_without_signal,
+)
 from lightningbus.learner.batching.built_rollout import BuiltRollout, RolloutBuilder
 from lightningbus.learner.batching.credit import Episode, needs_windows, resolve_credit_fn
 from lightningbus.learner.batching.demonstrations import Demonstrations, list_calls
@@ -113,7 +119,8 @@ class BatchBuilder:
             for rollout in rollouts
         ]
         shaped = [
-            None if reward is None else reward + penalty for reward, penalty in zip(rewards, penalties, strict=True)
+            None if reward is None else drop_error(reward + penalty)
+            for reward, penalty in zip(rewards, penalties, strict=True)
         ]
         built = [
             self._rollout_builder.build(rollout, reward, credit, version, quarantined.get(rollout.id, ""))
@@ -129,6 +136,8 @@ class BatchBuilder:
                 counts.update(count_rollout(each, self._settings, self._detokenize))
         if self._settings.algorithm.overlong_buffer is not None:
             batch.metrics["overlong/penalty"] = float(np.mean(penalties)) if penalties else 0.0
+        if self._settings.algorithm.adv_estimator != GAE:  # whose advantages come from the critic
+            batch.metrics[WITHOUT_SIGNAL] = float(count_without_signal(built))
         batch.metrics.update(compute_metrics(counts, batch.dispositions, batch.sequences, version))
         if self._settings.teacher is not None:
             batch.metrics["tokens/scored"] = float(count_scored(batch.sequences))

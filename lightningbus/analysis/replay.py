@@ -26,10 +26,13 @@ from lightningbus.schemas.trajectory.prefix_encoding import expand_calls
 
 
 def replay_step(
-    client: Client, run: str | None, model: str | None, number: int, checkpoints: Path | None
+    client: Client, run: str | None, model: str | None, number: int, checkpoints: Path | None, grading: str = ""
 ) -> dict[str, Any]:
-    """Repeat a step and compare: its batch and, from the checkpoint before it, its loss."""
-    history = RunHistory.open(client, run, model)
+    """Repeat a step and compare: its batch and, from the checkpoint before it, its loss.
+
+    ``grading``: the grading whose rewards count; empty: those that rollouts ended with.
+    """
+    history = RunHistory.open(client, run, model, grading)
     (step,) = history.steps(number, number)
     batch = _batch(history, step, step.settings)
     batch_sha256 = batch.compute_sha256()
@@ -67,9 +70,13 @@ def train_offline(
     changes: dict[str, Any],
     out: Path,
     on_step: Callable[[], None],
+    grading: str = "",
 ) -> list[tuple[int, float, int, float]]:
-    """Train on the batches of steps, in order, from the first model; (step, reward, tokens, loss) of each."""
-    history = RunHistory.open(client, run, model)
+    """Train on the batches of steps, in order, from the first model; (step, reward, tokens, loss) of each.
+
+    ``grading`` as for `replay_step`.
+    """
+    history = RunHistory.open(client, run, model, grading)
     recorded = history.steps(*steps)
     settings = validate_settings(LearnerSettings, {**recorded[0].settings.model_dump(), **changes}, "settings")
     trainer = _make_trainer(settings)

@@ -19,7 +19,7 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.run_data.agent_spans import AGENT_SPANS
 from lightningbus.run.settings.run_file import validate_settings
 from lightningbus.schemas.spans import ModelCall, Span, VersionSpan
-from lightningbus.schemas.trajectory.attempt_selection import Resolution
+from lightningbus.schemas.trajectory.attempt_selection import GRADED_OUTCOMES, Resolution
 
 TRAINED = "SELECT DISTINCT run_id, model FROM training_steps ORDER BY run_id, model"
 STEPS = """
@@ -42,6 +42,10 @@ ATTEMPTS = """
 SELECT rollout_id, task_id, sample_index, group_size, attempt, execution_id, outcome, resolution, reward, rewards,
     reward_span FROM attempts
 WHERE run_id = {run_id:String} AND execution_id IN {executions:Array(String)}
+"""
+GRADES = """
+SELECT execution_id, reward, rewards FROM grades
+WHERE run_id = {run_id:String} AND grading = {grading:String} AND execution_id IN {executions:Array(String)}
 """
 CALLS = """
 SELECT c.execution_id AS execution_id, call, c.role AS role, c.model AS model, c.node AS node,
@@ -91,16 +95,20 @@ class RecordedStep:
 class RunHistory:
     """Records of one model's training in one run, read from ClickHouse; calls block."""
 
-    def __init__(self, sql: Client, run: str, model: str) -> None:
-        self._sql, self._run, self._model = sql, run, model
+    def __init__(self, sql: Client, run: str, model: str, grading: str = "") -> None:
+        """Prepare to read; ``grading``: the grading whose rewards count; empty: those that rollouts ended with."""
+        self._sql, self._run, self._model, self._grading = sql, run, model, grading
 
     @classmethod
-    def open(cls, sql: Client, run: str | None, model: str | None = None) -> "RunHistory":
-        """Open the history of a model in a run; None: the only one there is. Raise `UserError` if it is ambiguous."""
+    def open(cls, sql: Client, run: str | None, model: str | None = None, grading: str = "") -> "RunHistory":
+        """Open the history of a model in a run; None: the only one there is. Raise `UserError` if it is ambiguous.
+
+        ``grading`` as for `RunHistory`.
+        """
         rows = sql.query(TRAINED).result_rows
         name = _choose("run", run, list(dict.fromkeys(row[0] for row in rows)), "runs with training steps")
         models = [row[1] for row in rows if row[0] == name]
-        return cls(sql, name, _choose("model", model, models, f"models that run {name!r} trained"))
+        return cls(sql, name, _choose("model", model, models, f"models that run {name!r} trained"), grading)
 
     def steps(self, first: int, last: int) -> list[RecordedStep]:
         """Load training steps in order; raise `UserError` if one of them is not on record."""
@@ -181,8 +189,17 @@ class RunHistory:
             spans.setdefault(row["execution_id"], []).append(_call_span(row))
         for row in self._rows(SPANS, executions=list(executions)):
             spans.setdefault(row["execution_id"], []).append(_span(row))
+        grades = self._load_grades(executions)
         for row in self._rows(ATTEMPTS, executions=list(executions)):
+            if self._grading:
+                row = regrade_row(row, grades.get(row["execution_id"]), self._grading)
             yield _rollout(row, spans.get(row["execution_id"], []), rules, reward)
+
+    def _load_grades(self, executions: Sequence[str]) -> dict[str, QueryRow]:
+        if not self._grading:
+            return {}
+        rows = self._rows(GRADES, executions=list(executions), grading=self._grading)
+        return {row["execution_id"]: row for row in rows}
 
     def _rows(self, sql: str, **parameters: Any) -> list[QueryRow]:
         return list(
@@ -198,6 +215,19 @@ def _choose(option: str, name: str | None, names: Sequence[str], what: str) -> s
     if name is not None and (hint := suggest_name(name, names)):
         raise UserError(f"--{option}: {name!r} is none of the {what}; {hint}")
     raise UserError(f"--{option}: name one of the {what}: {', '.join(names) or 'there is none yet'}")
+
+
+def regrade_row(row: QueryRow, grade: QueryRow | None, grading: str) -> QueryRow:
+    """Return an attempt with the rewards of a grading; raise `UserError` if it deserves a grade and has none. Pure."""
+    if row["outcome"] not in GRADED_OUTCOMES:
+        return row
+    if grade is None:
+        raise UserError(
+            f"--grading: rollout {row['rollout_id']} has no grade of {grading!r}: `lightningbus regrade` gives it one"
+        )
+    rewards = {**row["rewards"], **grade["rewards"]}
+    outcome = "ok" if grade["reward"] is not None else "grading_failed"
+    return {**row, "outcome": outcome, "reward": grade["reward"], "rewards": rewards}
 
 
 def _rollout(row: QueryRow, spans: Sequence[Span], rules: Sequence[AirRule], reward: str) -> Rollout:

@@ -28,6 +28,7 @@ COMMANDS = (
     Command("query", RESULTS, "Run SQL on all recorded data.", "lightningbus query 'SELECT count() FROM rollouts'"),
     Command("rollouts", RESULTS, "Read a rollout, follow them, export the best.", "lightningbus rollouts tail -n 10"),
     Command("steps", RESULTS, "Repeat a training step.", "lightningbus steps replay --step 3"),
+    Command("regrade", RESULTS, "Give stored rollouts new rewards.", "lightningbus regrade grader.yaml --name strict"),
     Command("audit", RESULTS, "Show the auditor's findings.", "lightningbus audit"),
     Command("publish", MANAGE, "Publish the tasks of a file.", "lightningbus publish tasks.jsonl --samples 8"),
     Command("weights", MANAGE, "List, pin and revoke weight versions.", "lightningbus weights list"),
@@ -39,6 +40,7 @@ COMMANDS = (
     Command("inference", ROLES, "Run vLLM behind a gateway.", "lightningbus inference --model-path models/M", True),
     Command("learner", ROLES, "Train on finished rollouts.", "lightningbus learner --settings learner.yaml", True),
     Command("runner", ROLES, "Run an agent on tasks of the bus.", "lightningbus runner --entrypoint agent:solve", True),
+    Command("grader", ROLES, "Give rollouts their rewards.", "lightningbus grader --settings grader.yaml", True),
     Command("auditor", ROLES, "Recompute sampled probabilities.", "lightningbus auditor --model-path models/M", True),
 )  # fmt: skip
 """Every command, by section in the order of `--help`. Its module is imported when it is called."""

@@ -125,6 +125,18 @@ def resolve_rewards(answer: Mapping[str, Any], spans: Iterable[Span], default: f
     return Rewards(named[main], named, last.span_id)
 
 
+def resolve_own_rewards(answer: Mapping[str, Any], spans: Sequence[Span]) -> Rewards | None:
+    """Choose the rewards that an agent gave of its own accord, where graders give the rollout's; there may be none.
+
+    A number that it returned is its result. Raises `InvalidRewardError` for a reward that is none.
+    """
+    value = answer.get("value")
+    is_given = "reward" in answer or (isinstance(value, Mapping) and ("reward" in value or "rewards" in value))
+    if not is_given and not any(map(_is_reward, spans)):
+        return None
+    return resolve_rewards(answer if is_given else {}, spans)
+
+
 def _has_rewards(value: Any) -> bool:
     """Return whether a reward function returned an object with ``rewards``, or one whose ``reward`` has names."""
     return isinstance(value, Mapping) and ("rewards" in value or isinstance(value.get("reward"), Mapping))

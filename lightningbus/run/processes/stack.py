@@ -247,6 +247,9 @@ def child_specs(settings: RunSettings, where: Path) -> list[ChildSpec]:
         specs.append(ChildSpec(name, "inference", _with_defaults(node, work_dir=where / "work" / name, id=name)))
     for number, runner in enumerate(settings.runners):
         specs.append(ChildSpec(f"runner-{number}", "runner", _with_defaults(runner, id=f"runner-{number}")))
+    if settings.grader is not None:
+        cache = where / "work" / "judge_answers.sqlite"
+        specs.append(ChildSpec("grader", "grader", _with_defaults(settings.grader, id="grader", cache=cache)))
     for name, learner in zip(learner_names(settings), settings.all_learners, strict=True):
         checkpoints = where / "checkpoints"
         placed = _with_defaults(

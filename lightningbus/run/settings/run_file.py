@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from lightningbus.auditor.settings import AuditorSettings
 from lightningbus.bus.streams.sizes import StreamSizes
 from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.graders.settings import GraderSettings
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
@@ -116,6 +117,7 @@ class RunSettings(BaseModel):
         "model that the agent names before the colon",
     )
     auditor: AuditorSettings | None = None
+    grader: GraderSettings | None = None
     runners: list[RunnerSettings] = []
     eval: EvalSettings | None = Field(None, description="held-out tasks that `lightningbus train` evaluates on")
     optimize: OptimizeSettings | None = Field(
@@ -144,6 +146,16 @@ class RunSettings(BaseModel):
                 raise ValueError(
                     f"role_models: no learner, inference node or endpoint here has model {model!r} of role {role!r}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _graded(self) -> Self:
+        """Let runners leave the reward to the grader, unless they say otherwise."""
+        if self.grader is not None:
+            self.runners = [
+                runner if "graded" in runner.model_fields_set else runner.model_copy(update={"graded": True})
+                for runner in self.runners
+            ]
         return self
 
     @property
@@ -179,6 +191,7 @@ ROLE_SECTIONS: "dict[str, tuple[str, type[BaseModel]]]" = {
     "learners": ("learner", LearnerSettings),
     "runners": ("runner", RunnerSettings),
     "auditor": ("auditor", AuditorSettings),
+    "grader": ("grader", GraderSettings),
 }
 """Role and settings class by section of a run file."""
 
