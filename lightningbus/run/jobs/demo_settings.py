@@ -11,7 +11,11 @@ from lightningbus.run.settings.run_file import EvalSettings, RunSettings
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.store.settings import StoreSettings
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "calculator"
+PACKAGE = Path(__file__).resolve().parents[2]
+EXAMPLE = PACKAGE / "examples" / "calculator"
+"""The agent of two calls that trains the model which the demo makes."""
+PROJECT = PACKAGE / "templates" / "plain"
+"""The agent of one call that trains a pretrained model, as `lightningbus init --model` writes it."""
 RUN = "demo"
 RUNNERS = 2
 SHARED_GPU = ("--gpu-memory-utilization", "0.4")
@@ -39,6 +43,8 @@ class DemoConfig:
     heldout: int = 100
     groups_per_step: int = 8
     samples: int = 8
+    concurrency: int = 8
+    """Rollouts that each runner has at once."""
     seed: int = 0
     deadline: float = 60.0
     warm_steps: int = 180
@@ -49,7 +55,14 @@ class DemoConfig:
 
 TINY = DemoConfig(steps=36, context=128, lr=4e-4, lr_scheduler_type="cosine", min_lr_ratio=0.1)
 PRETRAINED = DemoConfig(
-    steps=10, context=256, lr=8e-5, checkpoint_interval=5, micro_batch_tokens=2048, heldout=50, deadline=600.0
+    steps=6,
+    context=256,
+    lr=8e-5,
+    checkpoint_interval=6,
+    micro_batch_tokens=2048,
+    heldout=64,
+    concurrency=16,
+    deadline=600.0,
 )
 
 
@@ -93,6 +106,7 @@ def build_settings(job: DemoConfig, work: Path) -> tuple[RunSettings, LearnerSet
         seq_len=job.context,
         actor=ActorSettings(optim=optim, ppo_max_token_len_per_gpu=job.micro_batch_tokens),
     )
-    runners = [RunnerSettings(entrypoint="agent:solve", working_dir=EXAMPLE, concurrency=8)] * RUNNERS
+    agent = EXAMPLE if job.model is None else PROJECT
+    runners = [RunnerSettings(entrypoint="agent:solve", working_dir=agent, concurrency=job.concurrency)] * RUNNERS
     settings = RunSettings(name=RUN, store=StoreSettings(http_port=0), inference=[node], runners=runners)
     return settings, learner, EvalSettings(tasks=work / "heldout.jsonl")
