@@ -45,6 +45,9 @@ class DemoConfig:
     samples: int = 8
     concurrency: int = 8
     """Rollouts that each runner has at once."""
+    learner_threads: int = 1
+    samples_heldout: int = 2
+    """Sampled answers to each held-out task."""
     seed: int = 0
     deadline: float = 60.0
     warm_steps: int = 180
@@ -62,6 +65,8 @@ PRETRAINED = DemoConfig(
     micro_batch_tokens=2048,
     heldout=64,
     concurrency=16,
+    learner_threads=2,
+    samples_heldout=1,
     deadline=600.0,
 )
 
@@ -100,7 +105,7 @@ def build_settings(job: DemoConfig, work: Path) -> tuple[RunSettings, LearnerSet
         rollout_timeout_seconds=job.deadline,
         sampling_params=SAMPLINGS["sampled"],
         seed=job.seed,
-        cpu_threads=1,
+        cpu_threads=job.learner_threads,
         checkpoint_dir=work.parent / "checkpoints",
         checkpoint_interval=job.checkpoint_interval,
         seq_len=job.context,
@@ -109,4 +114,4 @@ def build_settings(job: DemoConfig, work: Path) -> tuple[RunSettings, LearnerSet
     agent = EXAMPLE if job.model is None else PROJECT
     runners = [RunnerSettings(entrypoint="agent:solve", working_dir=agent, concurrency=job.concurrency)] * RUNNERS
     settings = RunSettings(name=RUN, store=StoreSettings(http_port=0), inference=[node], runners=runners)
-    return settings, learner, EvalSettings(tasks=work / "heldout.jsonl")
+    return settings, learner, EvalSettings(tasks=work / "heldout.jsonl", samples=job.samples_heldout)
