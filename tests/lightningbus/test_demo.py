@@ -29,6 +29,7 @@ def test_a_pretrained_model_has_settings_of_its_own(has_bf16: bool, dtype: str) 
     assert node.model_path == learner.model_path == Path("/models/m") and node.dtype == dtype
     assert (learner.max_steps, learner.actor.optim.lr, learner.checkpoint_interval) == (7, PRETRAINED.lr, 6)
     assert sum(runner.concurrency for runner in settings.runners) == node.max_num_seqs, "the engine is never idle"
+    assert learner.weights.dtype == dtype, "a version is not rounded more than its engine rounds"
     assert node.vllm_args == ["--block-size", "32"], "shorter than the prompts, which are cached by whole blocks"
 
 

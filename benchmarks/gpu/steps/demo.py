@@ -1,4 +1,4 @@
-"""The calculator job through every part of the system: `lightningbus demo --model tiny`, its time and its held-out reward."""
+"""Time and held-out reward of `lightningbus demo --model tiny`, the calculator job through every part of the system."""
 
 import json
 from typing import Any

