@@ -28,7 +28,7 @@ from lightningbus.learner.dispatch.dispatcher import Dispatcher
 from lightningbus.learner.dispatch.loss_recovery import LossRecovery
 from lightningbus.learner.errors import LearnerError, as_learner_error
 from lightningbus.learner.publishing.broadcaster import Broadcaster
-from lightningbus.learner.publishing.engine_check import watch_engine_check
+from lightningbus.learner.publishing.engine_check_watch import watch_engine_check
 from lightningbus.learner.publishing.publisher import WeightPublisher, needs_full_weights
 from lightningbus.learner.rollouts.capacity import find_shortage
 from lightningbus.learner.rollouts.consumer import RolloutConsumer

@@ -16,7 +16,7 @@ ROLES = Section("roles", "Run one role by itself")
 COMMANDS = (
     Command("doctor", START, "Check that this machine can run lightningbus.", "lightningbus doctor"),
     Command("init", START, "Write a first project to change.", "lightningbus init first --framework openai"),
-    Command("demo", START, "Train the calculator agent on this machine.", "lightningbus demo"),
+    Command("demo", START, "Train an agent with a calculator on this machine.", "lightningbus demo"),
     Command("env", TRAIN, "Write an environment's tasks and run file.", "lightningbus env gymnasium:NAME --limit 100"),
     Command("train", TRAIN, "Run a training job to its end.", "lightningbus train -c run.yaml"),
     Command("sft", TRAIN, "Train on good answers: rollouts or chats.", "lightningbus sft chats.jsonl --model-path M"),
