@@ -78,7 +78,8 @@ def read_call_example() -> list[dict[str, str]]:
 
     They end with the call: after the answer to a result, a small model says a number at once, and calls less.
     """
-    return json.loads(_read("pretrained", "call_example.json"))
+    example: list[dict[str, str]] = json.loads(_read("pretrained", "call_example.json"))
+    return example
 
 
 def make_tasks(num_tasks: int, num_heldout: int, seed: int, examples: list[dict[str, str]]) -> tuple[str, str]:
