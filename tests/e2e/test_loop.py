@@ -237,7 +237,7 @@ def test_a_run_is_trained_again_offline_and_its_best_rollouts_are_a_data_set(loo
     loop.run("rollouts", "export", loop.directory / "best.parquet", "--run", "small", "--min-reward", 0.5)
     table = parquet.read_table(loop.directory / "best.parquet")
     assert min(table["reward"].to_pylist(), default=1.0) >= 0.5
-    query = "SELECT execution_id FROM rollouts WHERE run_id = 'small' AND mode = 'train' ORDER BY rollout_id LIMIT 3"
+    query = "SELECT execution_id FROM rollouts WHERE run_id = 'small' AND outcome = 'ok' ORDER BY rollout_id LIMIT 3"
     loop.run("rollouts", "export", loop.directory / "three.parquet", "--run", "small", "--query", query)
     assert len(set(parquet.read_table(loop.directory / "three.parquet")["rollout"].to_pylist())) == 3
     wrong = loop.run(
