@@ -97,12 +97,12 @@ class Grading:
             first, second = (group[index] for index in pair)
             orders = [(first, second), (second, first)] if judge.settings.both_orders else [(first, second)]
             try:
-                found = [await self._try(partial(_prefer, judge, *order, parts[pair[0]].calls)) for order in orders]
+                answers = [await self._try(partial(_prefer, judge, *order, parts[pair[0]].calls)) for order in orders]
             except GradingFailedError as error:
                 for index in pair:
                     parts[index].error = str(error)
                 return
-            preferences[pair] = found
+            preferences[pair] = answers
 
         await asyncio.gather(*map(compare, choose_pairs(len(group), judge.settings.max_opponents)))
         for part, share in zip(parts, count_wins(preferences, len(group)), strict=True):

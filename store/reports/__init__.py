@@ -37,6 +37,7 @@ SNAPSHOT_CTES = """
     AND created_at <= {until}),
     weight_activations AS (SELECT * FROM {database}.weight_activations WHERE activated_at <= {until}),
     rollout_audits AS (SELECT * FROM {database}.rollout_audits WHERE {of_run} AND audited_at <= {until}),
+    grades AS (SELECT * FROM {database}.grades WHERE {of_run} AND graded_at <= {until}),
     quarantined_rollouts AS (SELECT * FROM {database}.quarantined_rollouts WHERE {of_run}),
     counted_rewards AS ({counted_rewards})
 """.replace("{counted_rewards}", COUNTED_REWARDS)
