@@ -178,6 +178,13 @@ class Bus:
         """Return the remaining and finished work of a durable; raise nats' errors if it does not exist."""
         return await provisioning.get_backlog(self.js, consumer)
 
+    async def get_ack_wait(self, consumer: ConsumerSpec) -> float:
+        """Return the seconds after which a durable delivers a message again; raise `BusError` if it does not exist."""
+        try:
+            return float((await self.js.consumer_info(consumer.stream, consumer.durable)).config.ack_wait)
+        except NotFoundError as error:
+            raise BusError(streams.missing_stream_error(consumer.stream)) from error
+
     async def consumer_names(self, stream: str) -> list[str]:
         """List the durables of a stream, at most the first thousand; raise nats' errors."""
         response = await self.nc.request(f"$JS.API.CONSUMER.NAMES.{stream}", b"{}")

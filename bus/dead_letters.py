@@ -18,6 +18,7 @@ from lightningbus.schemas.base import Event
 from lightningbus.schemas.codec import DecodeError, EncodeError, decode, encode, schema_of
 from lightningbus.schemas.dead_letters import DeadLetter
 from lightningbus.schemas.fleet import Alert
+from lightningbus.schemas.grading import GradingRequest, RolloutGraded
 from lightningbus.schemas.ids import TRACEPARENT
 from lightningbus.schemas.spans import SpanBatch
 from lightningbus.schemas.tasks import Task, TaskBatchRecord
@@ -33,7 +34,12 @@ TYPES: Mapping[str, Mapping[type[Event], str]] = {
     subjects.TASKS: {Task: ""},  # its mode and agent give the subject
     subjects.TRAIN_ROLLOUTS: {SpanBatch: subjects.TRAIN_ROLLOUT},
     subjects.EVAL_ROLLOUTS: {SpanBatch: subjects.EVAL_ROLLOUT},
-    subjects.EVENTS: {TaskBatchRecord: subjects.TASK_PUBLISHED, TrainingStep: subjects.TRAINING_STEP},
+    subjects.EVENTS: {
+        TaskBatchRecord: subjects.TASK_PUBLISHED,
+        TrainingStep: subjects.TRAINING_STEP,
+        RolloutGraded: subjects.ROLLOUT_GRADED,
+    },
+    subjects.GRADING: {GradingRequest: ""},  # its mode gives the subject
     subjects.ALERTS: {Alert: subjects.ALERT},
 }
 """Replayable events by stream, with their subjects. Weights cannot be replayed: the learner publishes them again."""
@@ -146,6 +152,9 @@ def build_replay(letter: DeadLetter) -> tuple[str, bytes, dict[str, str]]:
     if isinstance(event, Task):
         subject = subjects.task(event.mode, event.agent)
         payload = encode(replace(event, prior_attempts=event.prior_attempts + letter.num_delivered))
+    if isinstance(event, GradingRequest):  # its attempt has ended: what comes now is another grade
+        subject = subjects.grading(event.ending.mode)
+        payload = encode(replace(event, is_replay=True))
     headers = {subjects.SCHEMA_HEADER: schema_of(event)}
     trace = letter.headers.get(subjects.TRACE_HEADER, "")
     if TRACEPARENT.fullmatch(trace):

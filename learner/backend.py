@@ -1,11 +1,16 @@
 """The choice of verl as trainer and for estimators; another trainer is chosen here."""
 
+import logging
+
 from lightningbus.learner.batching.batch import BatchBuilder
+from lightningbus.learner.demonstration_files import read_demonstrations
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.trainer import Trainer
 from lightningbus.learner.training.estimators import make_estimator
 from lightningbus.learner.training.verl_trainer import VerlTrainer
 from lightningbus.learner.transitions.tokenizer import find_vocabulary_size, load_detokenizer
+
+log = logging.getLogger(__name__)
 
 
 def make_trainer(settings: LearnerSettings) -> Trainer:
@@ -16,4 +21,9 @@ def make_trainer(settings: LearnerSettings) -> Trainer:
 def make_builder(settings: LearnerSettings) -> BatchBuilder:
     """Make the builder of the batches that the trainer trains on; raises ValueError with a sentence."""
     model, estimate = settings.model_path, make_estimator(settings.algorithm)
-    return BatchBuilder(settings, estimate, load_detokenizer(model), find_vocabulary_size(model))
+    demonstrations = None
+    if settings.supervised is not None:
+        demonstrations = read_demonstrations(settings)
+        if demonstrations.num_left_out:
+            log.warning("%d demonstrations have no answer that fits seq_len", demonstrations.num_left_out)
+    return BatchBuilder(settings, estimate, load_detokenizer(model), find_vocabulary_size(model), demonstrations)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 import signal
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.fleet.heartbeats import default_instance_id
-from lightningbus.bus.fleet.node_state import DONE
+from lightningbus.bus.fleet.node_state import DONE, is_ready
 from lightningbus.bus.weights.audit_log import AuditLog
 from lightningbus.common import disk_space
 from lightningbus.common.aio import first_completed
@@ -27,13 +28,14 @@ from lightningbus.learner.dispatch.dispatcher import Dispatcher
 from lightningbus.learner.dispatch.loss_recovery import LossRecovery
 from lightningbus.learner.errors import LearnerError, as_learner_error
 from lightningbus.learner.publishing.broadcaster import Broadcaster
-from lightningbus.learner.publishing.engine_check import watch_engine_check
+from lightningbus.learner.publishing.engine_check_watch import watch_engine_check
 from lightningbus.learner.publishing.publisher import WeightPublisher, needs_full_weights
 from lightningbus.learner.rollouts.capacity import find_shortage
 from lightningbus.learner.rollouts.consumer import RolloutConsumer
 from lightningbus.learner.rollouts.served_version import ServedVersion
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.own_function import OwnFunctionError
+from lightningbus.learner.teacher.teacher import Teacher
 from lightningbus.learner.trainer import ModelProbe, Trainer
 from lightningbus.learner.training_loop import TrainingLoop
 from lightningbus.schemas.codec import decode
@@ -85,6 +87,7 @@ class Learner:
         self._thread = ThreadPoolExecutor(1, "trainer")  # one, because torch's thread count belongs to a thread
         self._initial_state = LearnerState(run_id=settings.run, model=settings.model)
         self._loop: TrainingLoop | None = None
+        self._teacher: Teacher | None = None
         self._is_leaving = False
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -113,6 +116,8 @@ class Learner:
                 # A step that is interrupted is lost: the last checkpoint counts.
                 if self._loop is not None:
                     await self._loop.committer.writer.abandon()
+                if self._teacher is not None:
+                    await self._teacher.close()
                 await asyncio.to_thread(self._thread.shutdown)
 
     async def _start(self) -> TrainingLoop:
@@ -139,6 +144,9 @@ class Learner:
         )
         consumer.groups.members_at_close = replay.find_members()
         await self._check_capacity(consumer)
+        if settings.teacher is not None:
+            self._teacher = Teacher(settings, self._find_teacher)
+            consumer.on_rollout = self._teacher.begin
         try:
             builder, trainer, probe = await self._in_thread(
                 self._load_trainer, checkpoint[0] / TRAINER if checkpoint else None
@@ -173,6 +181,7 @@ class Learner:
             nodes=self._nodes,
             audits=AuditLog(self._bus, settings.model, from_leader=True),
             in_thread=self._in_thread,
+            teacher=self._teacher,
             replay=replay,
         )
         if checkpoint is None:
@@ -218,6 +227,15 @@ class Learner:
         served = self._served_version.oldest(self._nodes.members(), time.monotonic())
         return self._publisher.last.version if served is None and self._publisher.last is not None else served
 
+    def _find_teacher(self) -> str | None:
+        """Return the address of the teacher: its URL, else that of a node which serves it; None: there is none."""
+        teacher = self._settings.teacher
+        assert teacher is not None
+        if teacher.url is not None:
+            return teacher.url
+        nodes = [beat for beat in self._nodes.members() if beat.model == teacher.model and is_ready(beat.state)]
+        return random.choice(nodes).address if nodes else None
+
     async def _watch_nodes(self, dispatcher: Dispatcher) -> None:
         while True:
             await self._nodes.wait_for_change()
@@ -246,9 +264,11 @@ class Learner:
         if problem := self._disk_problem():
             status["disk"] = problem
         if loop is not None:
-            if loop.last_metrics:
+            if loop.last_metrics and settings.groups_per_step:
                 status["reward"] = loop.last_metrics["reward/mean"]
                 status["staleness"] = loop.last_metrics["staleness/mean"]
+            elif loop.last_metrics:
+                status["loss"] = loop.last_metrics["actor/loss"]
             if problem := loop.excluded.streak.problem:
                 status["alert"] = f"learner of {settings.model}: {problem}"
             if blocker := _find_blocker(loop):
@@ -266,6 +286,8 @@ class Learner:
 
 def _find_blocker(loop: TrainingLoop) -> str:
     """Say what the loop waits for, other than rollouts; empty if there is nothing."""
+    if loop.teacher is not None and loop.teacher.problem:
+        return f"the teacher: {loop.teacher.problem}"
     if loop.slow_groups.awaited:
         return f"{len(loop.slow_groups.awaited)} slow groups, which the next step would put beyond max_staleness"
     version = loop.missing_version if loop.missing_version is not None else loop.dispatcher.missing_version

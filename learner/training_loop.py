@@ -45,6 +45,7 @@ from lightningbus.learner.rollouts.fresh_node import wait_for_version
 from lightningbus.learner.rollouts.groups import RolloutGroup, in_dispatch_order
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.own_function import OwnFunctionError
+from lightningbus.learner.teacher.teacher import Teacher
 from lightningbus.learner.trainer import Trainer
 from lightningbus.schemas import ids, subjects
 from lightningbus.schemas.audits.events import AuditVerdict
@@ -72,6 +73,7 @@ class TrainingLoop:
     nodes: Fleet
     audits: AuditLog
     in_thread: InThread
+    teacher: Teacher | None = None
     replay: StepReplay = field(default_factory=StepReplay)
     """Steps since the checkpoint, which are repeated first."""
     last_event: TrainingStep | None = None
@@ -94,6 +96,8 @@ class TrainingLoop:
             with tracing.start_as_current_span("step", {attributes.RUN: self.settings.run}) as span:
                 with tracing.start_as_current_span("wait"):
                     groups = await self._next_groups()
+                    if self.teacher is not None:
+                        await self.teacher.score(groups)
                 self.phase = "training"
                 await self._train_on(groups, time.monotonic() - waited_since)
                 span.set_attributes({attributes.STEP: self.state.step, attributes.WEIGHT_VERSION: self.state.version})
@@ -121,7 +125,7 @@ class TrainingLoop:
         )
 
     async def _next_groups(self) -> list[RolloutGroup]:
-        while True:
+        while self.settings.groups_per_step:
             seconds_left = self.consumer.expire()
             self.consumer.groups.drop(self.dispatcher.take_surplus())
             await self.dispatcher.replace_dropped(self.excluded.collect())
@@ -143,6 +147,7 @@ class TrainingLoop:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min((wait for wait in waits if wait is not None), default=None)):
                     await self.consumer.attempt_ended.wait()
+        return []
 
     def _pop_groups(self) -> list[RolloutGroup]:
         """Take the groups of the next step; return none if they are not ready."""
@@ -203,7 +208,7 @@ class TrainingLoop:
             return
         for sentence in find_new_warnings(batch.metrics, self.settings.credit.method, self._warned):
             log.warning("%s", sentence)
-        if not batch.sequences:
+        if groups and not batch.num_tokens:
             await self._drop_batch(batch.dispositions, groups)
             return
         try:
@@ -228,19 +233,11 @@ class TrainingLoop:
         idle_share = idle_seconds / (idle_seconds + (ended_ns - started_ns) / 1e9)
         idle = {"seconds/idle": idle_seconds, "learner/idle_share": idle_share}
         event = TrainingStep(
-            run_id=state.run_id,
-            model=state.model,
-            step=state.step,
-            version=state.version,
-            epoch=state.epoch,
-            started_ns=started_ns,
-            ended_ns=ended_ns,
-            rollouts=(*batch.dispositions, *self.excluded.drain()),
-            metrics={**batch.metrics, **step_metrics, **self.recovery.status(), **idle},
-            batch_sha256=digest,
-            settings=self.settings.model_dump_json(),
-            spans=(),
-        )
+            run_id=state.run_id, model=state.model, step=state.step, version=state.version, epoch=state.epoch,
+            started_ns=started_ns, ended_ns=ended_ns, rollouts=(*batch.dispositions, *self.excluded.drain()),
+            metrics={**batch.metrics, **step_metrics, **self.recovery.status(), **idle}, batch_sha256=digest,
+            settings=self.settings.model_dump_json(), spans=(),
+        )  # fmt: skip
         await self._commit(state, replace(event, spans=build_spans(event, rollouts)), groups, rollouts)
 
     async def _refresh_verdicts(self) -> Sequence[AuditVerdict]:
@@ -252,9 +249,8 @@ class TrainingLoop:
     def _build(self, groups: Sequence[RolloutGroup], verdicts: Sequence[AuditVerdict]) -> tuple[Batch, str]:
         """Build the batch of these groups; return it with its digest."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        batch = self.builder.build(
-            groups, self.state.version, quarantine_reasons(rollouts, verdicts, self.settings.model)
-        )
+        quarantined = quarantine_reasons(rollouts, verdicts, self.settings.model)
+        batch = self.builder.build(groups, self.state.version, quarantined, self.state.step)
         return batch, batch.compute_sha256()
 
     async def _exclude_unbuildable(
@@ -312,7 +308,8 @@ class TrainingLoop:
         await self.recovery.resolve()
         num_ahead = len(self.replay)
         self.dispatcher.advance(state.step + num_ahead, state.version + num_ahead, trained)
-        log.info("step %d/%d: reward %.3f", state.step, self.settings.max_steps, event.metrics["reward/mean"])
+        name = "reward/mean" if groups else "actor/loss"
+        log.info("step %d/%d: %s %.3f", state.step, self.settings.max_steps, name, event.metrics[name])
 
     async def _is_stream_filling(self) -> bool:
         with contextlib.suppress(BusError, NatsError):  # the bus is away: as full as it was before

@@ -87,7 +87,7 @@ async def _run_executor(
         async with asyncio.timeout(seconds):
             answer, cut_reason = await _run_to_end(executor, task, recorder)
         answer = await executor.grade(task.input, answer)  # within a limit of its own
-        earned = rewards.resolve_rewards(answer, recorder.reward_spans, CUT_REWARD if cut_reason else None)
+        earned = _resolve_rewards(answer, recorder, cut_reason)
         result = parse_result(answer)
     except TimeoutError:
         if recorder.poison_reason:
@@ -113,7 +113,16 @@ async def _run_executor(
         return RolloutResult("agent_error", str(error))
     if recorder.unrecordable_reason:
         return RolloutResult("agent_error", recorder.unrecordable_reason)
+    if earned is None:
+        return RolloutResult("ok", cut_reason, result=result)
     return RolloutResult("ok", cut_reason, earned.reward, earned.by_name, earned.span_id, result)
+
+
+def _resolve_rewards(answer: Mapping[str, Any], recorder: AttemptRecorder, cut_reason: str) -> rewards.Rewards | None:
+    """Return the rewards of an attempt; None: graders give them, and the agent gave none."""
+    if recorder.is_graded:
+        return rewards.resolve_own_rewards(answer, recorder.reward_spans)
+    return rewards.resolve_rewards(answer, recorder.reward_spans, CUT_REWARD if cut_reason else None)
 
 
 async def _run_to_end(executor: AgentExecutor, task: Task, recorder: AttemptRecorder) -> tuple[dict[str, Any], str]:

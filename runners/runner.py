@@ -65,7 +65,14 @@ class Runner:
         self._gateway: Gateway
         self._prompts = AgentPrompts(bus, settings.agent_name)
         self._handler = TaskHandler(
-            bus, self.id, settings.ack_wait, self._slots, self._executors, self._stop, self._prompts.choose
+            bus,
+            self.id,
+            settings.ack_wait,
+            self._slots,
+            self._executors,
+            self._stop,
+            self._prompts.choose,
+            settings.graded,
         )
 
     async def run(self, stop: asyncio.Event) -> None:

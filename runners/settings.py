@@ -131,6 +131,11 @@ class RunnerSettings(RoleSettings):
         description="seconds a reward function may take for one rollout, after the rollout's own; beyond it the "
         "outcome is reward_timeout, without a reward",
     )
+    graded: bool = Field(
+        False,
+        description="leave the reward to graders on the bus, who end the rollout; the agent may still give one, which "
+        "they can weigh. With a section `grader` in a run file the default is true",
+    )
     memory_limit_gib: float | None = Field(
         None,
         gt=0,

@@ -56,11 +56,15 @@ class TaskHandler:
         executors: Mapping[int, AgentExecutor],
         stop: Callable[[], None],
         choose_prompts: ChoosePrompts,
+        is_graded: bool = False,
     ) -> None:
-        """Prepare; ``executors`` are by number of their slot, ``stop`` is called when most tasks are unreadable."""
+        """Prepare; ``executors`` are by number of their slot, ``stop`` is called when most tasks are unreadable.
+
+        ``is_graded``: graders on the bus give the rewards.
+        """
         self._bus, self._runner, self._ack_wait = bus, runner, ack_wait
         self._slots, self._executors, self._stop = slots, executors, stop
-        self._choose_prompts = choose_prompts
+        self._choose_prompts, self._is_graded = choose_prompts, is_graded
         self._dlq_limit = DlqLimit(f"runner {runner}")
         self._completed_at: list[float] = []
         self.dlq_limit_error: DlqLimitExceededError | None = None
@@ -128,9 +132,8 @@ class TaskHandler:
         parent = message.headers.get(subjects.TRACE_HEADER, "")
         if foreign := build_foreign_record(task, message.subject, parent, message.timestamp_ns):
             await TaskPublisher(self._bus).record_tasks([foreign])
-        recorder = AttemptRecorder(
-            task, task.prior_attempts + message.num_delivered, self._runner, message.timestamp_ns
-        )
+        number = task.prior_attempts + message.num_delivered
+        recorder = AttemptRecorder(task, number, self._runner, message.timestamp_ns, is_graded=self._is_graded)
         bind_contextvars(run=task.run_id, rollout=recorder.rollout)
         reason = retry_policy.find_problem(task)
         if not reason and retry_policy.is_exhausted(task, message.num_delivered):
@@ -182,8 +185,9 @@ class TaskHandler:
             await self._nak(message, UNREADABLE_DELAY_SECONDS)
             return
         with contextlib.suppress(DecodeError):
+            identity = decode(TaskIdentity, message.data)
             recorder = AttemptRecorder(
-                decode(TaskIdentity, message.data), message.num_delivered, self._runner, message.timestamp_ns
+                identity, message.num_delivered, self._runner, message.timestamp_ns, is_graded=self._is_graded
             )
             await self._report_poisoned(slot_lease, recorder, reason)
         await DeadLetterQueue(self._bus).add(message, reason)

@@ -32,7 +32,9 @@ MAX_PROMPTS = 64
 """Prompts of one agent."""
 MAX_POLICIES = 64
 """Models that the agents of one task may call by role, or that may be pinned."""
-Outcome = Literal["ok", "agent_error", "timeout", "reward_timeout", "infra_error", "poison", "preempted"]
+Outcome = Literal[
+    "ok", "agent_error", "timeout", "reward_timeout", "grading_failed", "infra_error", "poison", "preempted"
+]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

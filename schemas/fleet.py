@@ -13,7 +13,7 @@ PARSE_PATH = "/v1/chat/completions/parse"
 class Heartbeat(Event, frozen=True, kw_only=True):
     """The state of a process, sent every second and not stored."""
 
-    role: Literal["store", "learner", "inference", "runner", "auditor", "supervisor"]
+    role: Literal["store", "learner", "inference", "runner", "grader", "auditor", "supervisor"]
     id: str
     run_id: str = ""
     state: str
@@ -30,7 +30,7 @@ class Heartbeat(Event, frozen=True, kw_only=True):
 class Alert(Event, frozen=True, kw_only=True):
     """A role is stalled or missing, or has recovered."""
 
-    role: Literal["store", "learner", "inference", "runner", "auditor"]
+    role: Literal["store", "learner", "inference", "runner", "grader", "auditor"]
     """The role that is stalled or missing."""
     reason: str
     resolved: bool = False

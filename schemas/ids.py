@@ -78,6 +78,16 @@ def batch_msg_id(execution: str, sequence: int) -> str:
     return f"span:{execution}:{sequence}"
 
 
+def grading_msg_id(execution: str) -> str:
+    """Build the ``Nats-Msg-Id`` of an attempt that waits for its grade."""
+    return f"grading:{execution}"
+
+
+def graded_msg_id(execution: str, grading: str, graders_sha256: str) -> str:
+    """Build the ``Nats-Msg-Id`` of an attempt's grade by certain graders."""
+    return f"graded:{execution}:{grading}:{graders_sha256[:32]}"
+
+
 def weight_msg_id(model: str, epoch: int, version: int, nonce: str) -> str:
     """Build the ``Nats-Msg-Id`` of a weight version; the secret ``nonce`` keeps others from using the id first."""
     return f"weights:{model}:{epoch}:{version}:{nonce}"

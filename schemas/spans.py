@@ -19,7 +19,12 @@ from lightningbus.schemas.base import (
 
 MAX_ENGINE_ID = 128
 MAX_REWARDS = 64
-"""Named rewards of one rollout."""
+"""Named rewards of one rollout, beside those of `RUNNER_REWARDS`."""
+PATCH_APPLIES = "patch_applies"
+"""Whether the patch that an agent returned could be applied to its workspace."""
+RUNNER_REWARDS = frozenset({PATCH_APPLIES})
+"""Names of rewards that runners add to a grader's."""
+MAX_ALL_REWARDS = MAX_REWARDS + len(RUNNER_REWARDS)
 EngineId = Annotated[str, Meta(max_length=MAX_ENGINE_ID)]
 
 PrefixRef = tuple[NonNegativeInt, NonNegativeInt]
@@ -120,7 +125,7 @@ class AttemptResult(Event, frozen=True, kw_only=True):
     is_final: bool = True
     """False: the task is redelivered, and another attempt follows."""
     reward: float | None = None
-    rewards: Annotated[dict[Annotated[str, Meta(max_length=64)], float], Meta(max_length=MAX_REWARDS)] = field(
+    rewards: Annotated[dict[Annotated[str, Meta(max_length=64)], float], Meta(max_length=MAX_ALL_REWARDS)] = field(
         default_factory=dict
     )
     """Rewards by name, where the agent gave several: one for each policy, or for each criterion."""

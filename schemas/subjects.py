@@ -4,6 +4,7 @@ TASKS = "TASKS"
 TRAIN_ROLLOUTS = "TRAIN_ROLLOUTS"
 EVAL_ROLLOUTS = "EVAL_ROLLOUTS"
 EVENTS = "EVENTS"
+GRADING = "GRADING"
 ALERTS = "ALERTS"
 WEIGHTS = "WEIGHTS"
 PROMPTS = "PROMPTS"
@@ -15,6 +16,7 @@ WEIGHT_BUCKET = "weights"
 ALL_TASKS = "lb.task.>"
 ALL_ROLLOUTS = "lb.rollout.*"
 ALL_EVENTS = "lb.event.*"
+ALL_GRADING_REQUESTS = "lb.grading.*"
 ALL_WEIGHTS = "lb.weights.version.*"
 ALL_ACTIVATIONS = "lb.weights.activated.*"
 ALL_RELEASES = "lb.weights.release.*"
@@ -31,12 +33,15 @@ EVAL_ROLLOUT = "lb.rollout.eval"
 TASK_PUBLISHED = "lb.event.task_published"
 TRAINING_STEP = "lb.event.training_step"
 ROLLOUT_AUDITED = "lb.event.rollout_audited"
+ROLLOUT_GRADED = "lb.event.rollout_graded"
 ALERT = "lb.alert"
 API_ADVISORY = "$JS.EVENT.ADVISORY.API"
 """nats-server's audit of JetStream API requests and their results."""
 
 STORE = "store"
 """The durable consumers of the store."""
+GRADERS = "graders"
+"""The durable consumer that all graders share."""
 LEARNER_PREFIX = "learner-"
 DEFAULT_POLICY = "policy"
 """The model of a run that names none."""
@@ -54,6 +59,11 @@ def task(mode: str, agent: str) -> str:
 def rollout(mode: str) -> str:
     """Return the subject of rollouts' spans; the learner reads ``train`` only."""
     return f"lb.rollout.{mode}"
+
+
+def grading(mode: str) -> str:
+    """Return the subject of finished attempts that wait for their grade."""
+    return f"lb.grading.{mode}"
 
 
 def weights(model: str) -> str:

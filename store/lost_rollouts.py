@@ -6,7 +6,7 @@ from datetime import datetime
 from clickhouse_connect.driver.client import Client
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.streams.specs import STORE_DLQ, STORE_EVAL, STORE_TRAIN
+from lightningbus.bus.streams.specs import GRADERS, STORE_DLQ, STORE_EVAL, STORE_TRAIN
 from lightningbus.common.aio import run_in_daemon_thread
 from lightningbus.schemas import subjects
 from lightningbus.store.clickhouse.client import query_row
@@ -23,8 +23,11 @@ SELECT uniqExact(rollout_id, enqueued_at) + (
 ) FROM finished
 """
 """Query of the tasks that ended since a time: with a last attempt or a dead letter."""
-END_CONSUMERS = (STORE_TRAIN, STORE_EVAL, STORE_DLQ)
-"""Consumers that deliver the ends of rollouts; the store acknowledges what it has written."""
+END_CONSUMERS = (GRADERS, STORE_TRAIN, STORE_EVAL, STORE_DLQ)
+"""Consumers that deliver the ends of rollouts; the store acknowledges what it has written.
+
+What waits for its grade comes first: it leaves that queue after its end was published to the others.
+"""
 
 
 @dataclass(frozen=True, slots=True)

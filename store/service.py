@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from clickhouse_connect.driver.client import Client
 
-from lightningbus.alerts.table import describe as describe_alarm
+from lightningbus.alerts.table import describe as describe_alert
 from lightningbus.bus.client import Bus
 from lightningbus.bus.fleet.heartbeats import default_instance_id
 from lightningbus.bus.streams.specs import STORE_CONSUMERS
@@ -110,7 +110,7 @@ async def _ingest(
                 log.warning("cannot count the missing rollouts: %s", error)
             metrics.rollouts_missing.set(lost_rollouts.missing)
             if lost_rollouts.missing > previous:
-                log.error("%s", describe_alarm("rollouts_missing", num_missing=lost_rollouts.missing))
+                log.error("%s", describe_alert("rollouts_missing", num_missing=lost_rollouts.missing))
 
     async def compare_loop() -> None:
         """Compare trained rollouts with dispatched ones, for ever."""

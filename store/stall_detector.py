@@ -140,9 +140,9 @@ def _find_stalled_roles(snapshot: SystemSnapshot, limits: StallThresholds) -> It
 
 
 def _explain_missing_rollouts(snapshot: SystemSnapshot) -> Stall:
-    def stall(role: str, alarm: str, model: str = "", **values: object) -> Stall:
+    def stall(role: str, rule: str, model: str = "", **values: object) -> Stall:
         waited = {"seconds": snapshot.seconds_since_rollout, "num_tasks": snapshot.num_tasks}
-        return Stall(role, describe(alarm, **waited, **values), model)
+        return Stall(role, describe(rule, **waited, **values), model)
 
     if snapshot.store_problem:
         return stall("store", "store_cannot_write", problem=snapshot.store_problem)

@@ -7,6 +7,7 @@ READY_STATES = {
     "store": {"inserting"},
     "learner": {"waiting", "training"},
     "inference": {"ready"},
+    "grader": {"grading"},
     "auditor": {"auditing"},
 }
 """The states in which a role does its work, as its heartbeats call them."""

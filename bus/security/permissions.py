@@ -7,7 +7,14 @@ too. Each role has its own inbox prefix, so that no role receives another's answ
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from lightningbus.bus.streams.specs import BUCKET, DEFAULT_POLICIES, STORE_CONSUMERS, ConsumerSpec, learner_consumer
+from lightningbus.bus.streams.specs import (
+    BUCKET,
+    DEFAULT_POLICIES,
+    GRADERS,
+    STORE_CONSUMERS,
+    ConsumerSpec,
+    learner_consumer,
+)
 from lightningbus.schemas import subjects
 from lightningbus.schemas.signers import LEARNER, learner_roles
 
@@ -68,6 +75,7 @@ _ROLE_PERMISSIONS: Mapping[str, Permissions] = {
         publish=(
             *_consume(subjects.TASKS, "*"),
             subjects.ALL_ROLLOUTS,
+            subjects.ALL_GRADING_REQUESTS,
             subjects.TASK_PUBLISHED,
             subjects.dlq(subjects.TASKS),
             *_READ_PROMPTS,
@@ -76,12 +84,24 @@ _ROLE_PERMISSIONS: Mapping[str, Permissions] = {
         subscribe=(subjects.ALL_PROMPTS, subjects.ALL_PROMPT_RELEASES, subjects.heartbeats("inference")),
         max_connections=32_768,
     ),
+    "grader": Permissions(
+        publish=(
+            *_consume(GRADERS.stream, GRADERS.durable),
+            subjects.ALL_ROLLOUTS,
+            subjects.ROLLOUT_GRADED,
+            subjects.dlq(subjects.GRADING),
+            subjects.heartbeats("grader"),
+        ),
+        subscribe=(subjects.heartbeats("grader"),),
+        max_connections=256,
+    ),
     "store": Permissions(
         publish=(
             *(right for consumer in STORE_CONSUMERS for right in _consume(consumer.stream, consumer.durable)),
             f"{API}.STREAM.INFO.{subjects.TASKS}",
             f"{API}.STREAM.INFO.{subjects.TRAIN_ROLLOUTS}",
             f"{API}.CONSUMER.NAMES.{subjects.TRAIN_ROLLOUTS}",
+            f"{API}.CONSUMER.INFO.{GRADERS.stream}.{GRADERS.durable}",
             subjects.ALERT,
             subjects.ALL_DLQ,
             subjects.heartbeats("store"),

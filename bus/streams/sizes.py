@@ -9,6 +9,7 @@ DEFAULT_MIB = {
     subjects.TRAIN_ROLLOUTS: 2048,
     subjects.EVAL_ROLLOUTS: 1024,
     subjects.EVENTS: 512,
+    subjects.GRADING: 1024,
 }
 MAX_ACK_PENDING = 200_000
 MIB = 1024 * 1024
@@ -32,6 +33,9 @@ class StreamSizes(BaseModel):
     )
     events_mib: int | None = Field(
         None, ge=1, description="largest size of records of tasks and training steps, in MiB [as shipped: 512]"
+    )
+    grading_mib: int | None = Field(
+        None, ge=1, description="largest size of attempts that wait for graders, in MiB [as shipped: 1024]"
     )
     max_ack_pending: int | None = Field(
         None,

@@ -52,6 +52,8 @@ STREAMS = (
     _stream(subjects.TRAIN_ROLLOUTS, [subjects.TRAIN_ROLLOUT], RetentionPolicy.INTEREST, DiscardPolicy.NEW),
     _stream(subjects.EVAL_ROLLOUTS, [subjects.EVAL_ROLLOUT], RetentionPolicy.INTEREST, DiscardPolicy.NEW),
     _stream(subjects.EVENTS, [subjects.ALL_EVENTS], RetentionPolicy.INTEREST, DiscardPolicy.NEW),
+    # As of TASKS, the bound is the backpressure: runners wait when graders are behind.
+    _stream(subjects.GRADING, [subjects.ALL_GRADING_REQUESTS], RetentionPolicy.WORK_QUEUE, DiscardPolicy.NEW),
     # An alert must get through even when nobody reads: the oldest one gives way.
     _stream(subjects.ALERTS, [subjects.ALERT], RetentionPolicy.LIMITS, DiscardPolicy.OLD, 16),
     _stream(
@@ -134,6 +136,8 @@ STORE_PROMPTS = ConsumerSpec(subjects.PROMPTS, subjects.STORE, ">")
 STORE_DLQ = ConsumerSpec(subjects.DLQ, subjects.STORE, subjects.ALL_DLQ)
 STORE_AUDIT = ConsumerSpec(subjects.AUDIT, subjects.STORE, subjects.API_ADVISORY)
 
+GRADERS = ConsumerSpec(subjects.GRADING, subjects.GRADERS, subjects.ALL_GRADING_REQUESTS)
+
 STORE_CONSUMERS = (
     STORE_TRAIN,
     STORE_EVAL,
@@ -163,7 +167,7 @@ def learner_consumer(model: str) -> ConsumerSpec:
 
 def durable_consumers(policies: Iterable[str] = DEFAULT_POLICIES) -> tuple[ConsumerSpec, ...]:
     """List the durables to create before the first publish: an interest stream drops unsubscribed messages."""
-    return (*STORE_CONSUMERS, *map(learner_consumer, policies))
+    return (*STORE_CONSUMERS, GRADERS, *map(learner_consumer, policies))
 
 
 def rollout_consumers(policies: Iterable[str]) -> tuple[ConsumerSpec, ...]:

@@ -17,7 +17,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-Kind = Literal["common", "runner", "store", "learner", "inference", "auditor"]
+Kind = Literal["common", "runner", "store", "learner", "inference", "grader", "auditor"]
 M = TypeVar("M", Counter, Gauge, Histogram)
 
 CLIENT_CLOSED_REQUEST = 499

@@ -269,6 +269,19 @@ engine_starts = register(
     Counter, "inference", "inference_engine_starts_total", "The node starts vLLM.",
     "Above 1: vLLM died; its log is `vllm.log` in the node's `work_dir`.",
 )  # fmt: skip
+grades = register(
+    Counter, "grader", "grades_total", "An attempt is graded, or grading it has failed for good.",
+    "`grading_failed`: `lightningbus dlq` has the reason. Flat while rollouts end: the grader's log gives the reason.",
+    ["outcome"],
+)  # fmt: skip
+judge_calls = register(
+    Counter, "grader", "judge_calls_total", "A judge's answer is used; source: the endpoint, or the cache.",
+    "Rising without rollouts: each is asked more often than `max_opponents` suggests.", ["source"],
+)  # fmt: skip
+judge_cost = register(
+    Counter, "grader", "judge_cost_total", "Price of the judges' calls, by their settings.",
+    "Faster than planned: lower `max_opponents` or `max_chars`, or set `max_calls`.",
+)  # fmt: skip
 audited_tokens = register(
     Counter, "auditor", "audited_tokens_total", "Tokens that the auditor has recomputed.",
     "Flat while rollouts end: the auditor's log gives the reason.",

@@ -1,1 +1,1 @@
-"""Writes the parts of the pages that follow from the code: commands, settings, events, metrics, alarms."""
+"""Writes the parts of the pages that follow from the code: commands, settings, events, metrics, alert rules."""

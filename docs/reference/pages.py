@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from docs.reference.alarms import render_alarms
+from docs.reference.alert_rules import render_alert_rules
 from docs.reference.commands import render_commands
 from docs.reference.events import render_events
 from docs.reference.metrics import render_metrics
@@ -50,6 +50,6 @@ PARTS = (
     GeneratedPart(DOCS / "wire.md", "events", render_events),
     GeneratedPart(DOCS / "operations.md", "metrics", render_metrics),
     GeneratedPart(DOCS / "store.md", "step metrics", render_step_metrics),
-    GeneratedPart(DOCS / "operations.md", "alarms", render_alarms),
+    GeneratedPart(DOCS / "operations.md", "alert-rules", render_alert_rules),
     GeneratedPart(DOCS / "operations.md", "results", render_results),
 )

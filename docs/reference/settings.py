@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from lightningbus.auditor.settings import AuditorSettings
+from lightningbus.graders.settings import GraderSettings
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.settings.optimize import OptimizeSettings
@@ -24,6 +25,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "learner": LearnerSettings,
     "runners": RunnerSettings,
     "auditor": AuditorSettings,
+    "grader": GraderSettings,
     "eval": EvalSettings,
     "optimize": OptimizeSettings,
     "trackers": TrackerSettings,

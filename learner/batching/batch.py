@@ -5,14 +5,22 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightningbus.learner.batching.advantages import Estimator
-from lightningbus.learner.batching.batch_counts import compute_metrics, count_rollout
+from lightningbus.learner.batching.advantages import GAE, Estimator, drop_error
+from lightningbus.learner.batching.batch_counts import (
+    WITHOUT_SIGNAL,
+    compute_metrics,
+    count_rollout,
+    count_scored,
+    count_without_signal,
+)
 from lightningbus.learner.batching.built_rollout import BuiltRollout, RolloutBuilder
 from lightningbus.learner.batching.credit import Episode, needs_windows, resolve_credit_fn
+from lightningbus.learner.batching.demonstrations import Demonstrations, list_calls
 from lightningbus.learner.batching.overlong import find_penalty
 from lightningbus.learner.batching.rollout_dispositions import disposition_of
 from lightningbus.learner.rollouts.assembler import Rollout, training_reward
@@ -38,13 +46,12 @@ class Batch:
     metrics: dict[str, float] = field(default_factory=dict)
     num_tokens: dict[str, int] = field(default_factory=dict)
     """Trained plus stale tokens by rollout: the loss is normalised by these counts."""
+    imitated: dict[CallKey, float] = field(default_factory=dict)
+    """Weight of each call that is imitated, whether it has an advantage or not."""
 
     def token_advantages(self, sequence: TrainSequence) -> NDArray[np.float32]:
-        """Return ``float32[N]``: the advantage of the call that sampled each trained token, 0 for context."""
-        advantages = np.zeros(len(sequence.token_ids), dtype=np.float32)
-        for call in np.unique(sequence.call_index[sequence.trained]).tolist():
-            advantages[sequence.call_index == call] = self.advantages[sequence.rollout_id, call]
-        return advantages
+        """Return ``float32[N]``: the advantage of the call that sampled each trained token, 0 for others."""
+        return spread_over_tokens(sequence, self.advantages)
 
     def compute_sha256(self) -> str:
         """Compute the SHA-256 of sequences and advantages, to the bit: equal digests are equal training steps."""
@@ -52,10 +59,25 @@ class Batch:
         for sequence in self.sequences:
             header = f"{sequence.rollout_id}\0{sequence.temperature}\0{len(sequence.token_ids)}\0"
             digest.update(header.encode())
-            arrays = (sequence.token_ids, sequence.call_index, sequence.logprobs, sequence.weight_versions)
-            for array in (*arrays, self.token_advantages(sequence)):
+            arrays: list[NDArray[Any]] = [
+                *(sequence.token_ids, sequence.call_index, sequence.logprobs, sequence.weight_versions),
+                self.token_advantages(sequence),
+            ]
+            if self.imitated:
+                arrays.append(spread_over_tokens(sequence, self.imitated))
+            if sequence.teacher_logprobs is not None:
+                arrays.append(sequence.teacher_logprobs)
+            for array in arrays:
                 digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
+
+
+def spread_over_tokens(sequence: TrainSequence, by_call: Mapping[CallKey, float]) -> NDArray[np.float32]:
+    """Return ``float32[N]``: the value of each trained token's call, 0 for context and for calls without one."""
+    values = np.zeros(len(sequence.token_ids), dtype=np.float32)
+    for call in np.unique(sequence.call_index[sequence.trained]).tolist():
+        values[sequence.call_index == call] = by_call.get((sequence.rollout_id, call), 0.0)
+    return values
 
 
 class BatchBuilder:
@@ -67,20 +89,24 @@ class BatchBuilder:
         estimate: Estimator,
         detokenize: Detokenize | None = None,
         vocabulary_size: int | None = None,
+        demonstrations: Demonstrations | None = None,
     ) -> None:
-        """``estimate`` turns scores into advantages.
+        """``estimate`` turns scores into advantages. ``demonstrations`` are imitated beside the groups.
 
         ``detokenize`` tells why a conversation is no single path; None: that is not counted. ``vocabulary_size``: see
         `RolloutBuilder`.
         """
         self._settings, self._estimate, self._detokenize = settings, estimate, detokenize
-        self._credit_fn = resolve_credit_fn(settings.credit.method)
+        self._credit_fn, self._demonstrations = resolve_credit_fn(settings.credit.method), demonstrations
         self._rollout_builder = RolloutBuilder(settings, vocabulary_size)
 
-    def build(self, groups: Sequence[RolloutGroup], version: int, quarantined: Mapping[str, str] = NOBODY) -> Batch:
+    def build(
+        self, groups: Sequence[RolloutGroup], version: int, quarantined: Mapping[str, str] = NOBODY, step: int = 0
+    ) -> Batch:
         """Compute advantages over whole groups first; only then exclude rollouts, each with its reason.
 
-        ``version`` is the one the step starts from: a token's staleness is counted against it. ``quarantined`` are
+        ``step`` is the number of steps before: it chooses the demonstrations. ``version`` is the one the step starts
+        from: a token's staleness is counted against it. ``quarantined`` are
         reasons by rollout: these count as if they had no reward.
         """
         rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -93,13 +119,14 @@ class BatchBuilder:
             for rollout in rollouts
         ]
         shaped = [
-            None if reward is None else reward + penalty for reward, penalty in zip(rewards, penalties, strict=True)
+            None if reward is None else drop_error(reward + penalty)
+            for reward, penalty in zip(rewards, penalties, strict=True)
         ]
         built = [
             self._rollout_builder.build(rollout, reward, credit, version, quarantined.get(rollout.id, ""))
             for rollout, reward, credit in zip(rollouts, rewards, self._assign_credit(rollouts, shaped), strict=True)
         ]
-        return self._account(_collect(built), built, penalties, version)
+        return self._add_demonstrations(self._account(_collect(built), built, penalties, version), step)
 
     def _account(self, batch: Batch, built: Sequence[BuiltRollout], penalties: Sequence[float], version: int) -> Batch:
         """Add the metrics of a batch to it."""
@@ -109,7 +136,23 @@ class BatchBuilder:
                 counts.update(count_rollout(each, self._settings, self._detokenize))
         if self._settings.algorithm.overlong_buffer is not None:
             batch.metrics["overlong/penalty"] = float(np.mean(penalties)) if penalties else 0.0
+        if self._settings.algorithm.adv_estimator != GAE:  # whose advantages come from the critic
+            batch.metrics[WITHOUT_SIGNAL] = float(count_without_signal(built))
         batch.metrics.update(compute_metrics(counts, batch.dispositions, batch.sequences, version))
+        if self._settings.teacher is not None:
+            batch.metrics["tokens/scored"] = float(count_scored(batch.sequences))
+        return batch
+
+    def _add_demonstrations(self, batch: Batch, step: int) -> Batch:
+        """Add a step's demonstrations to a batch, where the rules have any."""
+        if self._demonstrations is not None:
+            sequences = self._demonstrations.take(step)
+            num_tokens = sum(sequence.num_tokens for sequence in sequences)
+            batch.sequences.extend(sequences)
+            batch.imitated.update(dict.fromkeys(list_calls(sequences), 1.0))
+            batch.metrics["tokens/imitated"] = float(num_tokens)
+            batch.metrics["tokens"] += num_tokens
+            batch.metrics["sequences"] += len(sequences)
         return batch
 
     def _assign_credit(self, rollouts: Sequence[Rollout], rewards: Sequence[float | None]) -> list[list[float | None]]:

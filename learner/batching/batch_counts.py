@@ -22,6 +22,7 @@ from lightningbus.schemas.training import RolloutDisposition
 from lightningbus.schemas.trajectory.prefix_encoding import expand_calls
 
 FORCED_TOKENS = "tokens/forced"
+WITHOUT_SIGNAL = "groups/without_signal"
 
 
 def count_rollout(built: BuiltRollout, settings: LearnerSettings, detokenize: Detokenize | None) -> Counter[str]:
@@ -53,6 +54,24 @@ def count_rollout(built: BuiltRollout, settings: LearnerSettings, detokenize: De
             counts[f"prefix_breaks/{reason}"] += 1
     counts["tokens/masked"] += built.num_masked
     return counts
+
+
+def count_scored(sequences: Sequence[TrainSequence]) -> int:
+    """Count the trained tokens that a teacher has scored."""
+    return sum(
+        int((sequence.trained & np.isfinite(sequence.teacher_logprobs)).sum())
+        for sequence in sequences
+        if sequence.teacher_logprobs is not None
+    )
+
+
+def count_without_signal(built: Sequence[BuiltRollout]) -> int:
+    """Count the groups that teach nothing: rollouts of theirs are trained, and every advantage is 0."""
+    signals: dict[str, bool] = {}
+    for each in built:
+        if not each.reason:
+            signals[each.rollout.task_id] = signals.get(each.rollout.task_id, False) or any(each.advantages)
+    return sum(not has_signal for has_signal in signals.values())
 
 
 def _expand_own(rollout: Rollout, settings: LearnerSettings) -> list[ModelCall]:

@@ -10,7 +10,7 @@ from lightningbus.learner.batching.staleness import mask_stale_tokens, max_stale
 from lightningbus.learner.rollouts.assembler import Rollout
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.transitions.sequences import SequenceConfig, TrainSequence, build_sequences
-from lightningbus.learner.transitions.transitions import Transition, build_transitions
+from lightningbus.learner.transitions.transitions import Transition, add_teacher_scores, build_transitions
 
 OTHER_MODEL = "model"
 """Reason for excluding a call that another model answered."""
@@ -82,6 +82,8 @@ class RolloutBuilder:
         """Return this model's calls in a rollout; None if one is malformed or has token ids beyond the vocabulary."""
         try:
             transitions = build_transitions(rollout.calls, self._settings.model)
+            if rollout.teacher_logprobs is not None:
+                transitions = add_teacher_scores(transitions, rollout.teacher_logprobs)
         except (ValueError, LookupError, OverflowError):
             return None
         token_ids = (ids for call in transitions for ids in (call.prompt_ids, call.response_ids))

@@ -3,6 +3,9 @@
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lightningbus.learner.rollouts.intermediate_rewards import intermediate_rewards
 from lightningbus.learner.settings.algorithm import AirRule
 from lightningbus.schemas import ids
@@ -36,6 +39,8 @@ class Rollout:
     """The runner's error message."""
     problem: str = ""
     """Reason why it cannot be read; empty: it can."""
+    teacher_logprobs: NDArray[np.float32] | None = field(default=None, compare=False)
+    """Scores of all tokens of the trained model's answers, call after call; None: no teacher has scored them."""
 
     @property
     def models(self) -> dict[str, list[int]]:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 from nats.errors import Error as NatsError
@@ -77,6 +77,8 @@ class RolloutConsumer:
         """Set whenever an attempt has ended, the bus begins to fill, messages are acknowledged, or all is read that was
         there at the start.
         """
+        self.on_rollout: Callable[[Rollout], None] = lambda rollout: None
+        """Called with each rollout that may be trained, as soon as it is whole."""
         self.was_reset = asyncio.Event()
         """Set when reading restarts: the bus may have lost messages. The task that waits for it clears it."""
         self.fill = StreamFill(bus, settings.model)
@@ -269,9 +271,12 @@ class RolloutConsumer:
             self._take(rollout)
 
     def _take(self, rollout: Rollout) -> None:
+        is_late = rollout.task_id in self.groups.closed
         self.groups.add(rollout, time.monotonic())
         if rollout.task_id in self.groups.closed:
             self._assembler.discard([rollout.task_id])
+        if not is_late:
+            self.on_rollout(rollout)
         self.attempt_ended.set()
 
     def _is_valid(self, rollout: Rollout) -> bool:

@@ -28,6 +28,8 @@ def intermediate_rewards(spans: Sequence[Span], outcome_span: str, rules: Sequen
     for span in sorted(spans, key=lambda span: (span.start_ns, span.span_id)):  # one order, so one sum
         if span.call is not None or attributes.OUTCOME in span.attributes:  # the root span repeats the outcome
             continue
+        if span.scope == attributes.GRADER_SCOPE:
+            continue
         reward = sum(rule.reward for rule in rules if _fits(rule, span))
         if span.span_id != outcome_span:
             reward += sum(map(_read, extract_rewards(span)))

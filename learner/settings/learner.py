@@ -14,6 +14,7 @@ from lightningbus.learner.settings.algorithm import (
     LoraSettings,
 )
 from lightningbus.learner.settings.engine import EngineSettings
+from lightningbus.learner.settings.loss_parts import LossWeights, SupervisedSettings, TeacherSettings
 from lightningbus.learner.settings.verl import VerlSettings
 from lightningbus.learner.settings.weights import WeightSettings
 from lightningbus.tasks.task_source import TaskSourceSetting
@@ -80,7 +81,11 @@ class LearnerSettings(ModelRoleSettings):
         description="rollouts per task: GRPO's group (verl: rollout.n); 1 is for gae and reinforce_plus_plus only, "
         "which do not compare rollouts",
     )
-    groups_per_step: int = Field(16, ge=1, description="groups per training step (verl: train_batch_size)")
+    groups_per_step: int = Field(
+        16,
+        ge=0,
+        description="groups per training step (verl: train_batch_size); 0 trains on `supervised` alone",
+    )
     max_steps: int = Field(100, ge=0, description="training steps in total; 0 publishes the first version and ends")
     max_staleness: int = Field(
         2, ge=0, description="largest number of versions by which a token may lag behind the one being trained"
@@ -175,6 +180,9 @@ class LearnerSettings(ModelRoleSettings):
     weights: WeightSettings = WeightSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     actor: ActorSettings = ActorSettings()
+    loss_weights: LossWeights = LossWeights()
+    supervised: SupervisedSettings | None = Field(None, description="answers to imitate; none: rewards alone")
+    teacher: TeacherSettings | None = Field(None, description="model to agree with; none: no distillation")
     critic: CriticSettings = CriticSettings()
     lora: LoraSettings = LoraSettings()
     engine: EngineSettings = EngineSettings()
@@ -222,6 +230,14 @@ class LearnerSettings(ModelRoleSettings):
         return self
 
     @model_validator(mode="after")
+    def _without_rollouts(self) -> Self:
+        if self.groups_per_step == 0 and self.supervised is None:
+            raise ValueError("groups_per_step must be at least 1: 0 is for a learner with `supervised`")
+        if self.groups_per_step == 0 and self.tasks is not None:
+            raise ValueError("tasks need groups_per_step of at least 1: with 0 no rollout is trained")
+        return self
+
+    @model_validator(mode="after")
     def _group_timeout(self) -> Self:
         limit, deadline = self.group_timeout_seconds, self.rollout_timeout_seconds
         if limit is not None and limit < deadline:
@@ -236,6 +252,18 @@ class LearnerSettings(ModelRoleSettings):
         temperature = self.sampling_params.get("temperature", 1.0)
         if not isinstance(temperature, int | float) or temperature <= 0:
             raise ValueError("sampling_params.temperature must be above 0: a greedy group has no advantage")
+        return self
+
+    @model_validator(mode="after")
+    def _teacher(self) -> Self:
+        if self.teacher is not None and self.groups_per_step == 0:
+            raise ValueError("teacher scores rollouts: it needs groups_per_step of at least 1")
+        if self.teacher is not None and self.sampling_params.get("temperature", 1.0) != 1.0:
+            raise ValueError("teacher needs sampling_params.temperature 1: its probabilities are those at 1")
+        if self.teacher is not None and self.teacher.model == self.model:
+            raise ValueError(f"teacher.model: {self.model!r} is the model that is trained: name another one")
+        if self.loss_weights.rl == 0 and self.teacher is None and self.supervised is None:
+            raise ValueError("loss_weights.rl: 0 leaves nothing to learn from without `teacher` or `supervised`")
         return self
 
     @model_validator(mode="after")

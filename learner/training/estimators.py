@@ -1,12 +1,11 @@
 """Advantage estimators: verl's by their own names, or a user's."""
 
 import inspect
-import math
 from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from lightningbus.learner.batching.advantages import GAE, Estimator
+from lightningbus.learner.batching.advantages import GAE, Estimator, are_equal
 from lightningbus.learner.engine import cpu_platform
 from lightningbus.learner.settings.algorithm import AlgorithmSettings
 from lightningbus.learner.settings.import_path import is_import_path
@@ -15,8 +14,6 @@ from lightningbus.learner.settings.own_function import OwnFunction
 SUPPLIED_ARGS = {"token_level_rewards", "response_mask", "index", "config", "epsilon", "kwargs"}
 BATCHWIDE = {"reinforce_plus_plus", "reinforce_plus_plus_baseline", "gdpo", "gpg"}
 """verl's estimators that scale by statistics of the whole batch."""
-RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 2.0**-21, 1e-12
-"""Scores that differ by less are equal: four steps of float32, or the error of a float64 sum that cancels out."""
 WEIGHS_LENGTHS = {"opo"}
 """verl's estimators whose baseline weighs rollouts by their length."""
 
@@ -88,11 +85,7 @@ def find_equal(scores: Sequence[float], groups: Sequence[Hashable]) -> dict[Hash
     members: dict[Hashable, list[float]] = {}
     for score, group in zip(scores, groups, strict=True):
         members.setdefault(group, []).append(score)
-    return {
-        group: len(values) > 1
-        and math.isclose(min(values), max(values), rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
-        for group, values in members.items()
-    }
+    return {group: len(values) > 1 and are_equal(values) for group, values in members.items()}
 
 
 def _make_own_estimator(path: str, settings: AlgorithmSettings) -> Estimator:

@@ -80,19 +80,19 @@ def policy_loss(
         effective_sample.add((log_probs - segments.field(data, "old_log_probs"))[counts])
     compute = _own_loss if is_import_path(actor.policy_loss) and not is_reinforce(settings) else _verl_loss
     loss, loss_metrics = compute(settings, segments, log_probs, data)
-    metrics = {**loss_metrics, "actor/pg_loss": _sum_metric(loss)}
+    metrics = {**loss_metrics, "actor/pg_loss": sum_metric(loss)}
     if "entropy" in model_output:
         entropy = (segments.gather_predictions(model_output["entropy"]) * weights).sum() * ranks
-        metrics |= {ENTROPY_SUM: _sum_metric(entropy), WEIGHT_SUM: _sum_metric(weights.sum() * ranks)}
+        metrics |= {ENTROPY_SUM: sum_metric(entropy), WEIGHT_SUM: sum_metric(weights.sum() * ranks)}
         if actor.entropy_coeff > 0:
-            metrics["actor/entropy_loss"] = _sum_metric(entropy)
+            metrics["actor/entropy_loss"] = sum_metric(entropy)
             loss = loss - actor.entropy_coeff * entropy
     if actor.use_kl_loss:
         divergence = kl_penalty(log_probs, segments.field(data, "ref_log_prob"), actor.kl_loss_type)
         kl = (divergence * weights).sum() * ranks
-        metrics["actor/kl_loss"] = _sum_metric(kl)
+        metrics["actor/kl_loss"] = sum_metric(kl)
         loss = loss + actor.kl_loss_coef * kl
-    metrics["actor/loss"] = _sum_metric(loss)
+    metrics["actor/loss"] = sum_metric(loss)
     return loss, metrics
 
 
@@ -147,7 +147,7 @@ def value_loss(settings: LearnerSettings, model_output: Any, data: Any, dp_group
         loss_agg_mode="token-sum",
         dp_size=data["dp_size"],
     )
-    return loss, {"critic/vf_loss": _sum_metric(loss), "critic/vf_clipfrac": clipped.item()}
+    return loss, {"critic/vf_loss": sum_metric(loss), "critic/vf_clipfrac": clipped.item()}
 
 
 def divide_entropy(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -160,14 +160,6 @@ def divide_entropy(metrics: Mapping[str, float]) -> dict[str, float]:
 def name_grad_norm(metrics: Mapping[str, Any], who: str) -> dict[str, Any]:
     """Rename ``grad_norm`` in verl's metrics to ``<who>/grad_norm``; one of the ranks that share sequences has it."""
     return {f"{who}/{name}" if name == "grad_norm" else name: value for name, value in metrics.items()}
-
-
-def find_rows_with_gradient(settings: LearnerSettings, advantages: Sequence[NDArray[np.float32]]) -> list[int]:
-    """Return the indices of the sequences (``float32[N]`` each) that can have a gradient; at least one."""
-    if not has_no_gradient_at_zero(settings):
-        return list(range(len(advantages)))
-    shortest = min(range(len(advantages)), key=lambda index: len(advantages[index]))
-    return [index for index, values in enumerate(advantages) if values.any()] or [shortest]
 
 
 def find_tokens_with_gradient(
@@ -252,7 +244,8 @@ def _pack_segments(data: Any) -> _PackedSegments | None:
     return _PackedSegments(positions, lengths.tolist(), mask)
 
 
-def _sum_metric(value: Any) -> Any:
+def sum_metric(value: Any) -> Any:
+    """Make a metric that is the sum over micro-batches."""
     from verl.utils.metric import AggregationType, Metric
 
     return Metric(value=value.detach(), aggregation=AggregationType.SUM)

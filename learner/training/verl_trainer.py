@@ -1,7 +1,7 @@
 """Training by verl: log-probabilities, correction, mini-batches, and the resulting weights."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
@@ -33,17 +33,16 @@ from lightningbus.learner.training.joined_rows import JoinedRows, join_rows
 from lightningbus.learner.training.loss import (
     actor_config,
     divide_entropy,
-    find_rows_with_gradient,
     find_tokens_with_gradient,
     name_grad_norm,
-    policy_loss,
 )
+from lightningbus.learner.training.loss_parts import find_rows_with_gradient, step_loss
 from lightningbus.learner.training.mini_batches import split_mini_batches
 from lightningbus.learner.training.skipped_updates import MAX_SCALED_STEPS, MAX_STEPS, SkippedSteps, count_skipped
 from lightningbus.learner.training.state_saver import StateSaver
 from lightningbus.learner.training.tensors import ForwardConfig, Segments, TokenInputs, from_output
-from lightningbus.learner.training.token_weights import loss_weights
-from lightningbus.learner.transitions.sequences import TrainSequence
+from lightningbus.learner.training.token_weights import KL, RL, find_part_factors, weigh_parts
+from lightningbus.learner.transitions.sequences import CONTEXT, TrainSequence
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -131,12 +130,14 @@ class VerlTrainer:
         not made (`actor.old_log_prob_interval`).
         """
         self._is_updating = False
-        sequences, settings = batch.sequences, self._settings
-        segments = Segments(sequences)
+        sequences, settings, factors = batch.sequences, self._settings, find_part_factors(batch)
+        sampled = [row.restrict(factor != 0) for row, factor in zip(sequences, factors[RL], strict=True)]
+        segments = Segments(sampled)
         behavior = [sequence.logprobs for sequence in sequences]
         correction, metrics = leave_uncorrected(behavior, segments), dict[str, float]()
         is_needed, current = needs_log_probs(settings), None
-        if is_needed or self._num_steps % settings.actor.old_log_prob_interval == 0:
+        is_due = is_needed or self._num_steps % settings.actor.old_log_prob_interval == 0
+        if is_due and any(row.num_tokens for row in sampled):
             current = self._infer(self._engine, sequences, "log_probs")
             correction = apply_rollout_correction(current, behavior, segments, settings)
             metrics |= correction.metrics
@@ -145,7 +146,10 @@ class VerlTrainer:
             "old_log_probs": correction.old_log_probs,
             "importance": correction.importance,
             "advantages": [batch.token_advantages(sequence) for sequence in sequences],
+            **factors,
         }
+        if KL in factors:
+            fields |= _teacher_fields(sequences, fields)
         if self._critic is not None:
             values = self._infer(self._critic.engine, sequences, "values")
             targets = compute_gae(segments, fields["advantages"], values, settings)
@@ -154,7 +158,7 @@ class VerlTrainer:
             fields["ref_log_prob"] = self._reference_log_probs(sequences)
         ess = None
         if current is not None and (is_needed or not settings.has_single_update):
-            chosen = find_tokens_with_gradient(settings, sequences, fields["advantages"])
+            chosen = find_tokens_with_gradient(settings, sampled, fields["advantages"])
             ess = effective_sample_size(current, behavior, chosen)
         metrics |= self._update_all(batch, TokenInputs(sequences, fields), ess)
         return {**metrics, "actor/lr": self._step_scheduler()}
@@ -222,7 +226,7 @@ class VerlTrainer:
         actor = self._settings.actor
         mini_batches = split_mini_batches(batch, actor.ppo_mini_batch_size)
         parts = [self._select(batch, inputs, indices) for indices in mini_batches]
-        updates = [self._update(rows, weights, ess) for _ in range(actor.ppo_epochs) for rows, weights in parts]
+        updates = [self._update(rows, ess) for _ in range(actor.ppo_epochs) for rows in parts]
         for warning in self._skipped_steps.check(updates):
             if self.group.rank == 0:
                 log.warning("%s", warning)
@@ -230,25 +234,21 @@ class VerlTrainer:
         means = {name: float(np.mean([update[name] for update in updates if name in update])) for name in names}
         return {**divide_entropy(means), **count_skipped(updates)}
 
-    def _select(self, batch: Batch, inputs: TokenInputs, indices: Sequence[int]) -> tuple[TokenInputs, list[float]]:
-        """Return a mini-batch's rows, and the loss weight of a token in each."""
+    def _select(self, batch: Batch, inputs: TokenInputs, indices: Sequence[int]) -> TokenInputs:
+        """Return a mini-batch's rows, with the weights of tokens in place of their factors."""
         rows = inputs.select(indices)
-        weights = list(loss_weights(rows.sequences, self._settings.actor.loss_agg_mode, batch.num_tokens))
-        if self._critic is None:  # whose values are learned from every row
-            places = find_rows_with_gradient(self._settings, rows.fields["advantages"])
-            rows, weights = rows.select(places), [weights[place] for place in places]
-        return rows, weights
+        weights = weigh_parts(rows.sequences, rows.fields, self._settings.actor.loss_agg_mode, batch.num_tokens)
+        rows = TokenInputs(rows.sequences, {**rows.fields, **weights})
+        if self._critic is not None:  # whose values are learned from every row
+            return rows
+        return rows.select(find_rows_with_gradient(self._settings, rows.fields))
 
-    def _update(self, inputs: TokenInputs, weights: Sequence[float], ess: float | None) -> dict[str, float]:
-        """Make one optimiser step on a mini-batch, with a weight for each sequence; return metrics over all ranks.
+    def _update(self, inputs: TokenInputs, ess: float | None) -> dict[str, float]:
+        """Make one optimiser step on a mini-batch; return metrics over all ranks.
 
         ``ess``: effective sample size of the training step; None: that of this update counts.
         """
-        token_weights = [
-            np.full(len(sequence.token_ids), weight, np.float32)
-            for sequence, weight in zip(inputs.sequences, weights, strict=True)
-        ]
-        inputs = self._join(TokenInputs(inputs.sequences, {**inputs.fields, "weights": token_weights})).inputs
+        inputs = self._join(inputs).inputs
         _, batch, _ = self._shard(inputs, self._train)
         metrics: dict[str, Any] = {}
         self._is_updating = True
@@ -266,7 +266,7 @@ class VerlTrainer:
         def read_scale() -> float:
             return ess_scale(sample.share if ess is None else ess, bound)
 
-        loss = partial(policy_loss, settings, effective_sample=sample if ess is None else None)
+        loss = partial(step_loss, settings, effective_sample=sample if ess is None else None)
         with self._engine.train_mode(), scaled_learning_rate(self._engine, read_scale):
             out = self._engine.train_batch(batch, loss)
         metrics = name_grad_norm(out["metrics"], "actor")
@@ -316,6 +316,22 @@ class VerlTrainer:
             self._critic.engine.lr_scheduler_step()
         self._engine.lr_scheduler_step()
         return float(rate)
+
+
+def _teacher_fields(
+    sequences: Sequence[TrainSequence], fields: Mapping[str, Sequence[NDArray[Any]]]
+) -> dict[str, Sequence[NDArray[Any]]]:
+    """Return the fields of the teacher's part; a token that the correction rejects is not in it."""
+    unscored = [np.full(len(sequence.token_ids), np.nan, np.float32) for sequence in sequences]
+    scores = [
+        empty if sequence.teacher_logprobs is None else sequence.teacher_logprobs
+        for sequence, empty in zip(sequences, unscored, strict=True)
+    ]
+    return {
+        "teacher_log_probs": [np.nan_to_num(score) for score in scores],
+        "behavior_log_probs": [sequence.logprobs for sequence in sequences],
+        KL: [factor * (ids != CONTEXT) for factor, ids in zip(fields[KL], fields["segments"], strict=True)],
+    }
 
 
 def _to_float(value: Any) -> float:

@@ -1,9 +1,9 @@
 """Token sequences that are trained on: every sampled token is trained in exactly one of them. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ class TrainSequence:
 
     ``token_ids`` is ``int64[N]``. ``call_index`` (``int64[N]``) is the call that sampled a trained token, `CONTEXT` for
     the others. ``logprobs`` (``float32[N]``) and ``weight_versions`` (``int64[N]``) have no meaning for context.
+    ``teacher_logprobs`` (``float32[N]``) is NaN for a token that no teacher has scored; None: it has scored none.
     """
 
     rollout_id: str
@@ -32,6 +33,7 @@ class TrainSequence:
     call_index: Ids
     logprobs: NDArray[np.float32]
     weight_versions: Ids
+    teacher_logprobs: NDArray[np.float32] | None = None
 
     @property
     def trained(self) -> NDArray[np.bool_]:
@@ -42,6 +44,10 @@ class TrainSequence:
     def num_tokens(self) -> int:
         """Number of trained tokens."""
         return int(self.trained.sum())
+
+    def restrict(self, chosen: NDArray[np.bool_]) -> Self:
+        """Return a copy that trains only the chosen tokens, ``bool[N]``."""
+        return replace(self, call_index=np.where(chosen, self.call_index, CONTEXT))
 
 
 def scored_sequence(rollout_id: str, token_ids: Sequence[int]) -> TrainSequence:
@@ -119,12 +125,16 @@ def _build_sequence(rollout_id: str, last: Transition, trained: Sequence[Transit
     call_index = np.full(len(token_ids), CONTEXT, dtype=np.int64)
     logprobs = np.zeros(len(token_ids), dtype=np.float32)
     versions = np.full(len(token_ids), CONTEXT, dtype=np.int64)
+    is_scored = any(call.teacher_logprobs is not None for call in trained)
+    teacher = np.full(len(token_ids), np.nan, dtype=np.float32) if is_scored else None
     for call in trained:
         response = slice(len(call.prompt_ids), call.length)
         call_index[response], logprobs[response], versions[response] = call.index, call.logprobs, call.versions
         if call.forced is not None:
             call_index[response][call.forced] = CONTEXT
-    return TrainSequence(rollout_id, last.temperature, token_ids, call_index, logprobs, versions)
+        if teacher is not None and call.teacher_logprobs is not None:
+            teacher[response] = call.teacher_logprobs
+    return TrainSequence(rollout_id, last.temperature, token_ids, call_index, logprobs, versions, teacher)
 
 
 def _sliding_windows(rollout_id: str, call: Transition, max_tokens: int) -> list[TrainSequence]:
@@ -145,6 +155,7 @@ def _sliding_windows(rollout_id: str, call: Transition, max_tokens: int) -> list
                 call_index[window],
                 whole.logprobs[window],
                 whole.weight_versions[window],
+                whole.teacher_logprobs[window] if whole.teacher_logprobs is not None else None,
             )
         )
     return windows

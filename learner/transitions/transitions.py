@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,8 @@ class Transition:
     """``int64[T]``: the weight version that made each token."""
     forced: NDArray[np.bool_] | None = None
     """``bool[T]``: tokens that nobody sampled, which are not trained; None: all were sampled."""
+    teacher_logprobs: NDArray[np.float32] | None = None
+    """``float32[T]``: log-probabilities of the tokens under a teacher; None: no teacher has scored them."""
     truncations: tuple[str, ...] = ()
     """Settings by which it was sampled from another distribution than the learner's, as of `find_truncations`."""
 
@@ -53,6 +55,18 @@ def build_transitions(calls: Sequence[ModelCall], model: str | None = None) -> l
     Raises ValueError for a malformed one: a rollout is not trained on in part.
     """
     return [_transition(call) for call in expand_calls(calls) if model in (None, call.model)]
+
+
+def add_teacher_scores(calls: Sequence[Transition], scores: NDArray[np.float32]) -> list[Transition]:
+    """Return copies of a rollout's calls with a teacher's scores, which come call after call.
+
+    Raises ValueError for scores of other calls.
+    """
+    ends = np.cumsum([call.num_tokens for call in calls], dtype=np.int64)
+    if len(scores) != (ends[-1] if calls else 0):
+        raise ValueError("a teacher's scores are of other calls than the rollout's")
+    parts = np.split(scores, ends[:-1]) if calls else []
+    return [replace(call, teacher_logprobs=part) for call, part in zip(calls, parts, strict=True)]
 
 
 def token_versions(call: ModelCall) -> Ids:

@@ -1,6 +1,6 @@
-"""Every alarm: who raises it, when, from which threshold, and what it says. Pure.
+"""Every alert rule: who raises it, when, from which threshold, and what it says. Pure.
 
-`lightningbus.alerts.publisher` publishes those that are alerts; a status or a log line tells of the others.
+`lightningbus.alerts.publisher` publishes alerts for most of them; a status or a log line tells of the others.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ FULL = 0.75
 
 
 @dataclass(frozen=True, slots=True)
-class Alarm:
+class AlertRule:
     """A condition that is watched; ``sentence`` has its values in braces, as `str.format` takes them."""
 
     raised_by: str
@@ -34,85 +34,85 @@ class Alarm:
 STALL, ABSENT = "`stall_timeout_seconds` of the store", "`absent_seconds` of the store"
 NO_ROLLOUT = "no rollout has finished for {seconds:.0f} s and {num_tasks} tasks wait: "
 
-ALARMS = {
-    "disk_full": Alarm(
+ALERT_RULES = {
+    "disk_full": AlertRule(
         "store", "The disk of the store or of a learner is full.", "`disk_free_mib` of the role",
         "{role} {id}: {problem}",
     ),
-    "role_gone": Alarm(
+    "role_gone": AlertRule(
         "store", "A role that is expected, or did not say that it stops, is silent.", ABSENT,
         "no {who} has been there for {seconds:.0f} s: it ended without a word, or is cut off",
     ),
-    "restart_loop": Alarm(
+    "restart_loop": AlertRule(
         "store", "A learner starts again and again.", f"{NUM_STARTS} starts in {RESTART_WINDOW_SECONDS:.0f} s",
         "the {who} has started {num_starts} times without a training step between: its log says why it ends",
     ),
-    "store_cannot_write": Alarm(
+    "store_cannot_write": AlertRule(
         "store", "No rollout finishes, and ClickHouse takes no rows.", STALL,
         NO_ROLLOUT + "the store cannot write: {problem}",
     ),
-    "no_runner": Alarm(
+    "no_runner": AlertRule(
         "store", "No rollout finishes, and no runner is up.", STALL, NO_ROLLOUT + "no runner is there to take them"
     ),
-    "no_node": Alarm(
+    "no_node": AlertRule(
         "store", "No rollout finishes, and no node serves.", STALL, NO_ROLLOUT + "no inference node is ready ({states})"
     ),
-    "stream_full": Alarm(
+    "stream_full": AlertRule(
         "store", "No rollout finishes, as a stream is full and one reader of it lags.", STALL,
         NO_ROLLOUT + "{stream} is full: {slowest} lags (messages not acknowledged: {counts})",
     ),
-    "store_behind": Alarm(
+    "store_behind": AlertRule(
         "store", "No rollout finishes, as a stream is full and the store is behind.", STALL,
         NO_ROLLOUT + "{stream} is full, {num_pending} messages are not written yet",
     ),
-    "other_agent": Alarm(
+    "other_agent": AlertRule(
         "store", "No rollout finishes, and no runner takes the tasks.", STALL,
         NO_ROLLOUT + "the runners, of agent {agents}, get none of them; are they another agent's?",
     ),
-    "agents_hang": Alarm(
+    "agents_hang": AlertRule(
         "store", "No rollout finishes, and all runners are busy.", STALL,
         NO_ROLLOUT + "the runners are busy, but no agent comes to an end",
     ),
-    "no_step": Alarm(
+    "no_step": AlertRule(
         "store", "A learner that has work makes no training step.", STALL,
         "no training step for {seconds:.0f} s: the {who} is {state}{details}",
     ),
-    "slow_left_out": Alarm(
+    "slow_left_out": AlertRule(
         "store", f"Of the newest {NUM_STEPS} steps, slow rollouts are trained less than others.",
         f"{MAX_GAP:.0%} less, from {MIN_ROLLOUTS} rollouts on",
         "run {run}{of_model} leaves out slow rollouts: of the slowest tenth {slow_share:.0%} is trained, of all "
         "{share:.0%} (`lightningbus report fairness` has more)",
     ),
-    "child_not_up": Alarm(
+    "child_not_up": AlertRule(
         "supervisor", "A role that the run starts has not come up.", f"{START_SECONDS:.0f} s",
         "{name} has not come up: {doing}",
     ),
-    "child_gone": Alarm(
+    "child_gone": AlertRule(
         "supervisor", "A role that the run started is silent.", f"{ABSENT_SECONDS:.0f} s after the fleet forgets it",
         "{name} is gone: {doing}",
     ),
-    "groups_rejected": Alarm(
+    "groups_rejected": AlertRule(
         "learner, in its status", "Groups in a row give nothing to train on.", "as many as may be under way",
         "{findings}: they are tried one by one now",
     ),
-    "messages_lost": Alarm(
+    "messages_lost": AlertRule(
         "learner", "The bus has lost messages.", "1",
         "the bus lost messages: {reason}; {tasks} tasks are dispatched again",
     ),
-    "engine_fails_audit": Alarm(
+    "engine_fails_audit": AlertRule(
         "auditor", "An engine's tokens are not what it says.", "`false_alarm_rate` of the auditor",
         "engine {engine} fails the audit since version {version}: {reason} ({num_tokens} tokens, odds "
         "e^{evidence:.0f})",
     ),
-    "version_fails_audit": Alarm(
+    "version_fails_audit": AlertRule(
         "auditor, in its log", "A weight version fails on a second engine.", "`false_alarm_rate` of the auditor",
         "version {version} fails the audit: {reason} ({num_tokens} tokens, odds e^{evidence:.0f})",
     ),
-    "rollouts_missing": Alarm(
+    "rollouts_missing": AlertRule(
         "store, in its log", "The bus has settled tasks whose end is not in ClickHouse.", "1, twice in a row",
         "{num_missing} tasks that the bus has settled have no end in ClickHouse",
     ),
-    "learner_passed_by": Alarm(
+    "learner_passed_by": AlertRule(
         "store, in its log", "A learner is behind and fills the stream of others.", f"{FULL:.0%} of the stream's bound",
         "stream {stream} is filling: the learner of {model!r} is behind and will not get {num_messages} messages, so "
         "that others go on",
@@ -120,6 +120,6 @@ ALARMS = {
 }  # fmt: skip
 
 
-def describe(alarm: str, /, **values: object) -> str:
-    """Return the sentence of an alarm, by its name."""
-    return ALARMS[alarm].sentence.format(**values)
+def describe(rule: str, /, **values: object) -> str:
+    """Return the sentence of an alert rule, by its name."""
+    return ALERT_RULES[rule].sentence.format(**values)

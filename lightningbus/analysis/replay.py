@@ -16,6 +16,7 @@ from lightningbus.learner.publishing.weight_files import WEIGHTS, write_weights
 from lightningbus.learner.rollouts.assembler import Rollout
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.own_function import OwnFunctionError
+from lightningbus.learner.teacher.score_file import add_recorded_scores
 from lightningbus.learner.trainer import Trainer
 from lightningbus.learner.transitions.prefix_tree import find_parents
 from lightningbus.learner.transitions.transitions import build_transitions
@@ -25,10 +26,13 @@ from lightningbus.schemas.trajectory.prefix_encoding import expand_calls
 
 
 def replay_step(
-    client: Client, run: str | None, model: str | None, number: int, checkpoints: Path | None
+    client: Client, run: str | None, model: str | None, number: int, checkpoints: Path | None, grading: str = ""
 ) -> dict[str, Any]:
-    """Repeat a step and compare: its batch and, from the checkpoint before it, its loss."""
-    history = RunHistory.open(client, run, model)
+    """Repeat a step and compare: its batch and, from the checkpoint before it, its loss.
+
+    ``grading``: the grading whose rewards count; empty: those that rollouts ended with.
+    """
+    history = RunHistory.open(client, run, model, grading)
     (step,) = history.steps(number, number)
     batch = _batch(history, step, step.settings)
     batch_sha256 = batch.compute_sha256()
@@ -66,9 +70,13 @@ def train_offline(
     changes: dict[str, Any],
     out: Path,
     on_step: Callable[[], None],
+    grading: str = "",
 ) -> list[tuple[int, float, int, float]]:
-    """Train on the batches of steps, in order, from the first model; (step, reward, tokens, loss) of each."""
-    history = RunHistory.open(client, run, model)
+    """Train on the batches of steps, in order, from the first model; (step, reward, tokens, loss) of each.
+
+    ``grading`` as for `replay_step`.
+    """
+    history = RunHistory.open(client, run, model, grading)
     recorded = history.steps(*steps)
     settings = validate_settings(LearnerSettings, {**recorded[0].settings.model_dump(), **changes}, "settings")
     trainer = _make_trainer(settings)
@@ -126,8 +134,13 @@ def _batch(history: RunHistory, step: RecordedStep, settings: LearnerSettings) -
     except ValueError as error:
         raise UserError(str(error)) from error
     groups, quarantined = history.groups(step), history.quarantined(step)
+    if settings.teacher is not None:
+        try:
+            add_recorded_scores(groups, settings.checkpoint_dir)
+        except FileNotFoundError as error:
+            raise UserError(f"step {step.number} was taught, and {error}") from error
     try:
-        return builder.build(groups, step.version - 1, quarantined)
+        return builder.build(groups, step.version - 1, quarantined, step.number - 1)
     except ValueError as error:  # raised by a credit function or an estimator, as in the learner
         raise UserError(str(error)) from error
 

@@ -19,7 +19,7 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.run_data.agent_spans import AGENT_SPANS
 from lightningbus.run.settings.run_file import validate_settings
 from lightningbus.schemas.spans import ModelCall, Span, VersionSpan
-from lightningbus.schemas.trajectory.attempt_selection import Resolution
+from lightningbus.schemas.trajectory.attempt_selection import GRADED_OUTCOMES, Resolution
 
 TRAINED = "SELECT DISTINCT run_id, model FROM training_steps ORDER BY run_id, model"
 STEPS = """
@@ -27,6 +27,7 @@ SELECT step, version, settings, batch_sha256, metrics FROM training_steps
 WHERE run_id = {run_id:String} AND model = {model:String} AND step BETWEEN {first:UInt32} AND {last:UInt32}
 ORDER BY step
 """
+LAST_STEP = "SELECT max(step) FROM training_steps WHERE run_id = {run_id:String} AND model = {model:String}"
 USES = """
 SELECT rollout_id, execution_id, task_id FROM training_rollouts
 WHERE run_id = {run_id:String} AND model = {model:String} AND step = {step:UInt32} AND batch_index >= 0
@@ -41,6 +42,10 @@ ATTEMPTS = """
 SELECT rollout_id, task_id, sample_index, group_size, attempt, execution_id, outcome, resolution, reward, rewards,
     reward_span FROM attempts
 WHERE run_id = {run_id:String} AND execution_id IN {executions:Array(String)}
+"""
+GRADES = """
+SELECT execution_id, reward, rewards FROM grades
+WHERE run_id = {run_id:String} AND grading = {grading:String} AND execution_id IN {executions:Array(String)}
 """
 CALLS = """
 SELECT c.execution_id AS execution_id, call, c.role AS role, c.model AS model, c.node AS node,
@@ -90,16 +95,20 @@ class RecordedStep:
 class RunHistory:
     """Records of one model's training in one run, read from ClickHouse; calls block."""
 
-    def __init__(self, sql: Client, run: str, model: str) -> None:
-        self._sql, self._run, self._model = sql, run, model
+    def __init__(self, sql: Client, run: str, model: str, grading: str = "") -> None:
+        """Prepare to read; ``grading``: the grading whose rewards count; empty: those that rollouts ended with."""
+        self._sql, self._run, self._model, self._grading = sql, run, model, grading
 
     @classmethod
-    def open(cls, sql: Client, run: str | None, model: str | None = None) -> "RunHistory":
-        """Open the history of a model in a run; None: the only one there is. Raise `UserError` if it is ambiguous."""
+    def open(cls, sql: Client, run: str | None, model: str | None = None, grading: str = "") -> "RunHistory":
+        """Open the history of a model in a run; None: the only one there is. Raise `UserError` if it is ambiguous.
+
+        ``grading`` as for `RunHistory`.
+        """
         rows = sql.query(TRAINED).result_rows
         name = _choose("run", run, list(dict.fromkeys(row[0] for row in rows)), "runs with training steps")
         models = [row[1] for row in rows if row[0] == name]
-        return cls(sql, name, _choose("model", model, models, f"models that run {name!r} trained"))
+        return cls(sql, name, _choose("model", model, models, f"models that run {name!r} trained"), grading)
 
     def steps(self, first: int, last: int) -> list[RecordedStep]:
         """Load training steps in order; raise `UserError` if one of them is not on record."""
@@ -145,12 +154,31 @@ class RunHistory:
 
         Only calls of the model are kept.
         """
-        executions = [row["execution_id"] for row in self._rows(BEST_ROLLOUTS, most=per_task, least=min_reward)]
+        rows = self._rows(BEST_ROLLOUTS, most=per_task, least=min_reward)
+        return self._rollouts_of_model([row["execution_id"] for row in rows])
+
+    def query_rollouts(self, query: str) -> list[Rollout]:
+        """Load the rollouts that a query names by its column ``execution_id``, in its order, as `best_rollouts`.
+
+        Raise `UserError` for a query without that column.
+        """
+        result = self._sql.query(query)
+        if "execution_id" not in result.column_names:
+            raise UserError("--query: select the column execution_id of `rollouts`, which names what is taken")
+        place = result.column_names.index("execution_id")
+        return self._rollouts_of_model(list(dict.fromkeys(str(row[place]) for row in result.result_rows)))
+
+    def last_settings(self) -> LearnerSettings:
+        """Load the settings of the newest training step."""
+        ((number,),) = self._sql.query(LAST_STEP, parameters={"run_id": self._run, "model": self._model}).result_rows
+        return self.steps(number, number)[0].settings
+
+    def _rollouts_of_model(self, executions: Sequence[str]) -> list[Rollout]:
         rollouts = {rollout.execution_id: rollout for rollout in self.rollouts(executions, None)}
-        best = [rollouts[execution] for execution in executions]
+        rollouts_of_model = [rollouts[execution] for execution in executions if execution in rollouts]
         return [
             replace(rollout, calls=tuple(call for call in rollout.calls if call.model == self._model))
-            for rollout in best
+            for rollout in rollouts_of_model
         ]
 
     def rollouts(self, executions: Sequence[str], settings: LearnerSettings | None) -> Iterator[Rollout]:
@@ -161,8 +189,17 @@ class RunHistory:
             spans.setdefault(row["execution_id"], []).append(_call_span(row))
         for row in self._rows(SPANS, executions=list(executions)):
             spans.setdefault(row["execution_id"], []).append(_span(row))
+        grades = self._load_grades(executions)
         for row in self._rows(ATTEMPTS, executions=list(executions)):
+            if self._grading:
+                row = regrade_row(row, grades.get(row["execution_id"]), self._grading)
             yield _rollout(row, spans.get(row["execution_id"], []), rules, reward)
+
+    def _load_grades(self, executions: Sequence[str]) -> dict[str, QueryRow]:
+        if not self._grading:
+            return {}
+        rows = self._rows(GRADES, executions=list(executions), grading=self._grading)
+        return {row["execution_id"]: row for row in rows}
 
     def _rows(self, sql: str, **parameters: Any) -> list[QueryRow]:
         return list(
@@ -178,6 +215,19 @@ def _choose(option: str, name: str | None, names: Sequence[str], what: str) -> s
     if name is not None and (hint := suggest_name(name, names)):
         raise UserError(f"--{option}: {name!r} is none of the {what}; {hint}")
     raise UserError(f"--{option}: name one of the {what}: {', '.join(names) or 'there is none yet'}")
+
+
+def regrade_row(row: QueryRow, grade: QueryRow | None, grading: str) -> QueryRow:
+    """Return an attempt with the rewards of a grading; raise `UserError` if it deserves a grade and has none. Pure."""
+    if row["outcome"] not in GRADED_OUTCOMES:
+        return row
+    if grade is None:
+        raise UserError(
+            f"--grading: rollout {row['rollout_id']} has no grade of {grading!r}: `lightningbus regrade` gives it one"
+        )
+    rewards = {**row["rewards"], **grade["rewards"]}
+    outcome = "ok" if grade["reward"] is not None else "grading_failed"
+    return {**row, "outcome": outcome, "reward": grade["reward"], "rewards": rewards}
 
 
 def _rollout(row: QueryRow, spans: Sequence[Span], rules: Sequence[AirRule], reward: str) -> Rollout:

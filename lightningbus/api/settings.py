@@ -62,6 +62,8 @@ class TrainSettings(EvaluateSettings, total=False):
     """Settings of the held-out evaluations."""
     auditor: Mapping[str, Any]
     """Settings of the auditor; without it none runs."""
+    grader: Mapping[str, Any]
+    """Settings of the grader, which gives the rewards; without it agents give them."""
 
 
 PATHS: dict[str, tuple[str, ...]] = {

@@ -16,9 +16,10 @@ ROLES = Section("roles", "Run one role by itself")
 COMMANDS = (
     Command("doctor", START, "Check that this machine can run lightningbus.", "lightningbus doctor"),
     Command("init", START, "Write a first project to change.", "lightningbus init first --framework openai"),
-    Command("demo", START, "Train the calculator agent on this machine.", "lightningbus demo"),
+    Command("demo", START, "Train an agent with a calculator on this machine.", "lightningbus demo"),
     Command("env", TRAIN, "Write an environment's tasks and run file.", "lightningbus env gymnasium:NAME --limit 100"),
     Command("train", TRAIN, "Run a training job to its end.", "lightningbus train -c run.yaml"),
+    Command("sft", TRAIN, "Train on good answers: rollouts or chats.", "lightningbus sft chats.jsonl --model-path M"),
     Command("optimize", TRAIN, "Improve the prompts of an agent.", "lightningbus optimize -c optimize.yaml"),
     Command("up", TRAIN, "Run all roles of a run file until Ctrl-C.", "lightningbus up -c run.yaml"),
     Command("status", RESULTS, "List the roles that are alive, and their state.", "lightningbus status --watch"),
@@ -27,6 +28,7 @@ COMMANDS = (
     Command("query", RESULTS, "Run SQL on all recorded data.", "lightningbus query 'SELECT count() FROM rollouts'"),
     Command("rollouts", RESULTS, "Read a rollout, follow them, export the best.", "lightningbus rollouts tail -n 10"),
     Command("steps", RESULTS, "Repeat a training step.", "lightningbus steps replay --step 3"),
+    Command("regrade", RESULTS, "Give stored rollouts new rewards.", "lightningbus regrade grader.yaml --name strict"),
     Command("audit", RESULTS, "Show the auditor's findings.", "lightningbus audit"),
     Command("publish", MANAGE, "Publish the tasks of a file.", "lightningbus publish tasks.jsonl --samples 8"),
     Command("weights", MANAGE, "List, pin and revoke weight versions.", "lightningbus weights list"),
@@ -38,6 +40,7 @@ COMMANDS = (
     Command("inference", ROLES, "Run vLLM behind a gateway.", "lightningbus inference --model-path models/M", True),
     Command("learner", ROLES, "Train on finished rollouts.", "lightningbus learner --settings learner.yaml", True),
     Command("runner", ROLES, "Run an agent on tasks of the bus.", "lightningbus runner --entrypoint agent:solve", True),
+    Command("grader", ROLES, "Give rollouts their rewards.", "lightningbus grader --settings grader.yaml", True),
     Command("auditor", ROLES, "Recompute sampled probabilities.", "lightningbus auditor --model-path models/M", True),
 )  # fmt: skip
 """Every command, by section in the order of `--help`. Its module is imported when it is called."""

@@ -91,7 +91,7 @@ SizeOption = Annotated[
     typer.Option(
         "--size",
         help="NAME=SIZE of a stream, e.g. train_rollouts_mib=8192; names are tasks_mib, train_rollouts_mib, "
-        "eval_rollouts_mib, events_mib, max_ack_pending; repeatable [default: unchanged, else as shipped]",
+        "eval_rollouts_mib, events_mib, grading_mib, max_ack_pending; repeatable [default: unchanged, else as shipped]",
     ),
 ]
 PolicyOption = Annotated[

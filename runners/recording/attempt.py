@@ -9,11 +9,13 @@ from types import MappingProxyType
 from lightningbus.common.observability import metrics
 from lightningbus.runners.protocol.answers.choice import SampledChoice
 from lightningbus.runners.protocol.token_history import TokenHistory
+from lightningbus.runners.recording.grading_request import build_grading_request
 from lightningbus.runners.recording.refusals import InvalidSpanError, Refusal, Refusals
 from lightningbus.runners.recording.usage import UsageMeter
 from lightningbus.schemas import ids
 from lightningbus.schemas.base import MAX_TIME_NS, Outcome
 from lightningbus.schemas.codec import MAX_BYTES, EncodeError, EncodeTooLargeError, encode
+from lightningbus.schemas.grading import GradingRequest
 from lightningbus.schemas.semconv import attributes
 from lightningbus.schemas.semconv.rewards import extract_rewards
 from lightningbus.schemas.spans import AttemptResult, ModelCall, Span, SpanBatch
@@ -45,6 +47,8 @@ class AttemptRecorder:
     started_ns: int = field(default_factory=time.time_ns)
     outbox: list[SpanBatch] = field(default_factory=list)
     """Batches the bus does not have yet, in order."""
+    grading_request: GradingRequest | None = None
+    """Request for a grade that follows the last batch, where graders end the attempt."""
     sending: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while spans are being sent."""
     reward_spans: list[Span] = field(default_factory=list)
@@ -70,6 +74,8 @@ class AttemptRecorder:
     """Requests that are not asked again, by digest, and why."""
     traceparent: str = ""
     """The runner's own span of this attempt, where its traces are exported."""
+    is_graded: bool = False
+    """Whether graders on the bus give the reward, and so end the attempt."""
     unrecordable_reason: str = ""
     """Reason why one of the agent's model calls cannot be recorded; empty while all can."""
 
@@ -84,6 +90,7 @@ class AttemptRecorder:
         self._pending_bytes = self._bytes = 0
         self._sequence = 0
         self._ids: set[str] = set()
+        self._last_request = self._last_response = ""
 
     @property
     def num_spans(self) -> int:
@@ -152,6 +159,8 @@ class AttemptRecorder:
     ) -> None:
         """Record one sampled choice of a model call, as the engine made it; ``parent`` is the agent's span."""
         index = self.calls
+        if self.is_graded:
+            self._last_request, self._last_response = _truncate(request), _truncate(part.response)
         prompt = self._prompts.encode(part.prompt_ids, part.response_ids)
         encoded_request = self._requests.encode(request.encode(errors="replace"))
         call = ModelCall(
@@ -242,25 +251,34 @@ class AttemptRecorder:
             self.flush()
         named = dict(rewards or {})
         self._pending.append(self._root(outcome, reward, named, error, ended_ns))
-        self._batch(
-            AttemptResult(
-                outcome=outcome,
-                is_final=final,
-                reward=reward,
-                rewards=named,
-                reward_span=reward_span,
-                error=shorten(error, MAX_ERROR),
-                num_spans=self.num_spans + 1,
-                usage=self._meter.usage(),
-                enqueued_ns=self.published_ns,
-                started_ns=self.started_ns,
-                ended_ns=ended_ns,
-                result=_truncate(result),
-            )
+        end = AttemptResult(
+            outcome=outcome,
+            is_final=final,
+            reward=reward,
+            rewards=named,
+            reward_span=reward_span,
+            error=shorten(error, MAX_ERROR),
+            num_spans=self.num_spans + 1,
+            usage=self._meter.usage(),
+            enqueued_ns=self.published_ns,
+            started_ns=self.started_ns,
+            ended_ns=ended_ns,
+            result=_truncate(result),
         )
+        if not (self.is_graded and final):
+            self._batch(end)
+            return
+        self._batch()
+        conversation = (self._last_request, self._last_response) if outcome == "ok" else ("", "")
+        self.grading_request = build_grading_request(self.task, self._make_batch(end), *conversation)
 
     def _batch(self, end: AttemptResult | None = None) -> None:
-        batch = SpanBatch(
+        self.outbox.append(self._make_batch(end))
+        self._sequence += 1
+        self._pending, self._pending_bytes = [], 0
+
+    def _make_batch(self, end: AttemptResult | None) -> SpanBatch:
+        return SpanBatch(
             run_id=self.task.run_id,
             task_id=self.task.id,
             rollout_id=self.rollout,
@@ -276,9 +294,6 @@ class AttemptRecorder:
             spans=tuple(self._pending),
             end=end,
         )
-        self.outbox.append(batch)
-        self._sequence += 1
-        self._pending, self._pending_bytes = [], 0
 
     def _root(
         self, outcome: Outcome, reward: float | None, rewards: Mapping[str, float], error: str, ended_ns: int

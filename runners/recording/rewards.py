@@ -7,7 +7,7 @@ from typing import Any
 
 from lightningbus.schemas.semconv import attributes
 from lightningbus.schemas.semconv.rewards import MAIN, MAX_REWARD, extract_rewards, find_main, is_usable, named_rewards
-from lightningbus.schemas.spans import MAX_REWARDS, Span
+from lightningbus.schemas.spans import MAX_REWARDS, RUNNER_REWARDS, Span
 
 NO_REWARD = "the agent gave no reward"
 WAYS = f"return a number, set a reward function, or emit a span with the attribute {attributes.REWARD}"
@@ -64,8 +64,9 @@ def parse_named_rewards(value: Any) -> dict[str, float]:
         raise InvalidRewardError(f"rewards are an object of names and numbers, not {str(value)[:80]!r}")
     if not value:
         raise InvalidRewardError("rewards are an object of names and numbers, and this one is empty")
-    if len(value) > MAX_REWARDS:
-        raise InvalidRewardError(f"a rollout has at most {MAX_REWARDS} named rewards, not {len(value)}")
+    num_own = len(value) - sum(name in value for name in RUNNER_REWARDS)
+    if num_own > MAX_REWARDS:
+        raise InvalidRewardError(f"a rollout has at most {MAX_REWARDS} named rewards, not {num_own}")
     for name in value:
         if not 0 < len(name) <= MAX_NAME or not name.isprintable():  # half a character is not printable either
             raise InvalidRewardError(f"the name of a reward has 1 to {MAX_NAME} printable characters: {name[:80]!r}")
@@ -122,6 +123,18 @@ def resolve_rewards(answer: Mapping[str, Any], spans: Iterable[Span], default: f
         return Rewards(parse_reward(values[main]), {}, last.span_id)
     named = parse_named_rewards(values)
     return Rewards(named[main], named, last.span_id)
+
+
+def resolve_own_rewards(answer: Mapping[str, Any], spans: Sequence[Span]) -> Rewards | None:
+    """Choose the rewards that an agent gave of its own accord, where graders give the rollout's; there may be none.
+
+    A number that it returned is its result. Raises `InvalidRewardError` for a reward that is none.
+    """
+    value = answer.get("value")
+    is_given = "reward" in answer or (isinstance(value, Mapping) and ("reward" in value or "rewards" in value))
+    if not is_given and not any(map(_is_reward, spans)):
+        return None
+    return resolve_rewards(answer if is_given else {}, spans)
 
 
 def _has_rewards(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Publishing of an attempt's recorded spans."""
+"""Publishing of an attempt's recorded spans, and of the request for its grade."""
 
 import math
 
@@ -12,14 +12,14 @@ async def send(bus: Bus, recorder: AttemptRecorder, seconds: float = math.inf) -
 
     A full stream is waited for, however long. Raises as `Bus.publish`.
     """
+    traceparent = ids.traceparent(recorder.trace_id, recorder.root_id)
     async with recorder.sending:
         while recorder.outbox:
             batch = recorder.outbox[0]
-            await bus.publish(
-                subjects.rollout(batch.mode),
-                batch,
-                msg_id=ids.batch_msg_id(batch.execution_id, batch.sequence),
-                traceparent=ids.traceparent(recorder.trace_id, recorder.root_id),
-                timeout=seconds,
-            )
+            subject, msg_id = subjects.rollout(batch.mode), ids.batch_msg_id(batch.execution_id, batch.sequence)
+            await bus.publish(subject, batch, msg_id=msg_id, traceparent=traceparent, timeout=seconds)
             recorder.outbox.pop(0)
+        if (request := recorder.grading_request) is not None:
+            subject, msg_id = subjects.grading(request.ending.mode), ids.grading_msg_id(request.ending.execution_id)
+            await bus.publish(subject, request, msg_id=msg_id, traceparent=traceparent, timeout=seconds)
+            recorder.grading_request = None

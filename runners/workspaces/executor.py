@@ -20,10 +20,11 @@ from lightningbus.runners.workspaces.artifacts import (
 )
 from lightningbus.runners.workspaces.errors import WorkspaceFailedError, WorkspaceRefusedError
 from lightningbus.runners.workspaces.files.changes import Change, make_diff
-from lightningbus.runners.workspaces.grading import APPLIES, PASSED, apply_patch, grade, run_program
+from lightningbus.runners.workspaces.grading import PASSED, apply_patch, grade, run_program
 from lightningbus.runners.workspaces.pool import WorkspacePool
 from lightningbus.runners.workspaces.providers import Workspace
 from lightningbus.runners.workspaces.specification import WorkspaceSpec, parse_workspace, without_workspace
+from lightningbus.schemas.spans import PATCH_APPLIES
 
 TRIAL_SECONDS = 60.0
 MakeAgent = Callable[[Launcher], AgentExecutor]
@@ -98,11 +99,11 @@ class WorkspaceExecutor(AgentExecutor):
         spec, value = self._spec.grade, answer.get("value")
         patch = value.get("patch") if isinstance(value, dict) else None
         if isinstance(patch, str) and spec is not None:
-            parts[APPLIES] = float(await apply_patch(self._workspace, self._launcher, patch))
+            parts[PATCH_APPLIES] = float(await apply_patch(self._workspace, self._launcher, patch))
         await self._keep()
         if spec is None:
             return answer
-        if parts.get(APPLIES) == 0:
+        if parts.get(PATCH_APPLIES) == 0:
             return {**answer, "reward": {"rewards": {PASSED: 0.0, **parts}}}
         async with contextlib.AsyncExitStack() as files:
             over = await files.enter_async_context(self._pool.using_files(spec.files)) if spec.files else None

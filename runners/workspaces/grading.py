@@ -16,7 +16,7 @@ from lightningbus.runners.workspaces.errors import WorkspaceFailedError
 from lightningbus.runners.workspaces.providers import MAX_RESULT_BYTES, Workspace
 from lightningbus.runners.workspaces.specification import GradeSpec
 
-PASSED, APPLIES = "tests_passed", "patch_applies"
+PASSED = "tests_passed"
 PATCH_COMMAND = ["git", "apply", "--whitespace=nowarn", "-"]
 PATCH_SECONDS = 60.0
 MAX_TAIL_BYTES = 4096

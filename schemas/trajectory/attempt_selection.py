@@ -8,7 +8,11 @@ from lightningbus.schemas.spans import AttemptResult
 
 INFRA_OUTCOMES: frozenset[Outcome] = frozenset({"infra_error", "poison", "preempted"})
 """Outcomes that the agent did not cause: the task is retried, and there is no reward."""
-UNREWARDED_OUTCOMES: frozenset[Outcome] = INFRA_OUTCOMES | {"reward_timeout"}
+UNGRADED_OUTCOMES: frozenset[Outcome] = frozenset({"reward_timeout", "grading_failed"})
+"""Outcomes of an agent that ended well, and that nobody could grade."""
+GRADED_OUTCOMES: frozenset[Outcome] = frozenset({"ok", "grading_failed"})
+"""Outcomes of an agent that ended well, so that a later grading gives a reward."""
+UNREWARDED_OUTCOMES: frozenset[Outcome] = INFRA_OUTCOMES | UNGRADED_OUTCOMES
 """Outcomes that do not measure the agent: in training they never count as a reward of 0."""
 
 

@@ -5,11 +5,11 @@ A rollout counts once for each model that answered it. Its reward is the one tha
 In training as the learner counts it (`lightningbus.learner.rollouts.assembler.training_reward`): a rollout that the
 agent failed counts as 0 under ``failed_rollouts: zero``, and is left out under ``mask``. One that infrastructure failed
 is left out.
-In an evaluation every failed rollout counts as 0, as in `lightningbus.run.evaluation.evaluation`. One whose reward
-function did not end counts nowhere.
+In an evaluation every failed rollout counts as 0, as in `lightningbus.run.evaluation.evaluation`. One that could not be
+graded counts nowhere.
 """
 
-from lightningbus.schemas.trajectory.attempt_selection import UNREWARDED_OUTCOMES
+from lightningbus.schemas.trajectory.attempt_selection import UNGRADED_OUTCOMES, UNREWARDED_OUTCOMES
 
 REWARD_SETTINGS = """
 SELECT run_id, model, JSONExtractString(last_settings, 'failed_rollouts') AS failed_rollouts,
@@ -22,11 +22,12 @@ FROM
 """
 """Settings of each model's learner, from its last step; empty before the first."""
 
+_UNGRADED = ", ".join(f"'{outcome}'" for outcome in sorted(UNGRADED_OUTCOMES))
 _UNREWARDED = ", ".join(f"'{outcome}'" for outcome in sorted(UNREWARDED_OUTCOMES))
 OWN_REWARD = """if(reward_name = '', reward, if(mapContains(rewards, reward_name), rewards[reward_name], NULL))"""
 """The reward that a model's learner trains on, NULL: the rollout has none."""
 COUNTED_REWARD = f"""multiIf(
-    outcome = 'ok', if(mode = 'eval', ifNull({OWN_REWARD}, 0.), {OWN_REWARD}), outcome = 'reward_timeout', NULL,
+    outcome = 'ok', if(mode = 'eval', ifNull({OWN_REWARD}, 0.), {OWN_REWARD}), outcome IN ({_UNGRADED}), NULL,
     mode = 'eval' OR (failed_rollouts = 'zero' AND outcome NOT IN ({_UNREWARDED})), 0., NULL)"""
 """The reward that a rollout counts with, NULL: left out; from its columns and `REWARD_SETTINGS`."""
 

@@ -100,7 +100,10 @@ async def put_letter(bus: Bus, at: str = subjects.TASKS, **changes: Any) -> int:
         ({"stream": "WEIGHTS", "subject": "lb.weights.version.policy"}, "there is no dead letter 1 that can be read"),
         ({"stream": "OBJ_weights", "at": "OBJ_weights"}, "letters of OBJ_weights are not sent again"),
         ({"payload": b"\x00"}, "it holds no Task"),
-        ({"stream": "EVENTS", "at": "EVENTS", "payload": b"\x00"}, "it holds no TaskBatchRecord or TrainingStep"),
+        (
+            {"stream": "EVENTS", "at": "EVENTS", "payload": b"\x00"},
+            "it holds no TaskBatchRecord or TrainingStep or RolloutGraded",
+        ),
     ],
 )
 async def test_a_letter_that_is_none_of_its_stream_is_not_sent_again(

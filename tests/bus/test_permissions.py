@@ -37,6 +37,7 @@ from lightningbus.bus.security.users import create_users
 from lightningbus.bus.streams.specs import (
     BUCKET,
     DEFAULT_POLICIES,
+    GRADERS,
     STORE_CONSUMERS,
     STORE_DLQ,
     STORE_EVENTS,
@@ -61,6 +62,7 @@ from lightningbus.schemas import subjects
 from lightningbus.schemas.audits.events import AuditVerdict, RolloutAudit
 from lightningbus.schemas.codec import decode, encode
 from lightningbus.schemas.fleet import Alert, Heartbeat
+from lightningbus.schemas.grading import GradingRequest, RolloutGraded
 from lightningbus.schemas.prompts import PromptCanary, PromptReleaseState, PromptVersion, digest_of
 from lightningbus.schemas.tasks import Task, TaskBatchRecord
 from lightningbus.schemas.training import DispatchMark
@@ -220,6 +222,19 @@ async def test_each_role_does_its_work_and_is_denied_nothing(
         )  # fmt: skip
         alert = Alert(role="learner", reason="the bus lost messages", fired_at_ns=1)
         await learner.publish(subjects.ALERT, alert, msg_id="alert")
+        grader, grading = roles["grader"], GradingRequest(ending=batch)
+        await runner.publish(subjects.grading("train"), grading, msg_id="grading")
+        assert await grader.get_ack_wait(GRADERS) == GRADERS.ack_wait
+        assert (await take_next(grader, GRADERS)).event() == grading
+        await grader.publish(subjects.rollout("train"), batch, msg_id="end")
+        grade = RolloutGraded(
+            run_id="r", task_id="good", rollout_id="good.0", execution_id="e", grading="live", graders_sha256="",
+            started_at_ns=1, graded_at_ns=1,
+        )  # fmt: skip
+        await grader.publish(subjects.ROLLOUT_GRADED, grade, msg_id="graded")
+        await exits.enter_async_context(grader.heartbeat("grader", "one", lambda: {"state": "grading"}))
+        await exits.enter_async_context(grader.fleet("grader"))
+        assert (await store.backlog(GRADERS)).num_pending == 0
 
         ((number, letter),) = [each async for each in DeadLetterQueue(client).list_letters()]
         assert letter.reason == "nobody could use it" and (await DeadLetterQueue(client).get(number)) == letter
@@ -321,8 +336,9 @@ HEARTBEATS = ("lb.heartbeat.store.evil", "lb.heartbeat.learner.evil", "lb.heartb
 MAY_NOT_SAY = {
     "runner": (
         *PROMPTS, *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASKS, *STEPS, *ALERTS, *NODES, *HEARTBEATS[:2],
-        "lb.dlq.TRAIN_ROLLOUTS", *DECISIONS, *LOOKING_BACK, *VERDICTS, *AUDITS,
-        f"{API}.DIRECT.GET.WEIGHTS.lb.weights.version.policy", f"{API}.DIRECT.GET.OBJ_weights",
+        "lb.dlq.TRAIN_ROLLOUTS", *DECISIONS, *LOOKING_BACK, *VERDICTS, *AUDITS, "lb.event.rollout_graded",
+        f"{API}.CONSUMER.MSG.NEXT.GRADING.graders", f"{API}.DIRECT.GET.WEIGHTS.lb.weights.version.policy",
+        f"{API}.DIRECT.GET.OBJ_weights",
     ),
     "store": (
         *PROMPTS, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *TASK_RECORDS, *STEPS, *NODES,
@@ -339,6 +355,10 @@ MAY_NOT_SAY = {
     "auditor": (
         *PROMPTS, *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *TASKS, *TASK_RECORDS, *STEPS, *NODES,
         *HEARTBEATS, "lb.weights.swap_lock.policy", "lb.dlq.TASKS",
+    ),
+    "grader": (
+        *PROMPTS, *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *TASKS, *TASK_RECORDS, *STEPS, *ALERTS, *NODES,
+        *HEARTBEATS, *DECISIONS, *LOOKING_BACK, *VERDICTS, *AUDITS, "lb.grading.train", "lb.dlq.TASKS",
     ),
     "client": (
         *PROMPTS, *STORES, *LEARNERS, *WEIGHT_WRITERS, *TASK_READERS, *ROLLOUTS, *STEPS, *ALERTS, *NODES, *HEARTBEATS,
@@ -375,6 +395,7 @@ MAY_HEAR = {
         BEATS_OF_NODES,
     },
     "auditor": {"lb.rollout.train", BEATS_OF_NODES},
+    "grader": set(),
     "store": {"lb.heartbeat.*.*", BEATS_OF_NODES},
     "client": {"lb.heartbeat.*.*", BEATS_OF_NODES, "lb.rollout.train"},
 }

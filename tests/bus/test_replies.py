@@ -16,7 +16,7 @@ from lightningbus.bus.security.accounts import is_within
 from lightningbus.bus.security.credentials import Credentials
 from lightningbus.bus.security.permissions import PERMISSIONS, make_permissions
 from lightningbus.bus.security.users import create_users
-from lightningbus.bus.streams.specs import DEFAULT_POLICIES, STREAMS, durable_consumers, runner_consumer
+from lightningbus.bus.streams.specs import DEFAULT_POLICIES, GRADERS, STREAMS, durable_consumers, runner_consumer
 from lightningbus.schemas import subjects
 from tests.polling import HANG_SECONDS
 
@@ -45,6 +45,8 @@ ROLES: list[tuple[Policies, str]] = [
 ]
 """With the models that learners train there."""
 AGENTS = runner_consumer("calc", "train")
+QUEUES = (AGENTS, GRADERS)
+"""Readers whose role's own pulls take messages away."""
 EMPTY = b"{}"
 """What lies in the streams: a body that any request takes."""
 BODIES: dict[str, tuple[bytes, ...]] = {
@@ -55,7 +57,8 @@ BODIES: dict[str, tuple[bytes, ...]] = {
     "RESET": (b'{"seq": 1}',),
 }
 WORDS = (
-    "lb.task.train.calc", "lb.rollout.train", "lb.rollout.eval", "lb.event.training_step", "lb.alert",
+    "lb.task.train.calc", "lb.grading.train",
+    "lb.rollout.train", "lb.rollout.eval", "lb.event.training_step", "lb.alert",
     "lb.weights.version.policy", "lb.weights.version.checker", "lb.weights.activated.node", "lb.weights.release.policy",
     "lb.weights.swap_lock.policy", "lb.dlq.TASKS",
     "lb.prompts.version.solver", "lb.prompts.release.solver", "lb.dispatch.run",
@@ -114,7 +117,7 @@ async def contents(admin: Bus) -> dict[str, Any]:
         snapshot[name] = info.config
         for consumer in await admin.js.consumers_info(name):
             snapshot[f"{name} {consumer.name}"] = (consumer.config, consumer.created)
-            if consumer.name != AGENTS.durable:  # the role's own pulls take from it
+            if consumer.name not in {queue.durable for queue in QUEUES}:
                 snapshot[f"{name} {consumer.name} acknowledged"] = consumer.ack_floor and consumer.ack_floor.stream_seq
     return snapshot
 
@@ -196,9 +199,10 @@ async def test_no_answer_does_what_its_receiver_may_not(
 
 def _may_remove(stream: str, subject: str, allowed: Sequence[str]) -> bool:
     """Whether a role may purge a stream, settle what it took from it, or replace the last message of a subject."""
-    purge, settle = f"{API}.STREAM.PURGE.{stream}", f"$JS.ACK.{stream}.{AGENTS.durable}.1"
+    purge = f"{API}.STREAM.PURGE.{stream}"
     replaces = stream == subjects.DISPATCH and _may(subject, allowed)
-    return replaces or _may(purge, allowed) or (stream == AGENTS.stream and _may(settle, allowed))
+    settles = any(stream == queue.stream and _may(f"$JS.ACK.{stream}.{queue.durable}.1", allowed) for queue in QUEUES)
+    return replaces or settles or _may(purge, allowed)
 
 
 def _may(subject: str, allowed: Sequence[str]) -> bool:

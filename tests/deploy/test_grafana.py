@@ -43,7 +43,7 @@ def test_every_query_of_a_dashboard_is_answered(path: Path, store: StoreProcess)
             if panel["type"] == "trend" and answer.result_rows:
                 assert panel["options"]["xField"] == answer.column_names[0]
             empty += [panel["title"]] if not answer.result_rows else []
-    assert set(empty) <= {"Held-out reward", "Alarms"}, "this run has neither"
+    assert set(empty) <= {"Held-out reward", "Alerts"}, "this run has neither"
 
 
 def test_boards_and_data_source_fit_each_other() -> None:

@@ -237,6 +237,13 @@ def test_a_run_is_trained_again_offline_and_its_best_rollouts_are_a_data_set(loo
     loop.run("rollouts", "export", loop.directory / "best.parquet", "--run", "small", "--min-reward", 0.5)
     table = parquet.read_table(loop.directory / "best.parquet")
     assert min(table["reward"].to_pylist(), default=1.0) >= 0.5
+    query = "SELECT execution_id FROM rollouts WHERE run_id = 'small' AND outcome = 'ok' ORDER BY rollout_id LIMIT 3"
+    loop.run("rollouts", "export", loop.directory / "three.parquet", "--run", "small", "--query", query)
+    assert len(set(parquet.read_table(loop.directory / "three.parquet")["rollout"].to_pylist())) == 3
+    wrong = loop.run(
+        "rollouts", "export", loop.directory / "no.parquet", "--run", "small", "--query", "SELECT 1", check=False
+    )
+    assert wrong.returncode == 2 and "select the column execution_id" in wrong.stderr
     bad = loop.run("rollouts", "export", loop.directory / "best.csv", check=False)
     assert bad.returncode == 2 and "must end in .jsonl" in bad.stderr
 

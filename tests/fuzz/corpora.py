@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from google.protobuf import json_format
+from msgspec.structs import replace
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -12,6 +13,7 @@ from lightningbus.schemas.base import Event
 from lightningbus.schemas.codec import encode
 from lightningbus.schemas.dead_letters import DeadLetter
 from lightningbus.schemas.fleet import Alert, Heartbeat
+from lightningbus.schemas.grading import GradingRequest, RolloutGraded
 from lightningbus.schemas.semconv import attributes
 from lightningbus.schemas.spans import AttemptResult, Span, SpanBatch, Usage
 from lightningbus.schemas.tasks import Task, TaskBatchRecord, TaskIdentity, TaskRecord
@@ -130,6 +132,19 @@ EVENTS: tuple[Event, ...] = (
         rollouts=(USE,),
         metrics={"loss": 0.5},
         spans=(span(5, attributes={attributes.ROLLOUT: "q1.2"}),),
+    ),
+    GradingRequest(ending=replace(BATCH, spans=()), input={"q": 1}, request='{"messages": []}', response="{}"),
+    RolloutGraded(
+        run_id="run",
+        task_id="q1",
+        rollout_id="q1.2",
+        execution_id="e",
+        grading="live",
+        graders_sha256="a" * 64,
+        reward=0.5,
+        rewards={"judge": 0.5},
+        started_at_ns=START_NS,
+        graded_at_ns=START_NS + SECOND_NS,
     ),
     Heartbeat(
         role="inference",

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from lightningbus.learner.batching.batch import Batch
 from lightningbus.learner.batching.batch_warnings import find_warnings
+from lightningbus.learner.batching.credit import CREDIT_FUNCTIONS
 from lightningbus.learner.batching.overlong import find_penalty
 from lightningbus.learner.rollouts.assembler import Rollout
 from lightningbus.learner.settings.algorithm import OverlongBufferSettings
@@ -105,3 +106,26 @@ def test_a_call_is_read_with_what_it_was_sampled_by() -> None:
     recorded = recorded_sampling(ChatRequest.parse(body, chat=True), {"temperature": 1.0})
     call = replace(model_call(0, [1], [2]), sampling_params=recorded)
     assert find_truncations(call.sampling_params) == ["logit_bias", "response_format"]
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg"])
+@pytest.mark.parametrize("method", sorted(CREDIT_FUNCTIONS))
+def test_a_group_of_equal_rewards_has_no_advantage_and_no_signal(method: str, estimator: str) -> None:
+    """Eight times 0.1, by whatever sum: no call has an advantage, and the digest is the same."""
+    calls = [model_call(0, [1, 2], [3, 4]), model_call(1, [1, 2, 3, 4, 5], [6])]
+    changes = {"credit": {"method": method}, "algorithm": {"adv_estimator": estimator}}
+    sums = ([0.1] * 8, [0.3 - 0.2, 0.1] * 4)
+    batches = [
+        build(*(rollout("a", number, reward, calls=calls) for number, reward in enumerate(rewards)), **changes)
+        for rewards in sums
+    ]
+    assert {value for batch in batches for value in batch.advantages.values()} == {0.0}
+    assert [batch.metrics["groups/without_signal"] for batch in batches] == [1.0, 1.0]
+    assert batches[0].compute_sha256() == batches[1].compute_sha256()
+
+
+def test_the_error_of_a_sum_changes_no_digest() -> None:
+    """A reward at the mean of its group has advantage 0, or its error: 0.1 + 0.2 counts as 0.3."""
+    exact, summed = (build(*(answer(n, r) for n, r in enumerate([0.0, 0.6, value]))) for value in (0.3, 0.1 + 0.2))
+    assert exact.compute_sha256() == summed.compute_sha256()
+    assert exact.metrics["groups/without_signal"] == 0.0

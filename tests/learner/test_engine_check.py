@@ -13,7 +13,7 @@ from lightningbus.learner.checkpointing.checkpoint import Checkpoints, LearnerSt
 from lightningbus.learner.checkpointing.step_committer import StepCommitter
 from lightningbus.learner.errors import LearnerError
 from lightningbus.learner.publishing.canary_prompts import build_engine_check
-from lightningbus.learner.publishing.engine_check import watch_engine_check
+from lightningbus.learner.publishing.engine_check_watch import watch_engine_check
 from lightningbus.learner.publishing.publisher import WeightPublisher
 from lightningbus.learner.training.verl_trainer import VerlTrainer
 from lightningbus.schemas.weights.events import CanarySpec

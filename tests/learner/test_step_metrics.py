@@ -11,6 +11,8 @@ from lightningbus.learner.step_metrics import STEP_METRICS, find_undeclared
 from lightningbus.learner.training.verl_trainer import VerlTrainer
 from tests.factories import group, model_call, rollout
 from tests.learner.conftest import builder_for, settings_for
+from tests.learner.test_joined_rows import groups_of_two_turns
+from tests.learner.test_loss_parts import mixed_batch
 from tests.learner.test_trainer import batch_of, conversations, sampled_by
 from tests.learner.test_unbuildable import Loop, fake_trainer
 
@@ -40,6 +42,14 @@ def test_metrics_of_a_trainer_are_declared(start: Callable[..., VerlTrainer], ch
     trainer = start(**changes)
     batch = batch_of(trainer, sampled_by(trainer, conversations(), shift=0.4))
     assert find_undeclared([*batch.metrics, *trainer.step(batch)]) == []
+
+
+def test_metrics_of_all_parts_of_a_loss_are_declared(start: Callable[..., VerlTrainer]) -> None:
+    trainer = start()
+    rollouts = sampled_by(trainer, groups_of_two_turns(), shift=0.4)
+    batch = mixed_batch(trainer, rollouts, ("rl", "ce", "kl"), conversations(count=2))
+    metrics = trainer.step(batch)
+    assert {"actor/ce_loss", "actor/teacher_kl"} <= metrics.keys() and find_undeclared(metrics) == []
 
 
 def test_metrics_of_a_batch_are_declared() -> None:

@@ -371,7 +371,7 @@ def test_rows_of_advantage_zero_are_not_computed_and_the_update_is_the_same(
         if keeps_all:
             monkeypatch.setattr(
                 "lightningbus.learner.training.verl_trainer.find_rows_with_gradient",
-                lambda settings, rows: list(range(len(rows))),
+                lambda settings, fields: list(range(len(fields["advantages"]))),
             )
         trainer = start(sequence_mode="transition", **changes)
         train = trainer._engine.train_batch

@@ -48,7 +48,8 @@ TRAINER_STEPS = (
     "lightningbus.learner.training.verl_trainer.leave_uncorrected",
     "lightningbus.learner.training.verl_trainer.TokenInputs",
     "lightningbus.learner.training.verl_trainer.split_mini_batches",
-    "lightningbus.learner.training.verl_trainer.loss_weights",
+    "lightningbus.learner.training.verl_trainer.find_part_factors",
+    "lightningbus.learner.training.verl_trainer.weigh_parts",
     "lightningbus.learner.training.verl_trainer.balance_by_tokens",
     "lightningbus.learner.training.verl_trainer.find_rows_with_gradient",
 )

@@ -1,11 +1,11 @@
-"""Alarms are said by one table, and an alert is published once when it begins and once when it is over."""
+"""Alert rules are said by one table, and an alert is published once when it begins and once when it is over."""
 
 import asyncio
 
 from nats.aio.msg import Msg
 
 from lightningbus.alerts.publisher import AlertPublisher, Reason
-from lightningbus.alerts.table import ALARMS, describe
+from lightningbus.alerts.table import ALERT_RULES, describe
 from lightningbus.bus.client import Bus
 from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import decode
@@ -16,8 +16,8 @@ from tests.polling import HANG_SECONDS
 def test_a_sentence_has_its_values() -> None:
     sentence = describe("learner_passed_by", stream="TRAIN_ROLLOUTS", model="policy", num_messages=9)
     assert "the learner of 'policy' is behind and will not get 9 messages" in sentence
-    assert len({alarm.sentence for alarm in ALARMS.values()}) == len(ALARMS)
-    assert all(alarm.condition.endswith(".") for alarm in ALARMS.values())
+    assert len({rule.sentence for rule in ALERT_RULES.values()}) == len(ALERT_RULES)
+    assert all(rule.condition.endswith(".") for rule in ALERT_RULES.values())
 
 
 async def test_an_alert_is_published_when_it_begins_and_when_it_is_over(bus: Bus) -> None:

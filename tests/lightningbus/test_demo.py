@@ -1,14 +1,16 @@
 """The demo: its size by model, and the model that is asked for."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from lightningbus.run.errors import UserError
 from lightningbus.run.jobs.demo import run_demo
-from lightningbus.run.jobs.demo_settings import PRETRAINED, TINY, build_settings, choose_size
+from lightningbus.run.jobs.demo_settings import PRETRAINED, PROJECT, TINY, build_settings, choose_size
 from lightningbus.run.pretrained.catalog import SMOLLM2
 from lightningbus.run.pretrained.folder import find_folder
+from lightningbus.run.projects.template import read_call_example
 
 
 def test_a_model_that_the_demo_makes_lies_in_its_work_directory() -> None:
@@ -25,8 +27,15 @@ def test_a_pretrained_model_has_settings_of_its_own(has_bf16: bool, dtype: str) 
     settings, learner, _ = build_settings(choose_size(Path("/models/m"), 7, 0, has_bf16, False), Path("work"))
     (node,) = settings.inference
     assert node.model_path == learner.model_path == Path("/models/m") and node.dtype == dtype
-    assert (learner.max_steps, learner.actor.optim.lr, learner.checkpoint_interval) == (7, PRETRAINED.lr, 5)
+    assert (learner.max_steps, learner.actor.optim.lr, learner.checkpoint_interval) == (7, PRETRAINED.lr, 6)
+    assert sum(runner.concurrency for runner in settings.runners) == node.max_num_seqs, "the engine is never idle"
+    assert learner.weights.dtype == dtype, "a version is not rounded more than its engine rounds"
     assert node.vllm_args == ["--block-size", "32"], "shorter than the prompts, which are cached by whole blocks"
+
+
+def test_a_pretrained_model_is_shown_a_call_that_its_agent_understands() -> None:
+    pattern = re.search(r"CALL = re.compile\(r\"(.*)\"\)", (PROJECT / "agent.py").read_text())
+    assert pattern is not None and re.fullmatch(pattern[1], read_call_example()[-1]["content"])
 
 
 @pytest.mark.parametrize("has_gpu", [True, False])

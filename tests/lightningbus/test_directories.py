@@ -32,7 +32,7 @@ NAME = "demo"
 COMMANDS = {
     "up": ["up", "-c", "up.yaml"],
     "train": ["train", "-c", "train.yaml"],
-    "demo": ["demo"],
+    "demo": ["demo", "--model", "tiny"],
     "bus": ["bus", "--port", "0", "--dir", f"runs/{NAME}/bus"],
     "store": ["store", "--data-dir", f"runs/{NAME}/store", "--http-port", "0"],
 }

@@ -64,7 +64,7 @@ def test_a_shell_completes_commands_subcommands_and_options() -> None:
         variables = {"_LIGHTNINGBUS_COMPLETE": "complete_bash", "COMP_WORDS": line}
         return lightningbus(**variables, COMP_CWORD=str(line.count(" "))).stdout.split()
 
-    assert complete("lightningbus re") == ["report"]
+    assert complete("lightningbus re") == ["report", "regrade"]
     assert complete("lightningbus weights re") == ["revoke", "repair"]
     assert "--dry-run" in complete("lightningbus train --d")
 

@@ -21,7 +21,7 @@ from lightningbus.tasks.task_loading import load_tasks
 from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.runners.coding_sessions import CLIS
 from tests.runners.conftest import ended, running, task
-from tests.runners.session_engine import SessionEngine, call
+from tests.runners.session_engine import SessionEngine, Step, call
 from tests.runners.test_workspaces import BUBBLEWRAP
 
 
@@ -97,23 +97,54 @@ REPAIR = "sed -i s_//_/_ averages.py"
 SESSIONS = {
     "codex": [call("exec_command", cmd=REPAIR)],
     "claude-code": [call("Bash", command=REPAIR, description="mends it")],
+    "opencode": [call("bash", command=REPAIR, description="mends it")],
 }
+PYTHON_SESSIONS = {
+    "mini-swe-agent": [
+        call("bash", command=REPAIR),
+        call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
+    ],
+    "openhands": [call("terminal", command=REPAIR), call("finish", message="done")],
+}
+PACKAGES = CLIS / "node_modules"
+VENVS = {"mini-swe-agent": CLIS / "mini", "openhands": CLIS / "openhands"}
+
+
+async def repair_first(bus: Bus, steps: list[Step]) -> None:
+    """Let a program, which is installed where its project has it, mend the first task's repository."""
+    settings = yaml.safe_load(Path("run.yaml").read_text())["runners"][0]
+    homes = [Path(venv, "bin", "python").resolve().parent.parent for venv in VENVS.values() if venv.is_dir()]
+    binds = [str(path) for path in (CLIS, *homes) if not path.is_relative_to("/usr")]
+    settings |= {"concurrency": 1, "workspace": {**settings["workspace"], "binds": binds}}
+    (first, *_) = load_tasks(Path("tasks.jsonl"))
+    async with SessionEngine(steps).serving(bus) as engine, running(bus, **settings):
+        await TaskPublisher(bus).publish_task(task(id=first.id, input=first.input))
+        (batch,) = await ended(bus)
+        assert isinstance(engine, SessionEngine) and not engine.unknown, engine.tools
+    assert batch.end is not None and batch.end.outcome == "ok", batch.end
+    assert batch.end.rewards == {"tests_passed": 1.0, "solved": 1.0}, batch.end
+    assert batch.end.usage.num_calls >= 2
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (CLIS / "node_modules").is_dir(), reason="CODING_CLIS names no directory with the CLIs")
 @pytest.mark.parametrize("name", SESSIONS)
 async def test_the_real_program_mends_a_repository_in_its_sandbox(
     bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    if not (PACKAGES / next(iter(CODING_AGENTS[name].packages))).is_dir():
+        pytest.skip("CODING_CLIS names no directory with the program")
     monkeypatch.chdir(write_project(name, tmp_path / "coder"))
-    Path("agent/node_modules").symlink_to(CLIS / "node_modules")
-    settings = yaml.safe_load(Path("run.yaml").read_text())["runners"][0]
-    settings |= {"concurrency": 1, "workspace": {**settings["workspace"], "binds": [str(CLIS)]}}
-    (first, *_) = load_tasks(Path("tasks.jsonl"))
-    async with SessionEngine(SESSIONS[name]).serving(bus), running(bus, **settings):
-        await TaskPublisher(bus).publish_task(task(id=first.id, input=first.input))
-        (batch,) = await ended(bus)
-    assert batch.end is not None and batch.end.outcome == "ok", batch.end
-    assert batch.end.rewards == {"tests_passed": 1.0, "solved": 1.0}, batch.end
-    assert batch.end.usage.num_calls >= 2
+    Path("agent/node_modules").symlink_to(PACKAGES)
+    await repair_first(bus, SESSIONS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PYTHON_SESSIONS)
+async def test_the_real_python_program_mends_a_repository_in_its_sandbox(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    if not VENVS[name].is_dir():
+        pytest.skip("CODING_CLIS names no directory with the program")
+    monkeypatch.chdir(write_project(name, tmp_path / "coder"))
+    Path("agent/.venv").symlink_to(VENVS[name])
+    await repair_first(bus, PYTHON_SESSIONS[name])

@@ -274,6 +274,6 @@ def test_the_installed_package_shows_the_page(installed: Path, project: Path) ->
 
 
 def test_the_demo_of_the_installed_package_starts(installed: Path, tmp_path: Path) -> None:
-    with started(installed, "demo", directory=tmp_path, until="making a small model"):
+    with started(installed, "demo", "--model", "tiny", directory=tmp_path, until="making a small model"):
         work = tmp_path / "runs" / "demo" / "work"
         assert (work / "train.jsonl").exists() and (work / "heldout.jsonl").exists()

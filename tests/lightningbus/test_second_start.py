@@ -31,6 +31,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A directory in which run ``live`` is up, and run ``ended`` has ended."""
     place = tmp_path_factory.mktemp("place")
     fitting_model(place / "model")
+    (place / "grader.yaml").write_text(yaml.safe_dump({"graders": {"right": {"function": "rewards:is_right"}}}))
     ended = RunDirectory(place / "runs" / "ended").create()
     ended.store.rmdir()
     with prepared(ended.store) as store:
@@ -141,6 +142,8 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "rollouts tail": ("-n", "1"),
     "rollouts export": ("best.jsonl",),
     "steps replay": ("--step", "1"),
+    "sft": (),
+    "regrade": ("grader.yaml", "--name", "strict"),
     "weights list": (),
     "weights show": ("0",),
     "weights export": ("there",),

@@ -148,6 +148,12 @@ result = {{}}
     assert list(outside.iterdir()) == []
 
 
+def says_rewards(number: int) -> list[str]:
+    """The command of a grader with so many rewards by name."""
+    rewards = json.dumps({f"part_{at}": 0.5 for at in range(number)})
+    return ["sh", "-c", f"echo '{rewards}' > $RESULT_FILE"]
+
+
 async def test_a_graders_failure_is_never_a_reward(bus: Bus, engine: ScriptedEngine, sources: Path) -> None:
     graders: list[tuple[dict[str, Any], str, str]] = [
         ({"command": ["sleep", "600"], "timeout_seconds": 0.5}, "reward_timeout", "the grader did not end in 0.5 s"),
@@ -155,6 +161,7 @@ async def test_a_graders_failure_is_never_a_reward(bus: Bus, engine: ScriptedEng
         ({"command": ["sh", "-c", "kill -9 $$"]}, "infra_error", "the grader was killed"),
         ({"command": ["true"], "needs_result": True}, "infra_error", "the grader wrote no result: status 0"),
         ({"command": ["sh", "-c", "echo NaN > $RESULT_FILE"]}, "infra_error", "the grader's result is none"),
+        ({"command": says_rewards(65)}, "infra_error", "at most 64 named rewards, not 65"),
         ({"command": ["true"], "files": "nowhere"}, "poison", "there is no 'nowhere' in"),
     ]
     inputs = [{"workspace": {"directory": "calc", "grade": grade}} for grade, _, _ in graders]
@@ -174,9 +181,12 @@ async def test_a_graders_result_may_have_parts_and_a_returned_patch_is_applied(
     graded = {"directory": "calc", "grade": GRADE}
     inputs = [{"patch": None, "workspace": parts}, {"patch": patch, "workspace": graded}]
     inputs += [{"patch": "none\n", "workspace": graded}]
-    named, applied, refused = await play(bus, sources, inputs, "result = {'patch': task['patch']}")
+    many = {"directory": "calc", "grade": {"command": says_rewards(64)}}
+    inputs += [{"patch": patch, "workspace": many}]
+    named, applied, refused, full = await play(bus, sources, inputs, "result = {'patch': task['patch']}")
     assert outcome(named) == ("ok", 0.5, {"reward": 0.5, "style": 0.25}, "")
     assert outcome(applied) == ("ok", 1.0, {"tests_passed": 1.0, "patch_applies": 1.0}, "")
+    assert outcome(full) == ("ok", 0.5, {**{f"part_{at}": 0.5 for at in range(64)}, "patch_applies": 1.0}, "")
     assert outcome(refused) == ("ok", 0.0, {"tests_passed": 0.0, "patch_applies": 0.0}, "")
 
 

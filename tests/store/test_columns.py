@@ -14,6 +14,7 @@ from lightningbus.schemas.base import Event
 from lightningbus.schemas.codec import DecodeError
 from lightningbus.schemas.dead_letters import DeadLetter
 from lightningbus.schemas.fleet import Alert
+from lightningbus.schemas.grading import RolloutGraded
 from lightningbus.schemas.prompts import PromptReleaseState, PromptVersion, digest_of
 from lightningbus.schemas.spans import AttemptResult, ModelCall, Span, SpanBatch, Usage
 from lightningbus.schemas.tasks import Task
@@ -61,6 +62,7 @@ FIELDS: dict[tuple[type[Event], str], frozenset[str]] = {
     (Alert, "raw_alerts"): frozenset(),
     (RolloutAudit, "raw_rollout_audits"): frozenset(),
     (AuditVerdict, "raw_audit_verdicts"): frozenset(),
+    (RolloutGraded, "raw_grades"): frozenset(),
     (DeadLetter, "raw_dead_letters"): frozenset(),
 }
 """Fields that have no column of their own, by struct and its tables."""

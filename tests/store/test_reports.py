@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from lightningbus.schemas import ids as identity
+from lightningbus.schemas.grading import RolloutGraded
 from lightningbus.schemas.spans import SpanBatch
 from lightningbus.schemas.tasks import TaskBatchRecord
 from lightningbus.schemas.training import TrainingStep
@@ -42,7 +43,29 @@ def store(tmp_path_factory: pytest.TempPathFactory, events: dict[str, list[Any]]
             text = events[name]
             seed_store.insert(built.sql, text, first=10_000 * seed + 1)
             seed_store.insert(built.sql, text[: len(text) // 2], first=10_000 * seed + 1)
+            seed_store.insert(built.sql, grades(text))
         yield built
+
+
+def grades(events: Sequence[Any]) -> Iterator[RolloutGraded]:
+    """A grade of each rollout, by one call of a judge."""
+    for batch in ends(events):
+        assert batch.end is not None
+        yield RolloutGraded(
+            run_id=batch.run_id, task_id=batch.task_id, rollout_id=batch.rollout_id, execution_id=batch.execution_id,
+            grading="strict", graders_sha256="a", reward=batch.end.reward, num_judge_calls=1, prompt_tokens=10,
+            cost=0.5, started_at_ns=batch.end.ended_ns, graded_at_ns=batch.end.ended_ns + 10**9,
+        )  # fmt: skip
+
+
+def test_grades_failures_and_cost_are_counted_by_grading(store: StoreProcess, events: dict[str, list[Any]]) -> None:
+    rewards = [batch.end.reward for batch in ends(events["small"])]
+    counted = [reward for reward in rewards if reward is not None]
+    (row,) = ask(store, "grading")
+    assert (row["grading"], row["graded"], row["failed"]) == ("strict", len(counted), len(rewards) - len(counted))
+    assert row["mean_reward"] == pytest.approx(mean(counted)) and row["cost"] == 0.5 * len(rewards)
+    assert (row["judge_calls"], row["prompt_tokens"], row["cached_share"]) == (len(rewards), 10 * len(rewards), 0.0)
+    assert row["seconds_per_rollout"] == pytest.approx(1.0)
 
 
 def ask(store: StoreProcess, name: str, run: str = "small", until: datetime | None = None, **fields: str) -> list[Any]:

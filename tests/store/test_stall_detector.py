@@ -175,7 +175,7 @@ def test_a_learner_that_starts_again_and_again_without_a_step_is_counted() -> No
     assert liveness.count_starts(RoleKey("learner"), after=30.0, now=90.0) == 3, "the others were before the last step"
 
 
-async def test_an_alarm_is_an_event_and_is_over_when_work_goes_on(bus: Bus, nats_url: str, start_store: Start) -> None:
+async def test_an_alert_is_an_event_and_is_over_when_work_goes_on(bus: Bus, nats_url: str, start_store: Start) -> None:
     store = await asyncio.to_thread(start_store, nats_url, stall_timeout_seconds=1.0)
     await TaskPublisher(bus).publish_task(Task(id="t", run_id="r", agent="calc", input=1))
     await asyncio.to_thread(store.until, "SELECT count() FROM alerts WHERE NOT resolved", 1)
@@ -188,7 +188,7 @@ async def test_an_alarm_is_an_event_and_is_over_when_work_goes_on(bus: Bus, nats
     await asyncio.to_thread(store.until, "SELECT count() FROM alerts WHERE resolved", 1)
 
 
-async def test_a_learner_that_is_gone_is_an_alarm_also_when_its_stream_is_full(
+async def test_a_learner_that_is_gone_is_an_alert_also_when_its_stream_is_full(
     bus: Bus, nats_url: str, start_store: Start
 ) -> None:
     """The alert has a stream of its own; whoever reads training rollouts no more cannot hold it up."""

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROLES = ("auditor", "bus", "common", "inference", "learner", "runners", "schemas", "store")
+ROLES = ("auditor", "bus", "common", "graders", "inference", "learner", "runners", "schemas", "store")
 FRAGMENT_OPENINGS = frozenset(
     ["as", "by", "for", "from", "how", "if", "of", "what", "when", "where", "which", "who", "with"]
 )

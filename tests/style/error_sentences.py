@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("bus", "store", "inference", "learner", "runners", "auditor", "lightningbus")
+PACKAGES = ("bus", "store", "inference", "learner", "runners", "auditor", "graders", "lightningbus")
 ERRORS = frozenset({
     "AddressError", "AgentStartError", "AuditorError", "BusError", "CheckpointError", "CredentialsError",
     "DlqLimitExceededError", "EngineBusyError", "EngineError", "EmbeddedEngineError", "LearnerError", "MigrationError",

@@ -30,11 +30,8 @@ def use_tool(text: str) -> str:
 
 
 def solve(task: dict) -> float:
-    """Answer one task ``{"question": ..., "answer": ...}``. Return its reward: 1 for the right answer, else 0.
-
-    ``examples`` of a task are messages that come before its question.
-    """
-    messages = [*task.get("examples", []), {"role": "user", "content": task["question"]}]
+    """Answer one task ``{"question": ..., "answer": ...}``. Return its reward: 1 for the right answer, else 0."""
+    messages = [{"role": "user", "content": task["question"]}]
     text = ask(messages)
     messages += [{"role": "assistant", "content": text}, {"role": "user", "content": use_tool(text)}]
     final = NUMBER.search(ask(messages))

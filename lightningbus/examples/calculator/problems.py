@@ -11,26 +11,18 @@ from pathlib import Path
 WORDS = {"+": "plus", "-": "minus", "*": "times"}
 TEMPLATES = ("what is {a} {op} {b} ?", "compute {a} {op} {b}", "how much is {a} {op} {b} ?")
 LOW, HIGH = 10, 99
-CALL_EXAMPLE = Path(__file__).with_name("call_example.json")
-"""Messages before each question to a pretrained model: it has never seen a call.
-
-They end with the call: after the answer to a result, a small model says a number at once, and calls less than before.
-"""
 
 
-def problem(rng: random.Random, pair: tuple[int, int], id: str, examples: list[dict]) -> dict:
-    """Make one task line: ``{"id", "input": {"question", "answer"}}``, with ``examples`` if there are some."""
+def problem(rng: random.Random, pair: tuple[int, int], id: str) -> dict:
+    """Make one task line: ``{"id", "input": {"question", "answer"}}``."""
     a, b = pair
     sign = rng.choice(tuple(WORDS))
     question = rng.choice(TEMPLATES).format(a=a, op=WORDS[sign], b=b)
     answer = {"+": a + b, "-": a - b, "*": a * b}[sign]
-    task: dict = {"question": question, "answer": str(answer)}
-    if examples:
-        task["examples"] = examples
-    return {"id": id, "input": task}
+    return {"id": id, "input": {"question": question, "answer": str(answer)}}
 
 
-def make(train: int, heldout: int, seed: int, examples: list[dict]) -> tuple[list[dict], list[dict]]:
+def make(train: int, heldout: int, seed: int) -> tuple[list[dict], list[dict]]:
     """Make training and held-out problems, disjoint by their pair of operands."""
     rng = random.Random(seed)
     pairs = [(a, b) for a in range(LOW, HIGH + 1) for b in range(LOW, a + 1)]
@@ -38,7 +30,7 @@ def make(train: int, heldout: int, seed: int, examples: list[dict]) -> tuple[lis
     if train + heldout > len(pairs):
         raise SystemExit(f"at most {len(pairs)} problems can be disjoint; asked for {train + heldout}")
     swapped = [(b, a) if rng.random() < 0.5 else (a, b) for a, b in pairs[: train + heldout]]
-    built = [problem(rng, pair, f"calc-{number}", examples) for number, pair in enumerate(swapped)]
+    built = [problem(rng, pair, f"calc-{number}") for number, pair in enumerate(swapped)]
     return built[:train], built[train:]
 
 
@@ -51,12 +43,10 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=512)
     parser.add_argument("--heldout", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--examples", action="store_true", help="show a pretrained model an example of a call")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    examples = json.loads(CALL_EXAMPLE.read_text("utf-8")) if options.examples else []
-    train, heldout = make(options.train, options.heldout, options.seed, examples)
+    train, heldout = make(options.train, options.heldout, options.seed)
     write(options.out / "train.jsonl", train)
     write(options.out / "heldout.jsonl", heldout)
 

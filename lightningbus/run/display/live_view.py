@@ -20,7 +20,7 @@ from lightningbus.run.display.progress import StepProgress, format_reward, slowe
 from lightningbus.run.display.terminal import Terminal
 from lightningbus.schemas.fleet import Heartbeat
 
-ROLES = ("supervisor", "learner", "inference", "runner", "store", "auditor")
+ROLES = ("supervisor", "learner", "inference", "runner", "grader", "store", "auditor")
 BAR_WIDTH = 40
 NON_TTY_INTERVAL_SECONDS = 10.0
 """Seconds between two lines of progress where output is no terminal."""

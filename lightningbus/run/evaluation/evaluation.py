@@ -21,7 +21,8 @@ RESULTS = """
 SELECT sum(num_ok), ifNull(avg(reward), 0.), if(count(reward) > 1, stddevSamp(reward) / sqrt(count(reward)), NULL)
 FROM (
     SELECT countIf(outcome = 'ok') AS num_ok,
-        sumIf(own_reward, outcome = 'ok') / nullIf(countIf(outcome != 'reward_timeout'), 0) AS reward
+        sumIf(own_reward, outcome = 'ok')
+            / nullIf(countIf(outcome NOT IN ('grading_failed', 'reward_timeout')), 0) AS reward
     FROM
     (
         SELECT task_id, outcome, ifNull(if({reward:String} = '', reward, rewards[{reward:String}]), 0) AS own_reward

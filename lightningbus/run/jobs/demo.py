@@ -18,6 +18,7 @@ from lightningbus.run.machine.hardware import has_cpu_flag
 from lightningbus.run.pretrained.catalog import MODELS
 from lightningbus.run.pretrained.folder import provide_folder
 from lightningbus.run.processes.stack import LocalStack, start_stack
+from lightningbus.run.projects.template import make_tasks, read_call_example
 from lightningbus.run.results.train_result import TrainResult, report
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.run_file import BusSettings, EvalSettings, RunSettings
@@ -73,20 +74,28 @@ async def _play(job: DemoConfig, directory: RunDirectory) -> tuple[TrainResult, 
     work = directory.path / "work"
     settings, learner, heldout = build_settings(job, work)
     async with start_stack(directory, BusSettings(port=0), "lightningbus demo") as stack:
-        sizes = ["--train", job.train, "--heldout", job.heldout, "--seed", job.seed, "--out", work]
-        examples = ["--examples"] if job.model is not None else []
-        await stack.or_child_failure(_python(stack, "problems.py", [*sizes, *examples]))
-        if job.model is not None:
-            result = await train_job.train(stack, settings, [learner], heldout, None)
-        else:
+        if job.model is None:
             result = await _make_and_train(job, stack, settings, learner, heldout)
+        else:
+            _write_tasks(job, work)
+            result = await train_job.train(stack, settings, [learner], heldout, None)
         return result, await asyncio.to_thread(_find_example_rollout, directory)
+
+
+def _write_tasks(job: DemoConfig, work: Path) -> None:
+    """Write the tasks of a pretrained model, each with an example of a call."""
+    texts = make_tasks(job.train, job.heldout, job.seed, read_call_example())
+    work.mkdir(parents=True, exist_ok=True)
+    for name, text in zip(("train.jsonl", "heldout.jsonl"), texts, strict=True):
+        (work / name).write_text(text, encoding="utf-8")
 
 
 async def _make_and_train(
     job: DemoConfig, stack: LocalStack, settings: RunSettings, learner: LearnerSettings, heldout: EvalSettings
 ) -> TrainResult:
-    """Make the small model while the other processes start, and train it."""
+    """Make tasks, then the small model while the other processes start, and train it."""
+    tasks = ["--train", job.train, "--heldout", job.heldout, "--seed", job.seed, "--out", learner.model_path.parent]
+    await stack.or_child_failure(_python(stack, "problems.py", tasks))
     stack.view.set_phase("making a small model that is mostly wrong; starting vLLM and runners beside")
     sizes = ["--out", learner.model_path, "--seed", job.seed, "--steps", job.warm_steps, "--threads", 1]
     making = asyncio.create_task(_python(stack, "model.py", sizes))

@@ -2,16 +2,22 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.algorithm import ActorSettings, OptimSettings
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.settings.weights import WeightSettings
 from lightningbus.run.evaluation.request import SAMPLINGS
 from lightningbus.run.settings.run_file import EvalSettings, RunSettings
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.store.settings import StoreSettings
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "calculator"
+PACKAGE = Path(__file__).resolve().parents[2]
+EXAMPLE = PACKAGE / "examples" / "calculator"
+"""The agent of two calls that trains the model which the demo makes."""
+PROJECT = PACKAGE / "templates" / "plain"
+"""The agent of one call that trains a pretrained model, as `lightningbus init --model` writes it."""
 RUN = "demo"
 RUNNERS = 2
 SHARED_GPU = ("--gpu-memory-utilization", "0.4")
@@ -39,6 +45,13 @@ class DemoConfig:
     heldout: int = 100
     groups_per_step: int = 8
     samples: int = 8
+    concurrency: int = 8
+    """Rollouts that each runner has at once."""
+    learner_threads: int = 1
+    published_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of weight versions, the engine's: bfloat16 would round small updates away for one in float32."""
+    samples_heldout: int = 2
+    """Sampled answers to each held-out task."""
     seed: int = 0
     deadline: float = 60.0
     warm_steps: int = 180
@@ -49,7 +62,16 @@ class DemoConfig:
 
 TINY = DemoConfig(steps=36, context=128, lr=4e-4, lr_scheduler_type="cosine", min_lr_ratio=0.1)
 PRETRAINED = DemoConfig(
-    steps=10, context=256, lr=8e-5, checkpoint_interval=5, micro_batch_tokens=2048, heldout=50, deadline=600.0
+    steps=6,
+    context=256,
+    lr=8e-5,
+    checkpoint_interval=6,
+    micro_batch_tokens=2048,
+    heldout=64,
+    concurrency=16,
+    learner_threads=2,
+    samples_heldout=1,
+    deadline=600.0,
 )
 
 
@@ -59,7 +81,8 @@ def choose_size(model: Path | None, steps: int | None, seed: int, has_bf16: bool
     ``has_bf16``: the processor computes in bfloat16, which others emulate. ``has_gpu``: engine and learner share a
     GPU.
     """
-    size = TINY if model is None else replace(PRETRAINED, engine_dtype="bfloat16" if has_bf16 else "float32")
+    dtype: Literal["float32", "bfloat16"] = "bfloat16" if has_bf16 else "float32"
+    size = TINY if model is None else replace(PRETRAINED, engine_dtype=dtype, published_dtype=dtype)
     arguments = SHARED_GPU if has_gpu else () if model is None else SHORT_BLOCKS
     return replace(size, model=model, steps=size.steps if steps is None else steps, seed=seed, vllm_args=arguments)
 
@@ -87,12 +110,14 @@ def build_settings(job: DemoConfig, work: Path) -> tuple[RunSettings, LearnerSet
         rollout_timeout_seconds=job.deadline,
         sampling_params=SAMPLINGS["sampled"],
         seed=job.seed,
-        cpu_threads=1,
+        cpu_threads=job.learner_threads,
         checkpoint_dir=work.parent / "checkpoints",
         checkpoint_interval=job.checkpoint_interval,
         seq_len=job.context,
+        weights=WeightSettings(dtype=job.published_dtype),
         actor=ActorSettings(optim=optim, ppo_max_token_len_per_gpu=job.micro_batch_tokens),
     )
-    runners = [RunnerSettings(entrypoint="agent:solve", working_dir=EXAMPLE, concurrency=8)] * RUNNERS
+    agent = EXAMPLE if job.model is None else PROJECT
+    runners = [RunnerSettings(entrypoint="agent:solve", working_dir=agent, concurrency=job.concurrency)] * RUNNERS
     settings = RunSettings(name=RUN, store=StoreSettings(http_port=0), inference=[node], runners=runners)
-    return settings, learner, EvalSettings(tasks=work / "heldout.jsonl")
+    return settings, learner, EvalSettings(tasks=work / "heldout.jsonl", samples=job.samples_heldout)

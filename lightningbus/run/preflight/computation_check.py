@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
-from lightningbus.run.preflight.engine_check import check_engine
+from lightningbus.run.preflight.engine_dry_run import check_engine
 from lightningbus.run.preflight.learner_checks import find_device, silence_verl
 from lightningbus.run.preflight.memory_check import Target
 

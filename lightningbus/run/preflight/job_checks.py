@@ -157,7 +157,8 @@ def _list_prompts(settings: RunSettings, agent: str) -> Iterator[PromptChoice]:
 
 
 def _list_wanted_rewards(settings: RunSettings, job: TrainJob) -> Iterator[WantedReward]:
+    graded = settings.grader.graders if settings.grader is not None else {}
     for number, learner in enumerate(job.learners):
         setting = f"learners.{number}.reward" if settings.learners else "learner.reward"
-        if learner.reward:
+        if learner.reward and learner.reward not in graded:
             yield WantedReward(setting, learner.model, learner.reward)

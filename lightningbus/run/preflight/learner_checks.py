@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from lightningbus.learner.batching.credit import resolve_credit_fn
+from lightningbus.learner.demonstration_files import read_demonstrations
 from lightningbus.learner.engine.verl_checks import check_device, check_optimizers, check_ranks
 from lightningbus.learner.settings.import_path import is_import_path
 from lightningbus.learner.settings.learner import LearnerSettings
@@ -22,6 +23,8 @@ def check_learner(learner: LearnerSettings, target: Target) -> Iterator[str]:
     Packages are checked here unless the learner starts in another environment, or on other machines.
     """
     _check(learner, resolve_names, learner)
+    if learner.supervised is not None and learner.python_executable is None:
+        _check(learner, read_demonstrations, learner)
     device, is_here = find_device(target)
     is_here = is_here and learner.python_executable is None
     _check(learner, check_ranks, learner, device, target.num_ranks, knows_packages=is_here)

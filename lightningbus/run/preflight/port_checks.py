@@ -54,6 +54,7 @@ def list_listeners(settings: RunSettings) -> Iterator[Listener]:
         **{f"runners.{number}": runner for number, runner in enumerate(settings.runners)},
         **dict(zip(_name_learners(settings), settings.all_learners, strict=True)),
         "auditor": settings.auditor,
+        "grader": settings.grader,
     }
     for name, role in roles.items():
         if role is not None and role.health_address is not None:

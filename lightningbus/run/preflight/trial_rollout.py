@@ -79,7 +79,7 @@ async def try_agent(runner: RunnerSettings, trial: TrialTask) -> list[str]:
         role_models=dict(trial.role_models),
         sampling_params=trial.sampling_params,
     )
-    recorder = AttemptRecorder(task, 1, "dry-run")
+    recorder = AttemptRecorder(task, 1, "dry-run", is_graded=runner.graded)
 
     async def choose_prompts(task: Task) -> tuple[PromptChoice, ...]:
         return tuple(trial.prompts)

@@ -213,13 +213,14 @@ async def up(settings: RunSettings) -> None:
             start_stack(directory, settings.bus, title, settings.policies) as stack,
             stack.trackers(settings, settings.all_learners),
         ):
-            await _run(stack, settings, stop)
+            await run_roles(stack, settings, stop)
     if settings.all_learners:
         for command in directory.list_export_commands():
             console().print(f"export the model: {command}", highlight=False, soft_wrap=True)
 
 
-async def _run(stack: LocalStack, settings: RunSettings, stop: asyncio.Event) -> None:
+async def run_roles(stack: LocalStack, settings: RunSettings, stop: asyncio.Event) -> None:
+    """Run every role of a run file until ``stop`` is set, or until the learners have made their last step."""
     for child in child_specs(settings, stack.directory.path):
         await stack.supervisor.start(child)
     if settings.store is not None:
@@ -246,6 +247,9 @@ def child_specs(settings: RunSettings, where: Path) -> list[ChildSpec]:
         specs.append(ChildSpec(name, "inference", _with_defaults(node, work_dir=where / "work" / name, id=name)))
     for number, runner in enumerate(settings.runners):
         specs.append(ChildSpec(f"runner-{number}", "runner", _with_defaults(runner, id=f"runner-{number}")))
+    if settings.grader is not None:
+        cache = where / "work" / "judge_answers.sqlite"
+        specs.append(ChildSpec("grader", "grader", _with_defaults(settings.grader, id="grader", cache=cache)))
     for name, learner in zip(learner_names(settings), settings.all_learners, strict=True):
         checkpoints = where / "checkpoints"
         placed = _with_defaults(

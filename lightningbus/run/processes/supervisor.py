@@ -140,7 +140,7 @@ class Supervisor:
     async def stop_all(self) -> None:
         """Stop all children: runners first, so that their results are still trained on and stored; the store last."""
         await cancel_and_wait(*self._also)
-        order = {"runner": 0, "learner": 1, "auditor": 1, "inference": 2, "store": 3}
+        order = {"runner": 0, "grader": 1, "learner": 2, "auditor": 2, "inference": 3, "store": 4}
         names = sorted(self._processes, key=lambda name: order.get(name.split("-")[0], 0))
         by_rank: dict[int, list[str]] = {}
         for name in names:

@@ -1,6 +1,7 @@
 """Files of a first project with a coding agent: the program's start, repositories with bugs, hidden tests."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from string import Template
@@ -18,26 +19,30 @@ PROGRAMS = """Node.js has to lie in `/usr`, or its directory in `binds` of the r
 
 @dataclass(frozen=True, slots=True)
 class CodingAgent:
-    """Template of a coding agent: the file that starts it, and the package that has it."""
+    """Template of a coding agent: the file that starts it, and the packages that have it, with their versions."""
 
     title: str
     source: str
-    package: str
-    version: str
-    is_python: bool = False
+    packages: Mapping[str, str]
+    python: str = ""
+    """Interpreter that PyPI's packages need; empty: the packages are npm's."""
 
     @property
     def install(self) -> str:
         """The command that installs the program beside the agent's file."""
-        if self.is_python:
-            return "python -m venv agent/.venv && agent/.venv/bin/pip install -r agent/requirements.txt"
+        if self.python:
+            return f"{self.python} -m venv agent/.venv && agent/.venv/bin/pip install -r agent/requirements.txt"
         return "npm install --prefix agent"
 
 
 CODING_AGENTS = {
-    "claude-code": CodingAgent("Claude Code", "claude_code.py", "@anthropic-ai/claude-code", "2.1.197"),
-    "codex": CodingAgent("Codex CLI", "codex.py", "@openai/codex", "0.171.0"),
-    "mini-swe-agent": CodingAgent("mini-swe-agent", "mini_swe_agent.py", "mini-swe-agent", "2.4.6", is_python=True),
+    "claude-code": CodingAgent("Claude Code", "claude_code.py", {"@anthropic-ai/claude-code": "2.1.197"}),
+    "codex": CodingAgent("Codex CLI", "codex.py", {"@openai/codex": "0.171.0"}),
+    "mini-swe-agent": CodingAgent("mini-swe-agent", "mini_swe_agent.py", {"mini-swe-agent": "2.4.6"}, "python"),
+    "openhands": CodingAgent(
+        "OpenHands", "openhands_sdk.py", {"openhands-sdk": "1.58.2", "openhands-tools": "1.58.2"}, "python3.12"
+    ),
+    "opencode": CodingAgent("OpenCode", "opencode.py", {"opencode-ai": "1.18.33"}),
 }
 
 
@@ -48,15 +53,16 @@ def render_coding_project(name: str) -> dict[str, str]:
         "framework": agent.title,
         "install": agent.install,
         "model": MODEL,
-        "python": "\n    python_executable: agent/.venv/bin/python" if agent.is_python else "",
-        "programs": "" if agent.is_python else PROGRAMS,
+        "python": "\n    python_executable: agent/.venv/bin/python" if agent.python else "",
+        "programs": "" if agent.python else PROGRAMS,
     }
     files = {name: Template(_read(name)).substitute(values) for name in ("run.yaml", "README.md")}
     files["agent/agent.py"] = _read(agent.source)
-    if agent.is_python:
-        files["agent/requirements.txt"] = f"{agent.package}=={agent.version}\n"
+    if agent.python:
+        lines = [f"{package}=={version}\n" for package, version in agent.packages.items()]
+        files["agent/requirements.txt"] = "".join(lines)
     else:
-        package = {"private": True, "dependencies": {agent.package: agent.version}}
+        package = {"private": True, "dependencies": agent.packages}
         files["agent/package.json"] = json.dumps(package, indent=2) + "\n"
     tasks = [make_task(repair) for repair in REPAIRS]
     files["tasks.jsonl"], files["heldout.jsonl"] = "".join(tasks[:-NUM_HELDOUT]), "".join(tasks[-NUM_HELDOUT:])

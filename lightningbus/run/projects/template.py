@@ -37,8 +37,6 @@ FRAMEWORKS = {
 """Frameworks whose agent points at a model to download."""
 PLAIN = "openai"
 """Template in plain Python with OpenAI's client. It creates its own model, so it trains on any machine."""
-CALL_EXAMPLE = "examples/calculator/call_example.json"
-"""Messages before each question to a pretrained model: it has never seen a call."""
 
 
 def render_project(framework: str, pretrained: PretrainedModel | None = None) -> dict[str, str]:
@@ -46,8 +44,7 @@ def render_project(framework: str, pretrained: PretrainedModel | None = None) ->
 
     ``pretrained`` is the model of a plain project that does not make one; its directory is ``model``.
     """
-    example = resources.files("lightningbus") / CALL_EXAMPLE
-    examples = json.loads(example.read_text("utf-8")) if pretrained is not None else []
+    examples = read_call_example() if pretrained is not None else []
     tasks, heldout = make_tasks(NUM_TASKS, NUM_HELDOUT, seed=0, examples=examples)
     files = {"tasks.jsonl": tasks, "heldout.jsonl": heldout}
     if pretrained is not None:
@@ -74,6 +71,15 @@ def list_commands(framework: str, has_model: bool = False, install: str = "") ->
 
 def _install_command(framework: Framework) -> str:
     return "python -m venv .venv && .venv/bin/pip install -r requirements.txt" if framework.is_python else "npm install"
+
+
+def read_call_example() -> list[dict[str, str]]:
+    """Return the messages that show a call before each question to a pretrained model: it has never seen one.
+
+    They end with the call: after the answer to a result, a small model says a number at once, and calls less.
+    """
+    example: list[dict[str, str]] = json.loads(_read("pretrained", "call_example.json"))
+    return example
 
 
 def make_tasks(num_tasks: int, num_heldout: int, seed: int, examples: list[dict[str, str]]) -> tuple[str, str]:

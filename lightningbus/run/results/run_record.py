@@ -44,6 +44,7 @@ def describe_job(
             "model_path": str(learner.model_path.resolve()),
             "checkpoint_dir": str(learner.checkpoint_dir.resolve()),
             "tasks": _digest(learner.tasks),
+            "teacher": learner.teacher and learner.teacher.model_dump(include={"model", "served_model"}),
         }
     if prompts is not None:
         job["optimize"] = _without("optimize", prompts.model_dump(mode="json")) | {

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from lightningbus.auditor.settings import AuditorSettings
 from lightningbus.bus.streams.sizes import StreamSizes
 from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.graders.settings import GraderSettings
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
@@ -116,6 +117,7 @@ class RunSettings(BaseModel):
         "model that the agent names before the colon",
     )
     auditor: AuditorSettings | None = None
+    grader: GraderSettings | None = None
     runners: list[RunnerSettings] = []
     eval: EvalSettings | None = Field(None, description="held-out tasks that `lightningbus train` evaluates on")
     optimize: OptimizeSettings | None = Field(
@@ -132,11 +134,28 @@ class RunSettings(BaseModel):
             raise ValueError(f"two learners train model {twice!r}: give each of `learners` a model of its own")
         known = {*models, *(node.model for node in self.inference), self.main_model}
         known.update(name for runner in self.runners for name in runner.endpoints)
+        for learner in self.all_learners:
+            teacher = learner.teacher.model if learner.teacher is not None else None
+            if teacher is not None and self.inference and teacher not in {node.model for node in self.inference}:
+                raise ValueError(
+                    f"teacher.model of model {learner.model!r}: no inference node here serves {teacher!r}; give one "
+                    "with this `model` and `frozen: true`, or teacher.url"
+                )
         for role, model in self.role_models.items():
             if model not in known and self.inference:
                 raise ValueError(
                     f"role_models: no learner, inference node or endpoint here has model {model!r} of role {role!r}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _graded(self) -> Self:
+        """Let runners leave the reward to the grader, unless they say otherwise."""
+        if self.grader is not None:
+            self.runners = [
+                runner if "graded" in runner.model_fields_set else runner.model_copy(update={"graded": True})
+                for runner in self.runners
+            ]
         return self
 
     @property
@@ -172,6 +191,7 @@ ROLE_SECTIONS: "dict[str, tuple[str, type[BaseModel]]]" = {
     "learners": ("learner", LearnerSettings),
     "runners": ("runner", RunnerSettings),
     "auditor": ("auditor", AuditorSettings),
+    "grader": ("grader", GraderSettings),
 }
 """Role and settings class by section of a run file."""
 

@@ -7,11 +7,13 @@ from lightningbus.schemas.base import Event
 from lightningbus.schemas.codec import DecodeError
 from lightningbus.schemas.dead_letters import DeadLetter
 from lightningbus.schemas.fleet import Alert
+from lightningbus.schemas.grading import RolloutGraded
 from lightningbus.schemas.prompts import PromptReleaseState, PromptVersion
 from lightningbus.schemas.spans import SpanBatch
 from lightningbus.schemas.tasks import TaskBatchRecord
 from lightningbus.schemas.training import TrainingStep
 from lightningbus.schemas.weights.events import ReleaseState, SwapLockState, WeightManifest, WeightsActivated
+from lightningbus.store.ingest.rows.grade_rows import grade_row
 from lightningbus.store.ingest.rows.prompt_rows import prompt_decision_rows, prompt_version_row
 from lightningbus.store.ingest.rows.rollout_audit_rows import rollout_audit_row, verdict_rows
 from lightningbus.store.ingest.rows.row import EventMetadata, Row
@@ -42,6 +44,8 @@ def build_rows(event: Event, metadata: EventMetadata) -> Iterator[tuple[str, Row
             yield from prompt_decision_rows(event)
         case RolloutAudit():
             yield "raw_rollout_audits", rollout_audit_row(event)
+        case RolloutGraded():
+            yield "raw_grades", grade_row(event)
         case AuditState():
             yield from verdict_rows(event)
         case SwapLockState():

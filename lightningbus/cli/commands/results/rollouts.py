@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -74,6 +74,10 @@ def export(
     ] = None,
     top_k: Annotated[int, typer.Option(min=1, help="number of rollouts of each task, the best first")] = 1,
     min_reward: Annotated[float, typer.Option(help="smallest reward of an exported rollout")] = 0.0,
+    query: Annotated[
+        str | None,
+        typer.Option(help="SQL that selects `execution_id` of the rollouts to export, in place of the best ones"),
+    ] = None,
     sql: SqlOption = None,
     database: DatabaseOption = "lightningbus",
 ) -> None:
@@ -86,12 +90,11 @@ def export(
     if out.suffix not in writers:
         exit_with(f"{out}: the name must end in .jsonl (chat messages) or .parquet (tokens)")
     run_id = find_run_id(run) if run is not None else None
-    count = with_sql_client_redirected(
-        sql,
-        database,
-        lambda client: writers[out.suffix](
-            out, RunHistory.open(client, run_id, model).best_rollouts(top_k, min_reward)
-        ),
-        run,
-    )
+
+    def write(client: Any) -> int:
+        history = RunHistory.open(client, run_id, model)
+        rollouts = history.query_rollouts(query) if query else history.best_rollouts(top_k, min_reward)
+        return writers[out.suffix](out, rollouts)
+
+    count = with_sql_client_redirected(sql, database, write, run)
     print(f"{count} lines in {out}")

@@ -38,6 +38,9 @@ def replay(
         typer.Option(help="directory to write weights to, after training on the batches offline from the first model"),
     ] = None,
     last: Annotated[int | None, typer.Option(min=1, help="with --train: the last step [default: --step]")] = None,
+    grading: Annotated[
+        str, typer.Option(help="grading of `lightningbus regrade` whose rewards count [default: those of the run]")
+    ] = "",
     settings: SettingsOption = None,
     sql: SqlOption = None,
     database: DatabaseOption = "lightningbus",
@@ -65,14 +68,14 @@ def replay(
                 sql,
                 database,
                 lambda client: work.train_offline(
-                    client, run_id, model, (step, end), changes, train, lambda: progress.advance(bar)
+                    client, run_id, model, (step, end), changes, train, lambda: progress.advance(bar), grading
                 ),
                 run,
             )
         print_result((["step", "reward", "tokens", "loss"], list(done)), as_json)
         return
     result = with_sql_client_redirected(
-        sql, database, lambda client: work.replay_step(client, run_id, model, step, checkpoints), run
+        sql, database, lambda client: work.replay_step(client, run_id, model, step, checkpoints, grading), run
     )
     print_result((list(result), [tuple(result.values())]), as_json)
     if not result["same_batch"] or not result.get("same_loss", True):

@@ -78,4 +78,7 @@ def learner(
         return
     expected = (errors.LearnerError, checkpoint.CheckpointError, TaskFileError)
     at = exit_on_user_error(discover_bus, bus, "learner", model=checked.model)
+    if checked.teacher is not None and checked.teacher.model is not None and checked.teacher.api_key_file is None:
+        teacher = checked.teacher.model_copy(update={"api_key_file": at.inference_api_key})
+        checked = checked.model_copy(update={"teacher": teacher})
     run_role(at, "learner", role.run, checked, *expected)

@@ -33,6 +33,8 @@ class Framework(StrEnum):
     claude_code = "claude-code"
     codex = "codex"
     mini_swe_agent = "mini-swe-agent"
+    openhands = "openhands"
+    opencode = "opencode"
 
 
 class Model(StrEnum):
@@ -58,8 +60,8 @@ def init(
 
     With openai (plain Python) the project creates its own small model, so that it trains on any machine without a GPU.
     With --model smollm2 it trains SmolLM2-135M-Instruct, also without a GPU. The other frameworks use a model to
-    download. With claude-code, codex and mini-swe-agent the project has ten little repositories with a bug, and hidden
-    tests that give the reward.
+    download. With claude-code, codex, mini-swe-agent, openhands and opencode the project has ten little repositories
+    with a bug, and hidden tests that give the reward.
     """
     pretrained = MODELS[model] if model is not None else None
     coding = CODING_AGENTS.get(framework)

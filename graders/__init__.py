@@ -1,0 +1,1 @@
+"""The grader: takes finished attempts off the bus and gives them rewards."""

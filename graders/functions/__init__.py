@@ -1,0 +1,1 @@
+"""Functions that grade, each in processes of its own."""

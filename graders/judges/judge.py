@@ -1,0 +1,122 @@
+"""Asks a judge's endpoint: bounded, from the cache where it was asked before, and again while it does not answer."""
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from lightningbus.common.backoff import Backoff, RetryPolicy
+from lightningbus.common.observability import metrics
+from lightningbus.graders.errors import GraderError, GradingFailedError
+from lightningbus.graders.judges.answer import JudgeAnswer, JudgeCall
+from lightningbus.graders.judges.cache import JudgeCache
+from lightningbus.graders.settings import JudgeSettings
+
+log = logging.getLogger(__name__)
+
+RETRY_POLICY = RetryPolicy(0.5, 30.0)
+REFUSED_STATUS = frozenset({401, 403})
+RETRY_STATUS = frozenset({408, 425, 429})
+"""Beside every 5xx."""
+MAX_ERROR_CHARS = 300
+MILLION = 1_000_000
+
+
+class UnansweredError(Exception):
+    """The endpoint gave no answer this time; the message says why."""
+
+
+class Judge:
+    """One judge of a grader process."""
+
+    def __init__(self, name: str, settings: JudgeSettings, cache: JudgeCache, session: aiohttp.ClientSession) -> None:
+        """Prepare calls; raise `GraderError` if the environment lacks the endpoint's key."""
+        self.name, self.settings = name, settings
+        self._cache, self._session = cache, session
+        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._num_calls = 0
+        self._key = os.environ.get(settings.api_key_env, "").strip() if settings.api_key_env else ""
+        if settings.api_key_env and not self._key:
+            raise GraderError(f"graders.{name}: the environment has no {settings.api_key_env}, which api_key_env names")
+
+    async def ask(self, request: Mapping[str, Any]) -> JudgeCall:
+        """Return the answer to a request, from the cache if it is there.
+
+        Raises `GradingFailedError` if there is none within the patience, or the limit of calls is reached, and
+        `GraderError` if the endpoint refuses the key.
+        """
+        text = json.dumps(request, sort_keys=True, ensure_ascii=False)
+        digest = hashlib.sha256(f"{self.settings.url}\n{text}".encode(errors="replace")).hexdigest()
+        started_ns = time.time_ns()
+        cached = self._cache.get(digest)
+        answer = cached or await self._ask_until_answered(request)
+        metrics.judge_calls.labels("endpoint" if cached is None else "cache").inc()
+        cost = self._price(answer) if cached is None else 0.0
+        metrics.judge_cost.inc(cost)
+        return JudgeCall(
+            self.name, self.settings.model, digest, answer, cached is not None, cost, started_ns, time.time_ns()
+        )
+
+    def keep(self, call: JudgeCall) -> None:
+        """Keep an answer in the cache: one that was usable."""
+        self._cache.put(call.request_sha256, call.answer)
+
+    def _price(self, answer: JudgeAnswer) -> float:
+        prices = (self.settings.input_price, self.settings.output_price)
+        return (answer.prompt_tokens * prices[0] + answer.response_tokens * prices[1]) / MILLION
+
+    async def _ask_until_answered(self, request: Mapping[str, Any]) -> JudgeAnswer:
+        backoff, loop = Backoff(RETRY_POLICY), asyncio.get_running_loop()
+        gives_up_at = loop.time() + self.settings.patience_seconds
+        while True:
+            try:
+                async with self._slots:
+                    self._count_call()
+                    return await self._post(request)
+            except (UnansweredError, aiohttp.ClientError, TimeoutError) as error:
+                problem = f"judge {self.name!r} does not answer: {str(error) or type(error).__name__}"
+            if loop.time() >= gives_up_at:
+                raise GradingFailedError(problem)
+            log.warning("%s; asking again", problem)
+            await asyncio.sleep(min(backoff.next_delay(), max(0.0, gives_up_at - loop.time())))
+
+    def _count_call(self) -> None:
+        if self.settings.max_calls is not None and self._num_calls >= self.settings.max_calls:
+            raise GradingFailedError(f"judge {self.name!r} has made its {self.settings.max_calls} calls (max_calls)")
+        self._num_calls += 1
+
+    async def _post(self, request: Mapping[str, Any]) -> JudgeAnswer:
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        url = f"{self.settings.url}/chat/completions"
+        timeout = aiohttp.ClientTimeout(total=self.settings.timeout_seconds)
+        post = self._session.post(url, json=request, headers=headers, timeout=timeout, allow_redirects=False)
+        async with post as response:
+            body = await response.read()
+            if response.status in REFUSED_STATUS:
+                key = f"the key in {self.settings.api_key_env}" if self._key else "calls without a key (api_key_env)"
+                raise GraderError(f"graders.{self.name}: {self.settings.url} refuses {key}: status {response.status}")
+            if response.status in RETRY_STATUS or response.status >= 500:
+                raise UnansweredError(f"status {response.status}")
+            if response.status != 200:
+                said = " ".join(body.decode(errors="replace").split())[:MAX_ERROR_CHARS]
+                raise GradingFailedError(f"judge {self.name!r} refuses a request: status {response.status}: {said}")
+        return read_answer(body)
+
+
+def read_answer(body: bytes) -> JudgeAnswer:
+    """Read a chat completion; raise `UnansweredError` for anything else."""
+    try:
+        answer = json.loads(body)
+        text = answer["choices"][0]["message"]["content"]
+        usage = answer.get("usage") or {}
+        return JudgeAnswer(
+            str(text or ""), int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
+        )
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise UnansweredError(f"its answer is no chat completion: {body[:80]!r}") from error

@@ -1,0 +1,1 @@
+"""On-policy distillation: a teacher scores the tokens of rollouts."""

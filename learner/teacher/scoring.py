@@ -1,0 +1,47 @@
+"""The tokens of a rollout that a teacher scores, and its scores by call. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightningbus.learner.trainer import Floats
+from lightningbus.learner.transitions.sequences import SequenceConfig, TrainSequence, build_sequences
+from lightningbus.learner.transitions.transitions import Transition
+
+WHOLE = SequenceConfig(mode="trajectory", max_tokens=2**31)
+"""Calls that extend each other are scored in one request."""
+TEMPERATURE = 1.0
+"""The only temperature at which a teacher's probabilities can be compared with the policy's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRollout:
+    """A model's calls in a rollout, and the sequences that a teacher is asked about."""
+
+    calls: Sequence[Transition]
+    sequences: Sequence[TrainSequence]
+
+    @classmethod
+    def of_calls(cls, rollout_id: str, calls: Sequence[Transition]) -> "ScoredRollout":
+        """Leave out calls that were sampled at another temperature than 1."""
+        others = {place: "temperature" for place, call in enumerate(calls) if call.temperature != TEMPERATURE}
+        return cls(calls, build_sequences(rollout_id, calls, WHOLE, others)[0])
+
+    def merge(self, scores: Sequence[Floats]) -> Floats:
+        """Return one value for each token of all answers, from those of each sequence; NaN where there is none."""
+        by_call: dict[int, Floats] = {}
+        for sequence, values in zip(self.sequences, scores, strict=True):
+            by_call |= dict.fromkeys(np.unique(sequence.call_index[sequence.trained]).tolist(), values)
+        parts = [
+            by_call[call.index][len(call.prompt_ids) : call.length]
+            if call.index in by_call
+            else np.full(call.num_tokens, np.nan, np.float32)
+            for call in self.calls
+        ]
+        return np.concatenate([np.zeros(0, np.float32), *parts])
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(call.num_tokens for call in self.calls)

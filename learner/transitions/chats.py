@@ -1,0 +1,93 @@
+"""Chats as calls to imitate: an assistant's turns, each after the prompt that the model's own template makes of it."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightningbus.learner.transitions.sequences import CONTEXT
+from lightningbus.learner.transitions.transitions import Transition
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """A model's chat template and tokenizer."""
+
+    render: Callable[[Sequence[Message], Sequence[Any] | None, bool], str]
+    """Renders messages and tools, with or without the beginning of the next answer."""
+    encode: Callable[[str], list[int]]
+    end_ids: Collection[int]
+    """Tokens at which an engine ends an answer; the first is added where the template puts none."""
+
+    @classmethod
+    def load(cls, model_path: Path) -> "ChatTemplate":
+        """Load those of a model's directory; raise ValueError if it has no template."""
+        from transformers import AutoTokenizer, GenerationConfig
+
+        tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
+        if not tokenizer.chat_template:
+            raise ValueError(f"{model_path} has no chat template: chats need the tokenizer of a chat model")
+
+        def render(messages: Sequence[Message], tools: Sequence[Any] | None, begins_answer: bool) -> str:
+            return str(
+                tokenizer.apply_chat_template(
+                    list(messages), tools=tools, tokenize=False, add_generation_prompt=begins_answer
+                )
+            )
+
+        def encode(text: str) -> list[int]:
+            return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+        end_ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        if (model_path / "generation_config.json").exists():
+            ends = GenerationConfig.from_pretrained(model_path).eos_token_id
+            end_ids += ends if isinstance(ends, list) else [] if ends is None else [ends]
+        return cls(render, encode, list(dict.fromkeys(end_ids)))
+
+
+def build_chat(messages: Sequence[Message], tools: Sequence[Any] | None, template: ChatTemplate) -> list[Transition]:
+    """Build a call of each of an assistant's turns, but for those with ``weight: 0``; raise ValueError.
+
+    An answer ends where an engine would end it: at the template's own end token.
+    """
+    turns = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
+    if not turns:
+        raise ValueError("no message is an assistant's")
+    calls = []
+    for turn in turns:
+        if messages[turn].get("weight", 1) == 0:
+            continue
+        prompt = template.render(messages[:turn], tools, True)
+        whole = template.render(messages[: turn + 1], tools, False)
+        if not whole.startswith(prompt):
+            raise ValueError(
+                f"message {turn + 1}: the model's chat template does not continue the prompt by this answer"
+            )
+        answer = _end_answer(template.encode(whole[len(prompt) :]), template.end_ids)
+        calls.append(demonstrated_call(turn, template.encode(prompt), answer))
+    return calls
+
+
+def demonstrated_call(index: int, prompt_ids: Sequence[int], response_ids: Sequence[int]) -> Transition:
+    """Make a call that is imitated: nobody is known to have sampled it."""
+    count = len(response_ids)
+    return Transition(
+        index=index,
+        role="",
+        temperature=1.0,
+        prompt_ids=np.array(prompt_ids, np.int64),
+        response_ids=np.array(response_ids, np.int64),
+        logprobs=np.zeros(count, np.float32),
+        versions=np.full(count, CONTEXT, np.int64),
+    )
+
+
+def _end_answer(token_ids: list[int], end_ids: Collection[int]) -> list[int]:
+    for place, token in enumerate(token_ids):
+        if token in end_ids:
+            return token_ids[: place + 1]
+    return token_ids + list(end_ids)[:1]

@@ -1,0 +1,136 @@
+"""Functions in processes of their own, judges behind an endpoint, and the cache."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightningbus.graders.errors import GraderError
+from lightningbus.graders.grade import Grade
+from lightningbus.graders.grading import open_grading
+from lightningbus.graders.settings import GraderSettings
+from lightningbus.graders.submission import Submission
+from tests.graders.endpoint import greater_of, judging, score_of
+
+pytestmark = pytest.mark.integration
+
+FUNCTIONS = Path(__file__).parent / "functions"
+
+
+def submissions(*results: Any) -> list[Submission]:
+    return [
+        Submission("r", "t", f"t.{number}", f"t.{number}-1", number, len(results), {"answer": 4}, result)
+        for number, result in enumerate(results)
+    ]
+
+
+def settings(graders: dict[str, Any], **changes: Any) -> GraderSettings:
+    return GraderSettings.model_validate({"graders": graders, "working_dir": FUNCTIONS, "processes": 1, **changes})
+
+
+async def grade(checked: GraderSettings, *results: Any) -> list[Grade]:
+    async with open_grading(checked) as grading:
+        return await grading.grade(submissions(*results))
+
+
+async def test_functions_give_rewards_by_name_and_what_they_print_is_no_reply() -> None:
+    graders = {"right": {"function": "scores:is_right", "weight": 2}, "talk": {"function": "scores:length_of_talk"}}
+    first, second = await grade(settings(graders), 4, 5)
+    assert (first.reward, first.rewards) == (2.0, {"right": 1.0, "talk": 0.0})
+    assert (second.reward, second.error) == (0.0, "")
+
+
+async def test_a_function_that_fails_costs_its_own_rollout_alone_and_is_tried_again(tmp_path: Path) -> None:
+    graders = {"f": {"function": "scores:by_command"}}
+    results = ["exit", "raise", "nothing", "nan", "good", f"once {tmp_path / 'marker'}", "hang"]
+    grades = await grade(settings(graders, max_attempts=2, function_timeout_seconds=1.0, processes=2), *results)
+    assert [each.reward for each in grades] == [None, None, None, None, 0.5, 0.5, None]
+    for each, part in zip(
+        grades, ("ended its process", "no such answer", "gave None", "gave nan", "", "", "in 1 s"), strict=True
+    ):
+        assert part in each.error and each.error.endswith("(2 tries)") == bool(part), each
+
+
+async def test_a_function_that_cannot_be_loaded_ends_the_grader() -> None:
+    with pytest.raises(
+        GraderError, match=r"graders\.f: scores:missing cannot be loaded in .*has no attribute 'missing'"
+    ):
+        await grade(settings({"f": {"function": "scores:missing"}}))
+
+
+def judge(url: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "judge": {
+            "url": url,
+            "model": "m",
+            "rubric": "more is better",
+            "input_price": 2.0,
+            "output_price": 5.0,
+            **changes,
+        }
+    }
+
+
+async def test_a_judge_scores_each_rollout_once_and_what_it_said_is_kept(tmp_path: Path) -> None:
+    async with judging(score_of) as endpoint:
+        endpoint.seconds = 0.05
+        checked = settings({"j": judge(endpoint.url, concurrency=2)}, cache=tmp_path / "deep" / "cache.sqlite")
+        grades = await grade(checked, 0, 5, 10, 7, 3)
+        assert [each.reward for each in grades] == [0.0, 0.5, 1.0, 0.7, 0.3]
+        assert [round(each.cost, 9) for each in grades] == [0.00025] * 5
+        assert endpoint.most_at_once == 2 and len(endpoint.requests) == 5
+        again = await grade(checked, 0, 5, 10, 7, 3)
+        assert [each.reward for each in again] == [each.reward for each in grades] and len(endpoint.requests) == 5
+        assert [call.is_cached for each in again for call in each.calls] == [True] * 5
+        assert sum(each.cost for each in again) == 0.0
+
+
+async def test_pairs_of_a_group_are_compared_in_both_orders() -> None:
+    async with judging(greater_of) as endpoint:
+        graders = {"j": judge(endpoint.url, compare="pairs")}
+        grades = await grade(settings(graders), 3, 1, 2)
+        assert [each.reward for each in grades] == [1.0, 0.0, 0.5] and len(endpoint.requests) == 6
+        (alone,) = await grade(settings(graders), 3)
+        assert alone.reward is None and "no other rollout of its group" in alone.error
+        endpoint.answer = lambda text: '{"better": "first"}'
+        swayed = await grade(settings(graders), 5, 6)
+        assert [each.reward for each in swayed] == [0.5, 0.5]
+
+
+async def test_an_endpoint_that_does_not_answer_is_asked_again_and_not_for_ever() -> None:
+    async with judging(score_of) as endpoint:
+        endpoint.faults.extend([503, 429])
+        (good,) = await grade(settings({"j": judge(endpoint.url)}), 10)
+        assert good.reward == 1.0 and len(endpoint.requests) == 3
+        endpoint.faults.extend([500] * 100)
+        (bad,) = await grade(settings({"j": judge(endpoint.url, patience_seconds=0)}), 10)
+        assert bad.reward is None and bad.error == "j: judge 'j' does not answer: status 500"
+        endpoint.faults.clear()
+        endpoint.faults.append(400)
+        (refused,) = await grade(settings({"j": judge(endpoint.url)}), 10)
+        assert refused.error.startswith("j: judge 'j' refuses a request: status 400")
+
+
+async def test_a_judge_without_a_usable_answer_is_tried_a_few_times_and_nothing_of_it_is_kept(tmp_path: Path) -> None:
+    async with judging(lambda text: "I cannot say.") as endpoint:
+        checked = settings({"j": judge(endpoint.url)}, max_attempts=2, cache=tmp_path / "cache.sqlite")
+        (bad,) = await grade(checked, 10)
+        assert bad.reward is None and "no JSON object" in bad.error and len(bad.calls) == len(endpoint.requests) == 2
+        endpoint.answer = score_of
+        (good,) = await grade(checked, 10)
+        assert good.reward == 1.0
+
+
+async def test_calls_are_bounded_and_a_refused_key_ends_the_grader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    async with judging(score_of) as endpoint:
+        graders = {"j": judge(endpoint.url, max_calls=2, api_key_env="JUDGE_KEY")}
+        grades = await grade(settings(graders), 1, 2, 3)
+        assert sum(each.reward is None and "has made its 2 calls" in each.error for each in grades) == 1
+        assert set(endpoint.keys) == {"Bearer secret"}
+        endpoint.faults.append(401)
+        with pytest.raises(GraderError, match="refuses the key in JUDGE_KEY: status 401"):
+            await grade(settings(graders), 1)
+        monkeypatch.delenv("JUDGE_KEY")
+        with pytest.raises(GraderError, match="the environment has no JUDGE_KEY"):
+            await grade(settings(graders), 1)

@@ -1,0 +1,209 @@
+"""Answers to imitate: chats and files of tokens as sequences, in an order that a step's number gives."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+from transformers import AutoModelForCausalLM
+
+from lightningbus.analysis.replay import write_parquet
+from lightningbus.learner.backend import make_builder
+from lightningbus.learner.batching.demonstrations import Demonstration, Demonstrations
+from lightningbus.learner.demonstration_files import load_demonstrations
+from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.training.verl_trainer import VerlTrainer
+from lightningbus.learner.transitions.chats import ChatTemplate, build_chat, demonstrated_call
+from tests.factories import model_call, rollout
+from tests.learner.conftest import LEARNING_RATE, settings_for, tiny_model, tiny_tokenizer
+from tests.learner.test_trainer import conversations, masters
+
+USER, END = "<user>", 3
+LINES = [
+    [{"role": "user", "content": "one"}, {"role": "assistant", "content": "1"}],
+    [
+        {"role": "system", "content": "count"},
+        {"role": "user", "content": "two"},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "and"},
+        {"role": "assistant", "content": "3!"},
+    ],
+    [{"role": "user", "content": "three and more"}, {"role": "assistant", "content": "3"}],
+]
+
+
+def render(messages: Any, tools: Any, begins_answer: bool) -> str:
+    """Render as a chat template of a model does, with an end token and a line after it."""
+    text = "".join(f"<{message['role']}>{message['content']}~\n" for message in messages)
+    return text + ("<assistant>" if begins_answer else "")
+
+
+def encode(text: str) -> list[int]:
+    return [END if letter == "~" else ord(letter) for letter in text]
+
+
+TEMPLATE = ChatTemplate(render, encode, [END])
+
+
+def text_of(token_ids: Any) -> str:
+    return "".join("~" if token == END else chr(token) for token in token_ids)
+
+
+def test_each_answer_is_a_call_that_ends_where_an_engine_ends_it() -> None:
+    calls = build_chat(LINES[1], None, TEMPLATE)
+    assert [text_of(call.response_ids) for call in calls] == ["2~", "3!~"]
+    assert text_of(calls[0].prompt_ids) == "<system>count~\n<user>two~\n<assistant>"
+    whole = np.concatenate([calls[0].prompt_ids, calls[0].response_ids])
+    assert calls[1].prompt_ids[: len(whole)].tolist() == whole.tolist(), "so both are trained in one sequence"
+
+
+def test_a_template_without_an_end_token_gets_one() -> None:
+    bare = ChatTemplate(lambda messages, *_: "".join(each["content"] for each in messages), encode, [END, 5])
+    (call,) = build_chat(LINES[0], None, bare)
+    assert text_of(call.response_ids) == "1~"
+
+
+def test_answers_of_weight_0_are_context() -> None:
+    messages: list[Any] = [dict(each) for each in LINES[1]]
+    messages[2]["weight"] = 0
+    (call,) = build_chat(messages, None, TEMPLATE)
+    assert text_of(call.response_ids) == "3!~"
+
+
+def test_a_template_that_rewrites_the_prompt_is_refused() -> None:
+    template = ChatTemplate(lambda messages, tools, begins: f"{len(messages)}{begins}", encode, [END])
+    with pytest.raises(ValueError, match="message 2: the model's chat template does not continue the prompt"):
+        build_chat(LINES[0], None, template)
+
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("chat"), vocab_size=320)
+
+
+def write_lines(path: Path, lines: list[Any]) -> Path:
+    path.write_text("".join(json.dumps({"messages": line}) + "\n" for line in lines))
+    return path
+
+
+def test_jsonl_and_parquet_of_chats_are_the_same(chat_model: Path, tmp_path: Path) -> None:
+    table = pa.Table.from_pylist([{"messages": line, "tools": None} for line in LINES])
+    parquet.write_table(table, tmp_path / "chats.parquet")
+    lines = load_demonstrations(write_lines(tmp_path / "chats.jsonl", LINES), chat_model)
+    columns = load_demonstrations(tmp_path / "chats.parquet", chat_model)
+    assert [each.id for each in lines] == [each.id for each in columns] == ["chat-1", "chat-2", "chat-3"]
+    for line, column in zip(lines, columns, strict=True):
+        assert [call.response_ids.tolist() for call in line.calls] == [
+            call.response_ids.tolist() for call in column.calls
+        ]
+    tokenizer = tiny_tokenizer(tmp_path)
+    assert tokenizer.decode(lines[0].calls[0].response_ids) == "1" + tokenizer.eos_token
+
+
+def test_tokens_of_rollouts_are_taken_as_they_were_sampled(chat_model: Path, tmp_path: Path) -> None:
+    calls = [model_call(0, [5, 6], [7]), model_call(1, [5, 6, 7, 8], [9, 10])]
+    write_parquet(tmp_path / "best.parquet", [rollout("a", 0, 1.0, calls=calls), rollout("b", 0, 1.0)])
+    first, second = load_demonstrations(tmp_path / "best.parquet", chat_model)
+    assert (first.id, second.id) == ("a.0", "b.0")
+    assert [call.prompt_ids.tolist() for call in first.calls] == [[5, 6], [5, 6, 7, 8]]
+    assert [call.response_ids.tolist() for call in first.calls] == [[7], [9, 10]]
+    write_parquet(tmp_path / "other.parquet", [rollout("a", 0, 1.0, calls=[model_call(0, [5], [999])])])
+    with pytest.raises(ValueError, match="has token 999, but the model has 320"):
+        load_demonstrations(tmp_path / "other.parquet", chat_model)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("nonsense", "line 1 is no JSON"),
+        ("[1]", "line 1 is no JSON object"),
+        ('{"text": "x"}', "line 1: it has no list of messages"),
+        ('{"messages": [{"role": "user", "content": "x"}]}', "line 1: no message is an assistant's"),
+    ],
+)
+def test_a_wrong_line_is_named(chat_model: Path, tmp_path: Path, text: str, sentence: str) -> None:
+    (tmp_path / "chats.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=sentence):
+        load_demonstrations(tmp_path / "chats.jsonl", chat_model)
+    with pytest.raises(ValueError, match="cannot be read: No such file"):
+        load_demonstrations(tmp_path / "absent.jsonl", chat_model)
+
+
+def supervised(model_path: Path, path: Path, **changes: Any) -> LearnerSettings:
+    """Settings of a learner that imitates a file."""
+    fields = {"path": path, "batch_size": 2, **changes.pop("supervised", {})}
+    return settings_for(model_path, groups_per_step=0, supervised=fields, **changes)
+
+
+def test_every_pass_has_each_demonstration_once(model_path: Path, tmp_path: Path) -> None:
+    demonstrations_of_five = [
+        Demonstration(f"d{number}", [demonstrated_call(0, [1, 2], [number + 3])]) for number in range(5)
+    ]
+    demonstrations = Demonstrations(demonstrations_of_five, supervised(model_path, tmp_path))
+    taken = [sequence.rollout_id for step in range(5) for sequence in demonstrations.take(step)]
+    first, second = taken[:5], taken[5:]
+    assert sorted(first) == [f"d{number}#0" for number in range(5)]
+    assert sorted(second) == [f"d{number}#1" for number in range(5)]
+    assert [name[:2] for name in first] != [name[:2] for name in second]
+    again = Demonstrations(demonstrations_of_five, supervised(model_path, tmp_path))
+    assert [sequence.rollout_id for sequence in again.take(3)] == taken[6:8], "a step's number says what it trains"
+
+
+def test_what_fits_no_sequence_is_left_out(model_path: Path, tmp_path: Path) -> None:
+    long = Demonstration("long", [demonstrated_call(0, [1] * 200, [2])])
+    settings = supervised(model_path, tmp_path / "f")
+    demonstrations = Demonstrations([long, Demonstration("d", [demonstrated_call(0, [1], [2])])], settings)
+    assert (len(demonstrations), demonstrations.num_left_out) == (1, 1)
+    with pytest.raises(ValueError, match=r"supervised.path: .*/f holds no answer to learn of at most seq_len \(128\)"):
+        Demonstrations([long], settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"groups_per_step": 0}, "groups_per_step must be at least 1: 0 is for a learner with `supervised`"),
+        ({"groups_per_step": 0, "supervised": {"path": "f"}, "tasks": "t"}, "tasks need groups_per_step"),
+    ],
+)
+def test_settings_that_train_nothing_are_refused(changes: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        LearnerSettings.model_validate({"model_path": "m", **changes})
+
+
+def train_plainly(model_path: Path, batches: list[list[Any]]) -> dict[str, torch.Tensor]:
+    """Train as anyone would in torch: AdamW on the mean over the tokens of each batch, with clipped gradients."""
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    for rows in batches:
+        count, total = sum(row.num_tokens for row in rows), torch.zeros(())
+        for row in rows:
+            log_probs = torch.log_softmax(model(input_ids=torch.tensor(row.token_ids)[None]).logits[0, :-1], -1)
+            picked = log_probs.gather(1, torch.tensor(row.token_ids[1:])[:, None])[:, 0]
+            total = total - picked[torch.tensor(row.trained[1:])].sum()
+        (total / count).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return dict(model.state_dict())
+
+
+@pytest.mark.parametrize("kind", ["chats", "rollouts"])
+def test_supervised_steps_reach_what_a_plain_loop_does(chat_model: Path, tmp_path: Path, kind: str) -> None:
+    """The weights after six steps are the same: of chats by the model's template, and of a run's best rollouts."""
+    if kind == "chats":
+        path = write_lines(tmp_path / "chats.jsonl", LINES)
+    else:
+        path = tmp_path / "best.parquet"
+        write_parquet(path, conversations(count=5))
+    settings = supervised(chat_model, path, actor={"loss_agg_mode": "token-mean"})
+    builder, trainer = make_builder(settings), VerlTrainer(settings)
+    batches = [builder.build([], step, step=step) for step in range(6)]
+    metrics = [trainer.step(batch) for batch in batches]
+    assert metrics[-1]["actor/ce_loss"] < metrics[0]["actor/ce_loss"]
+    expected = train_plainly(chat_model, [batch.sequences for batch in batches])
+    for name, weights in masters(trainer).items():
+        torch.testing.assert_close(weights, expected[name], atol=0.1 * LEARNING_RATE, rtol=1e-3)

@@ -1,0 +1,57 @@
+"""A learner with a teacher, both gone again and again: nothing is lost, nothing is scored twice or trained unscored."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from lightningbus.bus.client import Bus
+from tests.learner.conftest import settings_for
+from tests.learner.scripted_teacher import ScriptedTeacher
+from tests.learner.test_restart import BOUND, NUM_STOPS, SAMPLES, live, training
+from tests.polling import HANG_SECONDS
+
+STEPS, REQUESTS = 6, 2
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+async def test_teachers_and_learners_that_go_lose_and_repeat_nothing(
+    bus: Bus, nats_url: str, model_path: Path, tmp_path: Path
+) -> None:
+    lines = [json.dumps({"id": f"q{number}", "input": number}) + "\n" for number in range(40)]
+    (tmp_path / "tasks.jsonl").write_text("".join(lines))
+    async with ScriptedTeacher(model_path) as server, training(bus, seed=1) as run:
+        settings = settings_for(
+            model_path, tasks=tmp_path / "tasks.jsonl", checkpoint_dir=tmp_path / "checkpoints", group_size=SAMPLES,
+            groups_per_step=2, max_steps=STEPS, max_staleness=BOUND, checkpoint_interval=3,
+            teacher={"url": server.url, "max_requests": REQUESTS}, loss_weights={"rl": 0.0},
+        )  # fmt: skip
+        num_refused = 0
+        for _ in range(NUM_STOPS):
+            server.is_away = True
+            server.refused.clear()
+            life = asyncio.create_task(live(nats_url, settings, asyncio.Event(), run.steps_made(len(run.steps) + 1)))
+            refused = asyncio.create_task(server.refused.wait())  # unless what is trained next was scored before
+            async with asyncio.timeout(HANG_SECONDS):
+                await asyncio.wait({life, refused}, return_when=asyncio.FIRST_COMPLETED)
+            num_refused += refused.done()
+            refused.cancel()
+            server.is_away = False
+            await life
+        await live(nats_url, settings, asyncio.Event(), asyncio.Event().wait())
+        async with asyncio.timeout(HANG_SECONDS):
+            while not any(event.step == STEPS for event in run.kept):
+                await run.steps_made(len(run.steps) + 1)
+    assert num_refused, "a teacher was away when it was asked"
+    kept = [event for event in run.kept if event.batch_sha256]
+    assert [event.step for event in kept] == [*range(1, STEPS + 1)]
+    for event in kept:
+        assert event.metrics["tokens/scored"] == event.metrics["tokens"] > 0 and event.metrics["actor/teacher_kl"] >= 0
+        assert len({other.batch_sha256 for other in run.steps if other.step == event.step and other.batch_sha256}) == 1
+    trained = [use.execution_id for event in kept for use in event.rollouts if use.trained]
+    assert len(trained) == len(set(trained)) == STEPS * 2 * SAMPLES
+    num_ended = len({use.execution_id for event in run.kept for use in event.rollouts if use.execution_id})
+    num_requests = sum(server.counts.values())
+    assert len(trained) <= num_requests <= num_ended + REQUESTS * (NUM_STOPS + 1)
