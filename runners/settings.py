@@ -46,10 +46,16 @@ class WorkspaceSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    provider: Literal["bubblewrap", "process"] = Field(
+    provider: Literal["bubblewrap", "process", "docker", "kubernetes"] = Field(
         "bubblewrap",
         description="where programs run: bubblewrap, a sandbox that sees its workspace and reaches the gateway alone; "
-        "or process, as the runner's own user",
+        "process, as the runner's own user; docker, a container of Docker or Podman; kubernetes, a job of a cluster",
+    )
+    image: str | None = Field(
+        None,
+        min_length=1,
+        description="image of the container of a task that names none, and of the trial at start; it has Python 3.8 or "
+        "newer",
     )
     sources: list[Path] = Field(
         [Path("workspaces")],
@@ -65,6 +71,19 @@ class WorkspaceSettings(BaseModel):
     binds: list[Path] = Field(
         [], description="further directories that agents and graders see in bubblewrap, such as that of a program"
     )
+    docker_socket: Path | None = Field(
+        None, description="Unix socket of Docker or Podman; default: that of DOCKER_HOST, else the first that is there"
+    )
+    namespace: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+        description="namespace for the jobs in Kubernetes; default: that of the pod, or of the kubeconfig's context",
+    )
+    cpus: float | None = Field(None, gt=0, description="most CPUs of a container")
+    start_seconds: float = Field(
+        600.0, gt=0, description="seconds in which a job of Kubernetes must run, with its image fetched"
+    )
+    max_hours: float = Field(24.0, gt=0, description="hours after which a container ends, whatever it does")
     max_files: int = Field(200_000, ge=1, description="most files of a workspace at its beginning")
     max_gib: float = Field(4.0, gt=0, description="largest workspace at its beginning, in GiB")
     max_artifact_kib: int = Field(
@@ -241,6 +260,11 @@ class RunnerSettings(RoleSettings):
             raise ValueError("with workspace each rollout has a process of its own")
         if self.reward_fn is not None:
             raise ValueError("with workspace the reward is a grader's or the agent's: leave out reward_fn")
-        if self.sandbox_command and self.workspace.provider == "bubblewrap":
-            raise ValueError("sandbox_command goes with workspace.provider: process; bubblewrap is a sandbox itself")
+        provider = self.workspace.provider
+        if self.sandbox_command and provider != "process":
+            raise ValueError(f"sandbox_command goes with workspace.provider: process; {provider} is a sandbox itself")
+        if provider in ("docker", "kubernetes") and self.workspace.image is None:
+            raise ValueError(f"workspace.provider: {provider} needs workspace.image, such as python:3.12-slim")
+        if provider == "kubernetes" and self.max_processes is not None:
+            raise ValueError("max_processes does not go with kubernetes: its nodes limit processes (podPidsLimit)")
         return self

@@ -17,10 +17,11 @@ from lightningbus.runners.agent.factory import sandbox_paths
 from lightningbus.runners.agent.launcher import AgentLauncher
 from lightningbus.runners.agent.limits import ResourceLimits
 from lightningbus.runners.agent.process import ProcessWatchdog
-from lightningbus.runners.workspaces.files.changes import find_changes, make_diff
+from lightningbus.runners.workspaces.files.changes import make_diff
 from lightningbus.runners.workspaces.files.copies import CopyMethod, choose_method
 from lightningbus.runners.workspaces.grading import run_program
-from lightningbus.runners.workspaces.providers import BubblewrapProvider, ProcessProvider
+from lightningbus.runners.workspaces.local import BubblewrapProvider, ProcessProvider
+from lightningbus.runners.workspaces.specification import WorkspaceSpec
 
 FILE_BYTES = 2000
 FILES_A_DIRECTORY = 50
@@ -52,18 +53,17 @@ async def measure(folder: Path, provider: ProcessProvider, rounds: int) -> dict[
     )  # fmt: skip
     for number in range(rounds):
         with timed("make"):
-            workspace = provider.create(
-                folder / f"{type(provider).__name__}-{provider.method}-{number}", folder / "base"
-            )
+            name = f"{type(provider).__name__}-{provider.method}-{number}"
+            workspace = await provider.create(folder / name, folder / "base", WorkspaceSpec())
         with timed("run"):
             ended = await run_program(workspace, launcher, CHANGE, 60, "a program")
         assert ended.status == 0, ended.describe()
         with timed("diff"):
-            changes = find_changes(workspace.copy)
-            make_diff(workspace.copy, changes)
+            changes = await workspace.copy_out()
+            make_diff(workspace.folder, changes)
         assert [change.path for change in changes] == ["0/0"]
         with timed("remove"):
-            workspace.destroy()
+            await workspace.destroy()
     return {part: statistics.median(values) for part, values in times.items()}
 
 

@@ -7,9 +7,13 @@ ALLOWED_VARIABLES = ("PATH", "HOME", "LANG", "TZ")
 LOCALE = "LC_"
 
 
-def agent_environment(ours: Mapping[str, str], entries: Iterable[str]) -> dict[str, str]:
-    """Build an agent's environment; an entry is a name to pass on, if it is set, or NAME=VALUE."""
-    environment = {name: value for name, value in ours.items() if name in ALLOWED_VARIABLES or name.startswith(LOCALE)}
+def agent_environment(ours: Mapping[str, str], entries: Iterable[str], is_here: bool = True) -> dict[str, str]:
+    """Build an agent's environment; an entry is a name to pass on, if it is set, or NAME=VALUE.
+
+    Unless it ``is_here``, on this machine, it gets the entries alone.
+    """
+    names = [name for name in ours if is_here and (name in ALLOWED_VARIABLES or name.startswith(LOCALE))]
+    environment = {name: ours[name] for name in names}
     for entry in entries:
         name, is_set, value = entry.partition("=")
         if is_set:

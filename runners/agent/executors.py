@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
 from lightningbus.common.observability.faults import MAX_TRACEBACK
-from lightningbus.runners.agent.launcher import AgentLauncher, AgentStartError
-from lightningbus.runners.agent.process import AgentProcess
+from lightningbus.runners.agent.launcher import AgentStartError, Launcher
+from lightningbus.runners.agent.process import RunningProcess
 from lightningbus.runners.recording.attempt import MAX_ERROR, AttemptRecorder
 from lightningbus.schemas.base import Mode
 from lightningbus.schemas.text import shorten
@@ -90,7 +90,7 @@ class PythonExecutor(AgentExecutor):
         self,
         python: Path,
         function: str,
-        launcher: AgentLauncher,
+        launcher: Launcher,
         rollouts: int | None = None,
         modules: Path | None = None,
     ) -> None:
@@ -102,7 +102,7 @@ class PythonExecutor(AgentExecutor):
         self._command += [str(modules.absolute())] if modules is not None else []
         self._target = f"{self._kind}{function}"
         self._launcher, self._rollouts = launcher, rollouts
-        self._process: AgentProcess | None = None
+        self._process: RunningProcess | None = None
         self._requests = itertools.count()
         self._rollouts_left = 0
         self.is_concurrent = False
@@ -178,10 +178,10 @@ class PythonExecutor(AgentExecutor):
 class CommandExecutor(AgentExecutor):
     """Any program, started once per rollout: task JSON on its stdin, result JSON on its stdout."""
 
-    def __init__(self, command: list[str], launcher: AgentLauncher) -> None:
+    def __init__(self, command: list[str], launcher: Launcher) -> None:
         self._command = command
         self._launcher = launcher
-        self._process: AgentProcess | None = None
+        self._process: RunningProcess | None = None
 
     async def start(self) -> None:
         """Check that the program exists; raise `AgentStartError`. There is no process to keep warm."""
@@ -193,7 +193,7 @@ class CommandExecutor(AgentExecutor):
         try:
             process.write(json.dumps(task).encode(), last=True)
             out = await process.read_all()
-            how, code = await process.exit_reason(), process.process.returncode
+            how, code = await process.exit_reason(), await process.wait()
         except (OSError, ValueError) as error:
             raise AgentError(f"what the agent prints cannot be read: {error}") from error
         finally:

@@ -39,8 +39,8 @@ def sandbox_paths(python: Path) -> dict[str, str]:
 
 
 def uses_socket(settings: RunnerSettings) -> bool:
-    """Return whether the sandbox passes on the gateway's socket, because the agent has no network."""
-    if settings.workspace is not None and settings.workspace.provider == "bubblewrap":
+    """Return whether the gateway's socket is passed on to an agent that has no network."""
+    if settings.workspace is not None and settings.workspace.provider != "process":
         return True
     return any("{gateway}" in word for word in settings.sandbox_command)
 

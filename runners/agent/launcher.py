@@ -10,11 +10,12 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from lightningbus.common.processes.subprocesses import set_child_subreaper, spawn
 from lightningbus.runners.agent.limits import ResourceLimits
 from lightningbus.runners.agent.output import OutputBudget, OutputForwarder
-from lightningbus.runners.agent.process import AgentProcess, ProcessWatchdog, remove_directory
+from lightningbus.runners.agent.process import AgentProcess, ProcessWatchdog, RunningProcess, remove_directory
 
 DEFAULT_ENVIRONMENT = {"OTEL_BSP_SCHEDULE_DELAY": "500", "PYTHONUNBUFFERED": "1"}
 """Makes an agent send its spans and its output soon."""
@@ -22,6 +23,24 @@ DEFAULT_ENVIRONMENT = {"OTEL_BSP_SCHEDULE_DELAY": "500", "PYTHONUNBUFFERED": "1"
 
 class AgentStartError(Exception):
     """The agent cannot be started as configured; no rollout could ever work."""
+
+
+class Launcher(Protocol):
+    """Starts an agent's programs: as processes of this machine, or in a container."""
+
+    @property
+    def directory(self) -> Path:
+        """The directory of the agent."""
+
+    @property
+    def limits(self) -> ResourceLimits:
+        """Limits of each program."""
+
+    def check(self, program: str) -> None:
+        """Raise `AgentStartError` if it is known that a program does not exist."""
+
+    async def start(self, *command: str) -> RunningProcess:
+        """Start a program with connected standard streams; raise `AgentStartError`."""
 
 
 @dataclass(frozen=True, slots=True)

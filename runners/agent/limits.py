@@ -39,21 +39,23 @@ class ResourceLimits:
         """Whether there is one that the kernel does not hold for all processes together."""
         return self.memory_limit_gib is not None or self.max_processes is not None
 
+    def kernel_limits(self) -> dict[str, int]:
+        """List the kernel's limits for each process, by their names in the module ``resource``."""
+        bounds = {
+            "RLIMIT_CORE": 0,
+            "RLIMIT_FSIZE": self.max_file_gib and self.max_file_gib * GIB,
+            "RLIMIT_NOFILE": self.max_open_files,
+            "RLIMIT_DATA": self.memory_limit_gib and self.memory_limit_gib * GIB,  # last: the others take memory too
+        }
+        return {name: int(bound) for name, bound in bounds.items() if bound is not None}
+
     def apply(self) -> None:
         """Set the kernel's limits for each process, in the child before the agent's program starts."""
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        for which, bound in (
-            (resource.RLIMIT_FSIZE, self.max_file_gib and self.max_file_gib * GIB),
-            (resource.RLIMIT_NOFILE, self.max_open_files),
-            (
-                resource.RLIMIT_DATA,
-                self.memory_limit_gib and self.memory_limit_gib * GIB,
-            ),  # last: the others take memory too
-        ):
-            if bound is not None:
-                hard = resource.getrlimit(which)[1]
-                most = int(bound) if hard == resource.RLIM_INFINITY else min(int(bound), hard)
-                resource.setrlimit(which, (most, most))
+        for name, bound in self.kernel_limits().items():
+            which = getattr(resource, name)
+            hard = resource.getrlimit(which)[1]
+            most = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
+            resource.setrlimit(which, (most, most))
 
     def find_violation(self, head: int) -> str:
         """Check all processes from ``head`` down together: return a sentence about an exceeded limit, else nothing."""

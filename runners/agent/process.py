@@ -8,9 +8,9 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.common.processes import procfs
@@ -29,6 +29,53 @@ MAX_ZOMBIES = 100
 """Children that a warm process may leave unreaped; each occupies a process id of the system."""
 POLL_SECONDS = 0.5
 """Between two checks of the limits; the kernel does not limit a whole tree of processes by itself."""
+
+
+class RunningProcess(Protocol):
+    """A running program of an agent: a process of this machine, or one in a container."""
+
+    limits: ResourceLimits
+    kill_reason: str
+    """A sentence about the limit that ended it, if one did."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+
+    @property
+    def has_too_many_zombies(self) -> bool:
+        """Whether it has more unreaped children than it should."""
+
+    def write(self, data: bytes, last: bool = False) -> None:
+        """Write to its standard input; close it after ``last``."""
+
+    async def readline(self) -> bytes:
+        """Read the next line of standard output, empty at the end; raise OSError, or ValueError for a line too long."""
+
+    async def read(self) -> bytes:
+        """Read some of its standard output, nothing at the end; raise OSError."""
+
+    async def read_all(self) -> bytes:
+        """Read its standard output to the end; raise ValueError beyond `MAX_LINE` bytes."""
+
+    async def wait(self) -> int:
+        """Wait for its end; return its status."""
+
+    async def exit_reason(self) -> str:
+        """Wait for its end; describe it in a sentence."""
+
+    async def stop(self) -> None:
+        """End it and all it started."""
+
+
+async def collect_output(read: Callable[[], Awaitable[bytes]]) -> bytes:
+    """Read to the end; raise ValueError beyond `MAX_LINE` bytes."""
+    output = bytearray()
+    while data := await read():
+        output += data
+        if len(output) > MAX_LINE:
+            raise ValueError(f"more than {MAX_LINE} bytes")
+    return bytes(output)
 
 
 class AgentProcess:
@@ -79,16 +126,15 @@ class AgentProcess:
 
     async def read_all(self) -> bytes:
         """Read its standard output to the end; raise ValueError beyond `MAX_LINE` bytes."""
-        output = bytearray()
-        while data := await self.read():
-            output += data
-            if len(output) > MAX_LINE:
-                raise ValueError(f"more than {MAX_LINE} bytes")
-        return bytes(output)
+        return await collect_output(self.read)
+
+    async def wait(self) -> int:
+        """Wait for the end of the process; return its status."""
+        return await self.process.wait()
 
     async def exit_reason(self) -> str:
         """Wait for the end of the process; describe it in a sentence."""
-        code = await self.process.wait()
+        code = await self.wait()
         return self.kill_reason or self.limits.explain_exit(code)
 
     async def stop(self) -> None:

@@ -13,8 +13,8 @@ from lightningbus.runners.agent.executors import (
     RolloutInfo,
     WorkerProcessDiedError,
 )
-from lightningbus.runners.agent.launcher import AgentLauncher
-from lightningbus.runners.agent.process import AgentProcess
+from lightningbus.runners.agent.launcher import Launcher
+from lightningbus.runners.agent.process import RunningProcess
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class SharedExecutor(PythonExecutor):
 
     _mode = "shared"
 
-    def __init__(self, python: Path, function: str, launcher: AgentLauncher) -> None:
+    def __init__(self, python: Path, function: str, launcher: Launcher) -> None:
         super().__init__(python, function, launcher)
         self._starting = asyncio.Lock()
         self._replies: dict[int, asyncio.Future[dict[str, Any] | str]] = {}
@@ -77,7 +77,7 @@ class SharedExecutor(PythonExecutor):
         await super().stop()
         self._fail_all("the agent's process was ended")
 
-    async def _listen(self, process: AgentProcess | None) -> None:
+    async def _listen(self, process: RunningProcess | None) -> None:
         try:
             while self._process is process:
                 reply = await self._receive()

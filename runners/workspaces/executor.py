@@ -2,18 +2,15 @@
 
 import asyncio
 import contextlib
-import itertools
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from lightningbus.common.observability.faults import count_fault
 from lightningbus.runners.agent.executors import AgentError, AgentExecutor, RolloutInfo
-from lightningbus.runners.agent.launcher import AgentLauncher, AgentStartError
+from lightningbus.runners.agent.launcher import AgentLauncher, AgentStartError, Launcher
 from lightningbus.runners.agent.reward_function import RewardTimeoutError
 from lightningbus.runners.recording.attempt import AttemptRecorder
-from lightningbus.runners.settings import WorkspaceSettings
 from lightningbus.runners.workspaces.artifacts import (
     DIFF_NAME,
     WorkspaceRecord,
@@ -21,92 +18,16 @@ from lightningbus.runners.workspaces.artifacts import (
     pick_artifacts,
     record_workspace,
 )
-from lightningbus.runners.workspaces.directory import RunnerDirectory, default_root
-from lightningbus.runners.workspaces.errors import WorkspaceFailedError
-from lightningbus.runners.workspaces.files.archives import GIB, SizeLimits
-from lightningbus.runners.workspaces.files.bases import BaseCache
-from lightningbus.runners.workspaces.files.changes import find_changes, make_diff
-from lightningbus.runners.workspaces.files.copies import choose_method
-from lightningbus.runners.workspaces.files.sources import check_git, fetch, find_source
+from lightningbus.runners.workspaces.errors import WorkspaceFailedError, WorkspaceRefusedError
+from lightningbus.runners.workspaces.files.changes import Change, make_diff
 from lightningbus.runners.workspaces.grading import PASSED, apply_patch, grade, run_program
-from lightningbus.runners.workspaces.providers import (
-    STARTED,
-    BubblewrapProvider,
-    ProcessProvider,
-    Workspace,
-)
+from lightningbus.runners.workspaces.pool import WorkspacePool
+from lightningbus.runners.workspaces.providers import Workspace
 from lightningbus.runners.workspaces.specification import WorkspaceSpec, parse_workspace, without_workspace
 from lightningbus.schemas.spans import PATCH_APPLIES
 
-log = logging.getLogger(__name__)
-
 TRIAL_SECONDS = 60.0
-MakeAgent = Callable[[AgentLauncher], AgentExecutor]
-
-
-class WorkspacePool:
-    """Resources shared by a runner's slots: its directory, the files that workspaces begin with, and the provider."""
-
-    def __init__(self, settings: WorkspaceSettings, sandbox_command: Sequence[str]) -> None:
-        self.settings, self._sandbox_command = settings, sandbox_command
-        self._limits = SizeLimits(settings.max_files, round(settings.max_gib * GIB))
-        self._opening = asyncio.Lock()
-        self._directory: RunnerDirectory | None = None
-        self._numbers = itertools.count()
-        self._num_members = 0
-        self.is_tried = False
-        """Whether an agent has been started in a workspace."""
-        self.provider: ProcessProvider
-        self._bases: BaseCache
-
-    async def open(self) -> None:
-        """Make the directory, unless it is there; raise `WorkspaceFailedError`."""
-        async with self._opening:
-            if self._directory is None:
-                self._directory = await asyncio.to_thread(self._open)
-
-    def _open(self) -> RunnerDirectory:
-        check_git()
-        directory = RunnerDirectory(self.settings.directory or default_root())
-        methods = () if self.settings.copy_method == "auto" else ((self.settings.copy_method,),)
-        method = choose_method(directory.path, *methods)
-        log.info("workspaces are made by %s in %s", method, directory.path)
-        if self.settings.provider == "process":
-            self.provider = ProcessProvider(method, self._sandbox_command)
-        else:
-            binds = [path.absolute() for path in self.settings.binds]
-            self.provider = BubblewrapProvider(method, (), [*self.settings.sources, directory.path.parent], binds)
-        self._bases = BaseCache(directory.bases, self.settings.num_cached)
-        return directory
-
-    def using(self, spec: WorkspaceSpec) -> contextlib.AbstractAsyncContextManager[Path]:
-        """Keep the files that a workspace begins with; raises `WorkspaceRefusedError`, `WorkspaceFailedError`."""
-        path = getattr(spec, spec.kind) if spec.kind else ""
-        return self._bases.using(spec.key, lambda target: self._fetch(spec.kind, path, spec.commit, target))
-
-    def using_files(self, path: str) -> contextlib.AbstractAsyncContextManager[Path]:
-        """Keep the files of a grader; raises as `using`."""
-        return self._bases.using(("grade", path), lambda target: self._fetch("directory", path, "", target))
-
-    async def create(self, base: Path) -> Workspace:
-        """Make a workspace; raise `WorkspaceFailedError`."""
-        assert self._directory is not None
-        return await asyncio.to_thread(self.provider.create, self._directory.copies / str(next(self._numbers)), base)
-
-    def join(self) -> None:
-        """Count one more slot."""
-        self._num_members += 1
-
-    async def leave(self) -> None:
-        """Count one slot less; the last one removes the directory."""
-        self._num_members -= 1
-        if self._num_members == 0 and self._directory is not None:
-            directory, self._directory = self._directory, None
-            await asyncio.to_thread(directory.close)
-
-    def _fetch(self, kind: str, path: str, commit: str, target: Path) -> None:
-        source = find_source(path, self.settings.sources) if path else None
-        fetch(kind, source, commit, target, self._limits)
+MakeAgent = Callable[[Launcher], AgentExecutor]
 
 
 class WorkspaceExecutor(AgentExecutor):
@@ -133,8 +54,9 @@ class WorkspaceExecutor(AgentExecutor):
             await self._pool.open()
             await self.prepare({})
             assert self._workspace is not None
-            ended = await run_program(self._workspace, self._launcher, ["/bin/true"], TRIAL_SECONDS, "a trial")
-        except (WorkspaceFailedError, RewardTimeoutError) as error:
+            command = self._pool.provider.trial_command()
+            ended = await run_program(self._workspace, self._launcher, command, TRIAL_SECONDS, "a trial")
+        except (WorkspaceFailedError, WorkspaceRefusedError, RewardTimeoutError) as error:
             raise AgentStartError(f"no workspace can be made as configured: {error}") from error
         finally:
             await self._release()
@@ -148,9 +70,9 @@ class WorkspaceExecutor(AgentExecutor):
         self._is_kept = False
         self._record = WorkspaceRecord("")
         base = await self._exits.enter_async_context(self._pool.using(self._spec))
-        self._workspace = workspace = await self._pool.create(base)
-        self._exits.push_async_callback(asyncio.to_thread, workspace.destroy)
-        self._record.method = workspace.copy.method
+        self._workspace = workspace = await self._pool.create(base, self._spec)
+        self._exits.push_async_callback(workspace.destroy)
+        self._record.method = workspace.method
         self._agent = self._make_agent(workspace.agent_launcher(self._launcher))
         self._exits.push_async_callback(self._agent.stop)
         await self._agent.start()
@@ -161,8 +83,12 @@ class WorkspaceExecutor(AgentExecutor):
         try:
             return await self._agent.run(without_workspace(task), rollout)
         except AgentError as error:
-            if not (self._workspace.copy.home / STARTED).exists():
+            if not self._workspace.has_started_agent():
                 raise WorkspaceFailedError(f"the agent was not started by its sandbox: {error}") from error
+            raise
+        except WorkspaceFailedError as error:
+            if reason := await self._workspace.find_agents_fault():
+                raise AgentError(reason) from error
             raise
 
     async def grade(self, task: Any, answer: dict[str, Any]) -> dict[str, Any]:
@@ -207,14 +133,14 @@ class WorkspaceExecutor(AgentExecutor):
         if not self._is_kept and self._workspace is not None:
             self._is_kept = True
             try:
-                await asyncio.to_thread(self._read_artifacts, self._workspace)
+                changes = await self._workspace.copy_out()
+                await asyncio.to_thread(self._read_artifacts, self._workspace.folder, changes)
             except Exception as error:  # of files as odd as an agent can make them: its reward does not depend on it
                 count_fault("the diff of a workspace", error)
 
-    def _read_artifacts(self, workspace: Workspace) -> None:
+    def _read_artifacts(self, folder: Path, changes: list[Change]) -> None:
         max_bytes = self._pool.settings.max_artifact_kib * 1024
-        changes = find_changes(workspace.copy)
-        diff, num_not_in_diff = make_diff(workspace.copy, changes)
+        diff, num_not_in_diff = make_diff(folder, changes)
         picked, num_not_kept = pick_artifacts(changes, self._spec.artifacts, max_bytes)
         self._record.artifacts = [*([make_artifact(DIFF_NAME, diff, max_bytes)] if diff else []), *picked]
         self._record.counts = {"changed": len(changes), "not_in_diff": num_not_in_diff, "not_kept": num_not_kept}

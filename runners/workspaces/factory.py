@@ -8,11 +8,13 @@ from pathlib import Path
 from lightningbus.runners.agent import factory
 from lightningbus.runners.agent.environment import agent_environment
 from lightningbus.runners.agent.executors import AgentExecutor, CommandExecutor, PythonExecutor
-from lightningbus.runners.agent.launcher import AgentLauncher
+from lightningbus.runners.agent.launcher import AgentLauncher, Launcher
 from lightningbus.runners.agent.limits import ResourceLimits
 from lightningbus.runners.agent.process import ProcessWatchdog
 from lightningbus.runners.settings import RunnerSettings
-from lightningbus.runners.workspaces.executor import WorkspaceExecutor, WorkspacePool
+from lightningbus.runners.workspaces.containers.provider import AGENT_PLACE
+from lightningbus.runners.workspaces.executor import WorkspaceExecutor
+from lightningbus.runners.workspaces.pool import CONTAINERS, PYTHON, WorkspacePool
 
 
 def make_executors(
@@ -24,14 +26,16 @@ def make_executors(
     """Make an executor for each slot by the settings; see `lightningbus.runners.agent.factory.make_executors`."""
     if settings.workspace is None:
         return factory.make_executors(settings, slots, watchdog, gateway)
-    python = factory.resolve_program(settings.python_executable or Path(sys.executable))
-    limits, paths = ResourceLimits.from_settings(settings), {**factory.sandbox_paths(python), **gateway}
-    environment = agent_environment(os.environ, settings.env)
-    pool = WorkspacePool(settings.workspace, settings.sandbox_command)
+    is_container = settings.workspace.provider in CONTAINERS
+    python = factory.resolve_program(settings.python_executable or Path(PYTHON if is_container else sys.executable))
+    limits = ResourceLimits.from_settings(settings)
+    paths = {**({} if is_container else factory.sandbox_paths(python)), **gateway}
+    environment = agent_environment(os.environ, settings.env, is_here=not is_container)
+    pool = WorkspacePool(settings, gateway.get("gateway", ""))
+    path = AGENT_PLACE if is_container else str(settings.working_dir.absolute())
 
-    def make_agent(launcher: AgentLauncher) -> AgentExecutor:
+    def make_agent(launcher: Launcher) -> AgentExecutor:
         if settings.command is not None:
-            path = str(settings.working_dir.absolute())
             return CommandExecutor([word.replace("{path}", path) for word in settings.command], launcher)
         return PythonExecutor(python, settings.entrypoint or "", launcher, 1, settings.working_dir)
 

@@ -2,25 +2,23 @@
 
 import asyncio
 import json
-import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lightningbus.runners.agent.launcher import AgentLauncher, AgentStartError
-from lightningbus.runners.agent.process import AgentProcess
+from lightningbus.runners.agent.process import RunningProcess
 from lightningbus.runners.agent.reward_function import RewardTimeoutError
 from lightningbus.runners.recording.rewards import InvalidRewardError, parse_named_rewards, parse_rewards
 from lightningbus.runners.workspaces.errors import WorkspaceFailedError
-from lightningbus.runners.workspaces.providers import RESULT, Workspace
+from lightningbus.runners.workspaces.providers import MAX_RESULT_BYTES, Workspace
 from lightningbus.runners.workspaces.specification import GradeSpec
 
 PASSED = "tests_passed"
 PATCH_COMMAND = ["git", "apply", "--whitespace=nowarn", "-"]
 PATCH_SECONDS = 60.0
-MAX_RESULT_BYTES = 1024 * 1024
 MAX_TAIL_BYTES = 4096
 NOT_STARTED = (126, 127)
 """Statuses of a shell for a program that it cannot start."""
@@ -29,10 +27,11 @@ MERGED_OUTPUT = ["/bin/sh", "-c", 'exec "$@" 2>&1', "grader"]
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
-    """How a program in a workspace ended: its status, and the last of what it printed."""
+    """How a program in a workspace ended: its status, the last of what it printed, and the result it wrote."""
 
     status: int
     tail: str
+    result: bytes | None
 
     def describe(self) -> str:
         """Describe it in some words."""
@@ -44,6 +43,8 @@ async def apply_patch(workspace: Workspace, launcher: AgentLauncher, patch: str)
     ended = await run_program(
         workspace, launcher, PATCH_COMMAND, PATCH_SECONDS, "git apply", patch.encode(errors="replace")
     )
+    if ended.status in NOT_STARTED:
+        raise WorkspaceFailedError(f"git, which applies an agent's patch, cannot be started: {ended.describe()}")
     return ended.status == 0
 
 
@@ -54,19 +55,18 @@ async def grade(
 
     Raises `RewardTimeoutError` beyond its limit, and `WorkspaceFailedError` where it could not run or say a result.
     """
-    if files is not None:
-        try:
-            await asyncio.to_thread(workspace.copy_in, files)
-        except OSError as error:
-            raise WorkspaceFailedError(f"the grader's files cannot be copied in: {error}") from error
+    try:
+        await workspace.copy_in(files)
+    except OSError as error:
+        raise WorkspaceFailedError(f"the grader's files cannot be copied in: {error}") from error
     seconds = min(spec.timeout_seconds, max_seconds)
     ended = await run_program(workspace, launcher, [*MERGED_OUTPUT, *spec.command], seconds, "the grader", over=files)
-    return judge(spec, ended, _read_result(workspace.copy.grade / RESULT))
+    return judge(spec, ended)
 
 
-def judge(spec: GradeSpec, ended: ProgramEnd, result: bytes | None) -> dict[str, float]:
+def judge(spec: GradeSpec, ended: ProgramEnd) -> dict[str, float]:
     """Turn a grader's end and the result it wrote into rewards by name; raise `WorkspaceFailedError`. Pure."""
-    if result is None:
+    if ended.result is None:
         if ended.status in NOT_STARTED:
             raise WorkspaceFailedError(f"the grader cannot be started: {ended.describe()}")
         if ended.status in (-signal.SIGKILL, 128 + signal.SIGKILL):
@@ -75,7 +75,7 @@ def judge(spec: GradeSpec, ended: ProgramEnd, result: bytes | None) -> dict[str,
             raise WorkspaceFailedError(f"the grader wrote no result: {ended.describe()}")
         return {PASSED: float(ended.status == 0)}
     try:
-        value: Any = json.loads(result)
+        value: Any = json.loads(ended.result if len(ended.result) <= MAX_RESULT_BYTES else b"too long")
         if isinstance(value, Mapping):
             return parse_named_rewards(value)
         return {PASSED: parse_rewards({"reward": value}).reward}
@@ -86,7 +86,7 @@ def judge(spec: GradeSpec, ended: ProgramEnd, result: bytes | None) -> dict[str,
 async def run_program(
     workspace: Workspace,
     launcher: AgentLauncher,
-    command: list[str],
+    command: Sequence[str],
     seconds: float,
     name: str,
     stdin: bytes = b"",
@@ -94,44 +94,31 @@ async def run_program(
 ) -> ProgramEnd:
     """Run a program in a workspace to its end, and end all that it started; raise as `grade`."""
     try:
-        process, started = await workspace.run(launcher, command, over)
+        program = await workspace.run(launcher, command, over)
     except AgentStartError as error:
         raise WorkspaceFailedError(f"{name} cannot be started: {error}") from error
+    process = program.process
     try:
         async with asyncio.timeout(seconds):
             process.write(stdin, last=True)
             tail = await _read_tail(process)
-            status = await process.process.wait()
+            status = await process.wait()
     except TimeoutError:
         raise RewardTimeoutError(f"{name} did not end in {seconds:g} s") from None
     except OSError as error:
         raise WorkspaceFailedError(f"what {name} prints cannot be read: {error}") from error
     finally:
         await process.stop()
-    if not started.exists():
+    if not program.has_started():
         raise WorkspaceFailedError(f"{name} was not started by its sandbox (status {status})")
     if process.kill_reason:
         raise WorkspaceFailedError(f"{name} was ended: {process.kill_reason}")
-    return ProgramEnd(status, tail.decode(errors="replace"))
+    return ProgramEnd(status, tail.decode(errors="replace"), await program.read_result())
 
 
-async def _read_tail(process: AgentProcess) -> bytes:
+async def _read_tail(process: RunningProcess) -> bytes:
     """Read what a program prints to the end, and keep the last of it."""
     tail = b""
     while data := await process.read():
         tail = (tail + data)[-MAX_TAIL_BYTES:]
     return tail
-
-
-def _read_result(path: Path) -> bytes | None:
-    """Read a result; None without one. What is no plain file, or too large, is none."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    with os.fdopen(handle, "rb") as file:
-        try:
-            data = file.read(MAX_RESULT_BYTES + 1)
-        except OSError:
-            return None
-    return data if len(data) <= MAX_RESULT_BYTES else b"too long"

@@ -1,5 +1,6 @@
 """What a task says about its workspace: the field ``workspace`` of its input. Pure."""
 
+import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any
@@ -13,6 +14,8 @@ KEY = "workspace"
 """Field of a task's input; the agent does not get it."""
 KINDS = ("directory", "git", "archive")
 MAX_PATTERNS = 32
+IMAGE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._:/@-]{0,511})?")
+"""A name of an image, or none; it becomes part of requests."""
 Text = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
@@ -28,7 +31,7 @@ class GradeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class WorkspaceSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A workspace: one of directory, git and archive, or none of them for an empty one."""
+    """A workspace: one of directory, git and archive; with none of them the files of its image, or no file."""
 
     directory: str = ""
     git: str = ""
@@ -36,6 +39,10 @@ class WorkspaceSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     commit: str = "HEAD"
     archive: str = ""
     """A file of tar, also compressed, or zip."""
+    image: str = ""
+    """The image of its container, for docker and kubernetes; default: the runner's."""
+    workdir: str = ""
+    """Its directory in a container; default: /workspace, and without other files the WORKDIR of its image."""
     artifacts: Annotated[tuple[Text, ...], Meta(max_length=MAX_PATTERNS)] = ()
     """Patterns of paths: files that the agent wrote, and that the rollout keeps beside its diff."""
     grade: GradeSpec | None = None
@@ -48,6 +55,8 @@ class WorkspaceSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def key(self) -> tuple[str, ...]:
         """The identity of the files, the same for all tasks that begin with them."""
+        if not self.kind and self.image:
+            return ("image", self.image, self.workdir)
         return (self.kind, getattr(self, self.kind) if self.kind else "", self.commit if self.git else "")
 
 
@@ -67,6 +76,10 @@ def parse_workspace(task: Any) -> WorkspaceSpec:
         raise WorkspaceRefusedError(f"the task's workspace names {' and '.join(named)}: it can have one of them")
     if spec.commit.startswith("-") or not spec.commit.isprintable() or not spec.commit:
         raise WorkspaceRefusedError(f"the task's workspace names the commit {spec.commit[:80]!r}, which is none")
+    if not IMAGE.fullmatch(spec.image):
+        raise WorkspaceRefusedError(f"the task's workspace names the image {spec.image[:80]!r}, which is none")
+    if spec.workdir and (not spec.workdir.startswith("/") or not is_inside(spec.workdir[1:])):
+        raise WorkspaceRefusedError(f"{spec.workdir[:200]!r} is no directory of an image: workdir is an absolute path")
     paths = [getattr(spec, kind) for kind in named]
     if spec.grade is not None and spec.grade.files:
         paths.append(spec.grade.files)

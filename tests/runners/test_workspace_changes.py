@@ -91,7 +91,7 @@ def test_a_diff_makes_of_the_original_what_the_agent_made_of_its_copy(
         "changed", "gone", "mode", "again/new", "again/other", "tree", "tree/a/b", "file", "file/in", "all/c", "link",
         "deep/er/bytes", "moved/d", "elsewhere/d", "pipe",
     }  # fmt: skip
-    diff, num_left_out = make_diff(copy, changes)
+    diff, num_left_out = make_diff(copy.folder, changes)
     assert num_left_out == 1, "the pipe"
     shutil.copytree(folder / "base", folder / "applied", symlinks=True)
     subprocess.run(["git", "apply", "-"], cwd=folder / "applied", input=diff, check=True)

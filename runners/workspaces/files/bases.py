@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lightningbus.runners.agent.process import remove_directory
 from lightningbus.runners.workspaces.errors import WorkspaceFailedError
@@ -35,15 +36,15 @@ class BaseCache:
         self._numbers = itertools.count()
 
     @asynccontextmanager
-    async def using(self, key: Hashable, fetch: Callable[[Path], None]) -> AsyncIterator[Path]:
-        """Keep the directory of ``key`` while the block runs; the first caller has ``fetch`` make it, in a thread.
+    async def using(self, key: Hashable, fetch: Callable[[Path], Coroutine[Any, Any, None]]) -> AsyncIterator[Path]:
+        """Keep the directory of ``key`` while the block runs; the first caller has ``fetch`` make it.
 
         Raises what ``fetch`` raises, and `WorkspaceFailedError` beyond `FETCH_SECONDS`.
         """
         base = self._bases.get(key)
         if base is None:
             path = self._directory / str(next(self._numbers))
-            base = self._bases[key] = _Base(path, asyncio.create_task(asyncio.to_thread(fetch, path)))
+            base = self._bases[key] = _Base(path, asyncio.create_task(fetch(path)))
         base.num_users += 1
         try:
             await self._wait(base)

@@ -5,7 +5,7 @@ import itertools
 import os
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,14 +42,43 @@ def find_changes(copy: WorkspaceCopy) -> list[Change]:
     return sorted(changes, key=lambda change: change.path)
 
 
-def make_diff(copy: WorkspaceCopy, changes: list[Change]) -> tuple[bytes, int]:
-    """Make the diff that ``git apply`` takes; return it with the number of changes that it leaves out.
+def compare_listing(base: Path, upper: Path, removed: Sequence[str]) -> list[Change]:
+    """List the files of ``upper`` that differ from those of ``base``, and those of ``base`` that are gone, by path."""
+    gone = [Change(path, base / path, None) for path in removed]
+    written = []
+    for path in list_files(upper):
+        before = base / path
+        is_file = os.path.lexists(before) and (before.is_symlink() or not before.is_dir())
+        written.append(Change(path, before if is_file else None, upper / path))
+    changes = (change for change in (*gone, *written) if not f"{change.path}/".startswith(f"{REPOSITORY}/"))
+    return sorted(
+        itertools.islice((change for change in changes if _differs(change)), MAX_CHANGES),
+        key=lambda change: change.path,
+    )
+
+
+def list_files(directory: Path) -> list[str]:
+    """List the paths of all files below a directory, and of links."""
+    found, places = [], [""]
+    while places:
+        place = places.pop()
+        for entry in _entries(directory / place):
+            path = f"{place}{entry.name}"
+            if entry.is_dir(follow_symlinks=False):
+                places.append(f"{path}/")
+            else:
+                found.append(path)
+    return found
+
+
+def make_diff(place: Path, changes: list[Change]) -> tuple[bytes, int]:
+    """Make the diff that ``git apply`` takes, in a directory; return it with the number of changes that it leaves out.
 
     A diff beyond `MAX_DIFF_BYTES` is cut off there.
     """
     if not changes:
         return b"", 0
-    folder = copy.folder / "diff"
+    folder = place / "diff"
     num_left_out = 0
     for side in ("a", "b"):
         (folder / side).mkdir(parents=True)

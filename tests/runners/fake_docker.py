@@ -1,0 +1,183 @@
+"""A fake of Docker's Engine API on a Unix socket: HTTP, filters, hijacked connections, frames of a process's streams.
+
+``python fake_docker.py SOCKET``. Images are those whose name begins with ``here``; what begins with ``remote`` can be
+pulled. A field that the API does not have, or of another type, is refused with 400.
+"""
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from fake_containers import FakeContainer
+
+STRINGS, NUMBER = [str], (int, float)
+HOST_CONFIG = {"NetworkMode": str, "AutoRemove": bool, "SecurityOpt": STRINGS, "Memory": int, "MemorySwap": int}
+HOST_CONFIG |= {"NanoCpus": int, "PidsLimit": int}
+CREATE = {
+    "Image": str,
+    "Entrypoint": STRINGS,
+    "Cmd": STRINGS,
+    "StopSignal": str,
+    "Labels": dict,
+    "HostConfig": HOST_CONFIG,
+}
+EXEC = {"AttachStdin": bool, "AttachStdout": bool, "AttachStderr": bool, "Tty": bool, "Cmd": STRINGS}
+EXEC_START = {"Detach": bool, "Tty": bool}
+
+
+class RefusedError(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        self.status, self.message = status, message
+
+
+def check(value: Any, schema: Any, name: str = "body") -> None:
+    """Refuse what the API's definitions do not have."""
+    if isinstance(schema, dict):
+        if not isinstance(value, dict) or value.keys() - schema.keys():
+            raise RefusedError(400, f"{name} has fields that are none: {value}")
+        for key, each in value.items():
+            check(each, schema[key], key)
+    elif isinstance(schema, list):
+        if not isinstance(value, list) or not all(type(each) is schema[0] for each in value):
+            raise RefusedError(400, f"{name} is no list of strings")
+    elif type(value) is not schema:
+        raise RefusedError(400, f"{name} has another type")
+
+
+class FakeDocker:
+    def __init__(self) -> None:
+        self.containers: dict[str, tuple[FakeContainer, dict[str, Any], float]] = {}
+        self.executions: dict[str, dict[str, Any]] = {}
+        self.images: set[str] = set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                lines = head.split("\r\n")
+                headers = {
+                    name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])
+                }
+                body = await reader.readexactly(int(headers.get("content-length", "0")))
+                method, target, _ = lines[0].split(" ")
+                url = urlsplit(target)
+                query = {name: values[0] for name, values in parse_qs(url.query).items()}
+                try:
+                    path = url.path.strip("/").split("/")
+                    if method == "POST" and path[0] == "exec" and path[2] == "start":
+                        check(json.loads(body), EXEC_START)
+                        if headers.get("upgrade") != "tcp":
+                            raise RefusedError(400, "the connection is not to be upgraded")
+                        await self.attach(self.execution(path[1]), reader, writer)
+                        break
+                    status, answer = await self.answer(method, path, query, json.loads(body or b"null"))
+                except RefusedError as error:
+                    status, answer = error.status, {"message": error.message}
+                content = b"" if answer is None else json.dumps(answer).encode()
+                writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content)
+        writer.close()
+
+    async def answer(self, method: str, path: list[str], query: dict[str, str], body: Any) -> tuple[int, Any]:
+        match (method, *path):
+            case ("GET", "version"):
+                return 200, {"Version": "1.0", "ApiVersion": "1.41", "Components": [{"Name": "Fake Engine"}]}
+            case ("GET", "containers", "json"):
+                label = json.loads(query["filters"])["label"]
+                found = [(name, each) for name, each in self.containers.items() if label[0] in each[1]["Labels"]]
+                states = {name: "running" if each[0].is_running else "created" for name, each in found}
+                return 200, [{"Id": name, "State": states[name], "Created": int(each[2])} for name, each in found]
+            case ("POST", "images", "create"):
+                if not query["fromImage"].startswith("remote"):
+                    raise RefusedError(404, "pull access denied, repository does not exist")
+                self.images.add(f"{query['fromImage']}:{query['tag']}")
+                return 200, {"status": "Download complete"}
+            case ("POST", "containers", "create"):
+                check(body, CREATE if isinstance(body, dict) and isinstance(body.get("Labels"), dict) else {})
+                return 201, {"Id": self.create(body), "Warnings": []}
+            case ("POST", "containers", name, "start"):
+                await self.container(name).start()
+                task = asyncio.create_task(self.remove_at_end(name))
+                self.executions.setdefault("tasks", {})[name] = task
+                return 204, None
+            case ("GET", "containers", name, "json"):
+                return 200, {"State": {"Running": self.container(name).is_running, "OOMKilled": False}}
+            case ("DELETE", "containers", name):
+                if self.container(name).is_running and query.get("force") != "true":
+                    raise RefusedError(409, "the container is running")
+                await self.container(name).kill()
+                self.containers.pop(name, None)
+                return 204, None
+            case ("POST", "containers", name, "exec"):
+                check(body, EXEC)
+                if not self.container(name).is_running:
+                    raise RefusedError(409, f"container {name} is not running")
+                key = uuid.uuid4().hex
+                self.executions[key] = {"container": self.container(name), "command": body["Cmd"], "process": None}
+                return 201, {"Id": key}
+            case ("GET", "exec", key, "json"):
+                code = self.execution(key)["process"].returncode
+                return 200, {"Running": code is None, "ExitCode": code if code is None or code >= 0 else 128 - code}
+        raise RefusedError(404, "page not found")
+
+    def create(self, body: dict[str, Any]) -> str:
+        if not body["Image"].startswith("here") and body["Image"] not in self.images:
+            raise RefusedError(404, f"No such image: {body['Image']}")
+        if body["HostConfig"]["NetworkMode"] != "none":
+            raise RefusedError(400, "these containers have no network")
+        name = uuid.uuid4().hex
+        self.containers[name] = (FakeContainer([*body["Entrypoint"], *body["Cmd"]]), body, time.time())
+        return name
+
+    def container(self, name: str) -> FakeContainer:
+        if name not in self.containers:
+            raise RefusedError(404, f"No such container: {name}")
+        return self.containers[name][0]
+
+    def execution(self, key: str) -> dict[str, Any]:
+        if key not in self.executions:
+            raise RefusedError(404, f"No such exec instance: {key}")
+        return self.executions[key]
+
+    async def remove_at_end(self, name: str) -> None:
+        await self.containers[name][0].process.wait()
+        self.containers.pop(name, None)
+
+    async def attach(self, execution: dict[str, Any], reader: Any, writer: asyncio.StreamWriter) -> None:
+        """Become the streams of a process: what it prints comes in frames, and its input ends with the connection."""
+        process = execution["process"] = await execution["container"].execute(execution["command"])
+        writer.write(b"HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n")
+
+        async def pump(stream: asyncio.StreamReader, number: int) -> None:
+            while data := await stream.read(65536):
+                writer.write(bytes([number, 0, 0, 0]) + len(data).to_bytes(4, "big") + data)
+                await writer.drain()
+
+        async def feed() -> None:
+            while data := await reader.read(65536):
+                process.stdin.write(data)
+                await process.stdin.drain()
+            process.stdin.close()
+
+        feeding = asyncio.create_task(feed())
+        with contextlib.suppress(ConnectionError):
+            await asyncio.gather(pump(process.stdout, 1), pump(process.stderr, 2))
+        await process.wait()
+        feeding.cancel()
+
+
+async def main(path: str) -> None:
+    fake = FakeDocker()
+    server = await asyncio.start_unix_server(fake.serve, path, limit=1024 * 1024)
+    async with server:
+        await server.serve_forever()
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).unlink(missing_ok=True)
+    asyncio.run(main(sys.argv[1]))
