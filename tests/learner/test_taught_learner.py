@@ -28,18 +28,23 @@ async def test_teachers_and_learners_that_go_lose_and_repeat_nothing(
             groups_per_step=2, max_steps=STEPS, max_staleness=BOUND, checkpoint_interval=3,
             teacher={"url": server.url, "max_requests": REQUESTS}, loss_weights={"rl": 0.0},
         )  # fmt: skip
+        num_refused = 0
         for _ in range(NUM_STOPS):
             server.is_away = True
             server.refused.clear()
             life = asyncio.create_task(live(nats_url, settings, asyncio.Event(), run.steps_made(len(run.steps) + 1)))
+            refused = asyncio.create_task(server.refused.wait())  # unless what is trained next was scored before
             async with asyncio.timeout(HANG_SECONDS):
-                await server.refused.wait()
+                await asyncio.wait({life, refused}, return_when=asyncio.FIRST_COMPLETED)
+            num_refused += refused.done()
+            refused.cancel()
             server.is_away = False
             await life
         await live(nats_url, settings, asyncio.Event(), asyncio.Event().wait())
         async with asyncio.timeout(HANG_SECONDS):
             while not any(event.step == STEPS for event in run.kept):
                 await run.steps_made(len(run.steps) + 1)
+    assert num_refused, "a teacher was away when it was asked"
     kept = [event for event in run.kept if event.batch_sha256]
     assert [event.step for event in kept] == [*range(1, STEPS + 1)]
     for event in kept:
