@@ -90,7 +90,16 @@ def _attempt(number: int, task: str, sample: int, rollout: str) -> SpanBatch:
         mode="train",
         runner="r",
         sequence=0,
-        spans=(Span(trace_id="t", span_id=f"{number:016x}", name="chat", call=call, **times),),
+        spans=(
+            Span(
+                trace_id="t",
+                span_id=f"{number:016x}",
+                name="chat",
+                call=call,
+                start_ns=times["start_ns"],
+                end_ns=times["end_ns"],
+            ),
+        ),
         end=end,
     )
 

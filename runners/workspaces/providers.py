@@ -30,10 +30,13 @@ class Program:
 class Workspace(Protocol):
     """A place for one rollout, with files of its own."""
 
-    folder: Path
-    """Directory of this machine for what belongs to it."""
-    method: str
-    """How its files were copied."""
+    @property
+    def folder(self) -> Path:
+        """Directory of this machine for what belongs to it."""
+
+    @property
+    def method(self) -> str:
+        """Method by which its files were copied."""
 
     def agent_launcher(self, launcher: AgentLauncher) -> Launcher:
         """Return a launcher that starts the agent in here, with all that ``launcher`` says beside."""

@@ -120,7 +120,8 @@ async def repair_first(bus: Bus, steps: list[Step]) -> None:
     async with SessionEngine(steps).serving(bus) as engine, running(bus, **settings):
         await TaskPublisher(bus).publish_task(task(id=first.id, input=first.input))
         (batch,) = await ended(bus)
-        assert isinstance(engine, SessionEngine) and not engine.unknown, engine.tools
+        assert isinstance(engine, SessionEngine)
+        assert not engine.unknown, engine.tools
     assert batch.end is not None and batch.end.outcome == "ok", batch.end
     assert batch.end.rewards == {"tests_passed": 1.0, "solved": 1.0}, batch.end
     assert batch.end.usage.num_calls >= 2

@@ -1,6 +1,6 @@
 """A fake of Docker's Engine API on a Unix socket: HTTP, filters, hijacked connections, frames of a process's streams.
 
-``python fake_docker.py SOCKET``. Images are those whose name begins with ``here``; what begins with ``remote`` can be
+``python -m tests.runners.fake_docker SOCKET``. Images are those whose name begins with ``here``; what begins with ``remote`` can be
 pulled. A field that the API does not have, or of another type, is refused with 400.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from fake_containers import FakeContainer
+from tests.runners.fake_containers import FakeContainer
 
 STRINGS, NUMBER = [str], (int, float)
 HOST_CONFIG = {"NetworkMode": str, "AutoRemove": bool, "SecurityOpt": STRINGS, "Memory": int, "MemorySwap": int}

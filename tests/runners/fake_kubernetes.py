@@ -1,6 +1,6 @@
 """A fake of a cluster's API server: jobs, pods, a watch, and exec over a websocket with numbered channels.
 
-``python fake_kubernetes.py FOLDER PROTOCOL`` serves HTTP on a free port and writes a kubeconfig into FOLDER. Manifests
+``python -m tests.runners.fake_kubernetes FOLDER PROTOCOL`` serves HTTP on a free port and writes a kubeconfig into FOLDER. Manifests
 are checked by the schemas of Kubernetes. Each job is run once; images are those whose name begins with ``here``. With
 ``no-policies`` in FOLDER pods have a network.
 """
@@ -16,7 +16,8 @@ from typing import Any
 import kubernetes_validate
 import yaml
 from aiohttp import WSMsgType, web
-from fake_containers import FakeContainer
+
+from tests.runners.fake_containers import FakeContainer
 
 TOKEN, NAMESPACE, VERSION = "secret", "agents", "1.37"
 

@@ -19,7 +19,7 @@ from tests.runners.test_sandbox import usable
 from tests.runners.test_workspaces import FIXES, GRADE, artifacts, outcome, play, sources
 
 __all__ = ["sources"]
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 FAKE = usable("bwrap", "--ro-bind", "/", "/", "--unshare-all", "--proc", "/proc")
 REAL_SOCKET, REAL_IMAGE = os.environ.get("CONTAINER_SOCKET", ""), os.environ.get("CONTAINER_IMAGE", "")
 """A real engine, and an image there that has Python and a shell, on which this file runs instead."""
@@ -34,7 +34,7 @@ def docker(tmp_path: Path) -> Iterator[dict[str, Any]]:
         yield {"docker_socket": REAL_SOCKET, "image": REAL_IMAGE}
         return
     socket = tmp_path / "docker.sock"
-    with subprocess.Popen([sys.executable, str(HERE / "fake_docker.py"), str(socket)], cwd=HERE) as server:
+    with subprocess.Popen([sys.executable, "-m", "tests.runners.fake_docker", str(socket)], cwd=ROOT) as server:
         until(socket.exists, True)
         yield {"docker_socket": str(socket), "image": "here:1"}
         server.kill()
@@ -49,8 +49,8 @@ def cluster(
     protocol, _, is_open = request.param.partition(" ")
     if is_open:
         (tmp_path / "no-policies").touch()
-    command = [sys.executable, str(HERE / "fake_kubernetes.py"), str(tmp_path), protocol]
-    with subprocess.Popen(command, cwd=HERE) as server:
+    command = [sys.executable, "-m", "tests.runners.fake_kubernetes", str(tmp_path), protocol]
+    with subprocess.Popen(command, cwd=ROOT) as server:
         until((tmp_path / "kubeconfig").exists, True)
         yield {"image": "here:1"}
         server.kill()

@@ -49,6 +49,7 @@ async def open_store(url: str | None, run: str | None, database: str, name: str)
         except TimeoutError:
             if directory is None or directory.read_endpoints() is not None or not directory.has_stored_data():
                 raise UserError("no store is running on that bus: start `lightningbus store`") from None
+            assert bus.nc.connected_url is not None, "it is connected"
             supervisor = start_supervisor(directory, str(bus.nc.connected_url.geturl()))
             exits.push_async_callback(supervisor.stop_all)
             settings = StoreSettings(data_dir=directory.store, http_port=0, database=database)

@@ -148,8 +148,8 @@ class DockerEngine:
         except NotFoundError as error:
             raise WorkspaceRefusedError(f"there is no image {image}: {error}") from error
         last = progress if isinstance(progress, dict) else _last_object(str(progress or ""))
-        if error := last.get("error"):
-            raise WorkspaceFailedError(f"the image {image} cannot be pulled: {str(error)[:300]}")
+        if reason := last.get("error"):
+            raise WorkspaceFailedError(f"the image {image} cannot be pulled: {str(reason)[:300]}")
 
     async def _sweep(self) -> None:
         """Remove containers that do not run and are not about to; one that runs ends with its runner by itself."""

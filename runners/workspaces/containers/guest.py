@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -133,7 +133,7 @@ class Guest:
             raise WorkspaceFailedError(f"files cannot be copied to {directory} of the container: {error}")
         return int(end["since_ns"])
 
-    async def pack(self, directory: str, since_ns: int) -> AsyncIterator[tuple[bytes, bytes]]:
+    async def pack(self, directory: str, since_ns: int) -> AsyncGenerator[tuple[bytes, bytes]]:
         """Yield what changed in a directory: pieces of a tar as DATA, and of all paths as LISTING."""
         number, channel = await self._order(wire.PACK, {"directory": directory, "since_ns": since_ns})
         while not (channel.ended.done() and channel.output.empty()):

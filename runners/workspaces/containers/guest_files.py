@@ -97,7 +97,7 @@ def pack_files(directory: str, since_ns: int, emit: Callable[[bytes, bytes], Non
             if status.st_ctime_ns < since_ns:
                 continue
             with contextlib.suppress(OSError):
-                tar.inodes = {}  # a second name of a file is a file
+                tar.inodes = {}  # type: ignore[attr-defined]  # a second name of a file is a file
                 member = tar.gettarinfo(entry.path, path)
                 if member is None or not (member.isreg() or member.isdir() or member.issym()):
                     continue
