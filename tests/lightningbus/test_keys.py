@@ -113,7 +113,7 @@ async def test_a_run_with_users_gives_each_role_its_own(tmp_path: Path) -> None:
         if path.name in ("nkey", "password", "key.pem", "inference-api.key")
     ]
     logs = [path.read_text(errors="replace") for path in directory.path.rglob("*.log")]
-    assert len(secret) == 21 and "permissions violation" not in "".join(logs).lower()
+    assert len(secret) == 23 and "permissions violation" not in "".join(logs).lower()
     for line in (line for path in secret for line in path.read_text().splitlines() if "-----" not in line):
         assert not any(line in text for text in (reported, *logs))
 

@@ -1,6 +1,7 @@
 """Containers of fake engines: namespaces of bubblewrap, with files, processes and a loopback of their own."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -36,6 +37,11 @@ class FakeContainer:
         os.close(writing)
         with os.fdopen(reading) as file:
             self.pid = json.loads(await asyncio.to_thread(file.read))["child-pid"]
+        with contextlib.suppress(FileNotFoundError):  # it has ended
+            while "bwrap" in os.readlink(
+                f"/proc/{self.pid}/exe"
+            ):  # which has yet to make the root and start the command
+                await asyncio.sleep(0.01)
 
     async def execute(self, command: list[str]) -> asyncio.subprocess.Process:
         enter = ["nsenter", "--target", str(self.pid), "--user", "--preserve-credentials", "--all"]

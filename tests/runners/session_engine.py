@@ -144,9 +144,7 @@ class SessionEngine(RenderingEngine):
         half = max(len(tokens) // 2, 1)
         head = {"weight_version": 3, "id": f"chatcmpl-{number:032x}", "object": "chat.completion.chunk"}
         head |= {"model": "policy", "created": 1}
-        begun = sum(map(len, pieces[:half])) if step.is_interrupted else 0
-        begin = {"role": "assistant", "content": step.text[:begun] or None}
-        await self._send(response, head, begin, tokens[:half], pieces[:half], prompt)
+        await self._send(response, head, {"role": "assistant", "content": None}, tokens[:half], pieces[:half], prompt)
         if step.is_interrupted:
             self.is_amid.set()
             assert request.transport is not None

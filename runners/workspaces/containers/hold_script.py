@@ -6,17 +6,26 @@ import sys
 import time
 
 CHILD, ALIVE, END = signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2
-signal.pthread_sigmask(signal.SIG_BLOCK, {CHILD, ALIVE, END})
-end = time.monotonic() + float(sys.argv[2])
-lease = time.monotonic() + 60
-while time.monotonic() < min(end, lease):
-    heard = signal.sigtimedwait({CHILD, ALIVE, END}, 5)
-    if heard and heard.si_signo == ALIVE:
-        lease = time.monotonic() + 60
-    if heard and heard.si_signo == END:
-        break
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
+LEASE_SECONDS = 60
+
+
+def main(max_seconds: float) -> None:
+    """Collect what ends, until the lease or the time is over."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {CHILD, ALIVE, END})
+    end = time.monotonic() + max_seconds
+    lease = time.monotonic() + LEASE_SECONDS
+    while time.monotonic() < min(end, lease):
+        heard = signal.sigtimedwait({CHILD, ALIVE, END}, 5)
+        if heard and heard.si_signo == ALIVE:
+            lease = time.monotonic() + LEASE_SECONDS
+        if heard and heard.si_signo == END:
+            break
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
             pass
-    except ChildProcessError:
-        pass
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[2]))
