@@ -51,8 +51,6 @@ async def end_answer(
         await parse_whole(upstream, context, node, completion)
     if stream is None:
         return
-    if completion.has_unparsed_rest and not node.status.get("parsers"):
-        completion.take_rest_as_text()
     if completion.has_unknown_end:
         raise StreamNotResumableError("the answer broke off amid a call of a tool, and its rest cannot be parsed")
     for chunk in completion.end_chunks():

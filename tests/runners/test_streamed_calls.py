@@ -214,17 +214,6 @@ async def test_a_call_that_breaks_off_goes_on_where_it_was(bus: Bus) -> None:
     assert (message["arguments"], message["reason"]) == (FIRST + REST, "tool_calls")
 
 
-async def test_text_of_a_node_without_parsers_goes_on_as_text(bus: Bus) -> None:
-    engine = PacedEngine()
-    engine.parsers, engine.breaks = [], True
-    engine.may_go_on.set()
-    async with paced(bus, engine, [SCRIPT[0], {"content": " So", **WAIT}]) as desk:
-        message = await stream_chat(desk, engine)
-        (call,) = desk.calls
-    assert message["content"].startswith("Let me see.x") and message["reason"] == "stop"
-    assert json.loads(call.response)["content"] == message["content"]
-
-
 @pytest.mark.parametrize("parsed", [None, TEXT])
 async def test_a_call_that_breaks_off_and_whose_rest_is_unknown_is_our_failure(
     bus: Bus, parsed: dict[str, Any] | None

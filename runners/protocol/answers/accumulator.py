@@ -79,8 +79,6 @@ class StreamAccumulator:
         self._tokens_before_retry = 0  # tokens of the tries before this one
         self.has_unparsed_rest = False
         """Whether part of the answer came as text that no parser has read."""
-        self._rest: list[dict[str, Any]] = []
-        """The deltas of that part."""
 
     def request(self, max_model_len: int | None) -> tuple[str, dict[str, Any]]:
         """Build path and body of the next try: the whole answer, or the rest of one that broke off."""
@@ -180,7 +178,6 @@ class StreamAccumulator:
             prompt = len(self._prompt_ids or ())
             chunk = continuation.rebase_chunk(chunk, self._call, self._head, prompt, self._tokens_before_retry)
         if self.has_unparsed_rest:
-            self._rest += [choice["delta"] for choice in chunk.get("choices", ())]
             chunk["choices"] = [{**choice, "delta": {}} for choice in chunk.get("choices", ())]
         self._feed_chunk(chunk)
         return chunk
@@ -217,12 +214,6 @@ class StreamAccumulator:
     def has_unknown_end(self) -> bool:
         """Whether nothing says how the part that a streaming agent has goes on."""
         return self.has_unparsed_rest and not self._agent_chunks.is_begun_by_parsed()
-
-    def take_rest_as_text(self) -> None:
-        """Take a part that no parser has read as it is: the node has none."""
-        for delta in self._rest:
-            self._choices[0].message.add({"content": delta["content"]})
-        self.has_unparsed_rest, self._rest = False, []
 
     def end_chunks(self) -> Iterator[dict[str, Any]]:
         """Yield what a streaming agent gets once the answer has ended, and was parsed where it can be."""
