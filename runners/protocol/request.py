@@ -91,13 +91,6 @@ class ChatRequest:
         """Whether the agent wants the answer without what the model thought; it is recorded all the same."""
         return self.body.get("include_reasoning") is False
 
-    def functions(self, sampling: dict[str, Any]) -> frozenset[str]:
-        """Name the functions that the model may call, where ``sampling`` is forced."""
-        tools = {**self.body, **sampling}.get("tools") if self.chat else None
-        each = [tool.get("function") for tool in tools or () if isinstance(tool, dict)]
-        names = (function.get("name") for function in each if isinstance(function, dict))
-        return frozenset(name for name in names if isinstance(name, str))
-
     def num_choices(self, sampling: dict[str, Any]) -> int:
         """Count the answers to sample, where ``sampling`` is forced: ``n`` for each prompt."""
         n, prompt = {**self.body, **sampling}.get("n"), self.body.get("prompt")

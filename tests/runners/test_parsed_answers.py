@@ -92,8 +92,7 @@ async def test_messages_and_responses_are_made_of_it_too(bus: Bus) -> None:
     [
         ([], {"tools": TOOLS}, 0),
         (["tool"], {}, 0),
-        (["tool"], {"tools": TOOLS, "stream": True}, 1),
-        (["reasoning"], {"stream": True}, 0),
+        (["tool"], {"tools": TOOLS, "stream": True}, 0),
         (["reasoning"], {}, 1),
         (["reasoning", "tool"], {"tools": TOOLS}, 1),
     ],

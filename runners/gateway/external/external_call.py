@@ -139,6 +139,4 @@ async def _read_answer(
                 raise
         if not completion.has_ended:
             raise InvalidEngineOutputError("the stream ended early")
-        for chunk in completion.end_chunks():
-            await stream.send_chunk(chunk, int(has_visible))
         return completion.to_response()

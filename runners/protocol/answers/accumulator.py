@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from lightningbus.runners.protocol.answers import continuation
-from lightningbus.runners.protocol.answers.agent_chunks import AgentChunks, without_thoughts
 from lightningbus.runners.protocol.answers.choice import SampledChoice, pack_array, version_spans
 from lightningbus.runners.protocol.answers.choice_state import ChoiceState
 from lightningbus.runners.protocol.answers.engine_errors import (
@@ -21,6 +20,9 @@ from lightningbus.runners.protocol.answers.engine_errors import (
 from lightningbus.runners.protocol.message_parts import has_media
 from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.schemas.text import replace_surrogates
+
+HIDDEN_FIELDS = frozenset({"weight_version", "engine_id", "prompt_token_ids", "usage"})
+"""Fields of a chunk that agents get only if they ask."""
 
 BROKEN_OFF = frozenset({"abort", "error"})
 """Reasons of an engine that ended an answer which the model had not."""
@@ -58,9 +60,7 @@ class StreamAccumulator:
         self._sampling = recorded_sampling(call, sampling)
         self._has_media = call.chat and has_media(call.body["messages"])
         self.is_resumable = pinned is None and continuation.can_resume(call, sampling)
-        """Whether an answer that breaks off can be resumed in its parsed form."""
-        self._resumes_unparsed = pinned is None and continuation.can_resume_unparsed(call, sampling)
-        self._functions = call.functions(sampling)
+        """Whether an answer that breaks off can be resumed; one that cannot is buffered until it is complete."""
         self.is_resuming = False
         """Whether there is a part to resume from."""
         self.max_model_len: int | None = None
@@ -75,25 +75,20 @@ class StreamAccumulator:
         self._usage: dict[str, Any] | None = None
         self._prompt_ids: list[int] | None = None
         self._choices: dict[int, ChoiceState] = {}
-        self._agent_chunks = AgentChunks(self._call, self._functions, self._choices)
         self._tokens_before_retry = 0  # tokens of the tries before this one
-        self.has_unparsed_rest = False
-        """Whether part of the answer came as text that no parser has read."""
 
     def request(self, max_model_len: int | None) -> tuple[str, dict[str, Any]]:
         """Build path and body of the next try: the whole answer, or the rest of one that broke off."""
         self.max_model_len = max_model_len
         choice = self._choices.get(0)
         prompt = (choice.prompt_ids if choice else None) or self._prompt_ids
-        can_resume = choice is not None and (self._resumes_unparsed or (self.is_resumable and choice.is_plain_text))
-        self.is_resuming = bool(can_resume and choice and prompt and choice.token_ids)
+        self.is_resuming = bool(self.is_resumable and choice and choice.is_plain_text and prompt and choice.token_ids)
         if choice is None or prompt is None or not self.is_resuming:
             self.reset()
             if self._prompt is None or not self.is_resumable:
                 return self._whole_request()
             self._prompt_ids = tokens = list(self._prompt)
         else:
-            self.has_unparsed_rest = self._resumes_unparsed
             choice.prompt_ids = self._prompt_ids = prompt
             self._tokens_before_retry = len(choice.token_ids)
             tokens = [*prompt, *choice.token_ids]
@@ -149,7 +144,7 @@ class StreamAccumulator:
     def is_finished(self) -> bool:
         """Whether a resumable answer is complete, so that there is no rest to ask for."""
         choice = self._choices.get(0)
-        return (self.is_resumable or self._resumes_unparsed) and choice is not None and choice.finish_reason is not None
+        return self.is_resumable and choice is not None and choice.finish_reason is not None
 
     @property
     def has_ended(self) -> bool:
@@ -177,8 +172,6 @@ class StreamAccumulator:
         if self.is_resuming or (self._prompt is not None and self.is_resumable):
             prompt = len(self._prompt_ids or ())
             chunk = continuation.rebase_chunk(chunk, self._call, self._head, prompt, self._tokens_before_retry)
-        if self.has_unparsed_rest:
-            chunk["choices"] = [{**choice, "delta": {}} for choice in chunk.get("choices", ())]
         self._feed_chunk(chunk)
         return chunk
 
@@ -202,22 +195,30 @@ class StreamAccumulator:
                 raise InvalidEngineOutputError(f"the engine ended the answer with {reason!r}")
 
     def to_agent_chunk(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
-        """Return a streaming agent's part of a chunk; None if it gets nothing now."""
-        return self._agent_chunks.add(chunk, self._response_id)
+        """Strip a chunk to what the agent asked for; None if nothing is left."""
+        if not chunk.get("choices") and not self._call.wants_usage:
+            return None
+        visible = {k: v for k, v in chunk.items() if k not in HIDDEN_FIELDS}
+        if self._call.wants_usage:
+            visible["usage"] = chunk.get("usage")
+        if self._call.wants_token_ids and "prompt_token_ids" in chunk:
+            visible["prompt_token_ids"] = chunk["prompt_token_ids"]
+        hidden = set() if self._call.wants_token_ids else {"token_ids", "prompt_token_ids"}
+        if not self._call.wants_logprobs:
+            hidden.add("logprobs")
+        visible["choices"] = [{k: v for k, v in part.items() if k not in hidden} for part in chunk.get("choices", ())]
+        if self._call.chat:
+            for part in visible["choices"]:
+                part["delta"] = self._shown_delta(part)
+        return visible
 
-    @property
-    def needs_parsed_end(self) -> bool:
-        """Whether a streaming agent gets the end of its answer as parsers read the whole text."""
-        return bool(self._functions)
-
-    @property
-    def has_unknown_end(self) -> bool:
-        """Whether nothing says how the part that a streaming agent has goes on."""
-        return self.has_unparsed_rest and not self._agent_chunks.is_begun_by_parsed()
-
-    def end_chunks(self) -> Iterator[dict[str, Any]]:
-        """Yield what a streaming agent gets once the answer has ended, and was parsed where it can be."""
-        return self._agent_chunks.end(self._response_id)
+    def _shown_delta(self, part: dict[str, Any]) -> dict[str, Any]:
+        """Build the visible delta of a choice: text as it comes, and tool calls once all of them are complete."""
+        delta = {k: v for k, v in (part.get("delta") or {}).items() if v is not None and k != "tool_calls"}
+        choice = self._choices.get(part.get("index", 0))
+        if part.get("finish_reason") and choice is not None and (calls := choice.message.calls(self._response_id)):
+            delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
+        return _without_thoughts(delta) if self._call.hides_reasoning else delta
 
     @property
     def _response_id(self) -> str:
@@ -243,7 +244,7 @@ class StreamAccumulator:
 
     def _shown_message(self, choice: ChoiceState) -> dict[str, Any]:
         message = choice.whole_message(self._response_id)
-        return without_thoughts(message) if self._call.hides_reasoning else message
+        return _without_thoughts(message) if self._call.hides_reasoning else message
 
     def _logprobs(self, choice: ChoiceState) -> dict[str, Any] | None:
         if not self._call.wants_logprobs:
@@ -278,7 +279,9 @@ class StreamAccumulator:
     def use_parsed(self, parts: list[dict[str, Any]]) -> None:
         """Take the answer to `parse_request` instead of what the stream added up to."""
         for part in parts:
-            self._choices[part["index"]].use_parsed(part["message"], part["finish_reason"])
+            choice = self._choices[part["index"]]
+            choice.parsed = {"role": "assistant", "content": None, **part["message"]}
+            choice.finish_reason = part["finish_reason"]
 
     def cut(self) -> None:
         """End the choices that have not ended: the agent has stopped reading."""
@@ -338,3 +341,7 @@ class StreamAccumulator:
             if isinstance(counted, int) and counted > number:
                 return f"the engine counts {counted} {name.replace('_', ' ')}, and gave the ids of {number}"
         return ""
+
+
+def _without_thoughts(message: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if key not in ("reasoning", "reasoning_content")}

@@ -19,8 +19,6 @@ class ChoiceState:
     parsed: dict[str, Any] | None = None
     """Message that the engine's parsers made of the whole text, in place of the joined one."""
     finish_reason: str | None = None
-    streamed_finish_reason: str | None = None
-    """The stream's, where parsers of the whole text gave another."""
     stop_reason: Any = None
     prompt_ids: list[int] | None = None
     token_ids: list[int] = field(default_factory=list)
@@ -56,17 +54,6 @@ class ChoiceState:
         else:
             self.logprobs += logprobs.get("token_logprobs") or ()
             self.token_texts += map(replace_surrogates, logprobs.get("tokens") or ())
-
-    def use_parsed(self, message: dict[str, Any], finish_reason: str) -> None:
-        """Take message and finish reason from the parsers of the whole text."""
-        self.parsed = {"role": "assistant", "content": None, **message}
-        self.streamed_finish_reason, self.finish_reason = self.finish_reason, finish_reason
-
-    def end(self, message: dict[str, Any], is_parsed: bool) -> None:
-        """Take the message that a streaming agent has; its calls are the parsers', or those of the stream."""
-        self.parsed = message
-        if not is_parsed:
-            self.finish_reason = self.streamed_finish_reason or self.finish_reason
 
     def whole_message(self, response_id: str) -> dict[str, Any]:
         """Return the model's message in the form of a chat's answer."""

@@ -4,7 +4,6 @@ The rest is requested on the completions route with token ids as its prompt, so 
 returns in the form the agent asked for.
 """
 
-from dataclasses import replace
 from typing import Any
 
 from lightningbus.runners.protocol.message_parts import has_media
@@ -39,29 +38,6 @@ def can_resume(call: ChatRequest, sampling: dict[str, Any]) -> bool:
         and body.get("n") in (None, 1)
         and all(body.get(field) in (None, False) for field in NON_RESUMABLE_FIELDS)
     )
-
-
-def can_resume_unparsed(call: ChatRequest, sampling: dict[str, Any]) -> bool:
-    """Return whether a streamed chat with tools can be continued as text that is parsed once it is whole.
-
-    Its tools do not constrain what is sampled.
-    """
-    body = {**call.body, **sampling}
-    tools = [tool for tool in body.get("tools") or () if isinstance(tool, dict)]
-    free = {name: value for name, value in call.body.items() if name != "tools"}
-    return (
-        call.chat
-        and call.stream
-        and bool(tools)
-        and not any((tool.get("function") or {}).get("strict") for tool in tools)
-        and body.get("tool_choice") in (None, "auto", "none")
-        and can_resume(replace(call, body=free), {name: value for name, value in sampling.items() if name != "tools"})
-    )
-
-
-def can_stream(call: ChatRequest, sampling: dict[str, Any]) -> bool:
-    """Return whether an agent may have the beginning of an answer, because a break does not end it."""
-    return can_resume(call, sampling) or can_resume_unparsed(call, sampling)
 
 
 def can_splice(call: ChatRequest, sampling: dict[str, Any]) -> bool:

@@ -10,7 +10,6 @@ from lightningbus.runners.protocol.dialects.anthropic_request import chat, input
 from lightningbus.runners.protocol.dialects.base import sse_event
 from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.runners.protocol.token_history import TokenHistory
-from lightningbus.schemas.trajectory.chat_messages import parse_arguments
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 BLOCK_TYPES = {
@@ -32,7 +31,6 @@ class AnthropicDialect:
             raise ValueError("the request body is a JSON object")
         self._model = body.get("model")
         self.call = ChatRequest.parse(chat(body, history), chat=True)
-        self._eager = frozenset(tool["name"] for tool in body.get("tools") or () if tool.get("eager_input_streaming"))
         self.left_out: tuple[str, ...] = ()
         self.tells_full_context_in_stream = False
 
@@ -48,27 +46,19 @@ class AnthropicDialect:
 
     def events(self) -> "AnthropicEncoder":
         """Return the encoder of a new stream."""
-        return AnthropicEncoder(str(self._model), self._eager)
+        return AnthropicEncoder(str(self._model))
 
 
 class AnthropicEncoder:
-    """Server-sent events of one message: blocks are started, grow, and are stopped; then the message is.
+    """Server-sent events of one message: blocks are started, grow, and are stopped; then the message is."""
 
-    Arguments of a call are sent once they are whole, because clients execute what they can parse. Where a tool is
-    ``eager_input_streaming``, they are sent as they come; then its client knows that they may be cut.
-    """
-
-    def __init__(self, model: str, eager: frozenset[str] = frozenset()) -> None:
-        """Begin a message; ``eager`` names tools whose arguments are sent as they come."""
-        self._model, self._eager = model, eager
+    def __init__(self, model: str) -> None:
+        self._model = model
         self._begun = False
         self._block = -1
         self._open: tuple[str, int | None] | None = None
         """Kind of the open block, and the index of its call."""
-        self._arguments = ""
-        """Arguments of the open call."""
-        self._is_eager = False
-        """Whether the open call's arguments are sent as they come."""
+        self._arguments = ""  # of the open call; sent when complete, because clients parse them as JSON
         self._has_content = self._called = False
         self._ending: dict[str, Any] = {}
         self._usage: dict[str, Any] | None = None
@@ -95,7 +85,7 @@ class AnthropicEncoder:
                 block = {"type": "tool_use", "id": piece.get("id"), "name": function.get("name"), "input": {}}
                 self._called = True
                 events += self._grow(("tool_use", piece.get("index", 0)), block)
-                events += self._add_arguments(function.get("arguments") or "", ends=bool(choice.get("finish_reason")))
+                self._arguments += function.get("arguments") or ""
             if choice.get("finish_reason"):
                 self._ending = choice
         return events
@@ -123,20 +113,9 @@ class AnthropicEncoder:
         if self._open == what:
             return b""
         events = self._stop()
-        self._open, self._is_eager = what, block.get("name") in self._eager
+        self._open = what
         self._block += 1
         return events + _event("content_block_start", index=self._block, content_block=block)
-
-    def _add_arguments(self, added: str, ends: bool) -> bytes:
-        """Take arguments of the open call; a rest that leaves them malformed is not sent."""
-        begun, self._arguments = self._arguments, self._arguments + added
-        if not self._is_eager or not added:
-            return b""
-        is_malformed = ends and not isinstance(parse_arguments(self._arguments), dict)
-        if is_malformed:
-            self._is_eager = bool(begun)  # nothing was sent: the whole is, once it is known
-            return b""
-        return self._delta(type="input_json_delta", partial_json=added)
 
     def _delta(self, **delta: Any) -> bytes:
         return _event("content_block_delta", index=self._block, delta=delta)
@@ -145,9 +124,9 @@ class AnthropicEncoder:
         if self._open is None:
             return b""
         events = b""
-        if self._open[0] == "tool_use" and not (self._is_eager and self._arguments):
+        if self._open[0] == "tool_use":
             events = self._delta(type="input_json_delta", partial_json=json.dumps(input_of(self._arguments)))
-        self._open, self._arguments, self._is_eager = None, "", False
+        self._open, self._arguments = None, ""
         return events + _event("content_block_stop", index=self._block)
 
 
