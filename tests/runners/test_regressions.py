@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-from lightningbus.graders.records import FAILED
 from lightningbus.bus.client import Bus
 from lightningbus.bus.fleet.node_state import TRANSITIONS, State
 from lightningbus.bus.streams.specs import runner_consumer
+from lightningbus.graders.records import FAILED
 from lightningbus.schemas.base import Outcome
 from lightningbus.schemas.subjects import TASKS
 from lightningbus.tasks.task_publisher import TaskPublisher
