@@ -1,7 +1,8 @@
 """A fake of a cluster's API server: jobs, pods, a watch, and exec over a websocket with numbered channels.
 
 ``python -m tests.runners.fake_kubernetes FOLDER PROTOCOL`` serves HTTP on a free port and writes a kubeconfig
-into FOLDER. Manifests are checked by the schemas of Kubernetes. Each job is run once; images are those whose name begins with ``here``. With
+into FOLDER. Manifests are checked by the schemas of Kubernetes. Each job is run once;
+images are those whose name begins with ``here``. With
 ``no-policies`` in FOLDER pods have a network.
 """
 
