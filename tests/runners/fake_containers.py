@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from dataclasses import dataclass, field
+from pathlib import Path
 
 ROOT = ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--dir", "/root", "--setenv", "HOME", "/root"]
 ROOT += [word for path in ("/usr", "/etc", "/bin", "/lib") for word in ("--ro-bind", path, path)]

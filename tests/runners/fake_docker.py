@@ -1,7 +1,8 @@
 """A fake of Docker's Engine API on a Unix socket: HTTP, filters, hijacked connections, frames of a process's streams.
 
 ``python -m tests.runners.fake_docker SOCKET``. Images are those whose name begins with
-``here``; what begins with ``remote`` can be pulled. A field that the API does not have, or of another type, is refused with 400.
+``here``; what begins with ``remote`` can be pulled.
+A field that the API does not have, or of another type, is refused with 400.
 """
 
 import asyncio
