@@ -10,7 +10,7 @@ from lightningbus.schemas.semconv.rewards import is_usable
 
 @dataclass(slots=True)
 class Part:
-    """What one grader made of a submission: a reward, or the reason why there is none."""
+    """One grader's part of a grade for a submission: a reward, or the reason why there is none."""
 
     reward: float | None = None
     error: str = ""

@@ -1,4 +1,4 @@
-"""What a judge is asked, and how its answer is read. Pure."""
+"""Questions to a judge, and how its answer is read. Pure."""
 
 import json
 import math

@@ -70,7 +70,7 @@ POLL_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RegradedRun:
-    """What a grading came to."""
+    """Counts of a grading."""
 
     num_graded: int
     num_failed: int

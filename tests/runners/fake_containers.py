@@ -39,9 +39,8 @@ class FakeContainer:
         with os.fdopen(reading) as file:
             self.pid = json.loads(await asyncio.to_thread(file.read))["child-pid"]
         with contextlib.suppress(FileNotFoundError):  # it has ended
-            while "bwrap" in os.readlink(
-                f"/proc/{self.pid}/exe"
-            ):  # which has yet to make the root and start the command
+            program = Path(f"/proc/{self.pid}/exe")
+            while "bwrap" in str(program.readlink()):  # it has yet to make the root and start the command
                 await asyncio.sleep(0.01)
 
     async def execute(self, command: list[str]) -> asyncio.subprocess.Process:

@@ -90,9 +90,9 @@ class FakeDocker:
                 return 200, {"Version": "1.0", "ApiVersion": "1.41", "Components": [{"Name": "Fake Engine"}]}
             case ("GET", "containers", "json"):
                 label = json.loads(query["filters"])["label"]
-                found = [(name, each) for name, each in self.containers.items() if label[0] in each[1]["Labels"]]
-                states = {name: "running" if each[0].is_running else "created" for name, each in found}
-                return 200, [{"Id": name, "State": states[name], "Created": int(each[2])} for name, each in found]
+                matching = [(name, each) for name, each in self.containers.items() if label[0] in each[1]["Labels"]]
+                states = {name: "running" if each[0].is_running else "created" for name, each in matching}
+                return 200, [{"Id": name, "State": states[name], "Created": int(each[2])} for name, each in matching]
             case ("POST", "images", "create"):
                 if not query["fromImage"].startswith("remote"):
                     raise RefusedError(404, "pull access denied, repository does not exist")

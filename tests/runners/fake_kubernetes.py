@@ -72,15 +72,15 @@ class FakeKubernetes:
         self.jobs[name] = {**body, "status": {}}
         (container,) = template["spec"]["containers"]
         environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(self.port)}
-        made = FakeContainer(container["command"], environment, has_network=not self.enforces_policies)
+        container_of_pod = FakeContainer(container["command"], environment, has_network=not self.enforces_policies)
         pod: dict[str, Any] = {"metadata": {"name": f"{name}-{uuid.uuid4().hex[:5]}", "labels": {"job-name": name}}}
         waiting = {"waiting": {"reason": "ContainerCreating"}}
         if not container["image"].startswith("here"):
             waiting = {"waiting": {"reason": "ImagePullBackOff", "message": f"no {container['image']}"}}
         pod["status"] = {"phase": "Pending", "containerStatuses": [{"name": container["name"], "state": waiting}]}
-        self.pods[pod["metadata"]["name"]] = (made, pod)
+        self.pods[pod["metadata"]["name"]] = (container_of_pod, pod)
         if container["image"].startswith("here"):
-            task = asyncio.create_task(self.run(name, made, pod))
+            task = asyncio.create_task(self.run(name, container_of_pod, pod))
             self.tasks.add(task)
         return web.json_response(body, status=201)
 
@@ -111,13 +111,13 @@ class FakeKubernetes:
             return status(400, "this fake has a watch alone")
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
-        told: dict[str, str] = {}
+        reported: dict[str, str] = {}
         for _ in range(20 * int(request.query["timeoutSeconds"])):
             for name, (_, pod) in self.pods.items():
                 text = json.dumps(pod)
-                if pod["metadata"]["labels"].get(key) == value and told.get(name) != text:
-                    kind = "MODIFIED" if name in told else "ADDED"
-                    told[name] = text
+                if pod["metadata"]["labels"].get(key) == value and reported.get(name) != text:
+                    kind = "MODIFIED" if name in reported else "ADDED"
+                    reported[name] = text
                     await response.write(json.dumps({"type": kind, "object": pod}).encode() + b"\n")
             await asyncio.sleep(0.05)
         return response

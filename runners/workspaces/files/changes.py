@@ -59,7 +59,7 @@ def compare_listing(base: Path, upper: Path, removed: Sequence[str]) -> list[Cha
 
 def list_files(directory: Path) -> list[str]:
     """List the paths of all files below a directory, and of links."""
-    found, places = [], [""]
+    paths, places = [], [""]
     while places:
         place = places.pop()
         for entry in _entries(directory / place):
@@ -67,8 +67,8 @@ def list_files(directory: Path) -> list[str]:
             if entry.is_dir(follow_symlinks=False):
                 places.append(f"{path}/")
             else:
-                found.append(path)
-    return found
+                paths.append(path)
+    return paths
 
 
 def make_diff(place: Path, changes: list[Change]) -> tuple[bytes, int]:
