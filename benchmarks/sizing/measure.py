@@ -20,6 +20,7 @@ from clickhouse_connect.driver.client import Client
 from nats.aio.msg import Msg
 
 from benchmarks.sizing.model import Fit
+from benchmarks.store.database import create_database
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import NatsServer, nats_server
 from lightningbus.bus.fleet.heartbeats import Fleet
@@ -31,8 +32,7 @@ from lightningbus.schemas.codec import encode
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.spans import SpanBatch, VersionSpan
 from lightningbus.schemas.tasks import Task
-from lightningbus.store.clickhouse import migrations
-from lightningbus.store.clickhouse.client import connect, query_row
+from lightningbus.store.clickhouse.client import query_row
 from lightningbus.store.embedded.serving import serve_embedded
 from lightningbus.store.ingest.batch import load_column_types
 from lightningbus.store.ingest.ingester import Ingester
@@ -131,7 +131,7 @@ async def stored() -> tuple[Fit, Fit, Fit]:
     sent, spent, kept = [], [], []
     with tempfile.TemporaryDirectory(prefix="bench-sizing-", ignore_cleanup_errors=True) as place:
         async with broker() as (_, bus), serve_embedded(Path(place)) as (engine, url):
-            client = await asyncio.to_thread(_create_database, url)
+            client = await asyncio.to_thread(create_database, url)
             types = await asyncio.to_thread(load_column_types, client, "lightningbus")
             await _inserted(bus, Writer(bus, engine.insert, "lightningbus", types), _some("warm", SHAPES[0], EACH))
             for shape in SHAPES:
@@ -170,13 +170,6 @@ def _on_disk(client: Client) -> int:
         client.command(f"OPTIMIZE TABLE {table} FINAL")
     size = "SELECT sum(bytes_on_disk) FROM system.parts WHERE active AND database = 'lightningbus'"
     return int(query_row(client, size)[0])
-
-
-def _create_database(url: str) -> Client:
-    migrations.migrate(connect(url, None), "lightningbus")
-    client = connect(url)
-    migrations.create_views(client, "lightningbus")
-    return client
 
 
 async def publish(bus: Bus, batches: Sequence[SpanBatch]) -> None:

@@ -15,14 +15,14 @@ from clickhouse_connect.driver.client import Client
 from msgspec.structs import replace
 
 from benchmarks.results import Result, machine, table, write
+from benchmarks.store.database import create_database
 from lightningbus.runners.protocol.answers.choice import SampledChoice
 from lightningbus.runners.recording.attempt import AttemptRecorder
 from lightningbus.schemas.codec import encode
 from lightningbus.schemas.spans import SpanBatch, VersionSpan
 from lightningbus.schemas.tasks import Task
 from lightningbus.schemas.trajectory.prefix_encoding import expand_calls
-from lightningbus.store.clickhouse import migrations
-from lightningbus.store.clickhouse.client import connect, query_row
+from lightningbus.store.clickhouse.client import query_row
 from lightningbus.store.embedded.serving import serve_embedded
 from lightningbus.store.ingest import arrow
 from lightningbus.store.ingest.batch import load_column_types
@@ -138,16 +138,9 @@ async def measure(place: Path) -> list[Result]:
     """Both."""
     kept = [conversation(number) for number in range(ROLLOUTS)]
     async with serve_embedded(place) as (_, url):
-        client = await asyncio.to_thread(_create_database, url)
+        client = await asyncio.to_thread(create_database, url)
         per_rollout = await asyncio.to_thread(bytes_per_rollout, client, kept)
         return [*per_rollout, *await asyncio.to_thread(codecs, client)]
-
-
-def _create_database(url: str) -> Client:
-    migrations.migrate(connect(url, None), "lightningbus")
-    client = connect(url)
-    migrations.create_views(client, "lightningbus")
-    return client
 
 
 def main() -> list[Result]:

@@ -13,13 +13,13 @@ import uvloop
 from clickhouse_connect.driver.client import Client
 
 from benchmarks.results import Result, machine, table, write
+from benchmarks.store.database import create_database
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import nats_server
 from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import encode, schema_of
 from lightningbus.schemas.spans import AttemptResult, ModelCall, Span, SpanBatch, VersionSpan
-from lightningbus.store.clickhouse import migrations
-from lightningbus.store.clickhouse.client import connect, query_row
+from lightningbus.store.clickhouse.client import query_row
 from lightningbus.store.embedded.serving import serve_embedded
 from lightningbus.store.ingest import arrow
 from lightningbus.store.ingest.batch import load_column_types
@@ -147,13 +147,6 @@ async def from_the_stream(
     return spans / seconds, spent / spans * 1e6
 
 
-def _create_database(url: str) -> Client:
-    migrations.migrate(connect(url, None), "lightningbus")
-    client = connect(url)
-    migrations.create_views(client, "lightningbus")
-    return client
-
-
 def _cpu() -> float:
     spent = resource.getrusage(resource.RUSAGE_SELF)
     return spent.ru_utime + spent.ru_stime
@@ -168,7 +161,7 @@ async def measure(place: Path) -> list[Result]:
         serve_embedded(place / "store") as (engine, url),
     ):
         await bus.provision()
-        client, settings = await asyncio.to_thread(_create_database, url), StoreSettings()
+        client, settings = await asyncio.to_thread(create_database, url), StoreSettings()
         # Merges start at unpredictable times, so they are stopped for both.
         await asyncio.to_thread(client.command, "SYSTEM STOP MERGES")
         for name, (count, size) in SIZES.items():

@@ -18,7 +18,8 @@ import uvloop
 from clickhouse_connect.driver.client import Client
 
 from benchmarks.results import Result, machine, table, write
-from benchmarks.store.ingest import START_NS, _create_database
+from benchmarks.store.database import create_database
+from benchmarks.store.ingest import START_NS
 from lightningbus.analysis.regrading import Regrading
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import nats_server
@@ -137,7 +138,7 @@ async def measure(place: Path, num_rollouts: int) -> list[Result]:
         serve_embedded(place / "store") as (engine, url),
     ):
         await bus.provision()
-        client, settings = await asyncio.to_thread(_create_database, url), StoreSettings()
+        client, settings = await asyncio.to_thread(create_database, url), StoreSettings()
         await asyncio.to_thread(fill, client, num_rollouts)
         types = await asyncio.to_thread(load_column_types, client, settings.database)
         stop = asyncio.Event()
