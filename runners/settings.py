@@ -92,6 +92,11 @@ class WorkspaceSettings(BaseModel):
     max_grade_seconds: float = Field(600.0, gt=0, description="longest time of a grader, whatever its task says")
     num_cached: int = Field(32, ge=1, description="workspaces whose files are kept for the next rollout of a task")
 
+    @property
+    def has_containers(self) -> bool:
+        """Whether each workspace is a container."""
+        return self.provider in ("docker", "kubernetes")
+
 
 class RunnerSettings(RoleSettings):
     """One runner: which agent it runs, how many rollouts at once, in which interpreter."""
@@ -263,7 +268,7 @@ class RunnerSettings(RoleSettings):
         provider = self.workspace.provider
         if self.sandbox_command and provider != "process":
             raise ValueError(f"sandbox_command goes with workspace.provider: process; {provider} is a sandbox itself")
-        if provider in ("docker", "kubernetes") and self.workspace.image is None:
+        if self.workspace.has_containers and self.workspace.image is None:
             raise ValueError(f"workspace.provider: {provider} needs workspace.image, such as python:3.12-slim")
         if provider == "kubernetes" and self.max_processes is not None:
             raise ValueError("max_processes does not go with kubernetes: its nodes limit processes (podPidsLimit)")

@@ -39,6 +39,11 @@ class ResourceLimits:
         """Whether there is one that the kernel does not hold for all processes together."""
         return self.memory_limit_gib is not None or self.max_processes is not None
 
+    @property
+    def memory_sentence(self) -> str:
+        """A sentence about an agent that was ended for its memory."""
+        return "; ".join(filter(None, ("the agent took too much memory", self._describe("memory_limit_gib"))))
+
     def kernel_limits(self) -> dict[str, int]:
         """List the kernel's limits for each process, by their names in the module ``resource``."""
         bounds = {

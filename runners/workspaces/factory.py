@@ -14,7 +14,7 @@ from lightningbus.runners.agent.process import ProcessWatchdog
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.runners.workspaces.containers.provider import AGENT_PLACE
 from lightningbus.runners.workspaces.executor import WorkspaceExecutor
-from lightningbus.runners.workspaces.pool import CONTAINERS, PYTHON, WorkspacePool
+from lightningbus.runners.workspaces.pool import PYTHON, WorkspacePool
 
 
 def make_executors(
@@ -26,7 +26,7 @@ def make_executors(
     """Make an executor for each slot by the settings; see `lightningbus.runners.agent.factory.make_executors`."""
     if settings.workspace is None:
         return factory.make_executors(settings, slots, watchdog, gateway)
-    is_container = settings.workspace.provider in CONTAINERS
+    is_container = settings.workspace.has_containers
     python = factory.resolve_program(settings.python_executable or Path(PYTHON if is_container else sys.executable))
     limits = ResourceLimits.from_settings(settings)
     paths = {**({} if is_container else factory.sandbox_paths(python)), **gateway}

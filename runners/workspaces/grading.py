@@ -27,7 +27,7 @@ MERGED_OUTPUT = ["/bin/sh", "-c", 'exec "$@" 2>&1', "grader"]
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
-    """How a program in a workspace ended: its status, the last of what it printed, and the result it wrote."""
+    """The end of a program in a workspace: its status, the last of its output, and the result that it wrote."""
 
     status: int
     tail: str

@@ -1,4 +1,4 @@
-"""What the slots of a runner share: their directory, the files that workspaces begin with, and the provider."""
+"""Resources that the slots of a runner share: directory, files that workspaces begin with, and provider."""
 
 import asyncio
 import contextlib
@@ -24,8 +24,6 @@ from lightningbus.runners.workspaces.specification import WorkspaceSpec
 
 log = logging.getLogger(__name__)
 
-CONTAINERS = ("docker", "kubernetes")
-"""Providers whose workspaces are containers."""
 PYTHON = "python3"
 
 
@@ -102,7 +100,7 @@ class WorkspacePool:
 
     def _make_provider(self, directory: RunnerDirectory) -> Provider:
         settings = self.settings
-        if settings.provider in CONTAINERS:
+        if settings.has_containers:
             return self._make_containers(directory.path.name)
         methods = () if settings.copy_method == "auto" else ((settings.copy_method,),)
         method = choose_method(directory.path, *methods)

@@ -1,4 +1,4 @@
-"""What a provider of workspaces does: a place for each rollout, where its programs run and its files are."""
+"""Interface of providers of workspaces: a place for each rollout, where its programs run and its files are."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass

@@ -85,8 +85,8 @@ def connect(access: ClusterAccess) -> aiohttp.ClientSession:
 def _find(config: Mapping[str, Any], path: Path, kind: str, name: Any) -> dict[str, Any]:
     for entry in config.get(f"{kind}s") or ():
         if entry.get("name") == name and isinstance(entry.get(kind), dict):
-            found: dict[str, Any] = entry[kind]
-            return found
+            section: dict[str, Any] = entry[kind]
+            return section
     raise WorkspaceFailedError(f"{path} has no {kind} {name!r}")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
+from lightningbus.runners.workspaces.containers.api_errors import ConflictError, NotFoundError, build_refusal
 from lightningbus.runners.workspaces.containers.engine import LABEL, LEFTOVER_SECONDS, ContainerSpec
 from lightningbus.runners.workspaces.errors import WorkspaceFailedError, WorkspaceRefusedError
 
@@ -107,8 +108,8 @@ class DockerEngine:
             reason = str(error) or f"no answer in {seconds:g} s"
             raise WorkspaceFailedError(f"the container engine at {self._socket} does not answer: {reason}") from error
         if response.status >= 400:
-            kind = {404: NotFoundError, 409: ConflictError}.get(response.status, WorkspaceFailedError)
-            raise kind(f"the container engine refuses {method} {path.partition('?')[0]}: {_message_of(text)}")
+            sentence = f"the container engine refuses {method} {path.partition('?')[0]}"
+            raise build_refusal(sentence, response.status, text)
         try:
             return json.loads(text) if text.strip() else None
         except ValueError:
@@ -155,20 +156,12 @@ class DockerEngine:
         """Remove containers that do not run and are not about to; one that runs ends with its runner by itself."""
         filters = json.dumps({"label": [LABEL]})
         query = str(URL.build(path="/containers/json", query={"all": "true", "filters": filters}))
-        for found in await self.request("GET", query):
-            is_old = time.time() - float(found["Created"]) > LEFTOVER_SECONDS
-            if is_old and found["State"] in ("created", "exited", "dead"):
+        for leftover in await self.request("GET", query):
+            is_old = time.time() - float(leftover["Created"]) > LEFTOVER_SECONDS
+            if is_old and leftover["State"] in ("created", "exited", "dead"):
                 with contextlib.suppress(NotFoundError):
-                    await self.request("DELETE", f"/containers/{found['Id']}?force=true&v=true")
-                log.info("removed a container that a runner which is gone left: %s", found["Id"][:12])
-
-
-class NotFoundError(WorkspaceFailedError):
-    """The engine does not know what was asked for."""
-
-
-class ConflictError(WorkspaceFailedError):
-    """The engine is doing it already."""
+                    await self.request("DELETE", f"/containers/{leftover['Id']}?force=true&v=true")
+                log.info("removed a container that a runner which is gone left: %s", leftover["Id"][:12])
 
 
 @dataclass
@@ -183,10 +176,10 @@ class DockerContainer:
     async def serve(self) -> "DockerStream":
         """See `Container`."""
         body = {"AttachStdin": True, "AttachStdout": True, "AttachStderr": True, "Tty": False}
-        made = await self.engine.request(
+        execution = await self.engine.request(
             "POST", f"/containers/{self.id}/exec", {**body, "Cmd": self.spec.serve_command}
         )
-        self.exec_id = str(made["Id"])
+        self.exec_id = str(execution["Id"])
         return await self.engine.hijack(f"/exec/{self.exec_id}/start", {"Detach": False, "Tty": False})
 
     async def find_agents_fault(self) -> str:
@@ -194,7 +187,7 @@ class DockerContainer:
         with contextlib.suppress(WorkspaceFailedError):
             state = (await self.engine.request("GET", f"/containers/{self.id}/json"))["State"]
             if state.get("OOMKilled"):
-                return self.spec.memory_sentence
+                return self.spec.limits.memory_sentence
             served = await self.engine.request("GET", f"/exec/{self.exec_id}/json")
             if state.get("Running") and not served.get("Running") and (served.get("ExitCode") or 0) > 128:
                 return "the agent ended the process that runs it in its container"
@@ -211,7 +204,7 @@ class DockerStream:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._said = b""
+        self._errors = b""
         """The last of what it printed on standard error."""
 
     async def read(self) -> bytes:
@@ -221,13 +214,13 @@ class DockerStream:
                 header = await self._reader.readexactly(FRAME_HEADER_BYTES)
                 data = await self._reader.readexactly(int.from_bytes(header[4:], "big"))
             except asyncio.IncompleteReadError:
-                if self._said:
-                    raise OSError(self._said.decode(errors="replace").strip()[-300:]) from None
+                if self._errors:
+                    raise OSError(self._errors.decode(errors="replace").strip()[-300:]) from None
                 return b""
             if header[0] == STDOUT and data:
                 return data
             if header[0] == STDERR:
-                self._said = (self._said + data)[-4096:]
+                self._errors = (self._errors + data)[-4096:]
 
     async def write(self, data: bytes) -> None:
         """See `GuestStream`."""
@@ -263,12 +256,6 @@ def container_body(spec: ContainerSpec, runner_name: str) -> dict[str, Any]:
             **limits,
         },
     }
-
-
-def _message_of(text: str) -> str:
-    with contextlib.suppress(ValueError, AttributeError):
-        return str(json.loads(text)["message"])[:300]
-    return text.strip()[:300]
 
 
 def _last_object(text: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What an engine of containers does: a few operations, by which all else is done."""
+"""Interface of an engine of containers, and the container that it starts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,11 +27,6 @@ class ContainerSpec:
     def memory_bytes(self) -> int | None:
         """Bound of all its memory."""
         return None if self.limits.memory_limit_gib is None else round(self.limits.memory_limit_gib * GIB)
-
-    @property
-    def memory_sentence(self) -> str:
-        """A sentence about a container that was ended for its memory."""
-        return f"the agent took too much memory; the limit is memory_limit_gib: {self.limits.memory_limit_gib}"
 
     @property
     def first_command(self) -> list[str]:

@@ -236,9 +236,9 @@ class Guest:
         elif kind == wire.STATUS and not channel.ended.done():
             channel.ended.set_result(_parse(payload))
         elif kind in (DATA, wire.ERRORS, LISTING):
-            put = asyncio.create_task(channel.output.put((kind, payload)))
-            await wait_for_either(put, channel.ended)
-            put.cancel()
+            putting = asyncio.create_task(channel.output.put((kind, payload)))
+            await wait_for_either(putting, channel.ended)
+            putting.cancel()
 
     async def _connect(self, number: int) -> None:
         try:

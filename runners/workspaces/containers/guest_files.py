@@ -116,10 +116,10 @@ def walk(directory: str) -> Iterator[tuple[str, os.DirEntry[str], os.stat_result
         place = places.pop()
         try:
             with os.scandir(os.path.join(directory, place)) as entries:
-                found = list(entries)
+                children = list(entries)
         except OSError:
             continue
-        for entry in found:
+        for entry in children:
             with contextlib.suppress(OSError):
                 path = place + entry.name
                 yield path, entry, entry.stat(follow_symlinks=False)

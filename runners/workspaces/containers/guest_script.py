@@ -64,7 +64,7 @@ class Server:
         self.sending = asyncio.Lock()
         self.is_container = is_container()
         self.inputs: dict[int, Any] = {}
-        """Where data of a channel goes: a pipe to a program or an unpacking thread, a connection."""
+        """Receiver of each channel's data: a pipe to a program or an unpacking thread, or a connection."""
         self.listener: Any = None
         self.next_connection = FIRST_CONNECTION
         self.tasks: set[asyncio.Task[None]] = set()

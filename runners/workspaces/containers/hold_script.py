@@ -1,4 +1,4 @@
-"""First process of a workspace's container: ends when it is told to, or a minute after its runner was last heard of."""
+"""First process of a workspace's container: ends when it is told to, or a minute after the last sign of its runner."""
 
 import os
 import signal
@@ -15,10 +15,10 @@ def main(max_seconds: float) -> None:
     end = time.monotonic() + max_seconds
     lease = time.monotonic() + LEASE_SECONDS
     while time.monotonic() < min(end, lease):
-        heard = signal.sigtimedwait({CHILD, ALIVE, END}, 5)
-        if heard and heard.si_signo == ALIVE:
+        received = signal.sigtimedwait({CHILD, ALIVE, END}, 5)
+        if received and received.si_signo == ALIVE:
             lease = time.monotonic() + LEASE_SECONDS
-        if heard and heard.si_signo == END:
+        if received and received.si_signo == END:
             break
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:

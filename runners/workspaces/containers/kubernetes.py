@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
+from lightningbus.runners.workspaces.containers.api_errors import ConflictError, NotFoundError, build_refusal
 from lightningbus.runners.workspaces.containers.cluster import ClusterAccess, connect, find_cluster
 from lightningbus.runners.workspaces.containers.engine import LABEL, ContainerSpec
 from lightningbus.runners.workspaces.containers.manifests import (
@@ -88,8 +89,8 @@ class KubernetesEngine:
 
     async def get_pod(self, name: str) -> dict[str, Any]:
         """Get a pod."""
-        found: dict[str, Any] = await self.request("GET", f"{self._path('v1', 'pods')}/{name}")
-        return found
+        pod: dict[str, Any] = await self.request("GET", f"{self._path('v1', 'pods')}/{name}")
+        return pod
 
     async def execute(self, pod: str, command: Sequence[str]) -> "KubernetesStream":
         """Start a process in a pod; raise `WorkspaceFailedError`."""
@@ -122,8 +123,7 @@ class KubernetesEngine:
             reason = str(error) or f"no answer in {REQUEST_SECONDS:g} s"
             raise WorkspaceFailedError(f"the cluster at {self._access.server} does not answer: {reason}") from error
         if response.status >= 400:
-            kind = {404: NotFoundError, 409: ConflictError}.get(response.status, WorkspaceFailedError)
-            raise kind(f"the cluster refuses {method} {path}: {_message_of(text)}")
+            raise build_refusal(f"the cluster refuses {method} {path}", response.status, text)
         return json.loads(text)
 
     async def _wait_for_pod(self, job_name: str, image: str) -> str:
@@ -148,9 +148,7 @@ class KubernetesEngine:
         try:
             async with self._session.get(url, headers=self._access.headers(), timeout=timeout) as response:
                 if response.status >= 400:
-                    raise WorkspaceFailedError(
-                        f"the cluster refuses to list pods: {_message_of(await response.text())}"
-                    )
+                    raise build_refusal("the cluster refuses to list pods", response.status, await response.text())
                 buffer = b""
                 async for data in response.content.iter_any():
                     *lines, buffer = (buffer + data).split(b"\n")
@@ -163,12 +161,12 @@ class KubernetesEngine:
 
     async def _sweep(self) -> None:
         """Remove jobs that have ended; one that runs ends with its runner by itself."""
-        found = await self.request("GET", self._path("batch/v1", "jobs"), query={"labelSelector": LABEL})
-        for each in found["items"]:
-            conditions = each.get("status", {}).get("conditions") or ()
-            if any(one["type"] in ("Complete", "Failed") and one["status"] == "True" for one in conditions):
-                await self.remove(each["metadata"]["name"])
-                log.info("removed a job that a runner which is gone left: %s", each["metadata"]["name"])
+        jobs = await self.request("GET", self._path("batch/v1", "jobs"), query={"labelSelector": LABEL})
+        for leftover in jobs["items"]:
+            conditions = leftover.get("status", {}).get("conditions") or ()
+            if any(each["type"] in ("Complete", "Failed") and each["status"] == "True" for each in conditions):
+                await self.remove(leftover["metadata"]["name"])
+                log.info("removed a job that a runner which is gone left: %s", leftover["metadata"]["name"])
 
     def _path(self, group: str, kind: str) -> str:
         root = "/api" if group == "v1" else "/apis"
@@ -176,14 +174,6 @@ class KubernetesEngine:
 
     def _url(self, path: str) -> URL:
         return URL(f"{self._access.server}{path}")
-
-
-class NotFoundError(WorkspaceFailedError):
-    """The cluster does not know what was asked for."""
-
-
-class ConflictError(WorkspaceFailedError):
-    """The cluster has it already."""
 
 
 @dataclass
@@ -206,7 +196,7 @@ class KubernetesContainer:
         with contextlib.suppress(WorkspaceFailedError):
             (status, *_) = (await self.engine.get_pod(self.pod)).get("status", {}).get("containerStatuses") or [{}]
             if status.get("state", {}).get("terminated", {}).get("reason") == "OOMKilled":
-                return self.spec.memory_sentence
+                return self.spec.limits.memory_sentence
             if "running" in status.get("state", {}) and self.stream is not None and self.stream.exit_code > 128:
                 return "the agent ended the process that runs it in its container"
         return ""
@@ -221,26 +211,26 @@ class KubernetesStream:
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
-        self._said = b""
+        self._errors = b""
         self.exit_code = 0
-        """How the process ended, once it has."""
+        """Exit status of the process, once it has ended."""
 
     async def read(self) -> bytes:
         """See `GuestStream`."""
         while True:
             message = await self._socket.receive()
             if message.type is not aiohttp.WSMsgType.BINARY:
-                if self._said:
-                    raise OSError(self._said.decode(errors="replace").strip()[-300:])
+                if self._errors:
+                    raise OSError(self._errors.decode(errors="replace").strip()[-300:])
                 return b""
             kind, data = message.data[0], message.data[1:]
             if kind == STDOUT and data:
                 return bytes(data)
             if kind == STDERR:
-                self._said = (self._said + data)[-4096:]
+                self._errors = (self._errors + data)[-4096:]
             if kind == STATUS:
                 self.exit_code, reason = read_status(data)
-                self._said = self._said or reason
+                self._errors = self._errors or reason
 
     async def write(self, data: bytes) -> None:
         """See `GuestStream`."""
@@ -253,9 +243,3 @@ class KubernetesStream:
         """See `GuestStream`."""
         with contextlib.suppress(aiohttp.ClientError, OSError):
             await self._socket.close()
-
-
-def _message_of(text: str) -> str:
-    with contextlib.suppress(ValueError, AttributeError, KeyError):
-        return str(json.loads(text)["message"])[:300]
-    return text.strip()[:300]

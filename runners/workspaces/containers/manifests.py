@@ -1,4 +1,4 @@
-"""What a cluster is asked for as a workspace, and what it says about it. Pure."""
+"""Manifests of a workspace in a cluster, and its state as the cluster reports it. Pure."""
 
 import contextlib
 import json

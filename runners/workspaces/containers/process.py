@@ -132,9 +132,7 @@ class ContainerProcess:
         status = end.get("status")
         self.returncode = status if isinstance(status, int) else LOST_STATUS
         if end.get("out_of_memory") and self.returncode in KILLED and self.limits.memory_limit_gib is not None:
-            self.kill_reason = (
-                f"the agent took too much memory; the limit is memory_limit_gib: {self.limits.memory_limit_gib:g}"
-            )
+            self.kill_reason = self.limits.memory_sentence
         if isinstance(end.get("result"), str):
             self.result = base64.b64decode(end["result"])
 

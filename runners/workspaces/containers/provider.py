@@ -270,9 +270,11 @@ async def stream_directory(directory: Path) -> AsyncIterator[bytes]:
     try:
         while data := await process.stdout.read(CHUNK):
             yield data
-        said = await process.stderr.read()
+        errors = await process.stderr.read()
         if await process.wait():
-            raise WorkspaceFailedError(f"{directory} cannot be packed: {said.decode(errors='replace').strip()[-300:]}")
+            raise WorkspaceFailedError(
+                f"{directory} cannot be packed: {errors.decode(errors='replace').strip()[-300:]}"
+            )
     finally:
         if process.returncode is None:
             process.kill()

@@ -38,8 +38,7 @@ def find_changes(copy: WorkspaceCopy) -> list[Change]:
         candidates = _written(copy.base, copy.upper, "")
     else:
         candidates = _newer(copy.base, copy.work, "", copy.marker.stat().st_ctime_ns)
-    changes = itertools.islice((change for change in candidates if _differs(change)), MAX_CHANGES)
-    return sorted(changes, key=lambda change: change.path)
+    return _select_changes(candidates)
 
 
 def compare_listing(base: Path, upper: Path, removed: Sequence[str]) -> list[Change]:
@@ -51,10 +50,7 @@ def compare_listing(base: Path, upper: Path, removed: Sequence[str]) -> list[Cha
         is_file = os.path.lexists(before) and (before.is_symlink() or not before.is_dir())
         written.append(Change(path, before if is_file else None, upper / path))
     changes = (change for change in (*gone, *written) if not f"{change.path}/".startswith(f"{REPOSITORY}/"))
-    return sorted(
-        itertools.islice((change for change in changes if _differs(change)), MAX_CHANGES),
-        key=lambda change: change.path,
-    )
+    return _select_changes(changes)
 
 
 def list_files(directory: Path) -> list[str]:
@@ -101,6 +97,12 @@ def make_diff(place: Path, changes: list[Change]) -> tuple[bytes, int]:
         diff = process.stdout.read(MAX_DIFF_BYTES)
         process.kill()  # it has ended, or has more to say than is kept
     return diff, num_left_out
+
+
+def _select_changes(candidates: Iterator[Change]) -> list[Change]:
+    """Return the first `MAX_CHANGES` candidates that differ, by path."""
+    changes = itertools.islice((change for change in candidates if _differs(change)), MAX_CHANGES)
+    return sorted(changes, key=lambda change: change.path)
 
 
 def _written(base: Path, upper: Path, place: str) -> Iterator[Change]:
