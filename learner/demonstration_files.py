@@ -10,6 +10,8 @@ from lightningbus.learner.batching.demonstrations import Demonstration, Demonstr
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.transitions.chats import ChatTemplate, build_chat, demonstrated_call
 from lightningbus.learner.transitions.tokenizer import find_vocabulary_size
+from lightningbus.tasks.task_source import TaskSource
+from lightningbus.tasks.task_tables import read_rows
 
 MESSAGES, PROMPT, RESPONSE = "messages", "prompt_ids", "response_ids"
 
@@ -63,12 +65,11 @@ def _load_calls(path: Path, lines: list[dict[str, Any]], vocabulary_size: int | 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
         if path.suffix == ".parquet":
-            from pyarrow import ArrowInvalid, parquet
-
             try:
-                yield from parquet.read_table(path).to_pylist()
-            except ArrowInvalid as error:
-                raise ValueError(f"{path} is no Parquet file: {error}") from error
+                for row in read_rows(TaskSource(path=str(path))):
+                    yield dict(row)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from error
             return
         with path.open(encoding="utf-8") as file:
             for number, text in enumerate(file, 1):

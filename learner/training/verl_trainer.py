@@ -322,13 +322,14 @@ def _teacher_fields(
     sequences: Sequence[TrainSequence], fields: Mapping[str, Sequence[NDArray[Any]]]
 ) -> dict[str, Sequence[NDArray[Any]]]:
     """Return the fields of the teacher's part; a token that the correction rejects is not in it."""
-    unscored = [np.full(len(sequence.token_ids), np.nan, np.float32) for sequence in sequences]
     scores = [
-        empty if sequence.teacher_logprobs is None else sequence.teacher_logprobs
-        for sequence, empty in zip(sequences, unscored, strict=True)
+        np.zeros(len(row.token_ids), np.float32)
+        if row.teacher_logprobs is None
+        else np.nan_to_num(row.teacher_logprobs)
+        for row in sequences
     ]
     return {
-        "teacher_log_probs": [np.nan_to_num(score) for score in scores],
+        "teacher_log_probs": scores,
         "behavior_log_probs": [sequence.logprobs for sequence in sequences],
         KL: [factor * (ids != CONTEXT) for factor, ids in zip(fields[KL], fields["segments"], strict=True)],
     }

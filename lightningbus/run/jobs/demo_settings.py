@@ -48,8 +48,6 @@ class DemoConfig:
     concurrency: int = 8
     """Rollouts that each runner has at once."""
     learner_threads: int = 1
-    published_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of weight versions, the engine's: bfloat16 would round small updates away for one in float32."""
     samples_heldout: int = 2
     """Sampled answers to each held-out task."""
     seed: int = 0
@@ -82,7 +80,7 @@ def choose_size(model: Path | None, steps: int | None, seed: int, has_bf16: bool
     GPU.
     """
     dtype: Literal["float32", "bfloat16"] = "bfloat16" if has_bf16 else "float32"
-    size = TINY if model is None else replace(PRETRAINED, engine_dtype=dtype, published_dtype=dtype)
+    size = TINY if model is None else replace(PRETRAINED, engine_dtype=dtype)
     arguments = SHARED_GPU if has_gpu else () if model is None else SHORT_BLOCKS
     return replace(size, model=model, steps=size.steps if steps is None else steps, seed=seed, vllm_args=arguments)
 
@@ -114,7 +112,7 @@ def build_settings(job: DemoConfig, work: Path) -> tuple[RunSettings, LearnerSet
         checkpoint_dir=work.parent / "checkpoints",
         checkpoint_interval=job.checkpoint_interval,
         seq_len=job.context,
-        weights=WeightSettings(dtype=job.published_dtype),
+        weights=WeightSettings(dtype=job.engine_dtype),
         actor=ActorSettings(optim=optim, ppo_max_token_len_per_gpu=job.micro_batch_tokens),
     )
     agent = EXAMPLE if job.model is None else PROJECT
