@@ -111,8 +111,8 @@ def _evaluate(trainer: GRPOTrainer, tasks: Dataset) -> float:
             **batch, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=16,
             pad_token_id=tokenizer.pad_token_id,
         )  # fmt: skip
-    said = tokenizer.batch_decode(answers[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
-    rewards = [score(text, right) for text, right in zip(said, tasks["answer"], strict=True)]
+    completions = tokenizer.batch_decode(answers[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+    rewards = [score(text, right) for text, right in zip(completions, tasks["answer"], strict=True)]
     return sum(rewards) / len(rewards)
 
 

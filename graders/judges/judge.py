@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 RETRY_POLICY = RetryPolicy(0.5, 30.0)
 REFUSED_STATUS = frozenset({401, 403})
 RETRY_STATUS = frozenset({408, 425, 429})
-"""Beside every 5xx."""
+"""Statuses after which a judge is asked again, as after every 5xx."""
 MAX_ERROR_CHARS = 300
 MILLION = 1_000_000
 
@@ -104,8 +104,8 @@ class Judge:
             if response.status in RETRY_STATUS or response.status >= 500:
                 raise UnansweredError(f"status {response.status}")
             if response.status != 200:
-                said = " ".join(body.decode(errors="replace").split())[:MAX_ERROR_CHARS]
-                raise GradingFailedError(f"judge {self.name!r} refuses a request: status {response.status}: {said}")
+                reason = " ".join(body.decode(errors="replace").split())[:MAX_ERROR_CHARS]
+                raise GradingFailedError(f"judge {self.name!r} refuses a request: status {response.status}: {reason}")
         return read_answer(body)
 
 
