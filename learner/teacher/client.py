@@ -38,6 +38,7 @@ class TeacherClient:
         self._settings = settings
         self._model = settings.model or settings.served_model
         self._headers = {}
+        self._session: aiohttp.ClientSession | None = None
         if settings.api_key_file is not None:
             try:
                 self._headers["Authorization"] = f"Bearer {settings.api_key_file.read_text().strip()}"
@@ -81,15 +82,19 @@ class TeacherClient:
                 "take one of the same family"
             )
 
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+
     async def _post(self, address: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        timeout = aiohttp.ClientTimeout(total=self._settings.timeout_seconds)
+        if self._session is None:
+            timeout = aiohttp.ClientTimeout(total=self._settings.timeout_seconds)
+            self._session = aiohttp.ClientSession(timeout=timeout, headers=self._headers)
         body = {**body, "model": self._model} if self._model else body
         url = address.rstrip("/").removesuffix("/v1") + path
         try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session,
-                session.post(url, json=body) as response,
-            ):
+            async with self._session.post(url, json=body) as response:
                 text = await response.text()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise TeacherUnreachableError(f"{url}: {error or type(error).__name__}") from error

@@ -74,6 +74,7 @@ class Teacher:
     async def close(self) -> None:
         """End all requests."""
         await cancel_and_wait(*self._tasks.values())
+        await self._client.close()
         self._file.close()
 
     async def _find_or_score(self, rollout: Rollout) -> Floats | None:
