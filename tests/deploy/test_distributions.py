@@ -46,6 +46,7 @@ def make_dist(clone: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.timeout(2 * SECONDS)
 def test_a_commit_gives_the_same_files_each_time_and_their_provenance(clone: Path) -> None:
     first, second = make_dist(clone), make_dist(clone)
