@@ -168,8 +168,7 @@ def _recorded(completion: StreamAccumulator, dialect: Any, attempt: AttemptRecor
     events = dialect.events()
     with malformed_engine_output():
         for chunk in chunks:
-            displayed = completion.to_agent_chunk(completion.feed(chunk))
-            if displayed is not None:
+            for displayed in completion.to_agent_chunks(completion.feed(chunk)):
                 events.on_chunk(displayed)
         parts = list(completion.sampled_choices())
         json.dumps(dialect.answer(completion.to_response()))
