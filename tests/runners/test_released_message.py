@@ -163,13 +163,13 @@ class Answer:
         self.data = b""
 
     def feed(self, chunk: dict[str, Any]) -> None:
-        for shown in self.completion.to_agent_chunks(self.completion.feed(chunk)):
-            self.data += self.events.on_chunk(shown)
+        for visible in self.completion.to_agent_chunks(self.completion.feed(chunk)):
+            self.data += self.events.on_chunk(visible)
 
     def end(self, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """What the agent has, and the recorded message."""
-        for shown in self.completion.end_chunks() or ():
-            self.data += self.events.on_chunk(shown)
+        for visible in self.completion.end_chunks() or ():
+            self.data += self.events.on_chunk(visible)
         self.data += self.events.finish()
         (choice,) = self.completion.sampled_choices()
         return JOIN[path](events_of(self.data)), json.loads(choice.response)

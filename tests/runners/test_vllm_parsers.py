@@ -201,11 +201,11 @@ def test_deltas_of_every_parser_add_up() -> None:
 
 def release(deltas: list[dict[str, Any]]) -> tuple[ReleasedMessage, JoinedMessage, list[dict[str, Any]]]:
     """A message as far as deltas go, and what an agent has of it."""
-    released, message, shown = ReleasedMessage(), JoinedMessage(), []
+    released, message, visible = ReleasedMessage(), JoinedMessage(), []
     for delta in deltas:
         message.add(delta)
-        shown.append(released.advance(message))
-    return released, message, shown
+        visible.append(released.advance(message))
+    return released, message, visible
 
 
 def joined_whole(message: dict[str, Any]) -> dict[str, Any]:
@@ -233,14 +233,14 @@ def test_what_is_released_of_every_tool_parsers_stream_is_the_message_and_goes_o
             continue
         for text in TEXTS:
             deltas = streamed(cls(tokenizer, request.tools), request, pieces_of(text, tokenizer, chance))
-            released, message, shown = release(deltas)
+            released, message, visible = release(deltas)
             whole = message.whole("chatcmpl-1")
             end = released.end(whole)
             assert end is not None and end.message == whole
-            assert joined([*shown, *end.deltas]) == joined_whole(whole), (name, text)
+            assert joined([*visible, *end.deltas]) == joined_whole(whole), (name, text)
             if not whole.get("tool_calls"):
                 continue
-            if any(delta.get("tool_calls") for delta in shown):
+            if any(delta.get("tool_calls") for delta in visible):
                 early.add(name)
             try:
                 parser = cls(tokenizer, request.tools)
@@ -251,12 +251,12 @@ def test_what_is_released_of_every_tool_parsers_stream_is_the_message_and_goes_o
             functions = [{"name": call.name, "arguments": call.arguments} for call in calls or ()]
             parsed = {"content": content, "tool_calls": [{"id": "z", "function": each} for each in functions]}
             for at in range(len(deltas)):
-                released, _, shown = release(deltas[:at])
+                released, _, visible = release(deltas[:at])
                 end = released.end(parsed)
                 if end is None:
                     unknown[name, text] = at
                     break
-                got = joined([*shown, *end.deltas])
+                got = joined([*visible, *end.deltas])
                 assert got == joined_whole(end.message) and len(got["calls"]) == len(functions), (name, text, at)
             else:
                 resumed.add(name)

@@ -221,7 +221,7 @@ class StreamAccumulator:
         parsed = self._choices[0].parsed
         if parsed is None or not self._agent_chunks.fits(parsed):
             return None
-        return [shown for chunk in self._waiting for shown in self._agent_chunks.show(chunk, self._response_id)]
+        return [part for chunk in self._waiting for part in self._agent_chunks.show(chunk, self._response_id)]
 
     @property
     def _response_id(self) -> str:
