@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,8 +16,8 @@ from nats.errors import Error as NatsError
 
 from lightningbus.bus.errors import BusError
 from lightningbus.common.observability import metrics
+from lightningbus.runners.gateway.answer_stream import end_answer, forward_chunk, request_of, until_finished
 from lightningbus.runners.gateway.continued_chat import ContinuedPrompt, continue_prompt
-from lightningbus.runners.gateway.engines.answer_parsing import parse_whole
 from lightningbus.runners.gateway.engines.engine_failures import EnginesFailedError
 from lightningbus.runners.gateway.engines.model_formats import ModelFormats
 from lightningbus.runners.gateway.engines.upstream import (
@@ -31,7 +31,6 @@ from lightningbus.runners.gateway.engines.upstream import (
 )
 from lightningbus.runners.gateway.slot import ActiveRollout
 from lightningbus.runners.gateway.sse import AgentDisconnectedError, SseResponse, StreamNotResumableError
-from lightningbus.runners.protocol.answers import continuation
 from lightningbus.runners.protocol.answers.accumulator import StreamAccumulator
 from lightningbus.runners.protocol.answers.choice import SampledChoice
 from lightningbus.runners.protocol.answers.engine_errors import (
@@ -93,8 +92,7 @@ class ModelCallHandler:
         parent = ids.parse_span_id(request.headers.get(subjects.TRACE_HEADER, ""))
         recording = _Recording(attempt, OpenCall(call, parent, prompt_versions), node_ids)
         with running.open_call(), recording:
-            is_live = context.pinned is None and continuation.can_resume(call, task.sampling_params)
-            stream = SseResponse(request, dialect, live=is_live) if call.stream else None
+            stream = SseResponse(request, dialect) if call.stream else None
             completion: StreamAccumulator | None = None
             try:
                 async with stream.kept_alive() if stream is not None else nullcontext():
@@ -192,9 +190,7 @@ class ModelCallHandler:
 
         Raises as `Upstream.attempt_call`, and `AgentDisconnectedError`.
         """
-        async with aclosing(
-            self._upstream.attempt_call(context, lambda node: completion.request(_max_model_len(node)))
-        ) as tries:
+        async with aclosing(self._upstream.attempt_call(context, lambda node: request_of(node, completion))) as tries:
             async for node, chunks in tries:
                 if not completion.is_resuming:
                     node_ids.clear()
@@ -202,12 +198,12 @@ class ModelCallHandler:
                         stream.restart()
                 try:
                     with malformed_engine_output():
-                        async for chunk in _until_finished(chunks, completion):
+                        async for chunk in until_finished(chunks, completion):
                             if node.id not in node_ids:
                                 node_ids.append(node.id)
-                            await _forward_chunk(chunk, context, completion, stream)
-                        if stream is None and completion.has_ended:
-                            await parse_whole(self._upstream, context, node, completion)
+                            await forward_chunk(chunk, context, completion, stream)
+                        if completion.has_ended:
+                            await end_answer(self._upstream, context, node, completion, stream)
                         choices = list(completion.sampled_choices())
                         body = dialect.answer(completion.to_response()) if stream is None else {}
                         return CompletedCall(choices, body)
@@ -319,32 +315,3 @@ async def _send_answer(request: web.Request, body: dict[str, Any]) -> web.Stream
         await answer.prepare(request)
         await answer.write_eof()
     return answer
-
-
-async def _forward_chunk(
-    chunk: dict[str, Any], context: CallContext, completion: StreamAccumulator, stream: SseResponse | None
-) -> None:
-    """Take a chunk of the engine's, and give a streaming agent its part of it."""
-    whole = completion.feed(chunk)
-    if "weight_version" in chunk:
-        context.recorder.last_weight_versions[context.model] = chunk["weight_version"]
-    if stream is not None and (agent_chunk := completion.to_agent_chunk(whole)) is not None:
-        await stream.send_chunk(agent_chunk, completion.num_tokens)
-
-
-async def _until_finished(
-    chunks: AsyncIterator[dict[str, Any]], completion: StreamAccumulator
-) -> AsyncIterator[dict[str, Any]]:
-    """Yield the chunks of one try. A stream that breaks off after the last token is completed with its usage."""
-    try:
-        async for chunk in chunks:
-            yield chunk
-    except (aiohttp.ClientError, TimeoutError):
-        if not completion.is_finished:
-            raise
-        yield completion.usage_chunk()
-
-
-def _max_model_len(node: Heartbeat) -> int | None:
-    length = node.status.get("max_model_len")
-    return length if isinstance(length, int) else None

@@ -24,8 +24,8 @@ class AgentDisconnectedError(Exception):
 class SseResponse:
     """An answer for a streaming agent: chunk by chunk, or all at the end where it could not be resumed."""
 
-    def __init__(self, request: web.Request, dialect: Dialect, live: bool) -> None:
-        self._request, self._dialect, self._live = request, dialect, live
+    def __init__(self, request: web.Request, dialect: Dialect) -> None:
+        self._request, self._dialect = request, dialect
         self.response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
         )
@@ -56,10 +56,10 @@ class SseResponse:
                 if not self._has_written:
                     await self._write(self._events.ping())
 
-    async def send_chunk(self, chunk: dict[str, Any], tokens: int) -> None:
-        """Send one chunk. Chunks before the first token are buffered, so that the stream can still be restarted."""
+    async def send_chunk(self, chunk: dict[str, Any], is_certain: bool) -> None:
+        """Send one chunk, with those that waited. It waits while it is not certain, as the stream may be restarted."""
         self._kept.append(self._events.on_chunk(chunk))
-        if self._live and tokens:
+        if is_certain:
             await self._flush()
 
     def restart(self) -> None:

@@ -262,6 +262,23 @@ def _chunk(choice: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 PIECE = {"index": 0, "id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a"'}}
+CALLING: dict[str, dict[str, Any]] = {
+    "chat/completions": {
+        "model": "policy",
+        "messages": [{"role": "user", "content": "x"}],
+        "stream": True,
+        "tools": [{"type": "function", "function": TOOL}],
+    },
+    "responses": {"model": "policy", "input": "x", "stream": True, "tools": [{"type": "function", **TOOL}]},
+    "messages": {
+        "model": "policy",
+        "max_tokens": 9,
+        "messages": [{"role": "user", "content": "x"}],
+        "stream": True,
+        "tools": [{"name": "add", "input_schema": {"type": "object"}, "eager_input_streaming": True}],
+    },
+}
+"""Requests whose calls of tools are streamed as they come."""
 CHUNKS: list[list[dict[str, Any]]] = [
     [
         _chunk(_choice(7, delta={"role": "assistant", "reasoning": "hm"}), prompt_token_ids=[1, 2]),

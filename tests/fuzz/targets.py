@@ -60,6 +60,8 @@ from tests.fuzz.engine import Target
 
 RECEIVED = EventMetadata(1, 1, lambda run: 0)
 MAX_MODEL_LEN = 4096
+PARSERS = ("tool",)
+"""Those of the node: so calls of tools are streamed as they come, where the request lets them."""
 
 
 def all_targets() -> list[Target]:
@@ -153,9 +155,9 @@ def _send_request(path: str, data: bytes) -> None:
     attempt = AttemptRecorder(corpora.TASK, 1, "runner", history=history)
     completion = StreamAccumulator(call, {"temperature": 0.5})
     chunks = corpora.CHUNKS[0] if call.chat else corpora.CHUNKS[1]
-    json.dumps(completion.request(MAX_MODEL_LEN))
+    json.dumps(completion.request(MAX_MODEL_LEN, PARSERS))
     completion.feed(chunks[0])
-    json.dumps(completion.request(MAX_MODEL_LEN))
+    json.dumps(completion.request(MAX_MODEL_LEN, PARSERS))
     if call.chat:
         history.longest_prefix(call)
         json.dumps(call.to_tokenize_request(call.body["messages"], is_answered=False))
@@ -164,12 +166,11 @@ def _send_request(path: str, data: bytes) -> None:
 
 def _recorded(completion: StreamAccumulator, dialect: Any, attempt: AttemptRecorder, chunks: list[Any]) -> None:
     """An answer goes to the agent, streamed and whole, and into the record, which its readers can read."""
-    completion.request(MAX_MODEL_LEN)
+    completion.request(MAX_MODEL_LEN, PARSERS)
     events = dialect.events()
     with malformed_engine_output():
         for chunk in chunks:
-            displayed = completion.to_agent_chunk(completion.feed(chunk))
-            if displayed is not None:
+            for displayed in completion.to_agent_chunks(completion.feed(chunk)):
                 events.on_chunk(displayed)
         parts = list(completion.sampled_choices())
         json.dumps(dialect.answer(completion.to_response()))
@@ -217,6 +218,9 @@ def _answers() -> Iterator[Target]:
         chunks = [json.dumps(chunks).encode() for chunks in corpora.CHUNKS]
         yield Target(f"stream to {path}", corpora.STREAMS, replies, errors)
         yield Target(f"chunks to {path}", chunks, partial(_chunked, replies), errors, "json")
+    for path, body in corpora.CALLING.items():
+        replies = partial(_feed_response, path, body)
+        yield Target(f"chunks of calls to {path}", chunks, partial(_chunked, replies), errors, "json")
     yield Target("error of a node", corpora.json_lines({"error": {"message": "no"}}), _refused, (), "json", 0.2)
     yield Target("event of an engine", corpora.STREAMS, _engine, (), weight=0.2)
     yield Target("event of an agent", corpora.AGENT_EVENTS, _agent_event, (ValueError,), "json")

@@ -99,7 +99,7 @@ def test_step_rewards_that_a_credit_method_ignores_are_told() -> None:
 
 def test_a_call_is_read_with_what_it_was_sampled_by() -> None:
     """Logit bias and structured output are recorded with the call."""
-    from lightningbus.runners.protocol.answers.accumulator import recorded_sampling
+    from lightningbus.runners.protocol.answers.choice import recorded_sampling
     from lightningbus.runners.protocol.request import ChatRequest
 
     body = {"model": "policy", "messages": [], "logit_bias": {"5": 1}, "response_format": {"type": "json_object"}}

@@ -54,7 +54,7 @@ def test_every_token_has_the_engine_that_sampled_it() -> None:
         VersionSpan(version=4, start=0, end=2, engine_id="n:1"),
         VersionSpan(version=4, start=2, end=3, engine_id="m:2"),
     )
-    assert "engine_id" not in (completion.to_agent_chunk(chunks[1]) or {}), "agents do not see it"
+    assert "engine_id" not in completion.to_agent_chunks(chunks[1])[0], "agents do not see it"
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,7 @@ def test_a_pinned_answer_of_another_version_is_not_used() -> None:
 
 def test_the_agent_sees_nothing_it_did_not_ask_for() -> None:
     completion = collected(FIRST | chunk(4, [7], "a", finish_reason="stop"))
-    displayed = completion.to_agent_chunk(FIRST | chunk(4, [7], "a"))
-    assert displayed is not None
+    (displayed,) = completion.to_agent_chunks(FIRST | chunk(4, [7], "a"))
     assert set(displayed) == {"id", "created", "model", "choices"}
     assert set(displayed["choices"][0]) == {"index", "delta", "finish_reason"}
     whole = completion.to_response()

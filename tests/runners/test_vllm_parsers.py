@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from lightningbus.runners.protocol.answers.joined_message import JoinedMessage
+from lightningbus.runners.protocol.answers.released_message import ReleasedMessage
 
 pytestmark = [pytest.mark.e2e, pytest.mark.main_job]
 
@@ -196,3 +197,67 @@ def test_deltas_of_every_parser_add_up() -> None:
             if any(delta.get("tool_calls") for delta in deltas):
                 with_calls.add(name)
     assert len(fed) > 0.8 * len(named) and len(with_calls) > 15 and len(with_nulls) > 5
+
+
+def release(deltas: list[dict[str, Any]]) -> tuple[ReleasedMessage, JoinedMessage, list[dict[str, Any]]]:
+    """A message as far as deltas go, and what an agent has of it."""
+    released, message, visible = ReleasedMessage(), JoinedMessage(), []
+    for delta in deltas:
+        message.add(delta)
+        visible.append(released.advance(message))
+    return released, message, visible
+
+
+def joined_whole(message: dict[str, Any]) -> dict[str, Any]:
+    calls = [{"index": at, **call} for at, call in enumerate(message.get("tool_calls") or ())]
+    return joined([{**message, "tool_calls": calls}])
+
+
+@pytest.mark.usefixtures("_quiet")
+def test_what_is_released_of_every_tool_parsers_stream_is_the_message_and_goes_on_after_a_break() -> None:
+    """The whole text of a broken answer is parsed: its end follows what the agent has, wherever it broke off."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.parser import ParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    function = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+    tools = [{"type": "function", "function": function}]
+    request = ChatCompletionRequest.model_validate({"model": "m", "messages": [], "tools": tools, "stream": True})
+    early, resumed, unknown = set(), set(), {}
+    for name in ToolParserManager.list_registered():
+        chance = random.Random(name)
+        try:
+            cls = ParserManager.get_parser(enable_auto_tools=True, tool_parser_name=name)
+            cls(tokenizer := AnyTokenizer(), request.tools)
+        except Exception:  # needs a package or a tokenizer that is not here
+            continue
+        for text in TEXTS:
+            deltas = streamed(cls(tokenizer, request.tools), request, pieces_of(text, tokenizer, chance))
+            released, message, visible = release(deltas)
+            whole = message.whole("chatcmpl-1")
+            end = released.end(whole)
+            assert end is not None and end.message == whole
+            assert joined([*visible, *end.deltas]) == joined_whole(whole), (name, text)
+            if not whole.get("tool_calls"):
+                continue
+            if any(delta.get("tool_calls") for delta in visible):
+                early.add(name)
+            try:
+                parser = cls(tokenizer, request.tools)
+                ids = tokenizer.encode(text)
+                _, content, calls = parser.parse(text, request, enable_auto_tools=True, model_output_token_ids=ids)
+            except Exception:  # the parser fails at this text
+                continue
+            functions = [{"name": call.name, "arguments": call.arguments} for call in calls or ()]
+            parsed = {"content": content, "tool_calls": [{"id": "z", "function": each} for each in functions]}
+            for at in range(len(deltas)):
+                released, _, visible = release(deltas[:at])
+                end = released.end(parsed)
+                if end is None:
+                    unknown[name, text] = at
+                    break
+                got = joined([*visible, *end.deltas])
+                assert got == joined_whole(end.message) and len(got["calls"]) == len(functions), (name, text, at)
+            else:
+                resumed.add(name)
+    assert len(early) > 15 and early <= resumed, (early - resumed, unknown)

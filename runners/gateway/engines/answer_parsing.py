@@ -1,4 +1,4 @@
-"""The answer of an agent that asked for no stream: what the engine's parsers make of its whole text."""
+"""Answers of which the engine's parsers read the whole text: without a stream, or with a rest that came as tokens."""
 
 import logging
 from contextlib import aclosing
@@ -14,12 +14,11 @@ log = logging.getLogger(__name__)
 
 
 async def parse_whole(upstream: Upstream, context: CallContext, node: Heartbeat, completion: StreamAccumulator) -> None:
-    """Replace what a stream added up to, if ``node``, which made it, has parsers that it needs.
+    """Replace what a stream added up to, if ``node``, which sampled its end, has parsers that it needs.
 
     Any node will do: parsing needs no weights. Raises `NoNodeAvailableError` when none answers before the deadline.
     """
-    parsers = node.status.get("parsers")
-    if not isinstance(parsers, list) or not completion.needs_parsing(parsers):
+    if not completion.needs_parsing:
         return
     body = completion.parse_request()
     try:

@@ -56,7 +56,7 @@ class ExternalCallHandler:
         if context.pinned is not None:
             pin = f"model {call.model!r} is external and has no versions; the task pins version {context.pinned}"
             raise ApiError(400, "invalid_request_error", pin)
-        stream = SseResponse(request, dialect, live=True) if call.stream else None
+        stream = SseResponse(request, dialect) if call.stream else None
         open_call = OpenCall(call, ids.parse_span_id(request.headers.get(subjects.TRACE_HEADER, "")), prompt_versions)
         completion = StreamAccumulator(call, task.sampling_params)
         with running.open_call():
@@ -130,10 +130,10 @@ async def _read_answer(
     with malformed_engine_output():
         try:
             async for chunk in events_of(response.content, mark_complete):
-                visible = completion.to_agent_chunk(completion.feed(chunk))
+                visible = completion.to_agent_chunks(completion.feed(chunk))
                 has_visible = has_visible or is_visible(chunk)
-                if visible is not None:
-                    await stream.send_chunk(visible, int(has_visible))
+                for agent_chunk in visible:
+                    await stream.send_chunk(agent_chunk, has_visible)
         except aiohttp.ClientError:
             if not completion.has_ended:  # without [DONE], as some end
                 raise

@@ -10,7 +10,13 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from lightningbus.runners.protocol.answers import continuation
-from lightningbus.runners.protocol.answers.choice import SampledChoice, pack_array, version_spans
+from lightningbus.runners.protocol.answers.agent_chunks import AgentChunks, without_thoughts
+from lightningbus.runners.protocol.answers.choice import (
+    SampledChoice,
+    pack_array,
+    recorded_sampling,
+    version_spans,
+)
 from lightningbus.runners.protocol.answers.choice_state import ChoiceState
 from lightningbus.runners.protocol.answers.engine_errors import (
     InvalidEngineOutputError,
@@ -21,9 +27,6 @@ from lightningbus.runners.protocol.message_parts import has_media
 from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.schemas.text import replace_surrogates
 
-HIDDEN_FIELDS = frozenset({"weight_version", "engine_id", "prompt_token_ids", "usage"})
-"""Fields of a chunk that agents get only if they ask."""
-
 BROKEN_OFF = frozenset({"abort", "error"})
 """Reasons of an engine that ended an answer which the model had not."""
 CLIENT_CLOSED = "client_closed"
@@ -31,19 +34,6 @@ CLIENT_CLOSED = "client_closed"
 
 MEDIA = "the prompt has images or other content that is no text, and training reads text only"
 """Reason why a call has no tokens to train: the learner would compute them without what the model saw."""
-
-SAMPLING_KEYS = (
-    "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "seed", "stop", "n",
-    "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "logit_bias", "bad_words",
-    "allowed_token_ids", "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
-    "guided_grammar", "tool_choice", "thinking_token_budget",
-)  # fmt: skip
-
-
-def recorded_sampling(call: ChatRequest, sampling: dict[str, Any]) -> dict[str, Any]:
-    """Collect the sampling settings of a call, of which ``sampling`` is forced."""
-    settings = {**call.body, **sampling}
-    return {key: settings[key] for key in SAMPLING_KEYS if settings.get(key) is not None}
 
 
 class StreamAccumulator:
@@ -60,7 +50,12 @@ class StreamAccumulator:
         self._sampling = recorded_sampling(call, sampling)
         self._has_media = call.chat and has_media(call.body["messages"])
         self.is_resumable = pinned is None and continuation.can_resume(call, sampling)
-        """Whether an answer that breaks off can be resumed; one that cannot is buffered until it is complete."""
+        """Whether an answer that breaks off can be resumed in its parsed form."""
+        self._can_parse_rest = pinned is None and continuation.can_resume_unparsed(call, sampling)
+        self._parsers: Collection[str] = ()
+        """Kinds of content that the node asked last parses in whole texts."""
+        self.streams_calls = False
+        """Whether the agent gets tool calls as they come: the rest of a broken answer is parsed with its beginning."""
         self.is_resuming = False
         """Whether there is a part to resume from."""
         self.max_model_len: int | None = None
@@ -75,20 +70,36 @@ class StreamAccumulator:
         self._usage: dict[str, Any] | None = None
         self._prompt_ids: list[int] | None = None
         self._choices: dict[int, ChoiceState] = {}
+        self._agent_chunks = AgentChunks(self._call, self._choices, self.streams_calls)
+        self.has_unparsed_rest = False
+        """Whether the rest of the answer came as tokens that no parser has read."""
+        self._waiting: list[dict[str, Any]] = []
+        """The chunks of that rest."""
         self._tokens_before_retry = 0  # tokens of the tries before this one
 
-    def request(self, max_model_len: int | None) -> tuple[str, dict[str, Any]]:
-        """Build path and body of the next try: the whole answer, or the rest of one that broke off."""
-        self.max_model_len = max_model_len
+    @property
+    def is_live(self) -> bool:
+        """Whether the agent may have the beginning, as a broken answer goes on; all others come when they are whole."""
+        return self.is_resumable or self.streams_calls
+
+    def request(self, max_model_len: int | None, parsers: Collection[str] = ()) -> tuple[str, dict[str, Any]]:
+        """Build path and body of the next try: the whole answer, or the rest of one that broke off.
+
+        ``parsers``: kinds of content that the node parses in whole texts.
+        """
+        self.max_model_len, self._parsers = max_model_len, parsers
         choice = self._choices.get(0)
         prompt = (choice.prompt_ids if choice else None) or self._prompt_ids
-        self.is_resuming = bool(self.is_resumable and choice and choice.is_plain_text and prompt and choice.token_ids)
+        can_resume = self.streams_calls or (self.is_resumable and choice is not None and choice.is_plain_text)
+        self.is_resuming = bool(can_resume and choice and prompt and choice.token_ids)
         if choice is None or prompt is None or not self.is_resuming:
+            self.streams_calls = self._can_parse_rest and "tool" in parsers
             self.reset()
             if self._prompt is None or not self.is_resumable:
                 return self._whole_request()
             self._prompt_ids = tokens = list(self._prompt)
         else:
+            self.has_unparsed_rest = self.streams_calls
             choice.prompt_ids = self._prompt_ids = prompt
             self._tokens_before_retry = len(choice.token_ids)
             tokens = [*prompt, *choice.token_ids]
@@ -144,7 +155,7 @@ class StreamAccumulator:
     def is_finished(self) -> bool:
         """Whether a resumable answer is complete, so that there is no rest to ask for."""
         choice = self._choices.get(0)
-        return self.is_resumable and choice is not None and choice.finish_reason is not None
+        return self.is_live and choice is not None and choice.finish_reason is not None
 
     @property
     def has_ended(self) -> bool:
@@ -172,6 +183,8 @@ class StreamAccumulator:
         if self.is_resuming or (self._prompt is not None and self.is_resumable):
             prompt = len(self._prompt_ids or ())
             chunk = continuation.rebase_chunk(chunk, self._call, self._head, prompt, self._tokens_before_retry)
+        if self.has_unparsed_rest:
+            chunk = {**chunk, "choices": [{**part, "delta": {}} for part in chunk.get("choices", ())]}
         self._feed_chunk(chunk)
         return chunk
 
@@ -194,31 +207,21 @@ class StreamAccumulator:
             if is_broken_off:
                 raise InvalidEngineOutputError(f"the engine ended the answer with {reason!r}")
 
-    def to_agent_chunk(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
-        """Strip a chunk to what the agent asked for; None if nothing is left."""
-        if not chunk.get("choices") and not self._call.wants_usage:
-            return None
-        visible = {k: v for k, v in chunk.items() if k not in HIDDEN_FIELDS}
-        if self._call.wants_usage:
-            visible["usage"] = chunk.get("usage")
-        if self._call.wants_token_ids and "prompt_token_ids" in chunk:
-            visible["prompt_token_ids"] = chunk["prompt_token_ids"]
-        hidden = set() if self._call.wants_token_ids else {"token_ids", "prompt_token_ids"}
-        if not self._call.wants_logprobs:
-            hidden.add("logprobs")
-        visible["choices"] = [{k: v for k, v in part.items() if k not in hidden} for part in chunk.get("choices", ())]
-        if self._call.chat:
-            for part in visible["choices"]:
-                part["delta"] = self._shown_delta(part)
-        return visible
+    def to_agent_chunks(self, chunk: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return a streaming agent's part of a chunk; a rest that nobody has parsed waits for `end_chunks`."""
+        if self.has_unparsed_rest:
+            self._waiting.append(chunk)
+            return []
+        return self._agent_chunks.show(chunk, self._response_id)
 
-    def _shown_delta(self, part: dict[str, Any]) -> dict[str, Any]:
-        """Build the visible delta of a choice: text as it comes, and tool calls once all of them are complete."""
-        delta = {k: v for k, v in (part.get("delta") or {}).items() if v is not None and k != "tool_calls"}
-        choice = self._choices.get(part.get("index", 0))
-        if part.get("finish_reason") and choice is not None and (calls := choice.message.calls(self._response_id)):
-            delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
-        return _without_thoughts(delta) if self._call.hides_reasoning else delta
+    def end_chunks(self) -> list[dict[str, Any]] | None:
+        """Return what waited, as parsed with the beginning; None where nobody could, or it has another beginning."""
+        if not self.has_unparsed_rest:
+            return []
+        parsed = self._choices[0].parsed
+        if parsed is None or not self._agent_chunks.fits(parsed):
+            return None
+        return [part for chunk in self._waiting for part in self._agent_chunks.show(chunk, self._response_id)]
 
     @property
     def _response_id(self) -> str:
@@ -244,7 +247,7 @@ class StreamAccumulator:
 
     def _shown_message(self, choice: ChoiceState) -> dict[str, Any]:
         message = choice.whole_message(self._response_id)
-        return _without_thoughts(message) if self._call.hides_reasoning else message
+        return without_thoughts(message) if self._call.hides_reasoning else message
 
     def _logprobs(self, choice: ChoiceState) -> dict[str, Any] | None:
         if not self._call.wants_logprobs:
@@ -255,8 +258,12 @@ class StreamAccumulator:
                 merged[key] = [*merged.get(key, ()), *(values or ())]
         return merged
 
-    def needs_parsing(self, parsers: Collection[str]) -> bool:
-        """Return whether the engine's parsers for whole texts apply; a node lists the kinds of content they parse."""
+    @property
+    def needs_parsing(self) -> bool:
+        """Whether parsers for whole texts apply: to an answer without a stream, and to one whose rest is unparsed."""
+        if self._call.stream:
+            return self.has_unparsed_rest
+        parsers = self._parsers
         has_tools = bool({**self._call.body, **self._sampling_overrides}.get("tools"))
         return self._call.chat and ("reasoning" in parsers or ("tool" in parsers and has_tools))
 
@@ -341,7 +348,3 @@ class StreamAccumulator:
             if isinstance(counted, int) and counted > number:
                 return f"the engine counts {counted} {name.replace('_', ' ')}, and gave the ids of {number}"
         return ""
-
-
-def _without_thoughts(message: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in message.items() if key not in ("reasoning", "reasoning_content")}

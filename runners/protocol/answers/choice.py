@@ -7,8 +7,16 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.schemas.semconv import attributes
 from lightningbus.schemas.spans import VersionSpan
+
+SAMPLING_KEYS = (
+    "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "seed", "stop", "n",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "logit_bias", "bad_words",
+    "allowed_token_ids", "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
+    "guided_grammar", "tool_choice", "thinking_token_budget",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,12 @@ class SampledChoice:
     @staticmethod
     def _ids(raw: bytes) -> tuple[int, ...]:
         return struct.unpack(f"<{len(raw) // 4}I", raw)
+
+
+def recorded_sampling(call: ChatRequest, sampling: dict[str, Any]) -> dict[str, Any]:
+    """Collect the sampling settings of a call, of which ``sampling`` is forced."""
+    settings = {**call.body, **sampling}
+    return {key: settings[key] for key in SAMPLING_KEYS if settings.get(key) is not None}
 
 
 def pack_array(code: str, values: list[Any]) -> bytes:

@@ -4,6 +4,7 @@ The rest is requested on the completions route with token ids as its prompt, so 
 returns in the form the agent asked for.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from lightningbus.runners.protocol.message_parts import has_media
@@ -38,6 +39,24 @@ def can_resume(call: ChatRequest, sampling: dict[str, Any]) -> bool:
         and body.get("n") in (None, 1)
         and all(body.get(field) in (None, False) for field in NON_RESUMABLE_FIELDS)
     )
+
+
+def can_resume_unparsed(call: ChatRequest, sampling: dict[str, Any]) -> bool:
+    """Return whether a streamed chat with tools can be continued as text, which is parsed once it is whole.
+
+    Its tools do not constrain what is sampled.
+    """
+    body = {**call.body, **sampling}
+    tools = body.get("tools")
+    if not (call.chat and call.stream and isinstance(tools, list) and all(map(_is_free_tool, tools)) and tools):
+        return False
+    free_call = replace(call, body={**body, "tools": None})
+    return body.get("tool_choice") in (None, "auto", "none") and can_resume(free_call, {})
+
+
+def _is_free_tool(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return isinstance(function, dict) and not function.get("strict")
 
 
 def can_splice(call: ChatRequest, sampling: dict[str, Any]) -> bool:

@@ -3,8 +3,7 @@
 import json
 from typing import Any
 
-from lightningbus.runners.protocol.answers.accumulator import recorded_sampling
-from lightningbus.runners.protocol.answers.choice import ExternalAnswer, SampledChoice
+from lightningbus.runners.protocol.answers.choice import ExternalAnswer, SampledChoice, recorded_sampling
 from lightningbus.runners.protocol.answers.engine_errors import InvalidEngineOutputError, malformed_engine_output
 from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.schemas.text import replace_surrogates

@@ -15,7 +15,7 @@ FIXED = frozenset({"role", "type", "id", "name", "index"})
 
 
 @dataclass(slots=True)
-class _Call:
+class ToolCall:
     """One tool call so far."""
 
     index: int | None
@@ -40,9 +40,11 @@ class JoinedMessage:
 
     def __init__(self) -> None:
         self._fields: dict[str, Any] = {}
-        self._calls: list[_Call] = []
-        self._by_id: dict[tuple[int | None, str], _Call] = {}
-        self._last: dict[int | None, _Call] = {}
+        self._calls: list[ToolCall] = []
+        self._settled: list[ToolCall] = []
+        """The calls that stay the first ones."""
+        self._by_id: dict[tuple[int | None, str], ToolCall] = {}
+        self._last: dict[int | None, ToolCall] = {}
         """The call that a piece with this index belongs to; None: the last piece of all."""
 
     @property
@@ -61,11 +63,24 @@ class JoinedMessage:
             self._add_call(piece)
         _merge(self._fields, {key: value for key, value in delta.items() if key != "tool_calls"})
 
+    def text(self, name: str) -> str:
+        """Return a field's text so far; empty where it has none."""
+        value = self._fields.get(name)
+        return value if isinstance(value, str) else ""
+
+    def ordered(self) -> list[ToolCall]:
+        """Return the tool calls so far by their index, or as they came where some have none."""
+        calls = [call for call in self._calls if not any(call is each for each in self._settled)]
+        if all(call.index is not None for call in self._calls):
+            calls.sort(key=lambda call: call.index or 0)
+        return [*self._settled, *calls]
+
+    def settle(self, call: ToolCall) -> None:
+        """Keep the order of the settled calls and this one, whatever comes."""
+        self._settled.append(call)
+
     def calls(self, response_id: str) -> list[dict[str, Any]]:
         """Return the complete tool calls in order; a missing id is derived from the response's."""
-        calls = self._calls
-        if all(call.index is not None for call in calls):
-            calls = sorted(calls, key=lambda call: call.index or 0)
         tail = response_id.rpartition("-")[2]
         return [
             _clean({
@@ -74,7 +89,7 @@ class JoinedMessage:
                 **call.others,
                 "function": {"name": call.name, "arguments": call.arguments},
             })
-            for position, call in enumerate(calls)
+            for position, call in enumerate(self.ordered())
         ]  # fmt: skip
 
     def whole(self, response_id: str) -> dict[str, Any]:
@@ -95,7 +110,7 @@ class JoinedMessage:
         index = piece.get("index")
         call = self._find(index, id)
         if call is None or (not id and _begins_another(call, name, arguments)):
-            call = _Call(index)
+            call = ToolCall(index)
             self._calls.append(call)
         self._last[index] = self._last[None] = call
         if id:
@@ -106,7 +121,7 @@ class JoinedMessage:
         call.arguments += arguments
         _merge(call.others, {key: value for key, value in piece.items() if key not in ("id", "index", "function")})
 
-    def _find(self, index: int | None, id: str) -> _Call | None:
+    def _find(self, index: int | None, id: str) -> ToolCall | None:
         """Find the call that a piece continues: that of its id, else the last of its index without another id."""
         if id and (known := self._by_id.get((index, id))) is not None:
             return known
@@ -114,7 +129,7 @@ class JoinedMessage:
         return None if last is not None and id and last.id else last
 
 
-def _begins_another(call: _Call, name: str, arguments: str) -> bool:
+def _begins_another(call: ToolCall, name: str, arguments: str) -> bool:
     """Return whether a piece without an id, but with a name, begins a new call: the one before it is complete."""
     return bool(name and call.name and call.arguments and (name != call.name or arguments)) and call.is_whole
 

@@ -6,6 +6,8 @@ Sources: https://docs.anthropic.com/en/api/messages and https://docs.anthropic.c
 import json
 from typing import Any
 
+from pydantic_core import from_json
+
 from lightningbus.runners.protocol.dialects.anthropic_request import chat, input_of
 from lightningbus.runners.protocol.dialects.base import sse_event
 from lightningbus.runners.protocol.request import ChatRequest
@@ -31,6 +33,8 @@ class AnthropicDialect:
             raise ValueError("the request body is a JSON object")
         self._model = body.get("model")
         self.call = ChatRequest.parse(chat(body, history), chat=True)
+        tools = body.get("tools") or ()
+        self._eager = frozenset(str(tool.get("name")) for tool in tools if tool.get("eager_input_streaming"))
         self.left_out: tuple[str, ...] = ()
         self.tells_full_context_in_stream = False
 
@@ -46,19 +50,28 @@ class AnthropicDialect:
 
     def events(self) -> "AnthropicEncoder":
         """Return the encoder of a new stream."""
-        return AnthropicEncoder(str(self._model))
+        return AnthropicEncoder(str(self._model), self._eager)
 
 
 class AnthropicEncoder:
-    """Server-sent events of one message: blocks are started, grow, and are stopped; then the message is."""
+    """Server-sent events of one message: blocks are started, grow, and are stopped; then the message is.
 
-    def __init__(self, model: str) -> None:
-        self._model = model
+    Clients execute arguments that they can parse. So those of a call are sent once they are whole, unless its tool has
+    ``eager_input_streaming``: its client expects that they are cut. What its parser would fail at is never sent.
+    """
+
+    def __init__(self, model: str, eager: frozenset[str] = frozenset()) -> None:
+        """Begin a message; ``eager`` names tools whose arguments are sent as they come."""
+        self._model, self._eager = model, eager
         self._begun = False
         self._block = -1
         self._open: tuple[str, int | None] | None = None
         """Kind of the open block, and the index of its call."""
-        self._arguments = ""  # of the open call; sent when complete, because clients parse them as JSON
+        self._arguments = ""
+        """Those of the open call."""
+        self._num_sent = 0
+        """Characters of them that were sent."""
+        self._is_eager = False
         self._has_content = self._called = False
         self._ending: dict[str, Any] = {}
         self._usage: dict[str, Any] | None = None
@@ -85,7 +98,7 @@ class AnthropicEncoder:
                 block = {"type": "tool_use", "id": piece.get("id"), "name": function.get("name"), "input": {}}
                 self._called = True
                 events += self._grow(("tool_use", piece.get("index", 0)), block)
-                self._arguments += function.get("arguments") or ""
+                events += self._add_arguments(function.get("arguments") or "")
             if choice.get("finish_reason"):
                 self._ending = choice
         return events
@@ -113,9 +126,16 @@ class AnthropicEncoder:
         if self._open == what:
             return b""
         events = self._stop()
-        self._open = what
+        self._open, self._is_eager = what, block.get("name") in self._eager
         self._block += 1
         return events + _event("content_block_start", index=self._block, content_block=block)
+
+    def _add_arguments(self, added: str) -> bytes:
+        self._arguments += added
+        if not (added and self._is_eager and _begins_object(self._arguments)):
+            return b""
+        start, self._num_sent = self._num_sent, len(self._arguments)
+        return self._delta(type="input_json_delta", partial_json=self._arguments[start:])
 
     def _delta(self, **delta: Any) -> bytes:
         return _event("content_block_delta", index=self._block, delta=delta)
@@ -124,9 +144,9 @@ class AnthropicEncoder:
         if self._open is None:
             return b""
         events = b""
-        if self._open[0] == "tool_use":
+        if self._open[0] == "tool_use" and not self._num_sent:
             events = self._delta(type="input_json_delta", partial_json=json.dumps(input_of(self._arguments)))
-        self._open, self._arguments = None, ""
+        self._open, self._arguments, self._num_sent = None, "", 0
         return events + _event("content_block_stop", index=self._block)
 
 
@@ -173,6 +193,14 @@ def _usage(usage: dict[str, Any] | None) -> dict[str, Any]:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
     }
+
+
+def _begins_object(text: str) -> bool:
+    """Return whether a text is the beginning of a JSON object to the parser that the vendor's client has, jiter."""
+    try:
+        return isinstance(from_json(text, allow_partial="trailing-strings"), dict)
+    except ValueError:
+        return False
 
 
 def _event(kind: str, **fields: Any) -> bytes:

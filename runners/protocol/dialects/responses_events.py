@@ -55,10 +55,9 @@ class ResponsesEncoder:
 
     def finish(self) -> bytes:
         """End the last item, and with it the response."""
-        events = b""
-        if not self._open and not any(item["type"] != "reasoning" for item in self._done):
-            events += self._begin("message")
-        events += self._close()
+        events = self._close()
+        if all(item["type"] == "reasoning" for item in self._done):
+            events += self._begin("message") + self._close()
         response = self._render(self._head, self._finish, self._done)
         self._remember(response["id"], self._message, self._done)
         return events + self._event(f"response.{response['status']}", response=response)
