@@ -10,7 +10,11 @@ DOCS := .docs
 DOCS_READY := $(DOCS)/.ready
 COMPILE := UV_CUSTOM_COMPILE_COMMAND='make lock' $(TOOLS)/bin/uv pip compile --quiet --generate-hashes --no-annotate --python-version 3.11 --python-platform x86_64-unknown-linux-gnu
 
-.PHONY: setup demo test test-all test-unit test-slow chaos models hosts bench bench-compare bench-ui bench-async bench-learner bench-credit bench-policies bench-kv bench-prompts bench-weights bench-sizing gpu gpu-kit fuzz serving-faults check format clean lock sbom audit pin-images docs
+TARGETS ?= runner store learner inference
+BUILDER ?= $(notdir $(firstword $(shell which docker podman buildah 2>/dev/null)))
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+
+.PHONY: setup demo test test-all test-unit test-slow chaos models hosts bench bench-compare bench-ui bench-async bench-learner bench-credit bench-policies bench-kv bench-prompts bench-weights bench-sizing gpu gpu-kit fuzz serving-faults check format clean lock sbom audit pin-images images dist docs
 
 $(READY): $(LOCK) pyproject.toml
 	@[ -d $(VENV)/lib ] || [ $$(df --output=avail -k . | tail -1) -ge 6000000 ] || { echo "the packages fill 5.3 GB, and less than 6 GB are free here" >&2; exit 1; }
@@ -134,6 +138,15 @@ audit: $(TOOLS_READY) ## known vulnerabilities of the locks; fails too where the
 
 pin-images: ## every image of deploy/ with the digest it has in its registry now; wants docker and a network
 	$(PYTHON) deploy/pin_images.py
+
+images: ## an image for each role, by docker, podman or buildah; TARGETS="runner store"; IMAGE_LOCK=cpu needs no GPU; BASE=image of Python 3.11
+	@[ -n "$(BUILDER)" ] || { echo "install docker, podman or buildah: none of them is here" >&2; exit 1; }
+	for target in $(TARGETS); do $(BUILDER) build $(if $(filter docker,$(BUILDER)),,--ignorefile deploy/Dockerfile.dockerignore) $(BUILD_OPTIONS) \
+	  $(if $(BASE),--build-arg BASE=$(BASE)) $(if $(IMAGE_LOCK),--build-arg LOCK=$(IMAGE_LOCK)) \
+	  --file deploy/Dockerfile --target $$target --tag lightningbus-$$target:$(VERSION) . || exit 1; done
+
+dist: $(TOOLS_READY) ## the wheel and the source distribution of a clean commit in dist, checked, with an SBOM and their provenance
+	$(TOOLS)/bin/python deploy/distributions.py dist
 
 $(DOCS_READY): requirements/docs.lock
 	$(PYTHON) -m venv $(DOCS)

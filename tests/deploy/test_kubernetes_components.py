@@ -1,0 +1,129 @@
+"""Page, Grafana and Ingress as components of an overlay: valid by two versions of Kubernetes, true to their ports."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.deploy.commands import DEPLOY, ROOT, Commands, Document
+from tests.polling import HANG_SECONDS
+
+COMPONENTS = [DEPLOY / "kubernetes" / "page", DEPLOY / "grafana", DEPLOY / "kubernetes" / "ingress"]
+VERSIONS = ("1.37", "1.33")
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+GRAFANA = COMPOSE["grafana"]
+
+
+def documents_of(component: Path) -> list[Document]:
+    """The documents that a component adds."""
+    listed = yaml.safe_load((component / "kustomization.yaml").read_text())["resources"]
+    return [document for name in listed for document in yaml.safe_load_all((component / name).read_text())]
+
+
+DOCUMENTS = [document for component in COMPONENTS for document in documents_of(component)]
+
+
+def of(kind: str) -> dict[str, Document]:
+    """The documents of a kind, by name."""
+    return {document["metadata"]["name"]: document for document in DOCUMENTS if document["kind"] == kind}
+
+
+def container(name: str) -> Document:
+    """The one container of a Deployment."""
+    (actual,) = of("Deployment")[name]["spec"]["template"]["spec"]["containers"]
+    return dict(actual)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    "document", DOCUMENTS, ids=lambda document: f"{document['kind']}-{document['metadata']['name']}"
+)
+def test_each_document_is_valid_by_two_versions(document: Document, version: str) -> None:
+    assert kubernetes_validate.validate(document, version, strict=True) == version
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_overlay_of_base_and_components_is_built(tmp_path: Path, version: str) -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed, and nothing else builds a Kustomize overlay")
+    overlay = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "namespace": "lightningbus",
+        "resources": [os.path.relpath(DEPLOY / "kubernetes", tmp_path)],
+        "components": [os.path.relpath(component, tmp_path) for component in COMPONENTS],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    done = subprocess.run(
+        ["kubectl", "kustomize", tmp_path], capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    built = list(yaml.safe_load_all(done.stdout))
+    for document in built:
+        if document["kind"] != "ScaledObject":
+            kubernetes_validate.validate(document, version, strict=True)
+    names = {(document["kind"], document["metadata"]["name"]) for document in built}
+    assert {(document["kind"], document["metadata"]["name"]) for document in DOCUMENTS} <= names
+    templates = [document["spec"]["template"] for document in built if "template" in document.get("spec", {})]
+    assert all(":" in actual["image"] for template in templates for actual in template["spec"]["containers"])
+    configured = {name for kind, name in names if kind == "ConfigMap"}
+    for name in re.findall(r"configMap:\n\s+name: (\S+)", done.stdout):
+        assert name in configured
+
+
+def test_the_pages_command_is_one_of_ours_and_listens_where_it_is_asked(commands: Commands) -> None:
+    page = container("page")
+    assert commands.begun(page["args"], {}) is None
+    assert page["args"][page["args"].index("--host") + 1] == "0.0.0.0"
+    (published,) = COMPOSE["ui"]["ports"]
+    assert published.endswith(f":{page['ports'][0]['containerPort']}")
+
+
+def test_no_pod_runs_as_root_or_holds_a_secret_of_its_own() -> None:
+    documented = (ROOT / "docs" / "deployment.md").read_text()
+    assert not of("Secret")
+    for name, deployment in of("Deployment").items():
+        pod = deployment["spec"]["template"]["spec"]
+        assert pod["securityContext"]["runAsNonRoot"] and not pod["automountServiceAccountToken"]
+        assert container(name)["securityContext"]["allowPrivilegeEscalation"] is False
+    secrets = set(re.findall(r"(?:secretRef|secretKeyRef): \{name: ([\w-]+)", "".join(
+        path.read_text() for component in COMPONENTS for path in component.glob("*.yaml")
+    )))  # fmt: skip
+    secrets |= {ingress["spec"]["tls"][0]["secretName"] for ingress in of("Ingress").values()}
+    secrets |= {of("Ingress")["page"]["metadata"]["annotations"]["nginx.ingress.kubernetes.io/auth-secret"]}
+    assert secrets and all(re.search(rf"create secret \w+ {secret} ", documented) for secret in secrets)
+
+
+def test_grafana_has_what_it_has_under_compose() -> None:
+    grafana = container("grafana")
+    assert grafana["image"] == GRAFANA["image"]
+    documented = (ROOT / "docs" / "deployment.md").read_text()
+    named = {entry["name"] for entry in grafana["env"]}
+    assert all(variable in named or f"--from-literal {variable}=" in documented for variable in GRAFANA["environment"])
+    generated = yaml.safe_load((DEPLOY / "grafana" / "kustomization.yaml").read_text())["configMapGenerator"]
+    files = {file for entry in generated for file in entry["files"]}
+    directory = DEPLOY / "grafana"
+    assert files == {
+        str(path.relative_to(directory)) for folder in ("dashboards", "provisioning")
+        for path in (directory / folder).rglob("*.*")
+    }  # fmt: skip
+
+
+def test_services_ingresses_and_policies_lead_to_ports_that_are_open() -> None:
+    for name, service in of("Service").items():
+        (port,) = service["spec"]["ports"]
+        assert service["spec"]["selector"] == {"app.kubernetes.io/name": name}
+        assert port["targetPort"] == container(name)["ports"][0]["name"]
+        (rule,) = of("NetworkPolicy")[name]["spec"]["ingress"]
+        assert [item["port"] for item in rule["ports"]] == [container(name)["ports"][0]["containerPort"]]
+    for ingress in of("Ingress").values():
+        (rule,) = ingress["spec"]["rules"]
+        assert [rule["host"]] == ingress["spec"]["tls"][0]["hosts"]
+        backend = rule["http"]["paths"][0]["backend"]["service"]
+        assert backend["port"]["name"] in {port["name"] for port in of("Service")[backend["name"]]["spec"]["ports"]}
