@@ -70,4 +70,5 @@ def _draw(adapted: Any, share: float) -> None:
                 a.normal_(generator=random)
                 b.normal_(generator=random)
                 (scale,) = layer.scaling.values()
-                b.mul_(share * layer.get_base_layer().weight.norm() / (scale * b @ a).norm())
+                weight: Any = layer.get_base_layer().weight
+                b.mul_(share * weight.norm() / (scale * b @ a).norm())

@@ -13,7 +13,7 @@ def allow_prompt_logprobs() -> None:
 
     vLLM adds a head's adapters to one row of logits per request (0.31). A scored prompt has a row for each token.
     """
-    PunicaWrapperCPU.add_lora_logits = add_lora_logits
+    PunicaWrapperCPU.add_lora_logits = add_lora_logits  # type: ignore[method-assign, assignment]
 
 
 def add_lora_logits(
