@@ -11,7 +11,7 @@ from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import nats_server
 from lightningbus.learner.dispatch.dispatcher import Dispatcher
 from lightningbus.learner.dispatch.pacing import DispatchedGroup
-from lightningbus.learner.dispatch.task_order import TaskOrder
+from lightningbus.learner.selection.task_order import TaskOrder
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.tasks.task_loading import TaskInput
 

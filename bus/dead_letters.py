@@ -23,7 +23,7 @@ from lightningbus.schemas.ids import TRACEPARENT
 from lightningbus.schemas.spans import SpanBatch
 from lightningbus.schemas.tasks import Task, TaskBatchRecord
 from lightningbus.schemas.text import shorten
-from lightningbus.schemas.training import TrainingStep
+from lightningbus.schemas.training import TaskDecision, TrainingStep
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ TYPES: Mapping[str, Mapping[type[Event], str]] = {
         TaskBatchRecord: subjects.TASK_PUBLISHED,
         TrainingStep: subjects.TRAINING_STEP,
         RolloutGraded: subjects.ROLLOUT_GRADED,
+        TaskDecision: subjects.TASK_DECIDED,
     },
     subjects.GRADING: {GradingRequest: ""},  # its mode gives the subject
     subjects.ALERTS: {Alert: subjects.ALERT},

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from lightningbus.common.observability import metrics
 from lightningbus.learner.batching.rollout_dispositions import (
+    NO_SIGNAL,
     SURPLUS,
     describe_missing_reward,
     excluded,
@@ -14,6 +15,7 @@ from lightningbus.learner.rollouts.assembler import Rollout, training_reward
 from lightningbus.learner.rollouts.consumer import RolloutConsumer
 from lightningbus.learner.rollouts.groups import RolloutGroup
 from lightningbus.learner.rollouts.rejection_streak import RejectionStreak
+from lightningbus.learner.selection.task_sets import TaskSets
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas.training import RolloutDisposition, TrainingStep
 
@@ -22,7 +24,7 @@ class ExcludedRollouts:
     """Takes what leaves the groups unused; a replay from a later checkpoint passes it over."""
 
     def __init__(self, consumer: RolloutConsumer, settings: LearnerSettings) -> None:
-        self._consumer, self._settings = consumer, settings
+        self._consumer, self._settings, self._sets = consumer, settings, TaskSets(settings)
         self._dispositions: list[RolloutDisposition] = []
         self.streak = RejectionStreak(settings.num_groups_under_way, settings.failed_groups_limit)
 
@@ -39,6 +41,11 @@ class ExcludedRollouts:
         self._exclude(groups.surplus_attempts, SURPLUS)
         groups.rejected, groups.late_attempts, groups.missing_samples, groups.surplus_attempts = [], [], [], []
         return dropped
+
+    def set_aside(self, group: RolloutGroup) -> None:
+        """Record a ready group that is not trained, because none of its calls has an advantage."""
+        self._consumer.groups.pop_ready(1, lambda ready: [group])
+        self._exclude(group.rollouts, NO_SIGNAL)
 
     def collect_remaining(self) -> None:
         """Record all remaining rollouts after training."""
@@ -67,9 +74,8 @@ class ExcludedRollouts:
         failed = self._settings.failed_rollouts
         has_reward = {rollout.id for rollout in rollouts if training_reward(rollout, failed) is not None}
         before = len(self._dispositions)
-        self._exclude(
-            [rollout for rollout in rollouts if rollout.id not in has_reward], describe_missing_reward(self._settings)
-        )
+        missing = describe_missing_reward(self._sets.find_settings(group.task_id))
+        self._exclude([rollout for rollout in rollouts if rollout.id not in has_reward], missing)
         self._exclude([rollout for rollout in rollouts if rollout.id in has_reward], "group of fewer than two")
         reasons = [disposition.exclusion_reason for disposition in self._dispositions[before:]]
         example = next((f"{each.id}: {each.outcome}: {each.error}" for each in rollouts if each.error), "")

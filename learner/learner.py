@@ -5,7 +5,7 @@ import logging
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +33,7 @@ from lightningbus.learner.publishing.publisher import WeightPublisher, needs_ful
 from lightningbus.learner.rollouts.capacity import find_shortage
 from lightningbus.learner.rollouts.consumer import RolloutConsumer
 from lightningbus.learner.rollouts.served_version import ServedVersion
+from lightningbus.learner.selection.selector import TaskSelector
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.own_function import OwnFunctionError
 from lightningbus.learner.teacher.teacher import Teacher
@@ -40,7 +41,7 @@ from lightningbus.learner.trainer import ModelProbe, Trainer
 from lightningbus.learner.training_loop import TrainingLoop
 from lightningbus.schemas.codec import decode
 from lightningbus.schemas.training import TrainingStep
-from lightningbus.tasks.task_loading import load_tasks
+from lightningbus.tasks.task_loading import TaskInput, load_tasks
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -155,6 +156,7 @@ class Learner:
         except ValueError as error:
             raise as_learner_error(error) from error
         await committer.publish_base()
+        selector = self._make_selector(task_inputs, state)
         dispatcher = Dispatcher(
             self._bus,
             task_inputs,
@@ -164,6 +166,7 @@ class Learner:
             consumer.groups.closed,
             consumer.attempt_ended.set,
             journal.record_group,
+            selector,
         )
         dispatcher.advance(state.step + len(replay), state.version + len(replay))
         await dispatcher.restore(state.outstanding, state.groups_by_others)
@@ -204,6 +207,14 @@ class Learner:
             )  # fmt: skip
         dispatcher.advance(state.step + len(replay), state.version + len(replay))
         return loop
+
+    def _make_selector(self, task_inputs: Sequence[TaskInput], state: LearnerState) -> TaskSelector:
+        try:
+            selector = TaskSelector(task_inputs, self._settings)
+        except ValueError as error:
+            raise as_learner_error(error) from error
+        selector.restore(state.task_results)
+        return selector
 
     async def _check_capacity(self, consumer: RolloutConsumer) -> None:
         shortage = find_shortage(self._settings, await consumer.fill.capacity())

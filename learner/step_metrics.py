@@ -30,6 +30,12 @@ STEP_METRICS: tuple[StepMetric, ...] = (
     StepMetric(
         "groups/without_signal", "groups", "Groups whose rollouts all have advantage 0, as where all rewards are equal."
     ),
+    StepMetric(
+        "groups/replaced",
+        "groups",
+        "Groups without signal that others have replaced since the step before; absent without "
+        "`task_selection.replace_without_signal`.",
+    ),
     StepMetric("rollouts", "rollouts", "Rollouts in the groups of the step."),
     StepMetric("rollouts/trained", "rollouts", "Rollouts that were trained on."),
     StepMetric("sequences", "sequences", "Token sequences that were trained on."),

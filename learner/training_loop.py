@@ -37,12 +37,13 @@ from lightningbus.learner.dispatch.dispatcher import Dispatcher
 from lightningbus.learner.dispatch.loss_recovery import LossRecovery
 from lightningbus.learner.dispatch.slow_groups import SlowGroups
 from lightningbus.learner.errors import LearnerError, as_learner_error
+from lightningbus.learner.group_gate import GroupGate
 from lightningbus.learner.mismatch import check_mismatch
 from lightningbus.learner.publishing.publisher import NONCE_BYTES
 from lightningbus.learner.rollouts.assembler import Rollout
 from lightningbus.learner.rollouts.consumer import RolloutConsumer
 from lightningbus.learner.rollouts.fresh_node import wait_for_version
-from lightningbus.learner.rollouts.groups import RolloutGroup, in_dispatch_order
+from lightningbus.learner.rollouts.groups import RolloutGroup
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.own_function import OwnFunctionError
 from lightningbus.learner.teacher.teacher import Teacher
@@ -87,6 +88,7 @@ class TrainingLoop:
 
     def __post_init__(self) -> None:
         self.slow_groups = SlowGroups(self.dispatcher, self.settings)
+        self.gate = GroupGate(self.bus, self.settings, self.dispatcher, self.excluded, self.builder, self.in_thread)
 
     async def run(self) -> None:
         """Train until `max_steps`, then publish the dispositions of rollouts that came too late."""
@@ -121,6 +123,7 @@ class TrainingLoop:
             groups_dispatched=self.dispatcher.num_dispatched,
             groups_by_others=self.dispatcher.num_by_others,
             outstanding=self.dispatcher.outstanding(trained),
+            task_results=self.dispatcher.selector.snapshot(),
             journal_mark=self.committer.journal.add_mark(self.replay.steps),
         )
 
@@ -135,7 +138,7 @@ class TrainingLoop:
             self._slow_down()
             if self.replay and self.consumer.has_caught_up and not self.replay.is_ready(self.consumer.groups):
                 await self._go_on_without_replay("rollouts of theirs are not on the bus any more")
-            groups = self._pop_groups()
+            groups = await self._pop_groups()
             metrics.groups_ready.set(len(self.consumer.groups.ready))
             if groups:
                 self.dispatcher.start_batch(group.task_id for group in groups)
@@ -149,13 +152,15 @@ class TrainingLoop:
                     await self.consumer.attempt_ended.wait()
         return []
 
-    def _pop_groups(self) -> list[RolloutGroup]:
+    async def _pop_groups(self) -> list[RolloutGroup]:
         """Take the groups of the next step; return none if they are not ready."""
         groups = self.consumer.groups
         if self.replay:
             return self.replay.take(groups)
         groups.drop(self.dispatcher.find_replacements_of_others(groups.ready))
-        return groups.pop_ready(self.settings.groups_per_step, self._choose_groups)
+        await self.gate.set_aside(groups)
+        choose = partial(self.slow_groups.choose, closed=groups.closed)
+        return groups.pop_ready(self.settings.groups_per_step, choose)
 
     def abandon_replay(self) -> None:
         """Give up repeating steps: their groups are trained as any other."""
@@ -185,14 +190,6 @@ class TrainingLoop:
             log.info("groups can be trained again")
         self._is_slow = streak.is_too_long
         self.dispatcher.limit_rate(streak.pause)
-
-    def _choose_groups(self, ready: Sequence[RolloutGroup]) -> Sequence[RolloutGroup]:
-        """Choose the groups to train next, in order; return none while training waits for an older one."""
-        dispatched = self.dispatcher.outstanding_tasks
-        if self.settings.staleness.order == "dispatch" and dispatched:
-            return in_dispatch_order(ready, dispatched, self.consumer.groups.closed)
-        chosen = self.dispatcher.order_by_deadline(ready)[: self.settings.groups_per_step]
-        return [] if self.slow_groups.must_be_waited_for({group.task_id for group in chosen}) else chosen
 
     async def _train_on(self, groups: list[RolloutGroup], idle_seconds: float) -> None:
         started_ns = time.time_ns()  # before verdicts are read: a step that starts after a verdict knows it
@@ -235,7 +232,8 @@ class TrainingLoop:
         event = TrainingStep(
             run_id=state.run_id, model=state.model, step=state.step, version=state.version, epoch=state.epoch,
             started_ns=started_ns, ended_ns=ended_ns, rollouts=(*batch.dispositions, *self.excluded.drain()),
-            metrics={**batch.metrics, **step_metrics, **self.recovery.status(), **idle}, batch_sha256=digest,
+            metrics={**batch.metrics, **step_metrics, **self.recovery.status(), **self.gate.end_step(), **idle},
+            batch_sha256=digest,
             settings=self.settings.model_dump_json(), spans=(),
         )  # fmt: skip
         await self._commit(state, replace(event, spans=build_spans(event, rollouts)), groups, rollouts)
@@ -293,6 +291,7 @@ class TrainingLoop:
         self.consumer.mark_consumed(rollouts.values())
         await self.dispatcher.replace_dropped(find_tasks_to_replace(event.rollouts))
         trained = {group.task_id for group in groups}
+        self.gate.add_results(groups)
         if not self.replay.complete(state.version):
             self.committer.journal.append(describe_step(state.version, groups, self.dispatcher.find_group))
         self.committer.schedule.add_step((event.ended_ns - event.started_ns) / 1e9)

@@ -19,6 +19,7 @@ Labels = Annotated[
 ]
 """Labels of a task beside its id, for grouping in reports."""
 NonNegativeInt = Annotated[int, Meta(ge=0)]
+NonNegativeFloat = Annotated[float, Meta(ge=0)]
 PositiveInt = Annotated[int, Meta(ge=1)]
 MAX_TIME_NS = 2**63 - 1
 """The latest time that can be stored, in the year 2262: what 64 bits with a sign hold, as ClickHouse keeps times."""

@@ -98,6 +98,11 @@ def audit_msg_id(execution: str, call: int, engine_id: str, version: int) -> str
     return f"audited:{execution}:{call}:{engine_id}:{version}"
 
 
+def decision_msg_id(model: str, task: str, decision: str) -> str:
+    """Build the ``Nats-Msg-Id`` of a learner's decision about the group of a task."""
+    return f"decided:{model}:{decision}:{task}"
+
+
 def step_msg_id(run: str, epoch: int, step: int, nonce: str) -> str:
     """Build the ``Nats-Msg-Id`` of a training step; ``nonce`` as in `weight_msg_id`."""
     return f"step:{run}:{epoch}:{step}:{nonce}"

@@ -8,6 +8,7 @@ from lightningbus.schemas.base import (
     MAX_POLICIES,
     Event,
     Identifier,
+    NonNegativeFloat,
     NonNegativeInt,
     Outcome,
     PositiveInt,
@@ -64,6 +65,26 @@ class TrainingStep(Event, frozen=True, kw_only=True):
     """The learner's settings, JSON: with them the batch can be rebuilt."""
     spans: tuple[Span, ...]
     """One span per rollout that was trained on, in the trace of that rollout."""
+
+
+class TaskDecision(Event, frozen=True, kw_only=True):
+    """Decision of a learner about a group: its task was selected, or the group was left out of training."""
+
+    run_id: SubjectToken
+    model: SubjectToken
+    task_id: Identifier
+    source_task: Identifier
+    """Id of the task in its file, without run and turn."""
+    decision: Literal["selected", "without_signal"]
+    """``without_signal``: all rollouts have advantage 0, and another group takes the place."""
+    passed: NonNegativeFloat
+    """Rollouts of the task that have passed; older ones count less. ``without_signal``: those of this group."""
+    failed: NonNegativeFloat
+    weight: NonNegativeFloat = 0.0
+    """Weight that the sampler gave the task; 0 for other decisions."""
+    share: NonNegativeFloat = 0.0
+    """Weight by the sum of the weights of all tasks of its set."""
+    decided_at_ns: NonNegativeInt
 
 
 class DispatchMark(Event, frozen=True, kw_only=True):

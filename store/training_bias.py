@@ -16,7 +16,8 @@ recent AS
 (
     SELECT u.run_id AS run_id, u.model AS model, u.rollout_id AS rollout_id, max(u.trained) AS is_trained
     FROM training_rollouts AS u INNER JOIN last AS l ON u.run_id = l.run_id AND u.model = l.model
-    WHERE u.step > toInt64(l.step) - {num_steps:Int64} AND u.exclusion_reason != 'training was over'
+    WHERE u.step > toInt64(l.step) - {num_steps:Int64}
+        AND u.exclusion_reason NOT IN ('training was over', 'without signal')
     GROUP BY run_id, model, rollout_id
 ),
 timed AS

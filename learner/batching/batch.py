@@ -19,10 +19,11 @@ from lightningbus.learner.batching.batch_counts import (
     count_without_signal,
 )
 from lightningbus.learner.batching.built_rollout import BuiltRollout, RolloutBuilder
-from lightningbus.learner.batching.credit import Episode, needs_windows, resolve_credit_fn
+from lightningbus.learner.batching.credit import Episode
 from lightningbus.learner.batching.demonstrations import Demonstrations, list_calls
 from lightningbus.learner.batching.overlong import find_penalty
 from lightningbus.learner.batching.rollout_dispositions import disposition_of
+from lightningbus.learner.batching.set_credit import SetCredit
 from lightningbus.learner.rollouts.assembler import Rollout, training_reward
 from lightningbus.learner.rollouts.groups import RolloutGroup
 from lightningbus.learner.settings.learner import LearnerSettings
@@ -97,7 +98,7 @@ class BatchBuilder:
         `RolloutBuilder`.
         """
         self._settings, self._estimate, self._detokenize = settings, estimate, detokenize
-        self._credit_fn, self._demonstrations = resolve_credit_fn(settings.credit.method), demonstrations
+        self._credit, self._demonstrations = SetCredit(settings, estimate), demonstrations
         self._rollout_builder = RolloutBuilder(settings, vocabulary_size)
 
     def build(
@@ -114,26 +115,33 @@ class BatchBuilder:
             None if rollout.id in quarantined else training_reward(rollout, self._settings.failed_rollouts)
             for rollout in rollouts
         ]
-        penalties = [
-            find_penalty(rollout, self._settings.model, self._settings.algorithm.overlong_buffer)
-            for rollout in rollouts
-        ]
-        shaped = [
-            None if reward is None else drop_error(reward + penalty)
-            for reward, penalty in zip(rewards, penalties, strict=True)
-        ]
+        penalties = self._find_penalties(rollouts)
+        shaped = _shape(rewards, penalties)
         built = [
             self._rollout_builder.build(rollout, reward, credit, version, quarantined.get(rollout.id, ""))
             for rollout, reward, credit in zip(rollouts, rewards, self._assign_credit(rollouts, shaped), strict=True)
         ]
         return self._add_demonstrations(self._account(_collect(built), built, penalties, version), step)
 
+    def has_signal(self, group: RolloutGroup) -> bool:
+        """Return whether a call of the group has an advantage, if the group is trained."""
+        rollouts = group.rollouts
+        rewards = [training_reward(rollout, self._settings.failed_rollouts) for rollout in rollouts]
+        shaped = _shape(rewards, self._find_penalties(rollouts))
+        return any(value for values in self._assign_credit(rollouts, shaped) for value in values)
+
+    def _find_penalties(self, rollouts: Sequence[Rollout]) -> list[float]:
+        buffer = self._settings.algorithm.overlong_buffer
+        return [find_penalty(rollout, self._settings.model, buffer) for rollout in rollouts]
+
     def _account(self, batch: Batch, built: Sequence[BuiltRollout], penalties: Sequence[float], version: int) -> Batch:
         """Add the metrics of a batch to it."""
         counts: Counter[str] = Counter()
         for each in built:
             if not each.reason:
-                counts.update(count_rollout(each, self._settings, self._detokenize))
+                counts.update(
+                    count_rollout(each, self._credit.sets.find_settings(each.rollout.task_id), self._detokenize)
+                )
         if self._settings.algorithm.overlong_buffer is not None:
             batch.metrics["overlong/penalty"] = float(np.mean(penalties)) if penalties else 0.0
         if self._settings.algorithm.adv_estimator != GAE:  # whose advantages come from the critic
@@ -176,24 +184,30 @@ class BatchBuilder:
                 [call.prompt_sha256 or call.prompt_ids for call in rollout.calls],
                 own_positions[index],
                 [len(call.response_ids) // 4 for call in rollout.calls],
-                number_windows(rollout.calls) if needs_windows(self._settings.credit.method) else (),
+                number_windows(rollout.calls) if self._credit.needs_windows(rollout.task_id) else (),
             )
             for index, (rollout, reward) in enumerate(zip(rollouts, rewards, strict=True))
             if reward is not None and num_valid[rollout.task_id] >= self._settings.algorithm.min_group_size
         }
-        credited = self._credit_fn(list(episodes.values()), self._estimate, self._settings.credit)
-        name = self._settings.credit.method
-        if len(credited) != len(episodes):
-            raise ValueError(f"credit: {name!r} gave {len(credited)} lists for {len(episodes)} rollouts")
+        credited = self._credit.assign(list(episodes.values()))
         advantages: list[list[float | None]] = [[0.0] * len(rollout.calls) for rollout in rollouts]
         for (index, episode), values in zip(episodes.items(), credited, strict=True):
             if len(values) != episode.num_calls or not all(
                 value is None or abs(value) <= MAX_FLOAT32 for value in values
             ):
+                name = self._credit.find_method(episode.task_id)
                 raise ValueError(f"credit: {name!r} gave {values} for a rollout of {episode.num_calls} calls")
             for position, value in zip(own_positions[index], values, strict=True):
                 advantages[index][position] = None if value is None else float(value)
         return advantages
+
+
+def _shape(rewards: Sequence[float | None], penalties: Sequence[float]) -> list[float | None]:
+    """Add penalties to rewards, without the error of the sum."""
+    return [
+        None if reward is None else drop_error(reward + penalty)
+        for reward, penalty in zip(rewards, penalties, strict=True)
+    ]
 
 
 def _collect(built: Sequence[BuiltRollout]) -> Batch:

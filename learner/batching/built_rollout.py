@@ -8,6 +8,7 @@ from lightningbus.learner.batching.overlong import OVERLONG, is_cut
 from lightningbus.learner.batching.rollout_dispositions import STALE, describe_missing_reward, failure_reason
 from lightningbus.learner.batching.staleness import mask_stale_tokens, max_staleness_of
 from lightningbus.learner.rollouts.assembler import Rollout
+from lightningbus.learner.selection.task_sets import TaskSets
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.transitions.sequences import SequenceConfig, TrainSequence, build_sequences
 from lightningbus.learner.transitions.transitions import Transition, add_teacher_scores, build_transitions
@@ -54,7 +55,7 @@ class RolloutBuilder:
 
     def __init__(self, settings: LearnerSettings, vocabulary_size: int | None = None) -> None:
         """Keep the rules. ``vocabulary_size``: number of the model's tokens; None: every token id counts as valid."""
-        self._settings, self._vocabulary_size = settings, vocabulary_size or 2**32
+        self._settings, self._sets, self._vocabulary_size = settings, TaskSets(settings), vocabulary_size or 2**32
         self._sequence_config = SequenceConfig(
             settings.train_roles, settings.sequence_mode, settings.seq_len, settings.overlong
         )
@@ -99,7 +100,9 @@ class RolloutBuilder:
         staleness: int,
     ) -> str:
         if reward is None:
-            return failure_reason(rollout, self._settings) or describe_missing_reward(self._settings)
+            return failure_reason(rollout, self._settings) or describe_missing_reward(
+                self._sets.find_settings(rollout.task_id)
+            )
         if calls is None:
             return "no sequence: malformed"
         if staleness > self._settings.max_staleness and self._settings.staleness.on_exceed != "keep":

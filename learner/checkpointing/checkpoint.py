@@ -16,6 +16,7 @@ from lightningbus.learner.checkpointing.journal import Journal
 from lightningbus.learner.checkpointing.seal import InvalidSealError, check_seal, load_key, write_seal
 from lightningbus.learner.dispatch.pacing import DispatchedGroup
 from lightningbus.learner.rollouts.stream_position import StreamMark
+from lightningbus.learner.selection.difficulty import TaskResults
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,8 @@ class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
     """Groups among them that learners of other models dispatched."""
     outstanding: list[DispatchedGroup] = []
     """The groups that are dispatched and neither trained nor dropped, in the order of dispatch."""
+    task_results: dict[str, TaskResults] = {}
+    """Results of tasks that a sampler asks for, by their ids in the file: of all groups that a replay does not meet."""
     last_step_event: bytes = b""
     """The step's TrainingStep, encoded: published again after a crash, in case it had not been."""
     nonce: str = ""

@@ -1,6 +1,6 @@
 """Start of a learner: from nothing, or from the newest checkpoint, its journal and the bus. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -11,6 +11,7 @@ from lightningbus.learner.checkpointing.checkpoint import LearnerState
 from lightningbus.learner.checkpointing.journal import EpochClaim, GroupRecord, JournalRecord, StepRecord
 from lightningbus.learner.dispatch.pacing import DispatchedGroup
 from lightningbus.learner.errors import LearnerError
+from lightningbus.learner.selection.difficulty import TaskResults
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas.weights.events import WeightManifest
 
@@ -95,7 +96,18 @@ def _with_groups(state: LearnerState, records: Iterable[JournalRecord], steps: I
         outstanding=list(groups.values()),
         groups_dispatched=num_dispatched,
         groups_by_others=max([state.groups_by_others, *(record.groups_by_others for record in dispatched)]),
+        task_results=note_selected(state.task_results, (record.group for record in dispatched)),
     )
+
+
+def note_selected(results: Mapping[str, TaskResults], groups: Iterable[DispatchedGroup]) -> dict[str, TaskResults]:
+    """Note for which groups tasks were selected since the results were written."""
+    noted = dict(results)
+    for group in groups:
+        if group.selection is not None:
+            before = noted.get(group.selection.task, TaskResults())
+            noted[group.selection.task] = replace(before, selected_at=max(before.selected_at, group.number))
+    return noted
 
 
 def _key(group: DispatchedGroup) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from nats.errors import Error as NatsError
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.errors import BusError
+from lightningbus.learner.dispatch.decisions import publish_selection, refuse_others
 from lightningbus.learner.dispatch.dispatch_mark import RunDispatch
 from lightningbus.learner.dispatch.group_tasks import GroupTasks
 from lightningbus.learner.dispatch.lost_tasks import LostTasks
@@ -22,6 +23,7 @@ from lightningbus.learner.dispatch.pacing import DispatchedGroup, find_awaited, 
 from lightningbus.learner.dispatch.staleness_bound import StalenessBound
 from lightningbus.learner.dispatch.task_queue import TaskQueue
 from lightningbus.learner.rollouts.groups import RolloutGroup
+from lightningbus.learner.selection.selector import TaskSelector
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas.codec import DecodeError
 from lightningbus.tasks.task_loading import TaskInput
@@ -48,18 +50,21 @@ class Dispatcher:
         closed: Container[str] = (),
         on_surplus: Callable[[], None] = lambda: None,
         record: Callable[[DispatchedGroup, int], None] = lambda group, num_by_others: None,
+        selector: TaskSelector | None = None,
     ) -> None:
         """Prepare to dispatch; ``served_version`` returns the oldest version that nodes serve, None without nodes.
 
         ``closed`` are the tasks that wait for no further rollout. ``on_surplus`` is called when `surplus` has grown.
         ``record`` keeps a group and `num_by_others` for `restore`: whenever it is new, and before and after its tasks
-        are published.
+        are published. ``selector`` chooses tasks; None: one without earlier results.
         """
         self._on_surplus, self._record = on_surplus, record
         self._task_inputs, self._settings, self._closed = task_inputs, settings, closed
         self._publisher, self._queue = TaskPublisher(bus), TaskQueue(bus, settings.agent)
         self._bound = StalenessBound(settings, served_version)
-        self._group_tasks = GroupTasks(task_inputs, settings)
+        self.selector = selector or TaskSelector(task_inputs, settings)
+        """The choice of tasks by their results."""
+        self._group_tasks = GroupTasks(task_inputs, settings, self.selector)
         self._bus, self._run = bus, RunDispatch(bus, settings, task_inputs)
         self._outstanding = OutstandingGroups()
         self._groups = self._outstanding.by_task
@@ -151,12 +156,17 @@ class Dispatcher:
                 log.warning("task %s came to nothing %d times: another takes its place", task, MAX_REPLACEMENTS + 1)
                 del self._groups[task]
                 continue
-            again = DispatchedGroup(number=group.number, replacement=group.replacement + 1)
+            again = DispatchedGroup(number=group.number, replacement=group.replacement + 1, selection=group.selection)
             name = (await self._group_tasks.make(again))[0].id
             del self._groups[task]
             if name not in self._groups:  # otherwise it was restored, and a replay gives the same
                 self._groups[name] = again
                 self._record(again, self.num_by_others)
+        self._wake.set()
+
+    def remove(self, tasks: Iterable[str]) -> None:
+        """Remove groups that are not trained: others take their places."""
+        self._outstanding.remove(tasks)
         self._wake.set()
 
     def limit_rate(self, pause: float) -> None:
@@ -205,7 +215,7 @@ class Dispatcher:
         ``ended`` are samples by task. ``nonce`` is the same only for the same loss: the broker may still know the
         message ids of what it lost. Returns the number of tasks.
         """
-        missing = self._outstanding.missing_samples(self._settings.group_size, ended, self._closed)
+        missing = self._outstanding.missing_samples(self._group_tasks.find_group_size, ended, self._closed)
         self._lost.add(missing, nonce)
         self._wake.set()
         return sum(map(len, missing.values()))
@@ -249,7 +259,7 @@ class Dispatcher:
         """Return whether runners have taken the queued tasks; without runners, one step's groups are queued."""
         if not self._bound.is_bounded:
             return True
-        room = await self._queue.has_room(self._settings.group_size)
+        room = await self._queue.has_room(self._settings.max_group_size)
         return self._outstanding.num_started < self._settings.groups_per_step if room is None else room
 
     async def _wait_for_wake(self, seconds: float) -> None:
@@ -268,13 +278,15 @@ class Dispatcher:
             await self._look_at_run()
             if self._outstanding.num_started >= self._bound.num_groups():
                 return
-            group = DispatchedGroup(number=self.num_dispatched)
+            selection = await self.selector.select(self.num_dispatched)
+            group = DispatchedGroup(number=self.num_dispatched, selection=selection)
         self._dispatched_at = time.monotonic()
         tasks, nonce = await self._group_tasks.make(group), self._lost.nonce
         task = tasks[0].id
         if group.served_version is None:
             group.served_version = self._bound.served
             self._record(group, self.num_by_others)
+        await publish_selection(self._bus, self._settings, task, group.selection)
         if task in self._closed:
             now = time.time_ns()
             records = [build_record(each, now, now) for each in tasks]
@@ -311,6 +323,10 @@ class Dispatcher:
         """
         num_by_others = self._run.num_by_others - self.num_by_others
         self.num_by_others = self._run.num_by_others
+        if self.selector.is_active:  # which tasks these are nobody can tell; what comes of them is trained
+            refuse_others(num_by_others)
+            self.num_dispatched += max(0, num_groups)
+            return
         for place in range(num_groups):
             group = DispatchedGroup(number=self.num_dispatched, served_version=served, is_published=True)
             task = (await self._group_tasks.make(group))[0].id

@@ -80,11 +80,11 @@ class OutstandingGroups:
         return taken
 
     def missing_samples(
-        self, group_size: int, ended: Mapping[str, Container[int]], closed: Container[str]
+        self, find_group_size: Callable[[str], int], ended: Mapping[str, Container[int]], closed: Container[str]
     ) -> dict[str, Collection[int]]:
         """List by task the samples that are published or being published and have not ``ended``."""
         missing = {
-            task: [sample for sample in range(group_size) if sample not in ended.get(task, ())]
+            task: [sample for sample in range(find_group_size(task)) if sample not in ended.get(task, ())]
             for task, group in self.by_task.items()
             if group.served_version is not None and task not in closed
         }

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 from lightningbus.learner.rollouts.groups import RolloutGroup
+from lightningbus.learner.selection.difficulty import Selection
 
 
 class DispatchedGroup(msgspec.Struct, kw_only=True):
@@ -21,6 +22,8 @@ class DispatchedGroup(msgspec.Struct, kw_only=True):
     """All its tasks are on the bus."""
     is_late: bool = False
     """Training has stopped waiting for it, so it will be trained beyond the bound."""
+    selection: Selection | None = None
+    """The choice of its task; None: the task follows from its number."""
 
 
 @dataclass(frozen=True, slots=True)

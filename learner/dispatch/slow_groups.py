@@ -2,9 +2,10 @@
 
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from lightningbus.learner.dispatch.dispatcher import Dispatcher
+from lightningbus.learner.rollouts.groups import RolloutGroup, in_dispatch_order
 from lightningbus.learner.settings.learner import LearnerSettings
 
 log = logging.getLogger(__name__)
@@ -18,6 +19,17 @@ class SlowGroups:
         self._waits_since: float | None = None
         self.awaited: list[str] = []
         """Tasks of the groups that the next step waits for."""
+
+    def choose(self, ready: Sequence[RolloutGroup], closed: Collection[str]) -> Sequence[RolloutGroup]:
+        """Choose the groups to train next, in order; return none while training waits for an older one.
+
+        ``closed`` are the tasks that wait for no further rollout.
+        """
+        dispatched = self._dispatcher.outstanding_tasks
+        if self._settings.staleness.order == "dispatch" and dispatched:
+            return in_dispatch_order(ready, dispatched, closed)
+        chosen = self._dispatcher.order_by_deadline(ready)[: self._settings.groups_per_step]
+        return [] if self.must_be_waited_for({group.task_id for group in chosen}) else chosen
 
     def must_be_waited_for(self, batch: Collection[str]) -> bool:
         """Return whether a step on this batch would leave groups beyond the bound that may still be waited for."""

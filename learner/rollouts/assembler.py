@@ -1,6 +1,6 @@
 """Span batches into whole attempts. Pure: any order, duplicates and several attempts give the same result."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,9 +68,9 @@ class _PartialAttempt:
 class Assembler:
     """Collects batches until an attempt is whole."""
 
-    def __init__(self, rules: Sequence[AirRule] = (), reward: str = "") -> None:
-        """Prepare an assembler; ``rules`` reward spans; ``reward`` names the reward to use, empty: the main one."""
-        self._rules, self._reward = rules, reward
+    def __init__(self, find_rules: Callable[[str], tuple[Sequence[AirRule], str]] = lambda task: ((), "")) -> None:
+        """Prepare an assembler; ``find_rules`` returns what rewards the spans of a task, and its reward's name."""
+        self._find_rules = find_rules
         self._partial: dict[str, _PartialAttempt] = {}
 
     def add(self, batch: SpanBatch, sequence: int) -> Rollout | None:
@@ -87,7 +87,7 @@ class Assembler:
         if whole.batches.keys() != {*range(parts.last + 1)}:
             raise DecodeError(f"the batches of {batch.execution_id} are not numbered from 0 to {parts.last}")
         ordered = [whole.batches[number] for number in range(parts.last + 1)]
-        return build_rollout(ordered, whole.first_sequence, whole.last_sequence, self._rules, self._reward)
+        return build_rollout(ordered, whole.first_sequence, whole.last_sequence, *self._find_rules(whole.task))
 
     def discard(self, tasks: Container[str]) -> None:
         """Drop the unfinished attempts of settled tasks."""
@@ -105,7 +105,10 @@ def build_rollout(
     rules: Sequence[AirRule] = (),
     reward: str = "",
 ) -> Rollout:
-    """Build a rollout from all batches of an attempt; see `Assembler` for the other arguments."""
+    """Build a rollout from all batches of an attempt.
+
+    ``rules`` reward spans; ``reward`` names the reward to use, empty: the main one.
+    """
     batch, end = batches[-1], batches[-1].end
     assert end is not None
     spans = [span for part in batches for span in part.spans]

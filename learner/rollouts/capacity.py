@@ -47,10 +47,10 @@ def bytes_of_rollout(settings: LearnerSettings) -> int:
 
 
 def _too_much(settings: LearnerSettings, capacity: Capacity, steps: int, what: str) -> str:
-    rollouts, size = steps * settings.groups_per_step * settings.group_size, bytes_of_rollout(settings)
+    rollouts, size = steps * settings.groups_per_step * settings.max_group_size, bytes_of_rollout(settings)
     messages = rollouts * (1 + size // MIB)
     shape = (
-        f"{steps} x groups_per_step {settings.groups_per_step} x group_size {settings.group_size} = "
+        f"{steps} x groups_per_step {settings.groups_per_step} x group_size {settings.max_group_size} = "
         f"{rollouts:,} rollouts"
         f" of {size:,} bytes"
     )

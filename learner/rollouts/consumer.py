@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 from nats.errors import Error as NatsError
@@ -22,6 +22,8 @@ from lightningbus.learner.rollouts.assembler import Assembler, Rollout, build_ro
 from lightningbus.learner.rollouts.groups import GroupBuffer
 from lightningbus.learner.rollouts.stream_fill import StreamFill
 from lightningbus.learner.rollouts.stream_position import StreamGap, StreamMark, find_gap, resume_at
+from lightningbus.learner.selection.task_sets import TaskSets
+from lightningbus.learner.settings.algorithm import AirRule
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import DecodeError
@@ -60,8 +62,8 @@ class RolloutConsumer:
         self._bus = bus
         self._settings = settings
         self._durable = learner_consumer(settings.model)
-        self._rules = settings.credit.rules_in_force
-        self._assembler = Assembler(self._rules, settings.reward)
+        self._sets = TaskSets(settings)
+        self._assembler = Assembler(self._find_rules)
         self._consumed = dict(used or {})  # execution -> position of its last batch
         self._unacked: deque[Message] = deque()
         self.acked_up_to = position
@@ -263,12 +265,17 @@ class RolloutConsumer:
             return
         if batch.task_id in self.groups.closed:  # too late to be used, so only its end is of interest
             rollout = (
-                build_rollout([batch], position, position, self._rules, self._settings.reward) if batch.end else None
+                build_rollout([batch], position, position, *self._find_rules(batch.task_id)) if batch.end else None
             )
         else:
             rollout = self._assembler.add(batch, position)
         if rollout is not None:
             self._take(rollout)
+
+    def _find_rules(self, task: str) -> tuple[Sequence[AirRule], str]:
+        """Return what rewards the spans of a task, and the name of its reward."""
+        settings = self._sets.find_settings(task)
+        return settings.credit.rules_in_force, settings.reward
 
     def _take(self, rollout: Rollout) -> None:
         is_late = rollout.task_id in self.groups.closed

@@ -1,14 +1,66 @@
-"""Settings of credit, advantages, losses and optimisers. What verl calls by a name is called by that name here."""
+"""Settings of tasks, credit, advantages, losses and optimisers. What verl calls by a name has that name here."""
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from lightningbus.learner.settings.import_path import is_import_path
 from lightningbus.schemas.semconv.span_kinds import SpanKind
+from lightningbus.tasks.task_source import NamedTaskSource, TaskSource, TaskSourceSetting, parse_task_source
 
 GROUPLESS = {"gae", "reinforce_plus_plus"}
 """Estimators that do not compare the rollouts of a task."""
+UNIFORM, DIFFICULTY = "uniform", "difficulty"
+"""Built-in samplers of tasks."""
+
+
+class TaskSelectionSettings(BaseModel):
+    """Choice of training tasks, and of the groups that a step is made of."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    sampler: str = Field(
+        UNIFORM,
+        description="order of the tasks. uniform: each once a pass; difficulty: more often where rollouts of a group "
+        "can be expected to both pass and fail, seldom where all pass or all fail; or module:function of your own",
+    )
+    pass_reward: float = Field(
+        1.0, description="reward from which a rollout has passed, for the difficulty of its task", allow_inf_nan=False
+    )
+    memory: float = Field(
+        0.7,
+        ge=0,
+        lt=1,
+        description="share of a task's earlier results that still counts after each new group of it: the policy has "
+        "changed since",
+    )
+    replace_without_signal: bool = Field(
+        False,
+        description="leave a group whose rollouts all have advantage 0 out of the step, and dispatch another one in "
+        "its place (DAPO's dynamic sampling); its results count for the difficulty of its task",
+    )
+    max_replaced_per_step: int | None = Field(
+        None,
+        ge=0,
+        description="groups without signal that are replaced in one step; further ones are trained as they are. None: "
+        "10 times groups_per_step",
+    )
+
+    @property
+    def selects(self) -> bool:
+        """Whether the sampler looks at the results of tasks."""
+        return self.sampler != UNIFORM
+
+    @model_validator(mode="after")
+    def _known_sampler(self) -> Self:
+        if self.sampler not in (UNIFORM, DIFFICULTY) and not is_import_path(self.sampler):
+            raise ValueError(
+                f"task_selection.sampler: {self.sampler!r} is not known: take {UNIFORM}, {DIFFICULTY}, or "
+                "module:function of your own"
+            )
+        return self
 
 
 class AirRule(BaseModel):
@@ -50,6 +102,49 @@ class CreditSettings(BaseModel):
     def rules_in_force(self) -> list[AirRule]:
         """The rules, where the method asks for them."""
         return self.rules if self.method == "air" else []
+
+
+class TaskSet(NamedTaskSource):
+    """One of several sets of training tasks, and what holds for it instead of the learner's own settings."""
+
+    weight: float = Field(1.0, gt=0, description="share of the groups that are of this set, beside those of the others")
+    group_size: int | None = Field(None, ge=1, description="rollouts per task of this set; none: the learner's")
+    reward: str | None = Field(
+        None, max_length=64, description="name of the reward that trains on this set; none: the learner's"
+    )
+    credit: CreditSettings | None = Field(
+        None, description="division of rewards among the calls of this set; none: the learner's"
+    )
+
+    @field_validator("credit", mode="before")
+    @classmethod
+    def _credit_by_name(cls, value: Any) -> Any:
+        return {"method": value} if isinstance(value, str) else value
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The learner's settings that this set replaces."""
+        fields = {"group_size": self.group_size, "reward": self.reward, "credit": self.credit}
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+def parse_task_sets(value: Any) -> Any:
+    """Convert a list to the sets of tasks that it names, and return anything else; raise ValueError."""
+    if not isinstance(value, list):
+        if not isinstance(value, str | Path | Mapping | TaskSource | None):
+            raise ValueError(f"{value!r} is not a path, the fields of a source, or a list of sets")
+        return value
+    sets = [parse_task_source(each, TaskSet) for each in value]
+    names = [each.name for each in sets if isinstance(each, TaskSet)]
+    if len(names) < len(value) or not names:
+        raise ValueError("a list of tasks has sets with `name` and `path`, at least one")
+    if len(set(names)) < len(names):
+        raise ValueError("two sets of tasks have the same name")
+    return sets
+
+
+TasksSetting = Annotated[TaskSourceSetting | list[TaskSet], BeforeValidator(parse_task_sets)]
+"""The type of a setting: one source of tasks, or a list of sets."""
 
 
 class RolloutCorrectionSettings(BaseModel):

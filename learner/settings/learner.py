@@ -1,5 +1,6 @@
 """Settings of the learner. What verl calls by a name is called by that name here."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -7,23 +8,29 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from lightningbus.common.role_settings import ModelRoleSettings
 from lightningbus.learner.settings.algorithm import (
+    GROUPLESS,
     ActorSettings,
     AlgorithmSettings,
     CreditSettings,
     CriticSettings,
     LoraSettings,
+    TaskSelectionSettings,
+    TaskSet,
+    TasksSetting,
 )
 from lightningbus.learner.settings.engine import EngineSettings
 from lightningbus.learner.settings.loss_parts import LossWeights, SupervisedSettings, TeacherSettings
 from lightningbus.learner.settings.verl import VerlSettings
 from lightningbus.learner.settings.weights import WeightSettings
-from lightningbus.tasks.task_source import TaskSourceSetting
+from lightningbus.tasks.task_source import TaskSource
 
 NAME = r"^[A-Za-z0-9_-]{1,64}$"
 RETRY_SECONDS = 60.0
 """Seconds between two attempts of a rollout: enough to notice a dead runner and find another one."""
 
 
+REPLACED_PER_GROUP = 10
+"""Groups without signal that are replaced for each group of a step, where the user gave no number."""
 GROUPS_ONE_BY_ONE = 10
 """Tried with pauses, once all that were under way gave nothing to train on."""
 
@@ -63,10 +70,11 @@ class LearnerSettings(ModelRoleSettings):
     model: str = Field(
         "policy", description="name of the trained model, under which its versions are published", pattern=NAME
     )
-    tasks: TaskSourceSetting | None = Field(
+    tasks: TasksSetting | None = Field(
         None,
-        description="training tasks to dispatch: a path in the form of `path` below, or these fields; none: tasks "
-        "come from other publishers, with this run's name",
+        description="training tasks to dispatch: a path in the form of `path` below, or these fields, or a list of "
+        "sets that have `name`, `weight`, `group_size`, `reward` and `credit` too; none: tasks come from other "
+        "publishers, with this run's name",
     )
     agent: str = Field("default", description="name of the agent that runs the tasks", pattern=NAME)
     task_model: str | None = Field(
@@ -124,6 +132,7 @@ class LearnerSettings(ModelRoleSettings):
         max_length=64,
     )
     credit: CreditSettings = CreditSettings()
+    task_selection: TaskSelectionSettings = TaskSelectionSettings()
     sequence_mode: Literal["trajectory", "transition"] = Field(
         "trajectory",
         description="trajectory: calls that extend each other share a sequence; transition: each call has its own",
@@ -199,9 +208,32 @@ class LearnerSettings(ModelRoleSettings):
         return self.task_model or self.model
 
     @property
+    def task_sets(self) -> Sequence[TaskSet]:
+        """The sets of tasks; empty where there is one without a name."""
+        return self.tasks if isinstance(self.tasks, list) else ()
+
+    @property
+    def task_sources(self) -> Sequence[Path | TaskSource]:
+        """The sources of tasks: one for each set."""
+        if isinstance(self.tasks, list):
+            return self.tasks
+        return [] if self.tasks is None else [self.tasks]
+
+    @property
+    def max_group_size(self) -> int:
+        """Rollouts of the largest group."""
+        return max([each.group_size or self.group_size for each in self.task_sets], default=self.group_size)
+
+    @property
     def num_groups_under_way(self) -> int:
         """Groups that the bound on staleness admits at once."""
         return (self.max_staleness + 1) * self.groups_per_step
+
+    @property
+    def max_replaced_per_step(self) -> int:
+        """Groups without signal that one step may replace."""
+        limit = self.task_selection.max_replaced_per_step
+        return REPLACED_PER_GROUP * self.groups_per_step if limit is None else limit
 
     @property
     def failed_groups_limit(self) -> int:
@@ -222,7 +254,8 @@ class LearnerSettings(ModelRoleSettings):
 
     @model_validator(mode="after")
     def _group_size(self) -> Self:
-        if self.group_size < self.algorithm.min_group_size:
+        sizes = [each.group_size for each in self.task_sets if each.group_size is not None]
+        if min([self.group_size, *sizes]) < self.algorithm.min_group_size:
             raise ValueError(
                 f"group_size must be at least {self.algorithm.min_group_size}: "
                 f"{self.algorithm.adv_estimator} compares the rollouts of a task; gae and reinforce_plus_plus do not"
@@ -235,6 +268,22 @@ class LearnerSettings(ModelRoleSettings):
             raise ValueError("groups_per_step must be at least 1: 0 is for a learner with `supervised`")
         if self.groups_per_step == 0 and self.tasks is not None:
             raise ValueError("tasks need groups_per_step of at least 1: with 0 no rollout is trained")
+        return self
+
+    @model_validator(mode="after")
+    def _task_selection(self) -> Self:
+        rules, estimator = self.task_selection, self.algorithm.adv_estimator
+        if self.tasks is None and (rules.selects or rules.replace_without_signal):
+            raise ValueError("task_selection needs `tasks`: the learner cannot choose tasks of other publishers")
+        if rules.replace_without_signal and estimator in GROUPLESS:
+            raise ValueError(
+                f"task_selection.replace_without_signal is for estimators that compare the rollouts of a task; with "
+                f"{estimator} a group of equal rewards teaches too"
+            )
+        if rules.replace_without_signal and self.teacher is not None:
+            raise ValueError(
+                "task_selection.replace_without_signal: leave it out with `teacher`, from which every group learns"
+            )
         return self
 
     @model_validator(mode="after")

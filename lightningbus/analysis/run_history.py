@@ -13,6 +13,7 @@ from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.learner.rollouts.assembler import Rollout, choose_reward
 from lightningbus.learner.rollouts.groups import RolloutGroup
 from lightningbus.learner.rollouts.intermediate_rewards import intermediate_rewards
+from lightningbus.learner.selection.task_sets import TaskSets
 from lightningbus.learner.settings.algorithm import AirRule
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
@@ -183,7 +184,7 @@ class RunHistory:
 
     def rollouts(self, executions: Sequence[str], settings: LearnerSettings | None) -> Iterator[Rollout]:
         """Load whole attempts; their spans earn rewards by the rules of ``settings``."""
-        rules, reward = (settings.credit.rules_in_force, settings.reward) if settings is not None else ([], "")
+        sets = TaskSets(settings) if settings is not None else None
         spans: dict[str, list[Span]] = {}
         for row in self._rows(CALLS, executions=list(executions)):
             spans.setdefault(row["execution_id"], []).append(_call_span(row))
@@ -193,6 +194,8 @@ class RunHistory:
         for row in self._rows(ATTEMPTS, executions=list(executions)):
             if self._grading:
                 row = regrade_row(row, grades.get(row["execution_id"]), self._grading)
+            of_task = sets.find_settings(row["task_id"]) if sets is not None else None
+            rules, reward = (of_task.credit.rules_in_force, of_task.reward) if of_task is not None else ([], "")
             yield _rollout(row, spans.get(row["execution_id"], []), rules, reward)
 
     def _load_grades(self, executions: Sequence[str]) -> dict[str, QueryRow]:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.schemas.base import Labels
 from lightningbus.schemas.codec import MAX_BYTES
 from lightningbus.tasks.errors import TaskFileError
-from lightningbus.tasks.task_source import TaskSource, as_task_source
+from lightningbus.tasks.task_source import SET_LABEL, SET_SEPARATOR, NamedTaskSource, TaskSource, as_task_source
 from lightningbus.tasks.task_tables import TASK_KEYS as KEYS
 from lightningbus.tasks.task_tables import is_table, map_row, read_rows
 
@@ -32,12 +32,14 @@ class TaskInput:
     labels: dict[str, str] = field(default_factory=dict)
 
 
-def load_tasks(source: Path | str | TaskSource) -> list[TaskInput]:
-    """Load all tasks of a file or a data set; raise `TaskFileError` at the first invalid row, before any is used.
+def load_tasks(source: Path | str | TaskSource | Sequence[NamedTaskSource]) -> list[TaskInput]:
+    """Load all tasks of a file, a data set or several sets; raise `TaskFileError` at the first invalid row.
 
     ``id`` may be left out: it is then the number of the line or the row, from 1. So may ``labels``. Every returned task
     can be published.
     """
+    if isinstance(source, Sequence) and not isinstance(source, str):
+        return [_name_set(task, each) for each in source for task in load_tasks(as_task_source(each))]
     source = as_task_source(source)
     inputs: dict[str, TaskInput] = {}
     for where, task in _read_tasks(source):
@@ -47,6 +49,16 @@ def load_tasks(source: Path | str | TaskSource) -> list[TaskInput]:
     if not inputs:
         raise TaskFileError(f"{source} holds no task")
     return list(inputs.values())
+
+
+def _name_set(task: TaskInput, source: NamedTaskSource) -> TaskInput:
+    """Put the name of its set before a task's id and among its labels; raise `TaskFileError` if that is too long."""
+    id, labels = f"{source.name}{SET_SEPARATOR}{task.id}", {**task.labels, SET_LABEL: source.name}
+    try:
+        _check_id(id)
+        return TaskInput(id, task.input, _parse_labels(labels))
+    except ValueError as error:
+        raise TaskFileError(f"{source}: task {task.id!r} of set {source.name!r}: {error}") from error
 
 
 def _read_tasks(source: TaskSource) -> Iterator[tuple[str, TaskInput]]:

@@ -12,6 +12,10 @@ HUB_PREFIX = "hf:"
 """Before the name of a data set on the Hugging Face Hub."""
 
 
+SET_LABEL, SET_SEPARATOR = "task_set", "/"
+"""Label of a task with the name of its set, and the character between that name and the id."""
+
+
 class TaskSource(BaseModel):
     """A file of rows, or a data set, and the columns that make a task of each row."""
 
@@ -42,6 +46,15 @@ class TaskSource(BaseModel):
         return self.path
 
 
+class NamedTaskSource(TaskSource):
+    """One of several sets of tasks."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9_-]{1,64}$",
+        description="name of the set: the label `task_set` of its tasks, and the begin of their ids",
+    )
+
+
 def as_task_source(value: Path | str | TaskSource) -> TaskSource:
     """Convert a path to the source that reads it by its suffix."""
     return value if isinstance(value, TaskSource) else TaskSource(path=str(value))
@@ -58,19 +71,19 @@ def parse_columns(words: Sequence[str]) -> dict[str, str]:
     return columns
 
 
-def parse_task_source(value: Any) -> Any:
+def parse_task_source(value: Any, kind: type[TaskSource] = TaskSource) -> Any:
     """Convert a mapping to the source it names, and return anything else; raise ValueError naming the wrong field."""
     if not isinstance(value, Mapping):
         return value
     try:
-        return TaskSource.model_validate(value)
+        return kind.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
-            raise ValueError(f"{name}: no such setting; {suggest_name(name, TaskSource.model_fields)}") from error
+            raise ValueError(f"{name}: no such setting; {suggest_name(name, kind.model_fields)}") from error
         raise ValueError(f"{name}: {'it is needed' if first['type'] == 'missing' else first['msg']}") from error
 
 
-TaskSourceSetting = Annotated[Path | TaskSource, BeforeValidator(parse_task_source)]
+TaskSourceSetting = Annotated[Path | TaskSource, BeforeValidator(lambda value: parse_task_source(value))]
 """The type of a setting: a path, or a mapping with the fields of `TaskSource`."""

@@ -28,7 +28,7 @@ FROM
         (
             SELECT
                 t.run_id AS run_id, m.model AS model, t.labels AS labels, splitByChar('@', t.task_id)[1] AS name,
-                match(t.task_id, '-p[0-9]+r[0-9]+$') AS is_replacement, r.rollout_id != '' AS has_ended,
+                match(t.task_id, '-[pg][0-9]+r[0-9]+$') AS is_replacement, r.rollout_id != '' AS has_ended,
                 date_diff('microsecond', r.started_at, r.ended_at) / 1e6 AS seconds,
                 cityHash64(t.run_id, t.rollout_id, m.model)
                     IN (SELECT cityHash64(run_id, rollout_id, model) FROM training_rollouts WHERE trained) AS is_trained,

@@ -17,7 +17,7 @@ from lightningbus.schemas.grading import GradingRequest, RolloutGraded
 from lightningbus.schemas.semconv import attributes
 from lightningbus.schemas.spans import AttemptResult, Span, SpanBatch, Usage
 from lightningbus.schemas.tasks import Task, TaskBatchRecord, TaskIdentity, TaskRecord
-from lightningbus.schemas.training import RolloutDisposition, TrainingStep
+from lightningbus.schemas.training import RolloutDisposition, TaskDecision, TrainingStep
 from lightningbus.schemas.weights.events import Blob, DeltaLink, WeightManifest, WeightsActivated
 from tests.factories import SECOND_NS, START_NS, model_call
 
@@ -145,6 +145,18 @@ EVENTS: tuple[Event, ...] = (
         rewards={"judge": 0.5},
         started_at_ns=START_NS,
         graded_at_ns=START_NS + SECOND_NS,
+    ),
+    TaskDecision(
+        run_id="run",
+        model="policy",
+        task_id="q1@run-g3",
+        source_task="q1",
+        decision="selected",
+        passed=1.5,
+        failed=6.5,
+        weight=0.8,
+        share=0.02,
+        decided_at_ns=START_NS,
     ),
     Heartbeat(
         role="inference",

@@ -99,7 +99,7 @@ def _prompts(data: bytes) -> None:
 
 def _rollout(data: bytes) -> None:
     rule = AirRule(name="*", reward=0.1)
-    Assembler([rule]).add(decode(SpanBatch, data), 1)
+    Assembler(lambda task: ([rule], "")).add(decode(SpanBatch, data), 1)
 
 
 def _letter(data: bytes) -> None:

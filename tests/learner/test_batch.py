@@ -18,9 +18,9 @@ from lightningbus.learner.batching.rollout_dispositions import (
 )
 from lightningbus.learner.batching.staleness import mask_stale_tokens, max_staleness_of, token_staleness
 from lightningbus.learner.dispatch.group_tasks import tasks_of_group
-from lightningbus.learner.dispatch.task_order import TaskOrder
 from lightningbus.learner.rollouts.assembler import Rollout, build_rollout
 from lightningbus.learner.rollouts.groups import GroupBuffer, RolloutGroup
+from lightningbus.learner.selection.task_order import TaskOrder
 from lightningbus.learner.settings.algorithm import AlgorithmSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.training.estimators import make_estimator
@@ -251,7 +251,9 @@ def test_what_never_came_into_a_batch_keeps_its_own_reason() -> None:
 def test_dispatch_covers_every_problem_once_per_pass() -> None:
     problems = [TaskInput(str(number), number) for number in range(5)]
     request = settings(group_size=2, seed=3)
-    first = [tasks_of_group(problems[index], number, request) for number, index in map(TaskOrder(5, 3).at, range(10))]
+    first = [
+        tasks_of_group(problems[index], f"p{number}", request) for number, index in map(TaskOrder(5, 3).at, range(10))
+    ]
     for number in (0, 1):
         one_pass = first[5 * number : 5 * number + 5]
         assert sorted(tasks[0].input for tasks in one_pass) == [0, 1, 2, 3, 4]

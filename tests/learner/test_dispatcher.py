@@ -20,10 +20,10 @@ from lightningbus.bus.streams.specs import STORE_EVENTS, runner_consumer
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.learner.dispatch.dispatcher import MAX_REPLACEMENTS, Dispatcher
 from lightningbus.learner.dispatch.pacing import DispatchedGroup
-from lightningbus.learner.dispatch.task_order import TaskOrder
 from lightningbus.learner.dispatch.task_queue import TaskQueue
 from lightningbus.learner.errors import LearnerError
 from lightningbus.learner.rollouts.groups import GroupBuffer, RolloutGroup
+from lightningbus.learner.selection.task_order import TaskOrder
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import decode

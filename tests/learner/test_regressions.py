@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from lightningbus.learner.batching.batch import Batch
 from lightningbus.learner.batching.credit import resolve_credit_fn
-from lightningbus.learner.dispatch.task_order import TaskOrder
 from lightningbus.learner.rollouts import groups as groups_module
 from lightningbus.learner.rollouts.groups import GroupBuffer, RolloutGroup
+from lightningbus.learner.selection.task_order import TaskOrder
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.training.token_weights import loss_weights
 from lightningbus.learner.transitions.sequences import SequenceConfig, build_sequences

@@ -23,7 +23,7 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas import subjects
 from lightningbus.schemas.spans import VersionSpan
 from lightningbus.schemas.tasks import Task
-from lightningbus.schemas.training import TrainingStep
+from lightningbus.schemas.training import TaskDecision, TrainingStep
 from lightningbus.schemas.weights.events import WeightManifest
 from tests.factories import batches
 from tests.learner.conftest import settings_for
@@ -41,6 +41,7 @@ class Training:
     rng: random.Random
     steps: list[TrainingStep] = field(default_factory=list)
     dispatched: set[str] = field(default_factory=set)
+    decisions: list[TaskDecision] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run_agents(self) -> None:
@@ -64,7 +65,9 @@ class Training:
         """A rollout of one call, of tokens and a reward that follow from its id."""
         await asyncio.sleep(seconds)  # as long as the agent takes
         rng = random.Random(task.id + str(task.sample_index))
-        (batch,) = batches(task.id, task.sample_index, rng.random(), parts=1, run=task.run_id, samples=task.group_size)
+        (batch,) = batches(
+            task.id, task.sample_index, self.choose_reward(task, rng), parts=1, run=task.run_id, samples=task.group_size
+        )
         assert batch.spans[0].call is not None
         tokens = [rng.randrange(64) for _ in range(3)]
         call = replace(
@@ -75,12 +78,17 @@ class Training:
         sent = replace(batch, spans=(replace(batch.spans[0], call=call),))
         await self.bus.publish(subjects.rollout("train"), sent, msg_id=f"{task.id}:{task.sample_index}")
 
+    def choose_reward(self, task: Task, rng: random.Random) -> float:
+        return rng.random()
+
     async def listen(self) -> None:
         """Every step on the bus."""
         async with self.bus.pull(with_fields(STORE_EVENTS, durable="listener"), slots=8) as puller:
             async for message in puller:
                 event = message.event()
                 await message.ack()
+                if isinstance(event, TaskDecision):
+                    self.decisions.append(event)
                 if isinstance(event, TrainingStep):
                     self.steps.append(event)
                     self.news.set()

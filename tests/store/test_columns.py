@@ -18,7 +18,7 @@ from lightningbus.schemas.grading import RolloutGraded
 from lightningbus.schemas.prompts import PromptReleaseState, PromptVersion, digest_of
 from lightningbus.schemas.spans import AttemptResult, ModelCall, Span, SpanBatch, Usage
 from lightningbus.schemas.tasks import Task
-from lightningbus.schemas.training import RolloutDisposition, TrainingStep
+from lightningbus.schemas.training import RolloutDisposition, TaskDecision, TrainingStep
 from lightningbus.schemas.weights.events import ReleaseDecision, ReleaseState, WeightManifest, WeightsActivated
 from lightningbus.store.clickhouse.migrations import load_migrations
 from lightningbus.store.ingest.rows.audit import build_audit_rows
@@ -63,6 +63,7 @@ FIELDS: dict[tuple[type[Event], str], frozenset[str]] = {
     (RolloutAudit, "raw_rollout_audits"): frozenset(),
     (AuditVerdict, "raw_audit_verdicts"): frozenset(),
     (RolloutGraded, "raw_grades"): frozenset(),
+    (TaskDecision, "raw_task_decisions"): frozenset(),
     (DeadLetter, "raw_dead_letters"): frozenset(),
 }
 """Fields that have no column of their own, by struct and its tables."""

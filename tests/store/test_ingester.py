@@ -9,9 +9,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from nats.js.api import ConsumerInfo
 
 from lightningbus.bus.client import Bus
 from lightningbus.common.observability import metrics
+from lightningbus.learner.dispatch.decisions import build_selection, publish_selection, publish_without_signal
+from lightningbus.learner.selection.difficulty import expect_signal
+from lightningbus.learner.selection.selector import TaskSelector
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas import subjects
 from lightningbus.schemas.base import Outcome
 from lightningbus.store.ingest import ingester as module
@@ -21,6 +26,7 @@ from lightningbus.store.ingest.inserter import Insert
 from lightningbus.store.ingest.rows.events import build_rows
 from lightningbus.store.ingest.writer import Writer, insert_over_http
 from lightningbus.store.settings import StoreSettings
+from lightningbus.tasks.task_loading import TaskInput
 from tests.factories import batches
 from tests.polling import HANG_SECONDS
 from tests.store.conftest import StoreProcess, client, prepared
@@ -116,6 +122,45 @@ async def test_a_message_the_store_stumbles_over_is_a_dead_letter_and_the_store_
             while (await bus.js.stream_info(subjects.DLQ)).state.messages < 2:
                 await asyncio.sleep(0.02)
     assert store.fetch_value("SELECT any(task_id) FROM rollouts") == "t1"
+
+
+def is_settled(consumer: ConsumerInfo) -> bool:
+    return consumer.num_pending == 0 and consumer.num_ack_pending == 0
+
+
+async def test_decisions_about_tasks_are_in_the_tables_once(bus: Bus, store: StoreProcess) -> None:
+    """Selected by a real selector, and published again as after a restart, in another message."""
+    rules = {"sampler": "difficulty", "replace_without_signal": True}
+    fields = {"model_path": "m", "tasks": "t.jsonl", "run": "picked", "task_selection": rules}
+    settings = LearnerSettings.model_validate(fields)
+    selector = TaskSelector([TaskInput("a", 1), TaskInput("b", 2)], settings)
+    async with ingesting(bus, store):
+        for number in range(6):
+            selection = await selector.select(number)
+            assert selection is not None
+            task = f"{selection.task}@picked-g{number}"
+            await publish_selection(bus, settings, task, selection)
+            rewards = [1.0] * 8 if selection.task == "a" else [0.0, 1.0] * 4
+            selector.add(selection.task, rewards)
+            if selection.task == "a":
+                await publish_without_signal(bus, settings, task, rewards)
+        again = build_selection(settings, task, selection)
+        await bus.publish(subjects.TASK_DECIDED, again, msg_id="another")
+        async with asyncio.timeout(HANG_SECONDS):
+            while not is_settled(await bus.js.consumer_info(subjects.EVENTS, subjects.STORE)):
+                await asyncio.sleep(0.05)
+    assert store.fetch_value("SELECT count() FROM task_decisions WHERE decision = 'selected'") == 6
+    sql = "SELECT countIf(passed = 8 AND failed = 0 AND source_task = 'a') FROM task_decisions"
+    num_without_signal = store.fetch_value(f"{sql} WHERE decision = 'without_signal'")
+    assert num_without_signal == store.fetch_value(
+        "SELECT count() FROM task_decisions WHERE decision = 'selected' AND source_task = 'a'"
+    )
+    assert 0 < num_without_signal <= 3
+    first, last = (
+        store.fetch_value(f"SELECT {name}(weight, decided_at) FROM task_decisions WHERE decision = 'selected'")
+        for name in ("argMin", "argMax")
+    )
+    assert first == pytest.approx(expect_signal(0, 0, 8)) and last != first
 
 
 def test_fewer_messages_are_held_the_larger_they_are() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from lightningbus.bus.streams.sizes import DEFAULT_MIB, MAX_ACK_PENDING, MIB
 from lightningbus.bus.streams.specs import MAX_MESSAGES
 from lightningbus.learner.rollouts.capacity import Capacity, find_shortage
+from lightningbus.learner.selection.task_sets import TaskSets
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.preflight.computation_check import check_computation
@@ -80,7 +81,7 @@ def run_checks(
     is_here = target.gpu_memory_gib is None
     if is_here:
         check_ports(settings)
-    for path in (job.learner.tasks, job.eval.tasks):
+    for path in (*job.learner.task_sources, job.eval.tasks):
         problems = load_tasks(path)
         yield f"{path}: {len(problems)} tasks"
     for learner in job.learners:
@@ -128,13 +129,14 @@ def describe_trial(settings: RunSettings, job: TrainJob, agent: str) -> TrialTas
     assert learner.tasks is not None
     mode: Mode = "train" if agent == learner.agent or agent != heldout.agent else "eval"
     if mode == "train":
-        tasks, wanted = learner.tasks, list(_list_wanted_rewards(settings, job))
+        task = load_tasks(learner.tasks)[0]
+        wanted = list(_list_wanted_rewards(settings, job, task.id))
         seconds, sampling_params = learner.rollout_timeout_seconds, learner.sampling_params
     else:
-        tasks, wanted = heldout.tasks, []
+        task, wanted = load_tasks(heldout.tasks)[0], []
         seconds, sampling_params = learner.rollout_timeout_seconds, dict[str, Any]()
     return TrialTask(
-        load_tasks(tasks)[0],
+        task,
         mode,
         learner.main_model,
         seconds,
@@ -156,9 +158,11 @@ def _list_prompts(settings: RunSettings, agent: str) -> Iterator[PromptChoice]:
             yield PromptChoice(name, 0, text, text, prompt.role)
 
 
-def _list_wanted_rewards(settings: RunSettings, job: TrainJob) -> Iterator[WantedReward]:
+def _list_wanted_rewards(settings: RunSettings, job: TrainJob, task_id: str) -> Iterator[WantedReward]:
+    """Yield the rewards by which learners are trained on a task, unless a grader gives them."""
     graded = settings.grader.graders if settings.grader is not None else {}
     for number, learner in enumerate(job.learners):
         setting = f"learners.{number}.reward" if settings.learners else "learner.reward"
-        if learner.reward and learner.reward not in graded:
-            yield WantedReward(setting, learner.model, learner.reward)
+        reward = TaskSets(learner).find_settings(task_id).reward
+        if reward and reward not in graded:
+            yield WantedReward(setting, learner.model, reward)

@@ -11,7 +11,7 @@ from typing import Any
 from lightningbus.learner.batching.credit import resolve_credit_fn
 from lightningbus.learner.demonstration_files import read_demonstrations
 from lightningbus.learner.engine.verl_checks import check_device, check_optimizers, check_ranks
-from lightningbus.learner.settings.import_path import is_import_path
+from lightningbus.learner.settings.import_path import is_import_path, resolve_function
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.preflight.memory_check import Target
@@ -53,13 +53,16 @@ def check_adapters(learner: LearnerSettings, model: Any) -> None:
 
 
 def resolve_names(learner: LearnerSettings) -> None:
-    """Look up credit method, estimator, loss and fields of verl as the learner does; raises ValueError.
+    """Look up credit method, sampler, estimator, loss and fields of verl as the learner does; raises ValueError.
 
     Own functions of a learner in another environment cannot be imported here, and without verl no name is known.
     """
     is_elsewhere = learner.python_executable is not None
-    if not (is_elsewhere and is_import_path(learner.credit.method)):
-        resolve_credit_fn(learner.credit.method)
+    for credit in (learner.credit, *(each.credit for each in learner.task_sets if each.credit is not None)):
+        if not (is_elsewhere and is_import_path(credit.method)):
+            resolve_credit_fn(credit.method)
+    if not is_elsewhere and is_import_path(learner.task_selection.sampler):
+        resolve_function(learner.task_selection.sampler, "task_selection.sampler")
     if importlib.util.find_spec("verl") is None:
         return
     with silence_verl():

@@ -143,7 +143,7 @@ def _describe_advice(model: ModelShape, how: TrainingShape, capacity: int, share
 
 def describe_time(learner: LearnerSettings, model: ModelShape, how: TrainingShape, tflops: float | None) -> str:
     """Describe the time of one step in a sentence, for rollouts of the greatest length."""
-    num_rollouts = learner.groups_per_step * learner.group_size
+    num_rollouts = learner.groups_per_step * learner.max_group_size
     tokens = num_rollouts * learner.seq_len
     share = 1.0 if needs_log_probs(learner) else 1 / learner.actor.old_log_prob_interval
     flops = step_flops(model, how, tokens, learner.actor.ppo_epochs, share)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.dispatch.dispatch_mark import SHARED_SETTINGS
+from lightningbus.learner.settings.algorithm import TaskSelectionSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.settings.run_file import EvalSettings, RunSettings
 from lightningbus.runners.protocol.answers.continuation import TOKEN_LIMITS
@@ -14,6 +15,8 @@ from lightningbus.runners.protocol.request import SAMPLING_FIELDS
 def find_differences(learners: Sequence[LearnerSettings]) -> Iterator[str]:
     """Yield the settings in which learners of one run differ but must agree, because they dispatch the same tasks."""
     first, *others = learners
+    if others and any(each.task_selection != TaskSelectionSettings() for each in learners):
+        yield "learners: task_selection is for a run with one learner: several dispatch the same tasks in one order"
     for other in others:
         for name in sorted({*SHARED_SETTINGS, "tasks"}):
             if getattr(other, name) != getattr(first, name):

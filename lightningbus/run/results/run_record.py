@@ -12,7 +12,7 @@ from lightningbus.run.results.results import Results
 from lightningbus.run.settings.optimize import OptimizeSettings
 from lightningbus.run.settings.run_file import EvalSettings
 from lightningbus.tasks.task_loading import load_tasks
-from lightningbus.tasks.task_source import TaskSource
+from lightningbus.tasks.task_source import NamedTaskSource, TaskSource
 
 RECORD = "job.json"
 CHANGEABLE = {
@@ -26,6 +26,10 @@ CHANGEABLE = {
     "optimize": {"every", "budget", "round_budget", "max_iterations", "deadline", "reflection"},
 }
 """Settings that affect neither training nor its measurement; a resume may change them."""
+
+
+SET_FIELDS = {"name", "weight", "group_size", "reward", "credit"}
+"""Settings of a set of tasks, beside the tasks themselves."""
 
 
 def describe_job(
@@ -44,6 +48,7 @@ def describe_job(
             "model_path": str(learner.model_path.resolve()),
             "checkpoint_dir": str(learner.checkpoint_dir.resolve()),
             "tasks": _digest(learner.tasks),
+            "task_sets": [each.model_dump(mode="json", include=SET_FIELDS) for each in learner.task_sets],
             "teacher": learner.teacher and learner.teacher.model_dump(include={"model", "served_model"}),
         }
     if prompts is not None:
@@ -98,7 +103,7 @@ def _quote(value: Any) -> str:
     return json.dumps(value)
 
 
-def _digest(source: Path | TaskSource | None) -> str:
+def _digest(source: Path | TaskSource | Sequence[NamedTaskSource] | None) -> str:
     """Return a digest of the tasks themselves, so that another form of the same source has the same."""
     digest = hashlib.sha256()
     for task in load_tasks(source) if source is not None else ():

@@ -11,14 +11,14 @@ from lightningbus.schemas.grading import RolloutGraded
 from lightningbus.schemas.prompts import PromptReleaseState, PromptVersion
 from lightningbus.schemas.spans import SpanBatch
 from lightningbus.schemas.tasks import TaskBatchRecord
-from lightningbus.schemas.training import TrainingStep
+from lightningbus.schemas.training import TaskDecision, TrainingStep
 from lightningbus.schemas.weights.events import ReleaseState, SwapLockState, WeightManifest, WeightsActivated
 from lightningbus.store.ingest.rows.grade_rows import grade_row
 from lightningbus.store.ingest.rows.prompt_rows import prompt_decision_rows, prompt_version_row
 from lightningbus.store.ingest.rows.rollout_audit_rows import rollout_audit_row, verdict_rows
 from lightningbus.store.ingest.rows.row import EventMetadata, Row
 from lightningbus.store.ingest.rows.span_batch_rows import span_batch_rows, task_rows
-from lightningbus.store.ingest.rows.training_rows import training_step_rows
+from lightningbus.store.ingest.rows.training_rows import task_decision_row, training_step_rows
 from lightningbus.store.ingest.rows.weight_rows import release_rows, weight_activation_row, weight_version_row
 
 
@@ -32,6 +32,8 @@ def build_rows(event: Event, metadata: EventMetadata) -> Iterator[tuple[str, Row
                 yield from task_rows(record, metadata)
         case TrainingStep():
             yield from training_step_rows(event, metadata)
+        case TaskDecision():
+            yield "raw_task_decisions", task_decision_row(event)
         case WeightManifest():
             yield "raw_weight_versions", weight_version_row(event)
         case WeightsActivated():

@@ -1,9 +1,11 @@
-"""Rows of training steps and of the rollouts in them. Pure."""
+"""Rows of training steps, of the rollouts in them, and of decisions about tasks. Pure."""
 
 from collections.abc import Iterator
 
+import msgspec
+
 from lightningbus.schemas.semconv import attributes
-from lightningbus.schemas.training import TrainingStep
+from lightningbus.schemas.training import TaskDecision, TrainingStep
 from lightningbus.store.ingest.rows.row import EventMetadata, Row
 from lightningbus.store.ingest.rows.span_batch_rows import span_row
 
@@ -55,3 +57,10 @@ def training_step_rows(step: TrainingStep, metadata: EventMetadata) -> Iterator[
             "raw_spans",
             span_row(step.run_id, task, rollout, attempt, execution, span, metadata.stored_ns, retention_days),
         )
+
+
+def task_decision_row(event: TaskDecision) -> Row:
+    """Build the row of a decision about the group of a task."""
+    row = msgspec.structs.asdict(event)
+    row["decided_at"] = row.pop("decided_at_ns")
+    return row

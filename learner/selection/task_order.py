@@ -11,7 +11,7 @@ MAX_KEPT_ORDERS = 2
 class TaskOrder:
     """Position of each group of a run, deterministic by seed; a pass is shuffled once."""
 
-    def __init__(self, num_tasks: int, seed: int) -> None:
+    def __init__(self, num_tasks: int, seed: int | str) -> None:
         self._num_tasks, self._seed = num_tasks, seed
         self._orders: dict[int, array[int]] = {}
 
@@ -35,7 +35,7 @@ class TaskOrder:
             del self._orders[next(iter(self._orders))]
 
 
-def shuffle(num_tasks: int, seed: int, number: int) -> "array[int]":
+def shuffle(num_tasks: int, seed: int | str, number: int) -> "array[int]":
     """Shuffle the tasks' indices for a pass."""
     order = array("Q", range(num_tasks))
     random.Random(f"{seed}:{number}").shuffle(order)

@@ -1,0 +1,1 @@
+"""The choice of the next training task, by the results of its earlier rollouts."""
