@@ -1,12 +1,14 @@
 """``make dist``: build and check the distributions of a commit, and write an SBOM and their provenance beside them."""
 
 import argparse
+import gzip
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -63,15 +65,37 @@ def read_git(*words: str) -> str:
 def build(sources: Path, target: Path, built_at: int) -> list[Path]:
     """Build the source distribution and from it the wheel, and check what a package index would refuse.
 
-    The same commit and packages give the same bytes: each file in them has the commit's time.
+    The same commit and packages give the same bytes: each file in them has the commit's time, and no owner.
 
     :param built_at: seconds since 1970.
     """
     env = {**os.environ, "SOURCE_DATE_EPOCH": str(built_at)}
     run_tool("build", "--no-isolation", "--outdir", str(target), str(sources), env=env)
     files = sorted(target.glob(f"{REPOSITORY}-*"))
+    for path in files:
+        if path.name.endswith(".tar.gz"):
+            repack(path, built_at)
     run_tool("twine", "check", "--strict", *map(str, files), env=env)
     return files
+
+
+def repack(path: Path, built_at: int) -> None:
+    """Write a source distribution again with one time and no owner, for setuptools takes those of the build.
+
+    :param built_at: seconds since 1970.
+    """
+    with tarfile.open(path) as archive:
+        members = [(member, archive.extractfile(member)) for member in archive.getmembers()]
+        with (
+            path.with_suffix(".new").open("wb") as file,
+            gzip.GzipFile("", "wb", fileobj=file, mtime=built_at) as packed,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as out,
+        ):
+            for member, content in sorted(members, key=lambda entry: entry[0].name):
+                member.mtime, member.uid, member.gid, member.uname, member.gname = built_at, 0, 0, "", ""
+                member.pax_headers = {}
+                out.addfile(member, content)
+    path.with_suffix(".new").replace(path)
 
 
 def run_tool(module: str, *words: str, env: Mapping[str, str] | None = None) -> None:

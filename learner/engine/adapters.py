@@ -38,6 +38,20 @@ def name_as_in_files(model: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
     return {rename(name): tensor for name, tensor in tensors.items()}
 
 
+def make_lora_config(settings: LearnerSettings, config: Any) -> Any:
+    """Return PEFT's configuration of the adapters that verl adds to a model of transformers' ``config``."""
+    from peft import LoraConfig
+
+    lora = settings.lora
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.lora_rank,
+        lora_alpha=lora.lora_alpha,
+        target_modules=lora.target_modules,
+        exclude_modules=choose_excluded(settings, config),
+    )
+
+
 def choose_excluded(settings: LearnerSettings, config: Any) -> str | None:
     """Return the modules without adapters, whatever the targets are: a pattern for PEFT; None: no modules."""
     if (chosen := settings.verl.model.get("exclude_modules")) is not None:

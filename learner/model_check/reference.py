@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lightningbus.learner.engine.adapters import make_lora_config
 from lightningbus.learner.engine.engines import find_model_class, name_sdpa
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.trainer import Floats
 from lightningbus.learner.transitions.sequences import TrainSequence
 
@@ -44,6 +46,12 @@ class ReferenceModel:
     def vocabulary_size(self) -> int:
         """Number of the model's tokens."""
         return int(self._model.get_input_embeddings().weight.shape[0])
+
+    def add_adapters(self, settings: LearnerSettings) -> Any:
+        """Add the adapters of a learner, which are 0 as in its first step; return PEFT's model around this one."""
+        from peft import get_peft_model
+
+        return get_peft_model(self._model, make_lora_config(settings, self._config))
 
     def log_probs(self, rows: Sequence[TrainSequence]) -> list[Floats]:
         """Return the log-probability of each token with eager attention, one row at a time.

@@ -1,5 +1,6 @@
 """The files a version consists of: all weights, or LoRA's adapters and, once, the base they are added to."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,7 @@ BASE = "base.safetensors"
 def write_weights(trainer: Trainer, path: Path) -> None:
     """Write the trained weights in the form that nodes load: `lightningbus.inference.engine.worker.weight_transfer`."""
     if (adapters := trainer.adapters()) is not None:
-        tensors, scale = adapters
-        _save(tensors, path, {"scale": str(scale)})
+        write_adapters(*adapters, path)
     else:
         write_full(trainer, path)
 
@@ -23,10 +23,13 @@ def write_full(trainer: Trainer, path: Path) -> None:
     trainer.write_weights(path)
 
 
-def _save(tensors: dict[str, Any], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Replace an older file instead of writing into it: it may be served, or linked, under another name."""
+def write_adapters(tensors: Mapping[str, Any], scale: float, path: Path) -> None:
+    """Write LoRA's tensors under PEFT's names, and the factor of their product.
+
+    An older file is replaced instead of written into: it may be served, or linked, under another name.
+    """
     from safetensors.torch import save_file
 
     temporary = path.with_name(f".{path.name}")
-    save_file(tensors, temporary, metadata)
+    save_file(dict(tensors), temporary, {"scale": str(scale)})
     temporary.replace(path)

@@ -2,14 +2,16 @@
 
 import hashlib
 import json
+import os
 import subprocess
+import tarfile
 import zipfile
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from deploy.distributions import describe_provenance
+from deploy.distributions import describe_provenance, repack
 from tests.commands import ROOT, environment
 
 SECONDS = 900
@@ -29,6 +31,25 @@ def test_a_statement_names_each_file_and_what_it_was_made_of() -> None:
     ]
     assert details["metadata"] == {"startedOn": "2026-01-02T03:04:05+00:00", "finishedOn": "2026-01-02T03:04:05+00:00"}
     assert details["builder"]["id"]
+
+
+def test_a_repacked_archive_has_neither_the_time_nor_the_owner_of_its_build(tmp_path: Path) -> None:
+    digests = set()
+    for number in range(2):
+        (tmp_path / "file").write_text("content")
+        os.utime(tmp_path / "file", (number, number))
+        with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
+            for name in ("x/b", "x/a")[:: 1 - 2 * number]:
+                archive.add(tmp_path / "file", name)
+        repack(tmp_path / "a.tar.gz", 1000)
+        digests.add(hashlib.sha256((tmp_path / "a.tar.gz").read_bytes()).hexdigest())
+    assert len(digests) == 1
+    with tarfile.open(tmp_path / "a.tar.gz") as archive:
+        assert [(member.name, member.mtime, member.uid, member.uname) for member in archive] == [
+            ("x/a", 1000, 0, ""), ("x/b", 1000, 0, "")
+        ]  # fmt: skip
+        file = archive.extractfile("x/b")
+        assert file is not None and file.read() == b"content"
 
 
 @pytest.fixture(scope="module")

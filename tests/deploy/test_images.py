@@ -16,7 +16,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 BASE = os.environ.get("IMAGE_BASE", "python:3.11-slim")
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 TARGETS = os.environ.get("IMAGE_TARGETS", "runner").split()
-ENGINE = next((name for name in ("docker", "podman") if shutil.which(name)), None)
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -27,11 +26,12 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def engine() -> str:
     """The container engine, which has or can fetch the image to build on."""
-    if ENGINE is None:
-        pytest.skip("neither docker nor podman is here")
-    if run(ENGINE, "image", "inspect", BASE).returncode and run(ENGINE, "pull", "--quiet", BASE).returncode:
-        pytest.skip(f"{ENGINE} has no image {BASE}, and cannot fetch it; IMAGE_BASE names another")
-    return ENGINE
+    for name in ("docker", "podman"):
+        if shutil.which(name) and run(name, "info").returncode == 0:
+            if run(name, "image", "inspect", BASE).returncode and run(name, "pull", "--quiet", BASE).returncode:
+                pytest.skip(f"{name} has no image {BASE}, and cannot fetch it; IMAGE_BASE names another")
+            return name
+    pytest.skip("neither docker nor podman runs here")
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -87,7 +87,7 @@ FAMILIES = {
         Family("deepseek_v3", {**ROUTED, **LATENT, "topk_method": "noaux_tc"}),
         Family("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16, "head_dim": 64}),
         Family("afmoe", {**EXPERTS, "num_shared_experts": 1, "num_dense_layers": 1, "sliding_window": 16}),
-        Family("lfm2", {"layer_types": ["conv", "full_attention"], "conv_dim": 128}),
+        Family("lfm2", {"layer_types": ["conv", "full_attention"], "conv_dim": 128, "block_dim": 128}),
         Family(
             "qwen3_next",
             {

@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 from lightningbus.bus.client import Bus
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.inference import node
-from lightningbus.inference.settings import InferenceSettings
+from lightningbus.inference.settings import AdapterSettings, InferenceSettings
 from lightningbus.learner.publishing.canary_prompts import build_engine_check
 from lightningbus.learner.publishing.weight_files import write_full, write_weights
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.training.verl_trainer import VerlTrainer
 from lightningbus.run.errors import UserError
 from lightningbus.run.preflight.computation_check import check_computation
@@ -190,6 +191,42 @@ async def test_adapters_that_are_not_the_learners_are_revoked(
         right = await try_files(bus, 1, [base, trained], check)
     assert missing.action == "revoked" and "engine and learner differ by" in missing.reason, missing
     assert right.action == "approved" and right.metrics["difference"] < 1e-4, right
+
+
+@pytest.mark.parametrize(
+    ("serving_lora", "way"), [(None, "merged into it"), ({"rank": 8}, "beside it")], ids=["merged", "served"]
+)
+def test_a_dry_run_compares_adapters(tmp_path: Path, serving_lora: dict[str, Any] | None, way: str) -> None:
+    learner, node = make_lora_job(tmp_path)
+    lora = AdapterSettings.model_validate(serving_lora) if serving_lora else None
+    sentences = list(check_computation(learner, Target(), [node.model_copy(update={"lora": lora})]))
+    differences = [
+        re.fullmatch(rf"policy: vLLM computes it{what} as transformers does, (\S+) nats per token apart", sentence)
+        for what, sentence in zip(["", f" with adapters {way}"], sentences[1:], strict=True)
+    ]
+    assert all(match is not None and float(match[1]) < 1e-5 for match in differences), sentences
+
+
+def make_lora_job(directory: Path) -> tuple[LearnerSettings, InferenceSettings]:
+    """A learner of adapters on a tiny Llama, and a node that merges them."""
+    model = save_tiny_model(FAMILIES["llama"], directory / "llama")
+    tiny_tokenizer(model)
+    learner = settings_for(
+        model,
+        checkpoint_dir=directory / "checkpoints",
+        engine={"check_model": True},
+        lora={"lora_rank": 4, "lora_alpha": 8},
+    )
+    return learner, InferenceSettings(
+        model_path=model, dtype="float32", max_model_len=192, max_num_seqs=8, cpu_threads=1
+    )
+
+
+def test_a_dry_run_refuses_an_engine_that_leaves_out_adapters(tmp_path: Path) -> None:
+    learner, node = make_lora_job(tmp_path)
+    changes = {"lora": AdapterSettings(rank=4), "vllm_args": ["--lora-target-modules", "q_proj"]}
+    with pytest.raises(UserError, match=r"policy: vLLM does not compute it with adapters beside it as the learner"):
+        list(check_computation(learner, Target(), [node.model_copy(update=changes)]))
 
 
 def test_a_dry_run_compares_the_engine_and_refuses_one_of_another_configuration(tmp_path: Path) -> None:

@@ -14,6 +14,11 @@ from lightningbus.export.lora_merge import merge_adapters
 from lightningbus.inference.engine.peft import write_directory
 from lightningbus.inference.engine.worker.weight_transfer import tensors
 from lightningbus.learner.engine.adapters import check_targets, choose_excluded, name_as_in_files
+from lightningbus.learner.model_check.adapter_probe import make_adapter_probe
+from lightningbus.learner.model_check.agreement import mean_difference
+from lightningbus.learner.model_check.check import check_model
+from lightningbus.learner.model_check.reference import ReferenceModel
+from lightningbus.learner.publishing.weight_files import write_adapters
 from lightningbus.learner.training.verl_trainer import VerlTrainer
 from lightningbus.run.errors import UserError
 from lightningbus.run.preflight.learner_checks import check_adapters
@@ -28,6 +33,26 @@ ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 def load(path: Path, family: str) -> Any:
     auto_class: Any = AutoModelForImageTextToText if FAMILIES[family].vision else AutoModelForCausalLM
     return auto_class.from_pretrained(path, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("family", "targets"), [("llama", "all-linear"), ("gemma3", "all-linear"), ("qwen3_moe", ATTENTION)]
+)
+def test_adapters_drawn_by_chance_show_whether_they_are_there(tmp_path: Path, family: str, targets: Any) -> None:
+    model = save_tiny_model(FAMILIES[family], tmp_path / "model")
+    tiny_tokenizer(model)
+    lora = {"lora_rank": 4, "lora_alpha": 8, "target_modules": targets}
+    settings = settings_for(model, checkpoint_dir=tmp_path, engine={"check_model": True}, lora=lora)
+    check = check_model(settings, "cpu")
+    probe = make_adapter_probe(check)
+    assert probe.is_visible and probe.effect > 4 * check.engine_tolerance, "an engine without them is refused"
+    again = make_adapter_probe(check)
+    assert mean_difference(again.log_probs, probe.log_probs) == 0.0
+
+    write_adapters(probe.tensors, probe.scale, tmp_path / "adapters")
+    (weights,) = model.glob("*.safetensors")
+    save_file(dict(tensors(str(weights), str(tmp_path / "adapters"))), weights)
+    assert mean_difference(ReferenceModel(model).log_probs(check.rows), probe.log_probs) < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -80,3 +80,14 @@ def test_evaluations_are_marks_with_errors_within_the_rewards(draw: Any) -> None
     assert len(axes.containers) == 2, "two evaluations"
     drawn = [path.vertices[:, 1] for part in axes.collections for path in part.get_paths()]
     assert max(values.max() for values in drawn) == pytest.approx(1.0)
+
+
+def test_versions_are_whole_numbers_on_the_axis(draw: Any) -> None:
+    fields = {"mean_reward": 0.9, "reward_spread": 0.3, "standard_error": 0.2, "worst": 0.0, "best": 1.0}
+    rows = [
+        {**row, "model": "policy", "version": version}
+        for version in range(4)
+        for row in rows_of("name", ["x"], **fields)
+    ]
+    (axes,) = draw("reward_by_version", rows).axes
+    assert all(tick.is_integer() for tick in axes.get_xticks())

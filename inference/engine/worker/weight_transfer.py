@@ -15,6 +15,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 
 from lightningbus.inference.engine.worker.broadcast_receiver import BroadcastReceiver, Rendezvous
+from lightningbus.inference.engine.worker.head_adapters import allow_prompt_logprobs
 from lightningbus.inference.engine.worker.layerwise_reload import finish_reload, start_reload
 from lightningbus.schemas.weights.adapters import compute_products
 
@@ -45,6 +46,7 @@ class LightningbusWeightEngine(WeightTransferEngine[Init, Update]):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        allow_prompt_logprobs()
         self._receiver = BroadcastReceiver()
 
     def init_transfer_engine(self, init_info: Init) -> None:

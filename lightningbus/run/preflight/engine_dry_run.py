@@ -3,14 +3,18 @@
 import asyncio
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from lightningbus.inference.engine.base import Engine, EngineError
+from lightningbus.inference.engine.peft import write_directory
 from lightningbus.inference.engine.vllm_engine import VllmEngine
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.inference.weights.canary import evaluate, fit_to_context, read_prompt_ids
+from lightningbus.learner.model_check.adapter_probe import make_adapter_probe
 from lightningbus.learner.model_check.check import ModelCheck
 from lightningbus.learner.publishing.canary_prompts import to_engine_check
+from lightningbus.learner.publishing.weight_files import write_adapters
 from lightningbus.run.errors import UserError
 from lightningbus.schemas.weights.events import CanarySpec
 from lightningbus.schemas.weights.safetensors_header import find_weight_files
@@ -21,11 +25,23 @@ LEAVE_OUT = "--no-engine leaves out this check"
 VLLM = ("-P", "-m", "vllm.entrypoints.openai.api_server")
 
 
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Weights as a version has them, and what an engine has to compute with them."""
+
+    files: Sequence[Path]
+    """All weights first, then adapters."""
+    spec: CanarySpec
+    what: str
+    """Words for the weights in a sentence."""
+
+
 def check_engine(model: str, check: ModelCheck, nodes: Sequence[InferenceSettings]) -> Iterator[str]:
     """Start vLLM as the first node of a model does, replace its weights by the model's, and have it score the tokens.
 
-    Yields what was found, or why nothing was tried: a run's first node makes the same check. Raises `UserError` if the
-    engine does not start, does not take the weights, or computes something else.
+    With LoRA it scores them again with adapters, which are merged or loaded as the node does. Yields what was found, or
+    why nothing was tried: a run's first node makes the same check. Raises `UserError` if the engine does not start,
+    does not take the weights, or computes something else.
     """
     node = next((node for node in nodes if model in node.models and not node.frozen), None)
     if node is None or check.log_probs is None:
@@ -35,35 +51,62 @@ def check_engine(model: str, check: ModelCheck, nodes: Sequence[InferenceSetting
     if not files or size > MAX_GIB:
         yield f"{model}: the engine was left out, for {size:.1f} GiB of weights: the first node checks it in the run"
         return
-    spec = to_engine_check(check.rows, check.log_probs, check.engine_tolerance)
-    with tempfile.TemporaryDirectory(prefix="lightningbus-engine-check-") as work:
-        difference = asyncio.run(_measure(node, model, _join(files, Path(work)), spec, Path(work)))
-    yield f"{model}: vLLM computes it as transformers does, {difference:.1g} nats per token apart"
+    tolerance = check.engine_tolerance
+    with tempfile.TemporaryDirectory(prefix="lightningbus-engine-check-") as directory:
+        work = Path(directory)
+        weights = _join(files, work)
+        trials = [_Trial([weights], to_engine_check(check.rows, check.log_probs, tolerance), "it")]
+        if check.settings.lora.lora_rank:
+            probe = make_adapter_probe(check)
+            if not probe.is_visible:
+                yield (
+                    f"warning: {model}: the engine is not tried with adapters: those of lora.target_modules change the "
+                    f"model by {probe.effect:.1g} nats per token, where rounding explains {tolerance:.1g}"
+                )
+            else:
+                write_adapters(probe.tensors, probe.scale, work / "adapters")
+                way = "merged into it" if node.lora is None else "beside it"
+                spec = to_engine_check(check.rows, probe.log_probs, tolerance)
+                trials.append(_Trial([weights, work / "adapters"], spec, f"it with adapters {way}"))
+        differences = asyncio.run(_measure(node, model, trials, work))
+    for trial, difference in zip(trials, differences, strict=True):
+        yield f"{model}: vLLM computes {trial.what} as transformers does, {difference:.1g} nats per token apart"
 
 
-async def _measure(node: InferenceSettings, model: str, weights: Path, spec: CanarySpec, work: Path) -> float:
-    changes: dict[str, object] = {"model": model, "lora": None, "work_dir": work / "engine"}
+async def _measure(node: InferenceSettings, model: str, trials: Sequence[_Trial], work: Path) -> list[float]:
+    changes: dict[str, object] = {"model": model, "work_dir": work / "engine"}
+    if node.lora is not None:
+        changes["lora"] = node.lora.model_copy(update={"models": []})
     if node.python_executable is not None and node.vllm_command is None:
         changes["vllm_command"] = [str(node.python_executable), *VLLM]
+    node = node.model_copy(update=changes)
     try:
-        async with VllmEngine(node.model_copy(update=changes)) as engine:
+        async with VllmEngine(node) as engine:
             await engine.start()
             try:
-                return await _compare(engine, model, weights, spec)
+                return [await _compare(engine, node, trial, version, work) for version, trial in enumerate(trials)]
             finally:
                 await engine.stop()
     except EngineError as error:
         raise UserError(f"{model}: vLLM cannot serve {node.model_path}: {error}; {LEAVE_OUT}") from error
 
 
-async def _compare(engine: Engine, model: str, weights: Path, spec: CanarySpec) -> float:
-    await engine.pause(recompute_kv_cache=True)
-    await engine.load_weights([weights], version=0)
-    await engine.resume()
-    spec = fit_to_context(spec, engine.capabilities.max_model_len)
-    result = evaluate(spec, await engine.score(model, read_prompt_ids(spec), version=0), [], None)
+async def _compare(engine: Engine, node: InferenceSettings, trial: _Trial, version: int, work: Path) -> float:
+    name = node.model
+    if node.lora is not None and len(trial.files) > 1:  # the base is loaded
+        name = f"{node.model}@{version}"
+        write_directory(trial.files[1], work / name, node.lora.rank)
+        await engine.load_adapter(name, work / name)
+    else:
+        await engine.pause(recompute_kv_cache=True)
+        await engine.load_weights(trial.files, version)
+        await engine.resume()
+    spec = fit_to_context(trial.spec, engine.capabilities.max_model_len)
+    result = evaluate(spec, await engine.score(name, read_prompt_ids(spec), version), [], None)
     if result.reason:
-        raise UserError(f"{model}: vLLM does not compute it as the learner does: {result.reason}; {LEAVE_OUT}")
+        raise UserError(
+            f"{node.model}: vLLM does not compute {trial.what} as the learner does: {result.reason}; {LEAVE_OUT}"
+        )
     return result.metrics["difference"]
 
 

@@ -40,18 +40,13 @@ def check_adapters(learner: LearnerSettings, model: Any) -> None:
     if not learner.lora.lora_rank or importlib.util.find_spec("peft") is None:
         return
     import torch
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
 
-    from lightningbus.learner.engine.adapters import check_targets, choose_excluded
+    from lightningbus.learner.engine.adapters import check_targets, make_lora_config
 
-    config = LoraConfig(
-        r=learner.lora.lora_rank,
-        target_modules=learner.lora.target_modules,
-        exclude_modules=choose_excluded(learner, model.config),
-    )
     try:
         with torch.device("meta"):
-            adapted = get_peft_model(copy.deepcopy(model), config)
+            adapted = get_peft_model(copy.deepcopy(model), make_lora_config(learner, model.config))
     except ValueError as error:
         raise UserError(f"{learner.model}: lora.target_modules: {' '.join(str(error).split())[:200]}") from error
     _check(learner, check_targets, adapted)

@@ -26,6 +26,7 @@ def plot_rewards(path: Path, title: str, training: Sequence[Point], held_out: Se
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     versions = [point[0] for point in training]
@@ -49,6 +50,7 @@ def plot_rewards(path: Path, title: str, training: Sequence[Point], held_out: Se
             zorder=3,
         )
     axes.set(title=title, xlabel="weight version", ylabel="mean reward")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     rewards = [*means, *(evaluation.mean_reward for evaluation in held_out)]
     if all(0 <= reward <= 1 for reward in rewards):
         axes.set_ylim(-0.04, 1.04)
@@ -81,6 +83,7 @@ def draw_report(title: str, plot: Plot, rows: list[dict[str, Any]]) -> "Figure":
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 
     series = _series(rows, plot)
     names = list(dict.fromkeys(str(row[plot.x]) for row in rows))
@@ -102,6 +105,8 @@ def draw_report(title: str, plot: Plot, rows: list[dict[str, Any]]) -> "Figure":
     key(plot.x.replace("_", " "))
     axes.set_title(title)
     axes.grid(alpha=0.3)
+    if plot.kind == "line" and all(isinstance(row[plot.x], int) for row in rows):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if plot.kind == "bar":
         axes.set_yticks(range(len(names)), [shorten(name) for name in names])
         axes.set_ylim(len(names) - 0.5, -0.5)
