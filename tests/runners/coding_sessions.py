@@ -37,7 +37,12 @@ def make_directory(path: Path) -> Path:
 
 
 async def run(
-    engine: SessionEngine, command: list[str], directory: Path, is_interrupted: bool = False, **variables: str
+    engine: SessionEngine,
+    command: list[str],
+    directory: Path,
+    is_interrupted: bool = False,
+    interrupt: signal.Signals = signal.SIGINT,
+    **variables: str,
 ) -> tuple[int, str]:
     """Run a CLI, without a network but the gateway; interrupt it amid an answer if wanted. Its status and output."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(directory / "home"), **variables}
@@ -53,7 +58,7 @@ async def run(
                 await asyncio.wait({waiting, reading}, return_when=asyncio.FIRST_COMPLETED)
                 waiting.cancel()
                 if process.returncode is None:
-                    process.send_signal(signal.SIGINT)
+                    process.send_signal(interrupt)
             output, _ = await reading
     finally:
         if process.returncode is None:

@@ -18,7 +18,10 @@ END = "<|im_end|>"
 SUMMARY = "So far a.txt was read and mended; the tests were run. Next: go on with the list."
 DELEGATED = "look at a.txt for me"
 """Words of a task that an agent gives to another."""
-SUMMARY_WORDS = ("detailed summary of the conversation", "CONTEXT CHECKPOINT COMPACTION", "context-aware state summary")
+SUMMARY_WORDS = (
+    "detailed summary of the conversation", "CONTEXT CHECKPOINT COMPACTION", "context-aware state summary",
+    "anchored summary",
+)  # fmt: skip
 """Words of the harnesses' requests for a summary."""
 
 

@@ -1,15 +1,18 @@
-"""The real Codex CLI and Claude Code against the real gateway: no call is refused, none is unrecorded.
+"""The real Codex CLI, Claude Code and OpenCode against the real gateway: no call is refused, none is unrecorded.
 
-``CODING_CLIS`` names a directory in which ``npm install @openai/codex @anthropic-ai/claude-code`` was run.
+``CODING_CLIS`` names a directory in which
+``npm install @openai/codex @anthropic-ai/claude-code opencode-ai`` was run.
 """
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
 from lightningbus.bus.client import Bus
 from lightningbus.runners.gateway.handler import UNSEEN
+from tests.polling import HANG_SECONDS
 from tests.runners.coding_sessions import CLIS, Session, gateway_statuses, judge, make_directory, run
 from tests.runners.session_engine import DELEGATED, SessionEngine, Step, call
 from tests.runners.test_dialects import opened
@@ -68,7 +71,7 @@ async def test_claude_code_runs_a_session(bus: Bus, directory: Path) -> None:
     before = gateway_statuses()
     async with (
         SessionEngine(first, [call("Read", file_path=path)], max_model_len=20_000).serving(bus) as engine,
-        opened(bus, model_aliases={"claude-*": "policy:small"}) as desk,
+        opened(bus, HANG_SECONDS, model_aliases={"claude-*": "policy:small"}) as desk,
     ):
         assert isinstance(engine, SessionEngine)
         variables = {
@@ -107,7 +110,7 @@ async def test_codex_runs_a_session(bus: Bus, directory: Path) -> None:
     before = gateway_statuses()
     async with (
         SessionEngine(first, [call("exec_command", cmd="cat a.txt")], max_model_len=40_000).serving(bus) as engine,
-        opened(bus) as desk,
+        opened(bus, HANG_SECONDS) as desk,
     ):
         assert isinstance(engine, SessionEngine)
         provider = f'{{name="lightningbus", base_url="{desk.url}/v1", env_key="OPENAI_API_KEY", wire_api="responses"}}'
@@ -128,3 +131,56 @@ async def test_codex_runs_a_session(bus: Bus, directory: Path) -> None:
     # The call that summarises has no tools: its prompt is rendered anew, with a malformed call as the template has it.
     check(session, engine, 20, {"compacted": engine.num_summaries, "template": 1})
     assert session.num_paths == 2 + engine.num_summaries, "one of each agent, and one after each compaction"
+
+
+async def test_opencode_runs_a_session(bus: Bus, directory: Path) -> None:
+    work = directory / "work"
+    path = str(work / "a.txt")
+    first = [
+        call("read", filePath=path),
+        call("bash", command="exit 3", description="fails"),
+        Step(calls=[("bash", '{"command": ')]),
+        call("read", filePath=str(work / "a.png")),
+        Step("I change it.", [("edit", json.dumps({"filePath": path, "oldString": "one", "newString": "two"}))]),
+        call("task", description="look", prompt=DELEGATED, subagent_type="general"),
+        Step(calls=[("read", json.dumps({"filePath": path})), ("bash", json.dumps({"command": "ls"}))]),
+        *[call("bash", command=f"cat long.txt # {number}", description="reads") for number in range(8)],
+        call("edit", filePath=path, oldString="two", newString="three"),
+        INTERRUPTED,
+    ]
+    second = [
+        call("read", filePath=path),
+        call("edit", filePath=path, oldString="three", newString="four"),
+        call("bash", command="cat a.txt", description="reads"),
+    ]
+    before = gateway_statuses()
+    async with (
+        SessionEngine(first, [call("read", filePath=path)]).serving(bus) as engine,
+        opened(bus, HANG_SECONDS) as desk,
+    ):
+        assert isinstance(engine, SessionEngine)
+        options = {"baseURL": f"{desk.url}/v1", "apiKey": desk.key}
+        model = {"name": "policy", "tool_call": True, "limit": {"context": 32_768, "output": 4096}}
+        provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {"policy": model}}
+        configuration = {
+            "provider": {"runner": provider}, "model": "runner/policy", "small_model": "runner/policy",
+            "permission": "allow", "share": "disabled",
+        }  # fmt: skip
+        variables = {
+            "OPENCODE_CONFIG_CONTENT": json.dumps(configuration), "OPENCODE_DISABLE_AUTOUPDATE": "1",
+            "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1", "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+            "OPENCODE_DISABLE_MODELS_FETCH": "1",
+        }  # fmt: skip
+        opencode = [str(CLIS / "node_modules" / ".bin" / "opencode"), "run"]
+        _, output = await run(
+            engine, [*opencode, "mend a.txt"], directory, is_interrupted=True, interrupt=signal.SIGKILL, **variables
+        )
+        assert engine.is_amid.is_set(), output[-3000:]
+        engine.steps = second
+        status, output = await run(engine, [*opencode, "--continue", "go on"], directory, **variables)
+    assert status == 0, output[-3000:]
+    assert (work / "a.txt").read_text() == "four\n"
+    session = judge(desk, engine, before)
+    # Its summary comes back as an answer of the model's, in a conversation that is no continuation of another.
+    check(session, engine, 20, {})
+    assert session.num_paths == 3 + 2 * engine.num_summaries, "of title and agents, each summary and what follows it"

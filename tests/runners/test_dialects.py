@@ -67,7 +67,8 @@ class Desk:
 
 
 @asynccontextmanager
-async def opened(bus: Bus, **settings: Any) -> AsyncIterator[Desk]:
+async def opened(bus: Bus, seconds: float = 20, **settings: Any) -> AsyncIterator[Desk]:
+    """A gateway with a rollout that has these seconds until its deadline."""
     attempt = AttemptRecorder(task(model="policy"), 1, "runner")
 
     async def send(attempt: AttemptRecorder, seconds: float) -> None:
@@ -78,7 +79,7 @@ async def opened(bus: Bus, **settings: Any) -> AsyncIterator[Desk]:
             await fleet.wait_for_change()
         (slot,) = gateway.slots
         slot.environment()
-        slot.begin(attempt, task(model="policy"), asyncio.get_running_loop().time() + 20)
+        slot.begin(attempt, task(model="policy"), asyncio.get_running_loop().time() + seconds)
         desk = Desk(gateway, attempt)
         try:
             yield desk
