@@ -39,6 +39,16 @@ def rows_of(column: str, names: list[str], **values: float) -> list[dict[str, An
     ]
 
 
+def rewards_of(num_versions: int) -> list[dict[str, Any]]:
+    """Rewards of versions, of training and of two evaluations."""
+    fields = {"mean_reward": 0.9, "reward_spread": 0.3, "standard_error": 0.2, "worst": 0.0, "best": 1.0}
+    return [
+        {**row, "model": "policy", "version": version}
+        for version in range(num_versions)
+        for row in rows_of("name", ["x"], **fields)
+    ]
+
+
 @pytest.mark.parametrize(
     ("report", "rows", "num_bars"),
     [
@@ -68,13 +78,7 @@ def test_no_bar_lies_over_another_and_no_label_is_cut(
 
 
 def test_evaluations_are_marks_with_errors_within_the_rewards(draw: Any) -> None:
-    fields = {"mean_reward": 0.9, "reward_spread": 0.3, "standard_error": 0.2, "worst": 0.0, "best": 1.0}
-    rows = [
-        {**row, "model": "policy", "version": version}
-        for version in range(3)
-        for row in rows_of("name", ["x"], **fields)
-    ]
-    (axes,) = draw("reward_by_version", rows).axes
+    (axes,) = draw("reward_by_version", rewards_of(3)).axes
     joined = [line for line in axes.lines if line.get_linestyle() != "None" and len(line.get_xdata()) > 1]
     assert len(joined) == 1, "training alone is a line"
     assert len(axes.containers) == 2, "two evaluations"
@@ -83,11 +87,5 @@ def test_evaluations_are_marks_with_errors_within_the_rewards(draw: Any) -> None
 
 
 def test_versions_are_whole_numbers_on_the_axis(draw: Any) -> None:
-    fields = {"mean_reward": 0.9, "reward_spread": 0.3, "standard_error": 0.2, "worst": 0.0, "best": 1.0}
-    rows = [
-        {**row, "model": "policy", "version": version}
-        for version in range(4)
-        for row in rows_of("name", ["x"], **fields)
-    ]
-    (axes,) = draw("reward_by_version", rows).axes
+    (axes,) = draw("reward_by_version", rewards_of(4)).axes
     assert all(tick.is_integer() for tick in axes.get_xticks())
