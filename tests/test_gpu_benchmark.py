@@ -233,6 +233,7 @@ def test_figures_of_another_machine_are_taken_in_with_a_table_beside_them(tmp_pa
 
 
 @pytest.mark.integration
+@pytest.mark.long
 async def test_a_step_that_fails_or_takes_too_long_is_an_outcome_and_the_next_one_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from lightningbus.learner.settings.import_path import is_import_path
 from lightningbus.schemas.semconv.span_kinds import SpanKind
-from lightningbus.tasks.task_source import NamedTaskSource, TaskSource, TaskSourceSetting, parse_task_source
+from lightningbus.tasks.task_source import NamedTaskSource, TaskSource, parse_task_source
 
 GROUPLESS = {"gae", "reinforce_plus_plus"}
 """Estimators that do not compare the rollouts of a task."""
@@ -129,11 +129,11 @@ class TaskSet(NamedTaskSource):
 
 
 def parse_task_sets(value: Any) -> Any:
-    """Convert a list to the sets of tasks that it names, and return anything else; raise ValueError."""
+    """Convert a list to the sets of tasks that it names, and a mapping to one source; raise ValueError."""
     if not isinstance(value, list):
         if not isinstance(value, str | Path | Mapping | TaskSource | None):
             raise ValueError(f"{value!r} is not a path, the fields of a source, or a list of sets")
-        return value
+        return parse_task_source(value)
     sets = [parse_task_source(each, TaskSet) for each in value]
     names = [each.name for each in sets if isinstance(each, TaskSet)]
     if len(names) < len(value) or not names:
@@ -143,7 +143,7 @@ def parse_task_sets(value: Any) -> Any:
     return sets
 
 
-TasksSetting = Annotated[TaskSourceSetting | list[TaskSet], BeforeValidator(parse_task_sets)]
+TasksSetting = Annotated[Path | TaskSource | list[TaskSet], BeforeValidator(parse_task_sets)]
 """The type of a setting: one source of tasks, or a list of sets."""
 
 

@@ -352,6 +352,7 @@ async def test_an_engine_that_does_not_answer_makes_all_of_its_models_suspect() 
     assert suspects == {"n:writer", "n:checker", "starting"}
 
 
+@pytest.mark.long
 async def test_listening_to_ten_times_as_many_costs_no_more_for_each_of_them() -> None:
     async def seconds(members: int) -> float:
         """CPU time of this thread for 20,000 heartbeats; the best of five: caches are shared with others."""

@@ -115,7 +115,13 @@ async def test_a_letter_that_is_none_of_its_stream_is_not_sent_again(
 
 
 @pytest.mark.parametrize(
-    "subject", ["$JS.API.STREAM.DELETE.TASKS", "lb.weights.version.policy", "lb.weights.release.policy", "x.y"]
+    "subject",
+    [
+        "$JS.API.STREAM.DELETE.TASKS",
+        "lb.weights.version.policy",
+        pytest.param("lb.weights.release.policy", marks=pytest.mark.long),
+        pytest.param("x.y", marks=pytest.mark.long),
+    ],
 )
 async def test_a_letter_goes_where_its_stream_takes_it_and_nowhere_else(bus: Bus, nats_url: str, subject: str) -> None:
     """Its subject and headers are whoever's who wrote it; replay runs as admin."""

@@ -159,6 +159,7 @@ async def test_versions_go_to_all_who_are_ready_over_one_group_and_who_comes_lat
     assert all(manifest.blobs for manifest in learner.sent), "each can be had without the learner, too"
 
 
+@pytest.mark.long
 async def test_what_cannot_be_sent_is_not_offered_and_the_group_stays(bus: Bus, tmp_path: Path) -> None:
     async with learning(bus, tmp_path) as (learner, fleet), serving(bus, tmp_path, "a") as a:
         await learner.publish()

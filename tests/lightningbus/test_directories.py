@@ -135,7 +135,7 @@ def test_a_second_command_in_a_live_directory_is_refused_and_the_first_goes_on(
         assert announced_in(place) == announced
 
 
-@pytest.mark.parametrize("second", ["train", "demo"])
+@pytest.mark.parametrize("second", [pytest.param("train", marks=pytest.mark.long), "demo"])
 def test_a_run_whose_store_is_open_is_not_moved_away(second: str, place: Path, other_bus: str) -> None:
     command = [COMMAND, *COMMANDS["store"], "--bus", other_bus]
     with running(command, place) as process:
