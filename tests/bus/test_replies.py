@@ -149,10 +149,7 @@ async def prepare(admin: Bus, policies: Policies, many: int) -> None:
 
 @pytest.mark.parametrize(
     ("policies", "role"),
-    [
-        pytest.param(*each, id=each[1], marks=[] if each[1] == "runner" else pytest.mark.long)
-        for each in ROLES
-    ],
+    [pytest.param(*each, id=each[1], marks=[] if each[1] == "runner" else pytest.mark.long) for each in ROLES],
 )
 async def test_no_answer_does_what_its_receiver_may_not(
     secured: tuple[str, Path], policies: Policies, role: str
