@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 STATEMENT, PROVENANCE = "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1"
-REPOSITORY = "lightningbus"
+PROJECT = "lightningbus"
 LOCKS = ("cpu", "gpu")
 """Locks of ``requirements/`` that have an SBOM."""
 
@@ -25,12 +25,12 @@ LOCKS = ("cpu", "gpu")
 def describe_provenance(
     digests: Mapping[str, str], commit: str, locks: Mapping[str, str], began_at: datetime, ended_at: datetime
 ) -> dict[str, Any]:
-    """State how files were built, as SLSA's provenance 1.0 in an in-toto statement, without a signature.
+    """Describe how files were built, as SLSA's provenance 1.0 in an in-toto statement, without a signature.
 
     :param digests: SHA-256 of each file by its name, in hexadecimal digits.
     :param locks: the same of each lock that is part of the sources.
     """
-    dependencies = [{"uri": f"git+{REPOSITORY}", "digest": {"gitCommit": commit}}]
+    dependencies = [{"uri": f"git+{PROJECT}", "digest": {"gitCommit": commit}}]
     dependencies += [{"uri": name, "digest": {"sha256": digest}} for name, digest in locks.items()]
     return {
         "_type": STATEMENT,
@@ -38,13 +38,13 @@ def describe_provenance(
         "predicateType": PROVENANCE,
         "predicate": {
             "buildDefinition": {
-                "buildType": f"{REPOSITORY}/make-dist/v1",
+                "buildType": f"{PROJECT}/make-dist/v1",
                 "externalParameters": {"commit": commit},
                 "internalParameters": {"python": sys.version.split()[0]},
                 "resolvedDependencies": dependencies,
             },
             "runDetails": {
-                "builder": {"id": f"{REPOSITORY}/deploy/distributions.py"},
+                "builder": {"id": f"{PROJECT}/deploy/distributions.py"},
                 "metadata": {"startedOn": began_at.isoformat(), "finishedOn": ended_at.isoformat()},
             },
         },
@@ -71,7 +71,7 @@ def build(sources: Path, target: Path, built_at: int) -> list[Path]:
     """
     env = {**os.environ, "SOURCE_DATE_EPOCH": str(built_at)}
     run_tool("build", "--no-isolation", "--outdir", str(target), str(sources), env=env)
-    files = sorted(target.glob(f"{REPOSITORY}-*"))
+    files = sorted(target.glob(f"{PROJECT}-*"))
     for path in files:
         if path.name.endswith(".tar.gz"):
             repack(path, built_at)

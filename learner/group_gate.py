@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class GroupGate:
-    """Looks at each ready group once, and adds the results of all groups that leave to those of their tasks.
+    """Looks at each ready group once, and adds the results of trained and replaced groups to those of their tasks.
 
     What it sets aside is on no checkpoint before the results are: a learner that resumes meets both again, or neither.
     """
@@ -80,7 +80,7 @@ class GroupGate:
         except OwnFunctionError as error:
             raise as_learner_error(error) from error
         except Exception as error:  # the batch meets it again, and says which group is at fault
-            count_fault("a group is not asked for its signal", error)
+            count_fault("advantages of a group are not computed before its step", error)
             return True
 
     def _read_rewards(self, group: RolloutGroup) -> list[float]:

@@ -9,7 +9,7 @@ RAW = "-raw"
 
 
 def start(name: str, settings: dict[str, Any], seed: int) -> Any:
-    """A new game; the same for the same seed."""
+    """Start a game; the same seed gives the same game."""
     game = textarena.make(f"{name}{RAW}", **settings)
     game.reset(num_players=1, seed=seed)
     if not isinstance(game.state, textarena.SinglePlayerState):
@@ -18,6 +18,6 @@ def start(name: str, settings: dict[str, Any], seed: int) -> Any:
 
 
 def read_observation(game: Any) -> str:
-    """What the game has said since the last move."""
+    """Return the game's text since the last move."""
     _, observations = game.get_observation()
     return "\n".join(text for player, text, _ in observations if player == textarena.GAME_ID)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from lightningbus.learner.batching.advantages import Estimator
 from lightningbus.learner.batching.credit import Episode, needs_windows, resolve_credit_fn
-from lightningbus.learner.selection.task_sets import TaskSets
+from lightningbus.learner.selection.task_sets import TaskSets, list_credits
 from lightningbus.learner.settings.learner import LearnerSettings
 
 
@@ -13,8 +13,7 @@ class SetCredit:
 
     def __init__(self, settings: LearnerSettings, estimate: Estimator) -> None:
         self.sets, self._estimate = TaskSets(settings), estimate
-        of_sets = (each.credit for each in settings.task_sets if each.credit is not None)
-        self._functions = {each.method: resolve_credit_fn(each.method) for each in (settings.credit, *of_sets)}
+        self._functions = {each.method: resolve_credit_fn(each.method) for each in list_credits(settings)}
 
     def find_method(self, task: str) -> str:
         """Return the method for a task."""

@@ -88,7 +88,10 @@ class Journal:
             file.write(_encode(record))
 
     def record_group(self, group: DispatchedGroup, groups_by_others: int) -> None:
-        """Write a group as it is now; if its task was selected, on disk before it is published: nothing else tells."""
+        """Write a group as it is now.
+
+        A selected task is on disk before it is published, because the choice is recorded nowhere else.
+        """
         self.append(GroupRecord(group, groups_by_others))
         if group.selection is not None and not group.is_published:
             self.sync()

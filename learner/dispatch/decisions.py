@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lightningbus.bus.client import Bus
 from lightningbus.learner.dispatch.group_tasks import find_input_id
 from lightningbus.learner.errors import LearnerError
-from lightningbus.learner.selection.difficulty import Selection
+from lightningbus.learner.selection.difficulty import Selection, count_results
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas import ids, subjects
 from lightningbus.schemas.training import TaskDecision
@@ -46,7 +46,7 @@ def build_selection(settings: LearnerSettings, task: str, selection: Selection) 
 
 async def publish_without_signal(bus: Bus, settings: LearnerSettings, task: str, rewards: Sequence[float]) -> None:
     """Publish that a group with these rewards is not trained, and that another takes its place."""
-    num_passed = sum(reward >= settings.task_selection.pass_reward for reward in rewards)
+    num_passed, num_failed = count_results(rewards, settings.task_selection.pass_reward)
     event = TaskDecision(
         run_id=settings.run,
         model=settings.model,
@@ -54,7 +54,7 @@ async def publish_without_signal(bus: Bus, settings: LearnerSettings, task: str,
         source_task=find_input_id(task, settings.run) or task,
         decision="without_signal",
         passed=num_passed,
-        failed=len(rewards) - num_passed,
+        failed=num_failed,
         decided_at_ns=time.time_ns(),
     )
     await _publish(bus, event)

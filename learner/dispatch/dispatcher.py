@@ -323,7 +323,7 @@ class Dispatcher:
         """
         num_by_others = self._run.num_by_others - self.num_by_others
         self.num_by_others = self._run.num_by_others
-        if self.selector.is_active:  # which tasks these are nobody can tell; what comes of them is trained
+        if self.selector.is_active:  # their tasks are not known here; their rollouts are trained
             refuse_others(num_by_others)
             self.num_dispatched += max(0, num_groups)
             return

@@ -34,7 +34,7 @@ class AdapterProbe:
     effect: float
     """Mean difference that the adapters make, in nats per token."""
     is_visible: bool
-    """Whether an engine without the adapters would be found out."""
+    """Whether an engine without the adapters would be detected."""
 
 
 def make_adapter_probe(check: ModelCheck) -> AdapterProbe:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 from nats.errors import Error as NatsError
@@ -23,7 +23,6 @@ from lightningbus.learner.rollouts.groups import GroupBuffer
 from lightningbus.learner.rollouts.stream_fill import StreamFill
 from lightningbus.learner.rollouts.stream_position import StreamGap, StreamMark, find_gap, resume_at
 from lightningbus.learner.selection.task_sets import TaskSets
-from lightningbus.learner.settings.algorithm import AirRule
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import DecodeError
@@ -63,7 +62,7 @@ class RolloutConsumer:
         self._settings = settings
         self._durable = learner_consumer(settings.model)
         self._sets = TaskSets(settings)
-        self._assembler = Assembler(self._find_rules)
+        self._assembler = Assembler(self._sets.find_rules)
         self._consumed = dict(used or {})  # execution -> position of its last batch
         self._unacked: deque[Message] = deque()
         self.acked_up_to = position
@@ -265,17 +264,12 @@ class RolloutConsumer:
             return
         if batch.task_id in self.groups.closed:  # too late to be used, so only its end is of interest
             rollout = (
-                build_rollout([batch], position, position, *self._find_rules(batch.task_id)) if batch.end else None
+                build_rollout([batch], position, position, *self._sets.find_rules(batch.task_id)) if batch.end else None
             )
         else:
             rollout = self._assembler.add(batch, position)
         if rollout is not None:
             self._take(rollout)
-
-    def _find_rules(self, task: str) -> tuple[Sequence[AirRule], str]:
-        """Return what rewards the spans of a task, and the name of its reward."""
-        settings = self._sets.find_settings(task)
-        return settings.credit.rules_in_force, settings.reward
 
     def _take(self, rollout: Rollout) -> None:
         is_late = rollout.task_id in self.groups.closed

@@ -34,15 +34,16 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
 def add_results(results: TaskResults, rewards: Iterable[float], pass_reward: float, memory: float) -> TaskResults:
     """Add the rewards of a group; earlier results are kept in the share ``memory``, because the policy has changed."""
-    passes = [reward >= pass_reward for reward in rewards]
-    if not passes:
+    num_passed, num_failed = count_results(rewards, pass_reward)
+    if not num_passed + num_failed:
         return results
-    num_passed = sum(passes)
-    return replace(
-        results,
-        passed=memory * results.passed + num_passed,
-        failed=memory * results.failed + len(passes) - num_passed,
-    )
+    return replace(results, passed=memory * results.passed + num_passed, failed=memory * results.failed + num_failed)
+
+
+def count_results(rewards: Iterable[float], pass_reward: float) -> tuple[int, int]:
+    """Count the rewards of rollouts that passed, and of those that failed."""
+    passes = [reward >= pass_reward for reward in rewards]
+    return sum(passes), len(passes) - sum(passes)
 
 
 @lru_cache(maxsize=4096)

@@ -1,4 +1,4 @@
-"""The order of tasks by weight: each comes as often as its weight asks for, and none is left out for ever. Pure."""
+"""Order of tasks by weight: each comes in proportion to its weight, and none is left out for ever. Pure."""
 
 import random
 from array import array
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SPREAD = 0.25
-"""Largest deviation of a turn from its regular time, so that tasks do not come in the same company again and again."""
+"""Largest deviation of a turn from its regular time, so that the same tasks do not share each step."""
 
 
 class WeightedTurns:

@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Sequence
 
+from lightningbus.learner.settings.algorithm import AirRule, CreditSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.tasks.task_source import SET_SEPARATOR
 
@@ -21,9 +22,19 @@ class TaskSets:
         """Return the settings for a task, by its id in the file or on the bus."""
         return self._by_name.get(task.partition(SET_SEPARATOR)[0], self._settings) if self._by_name else self._settings
 
+    def find_rules(self, task: str) -> tuple[Sequence[AirRule], str]:
+        """Return the rules that reward the spans of a task, and the name of its reward."""
+        settings = self.find_settings(task)
+        return settings.credit.rules_in_force, settings.reward
+
     def find_index(self, task: str) -> int:
         """Return the place of a task's set among the sets."""
         return self._index.get(task.partition(SET_SEPARATOR)[0], 0)
+
+
+def list_credits(settings: LearnerSettings) -> list[CreditSettings]:
+    """List the settings of credit that a run uses: the learner's, and those of sets that have their own."""
+    return [settings.credit, *(each.credit for each in settings.task_sets if each.credit is not None)]
 
 
 class SetTurns:

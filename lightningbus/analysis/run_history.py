@@ -194,8 +194,7 @@ class RunHistory:
         for row in self._rows(ATTEMPTS, executions=list(executions)):
             if self._grading:
                 row = regrade_row(row, grades.get(row["execution_id"]), self._grading)
-            of_task = sets.find_settings(row["task_id"]) if sets is not None else None
-            rules, reward = (of_task.credit.rules_in_force, of_task.reward) if of_task is not None else ([], "")
+            rules, reward = sets.find_rules(row["task_id"]) if sets is not None else ((), "")
             yield _rollout(row, spans.get(row["execution_id"], []), rules, reward)
 
     def _load_grades(self, executions: Sequence[str]) -> dict[str, QueryRow]:

@@ -10,8 +10,6 @@ from lightningbus.common.name_suggestions import suggest_name
 
 HUB_PREFIX = "hf:"
 """Before the name of a data set on the Hugging Face Hub."""
-
-
 SET_LABEL, SET_SEPARATOR = "task_set", "/"
 """Label of a task with the name of its set, and the character between that name and the id."""
 
@@ -51,7 +49,7 @@ class NamedTaskSource(TaskSource):
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9_-]{1,64}$",
-        description="name of the set: the label `task_set` of its tasks, and the begin of their ids",
+        description="name of the set: the label `task_set` of its tasks, and the beginning of their ids",
     )
 
 

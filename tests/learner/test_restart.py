@@ -130,6 +130,21 @@ async def live(url: str, settings: LearnerSettings, stop: asyncio.Event, killed:
         await first_completed(run_learner(bus, settings, stop), killed)
 
 
+async def train_in_lives(url: str, settings: LearnerSettings, run: Training, num_stops: int) -> None:
+    """Train to the last step, and kill and stop the learner in turns before; return once the last step is published."""
+    for number in range(num_stops):
+        stop = asyncio.Event()
+        life = asyncio.create_task(live(url, settings, stop, run.steps_made(len(run.steps) + 2)))
+        if number % 2:
+            await run.steps_made(len(run.steps) + 1)
+            stop.set()
+        await life
+    await live(url, settings, asyncio.Event(), asyncio.Event().wait())
+    async with asyncio.timeout(HANG_SECONDS):
+        while not any(event.step == settings.max_steps for event in run.kept):
+            await run.steps_made(len(run.steps) + 1)
+
+
 @pytest.mark.parametrize("interval", [1, 3, None])
 @pytest.mark.timeout(600)
 async def test_steps_since_the_checkpoint_are_made_again_and_no_token_is_beyond_the_bound(
@@ -142,18 +157,7 @@ async def test_steps_since_the_checkpoint_are_made_again_and_no_token_is_beyond_
         groups_per_step=2, max_steps=STEPS, max_staleness=BOUND, checkpoint_interval=interval,
     )  # fmt: skip
     async with training(bus, interval or 0) as run:
-        for number in range(NUM_STOPS):
-            stop = asyncio.Event()
-            life = asyncio.create_task(live(nats_url, settings, stop, run.steps_made(len(run.steps) + 2)))
-            if number % 2:
-                await run.steps_made(len(run.steps) + 1)
-                stop.set()
-            await life
-        await live(nats_url, settings, asyncio.Event(), asyncio.Event().wait())
-        await run.steps_made(len(run.steps))
-        async with asyncio.timeout(HANG_SECONDS):
-            while not any(event.step == STEPS for event in run.kept):
-                await run.steps_made(len(run.steps) + 1)
+        await train_in_lives(nats_url, settings, run, NUM_STOPS)
         manifests = [manifest async for manifest, _ in WeightRegistry(bus, "policy").list_versions()][::-1]
     kept = run.kept
     assert [event.step for event in kept if event.batch_sha256] == [*range(1, STEPS + 1)]

@@ -137,7 +137,7 @@ def sum_of_weights(selections: list[Selection]) -> float:
 @settings(max_examples=15)
 @given(st.integers(0, 120))
 def test_a_restart_at_any_place_goes_on_with_the_same_tasks(place: int) -> None:
-    """By the results of a checkpoint, and the groups of the journal since."""
+    """A selector goes on from the results of a checkpoint and the groups of the journal since."""
 
     async def compare() -> None:
         whole = await play_selector(TaskSelector(inputs(10), selecting(seed=3)), 0, 140)

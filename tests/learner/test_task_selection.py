@@ -19,15 +19,14 @@ from lightningbus.learner.selection.difficulty import TaskResults, add_results
 from lightningbus.schemas.tasks import Task
 from lightningbus.schemas.training import TaskDecision, TrainingStep
 from tests.learner.conftest import settings_for
-from tests.learner.test_restart import Training, live
-from tests.polling import HANG_SECONDS
+from tests.learner.test_restart import Training, train_in_lives
 
 SAMPLES, GROUPS, STEPS = 4, 2, 6
 MEMORY, RUN = 0.7, "run"
 
 
 class MixedTasks(Training):
-    """Of ten tasks three are hopeless and four are trivial."""
+    """Ten tasks: three are hopeless and four are trivial."""
 
     def choose_reward(self, task: Task, rng: random.Random) -> float:
         kind = task.input % 10
@@ -66,17 +65,7 @@ async def test_results_are_counted_once_and_groups_with_signal_are_trained_throu
     run = MixedTasks(bus, random.Random(interval))
     work = [asyncio.create_task(each) for each in (run.run_agents(), run.listen())]
     try:
-        for number in range(2):
-            stop = asyncio.Event()
-            life = asyncio.create_task(live(nats_url, settings, stop, run.steps_made(len(run.steps) + 2)))
-            if number % 2:
-                await run.steps_made(len(run.steps) + 1)
-                stop.set()
-            await life
-        await live(nats_url, settings, asyncio.Event(), asyncio.Event().wait())
-        async with asyncio.timeout(HANG_SECONDS):
-            while not any(event.step == STEPS for event in run.kept):
-                await run.steps_made(len(run.steps) + 1)
+        await train_in_lives(nats_url, settings, run, 2)
     finally:
         await cancel_and_wait(*work)
     kept = run.kept

@@ -167,7 +167,7 @@ class Answer:
             self.data += self.events.on_chunk(visible)
 
     def end(self, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What the agent has, and the recorded message."""
+        """Return the message that the agent has, and the recorded one."""
         for visible in self.completion.end_chunks() or ():
             self.data += self.events.on_chunk(visible)
         self.data += self.events.finish()
@@ -220,7 +220,7 @@ def test_an_eager_tools_stream_adds_up_too(deltas: list[dict[str, Any]]) -> None
 @pytest.mark.parametrize("path", BODIES)
 @given(streams(is_ordered=True))
 def test_items_and_blocks_are_those_of_the_answer(path: str, deltas: list[dict[str, Any]]) -> None:
-    """Where an engine's text stands before its calls, as parsers of whole texts have it, to the last byte."""
+    """All answers are equal to the last byte if an engine's text stands before its calls."""
     if path == "chat/completions":
         return
     streamed, whole = Answer(path, BODIES[path], True), Answer(path, BODIES[path], False)

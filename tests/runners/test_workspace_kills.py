@@ -59,7 +59,7 @@ def daemons() -> set[int]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where workspaces are, as settings of a runner and variables of its environment."""
+    """Return settings and environment variables of a runner that say where its workspaces are."""
 
     settings: dict[str, Any]
     variables: dict[str, str]

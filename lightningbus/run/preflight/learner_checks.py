@@ -11,6 +11,7 @@ from typing import Any
 from lightningbus.learner.batching.credit import resolve_credit_fn
 from lightningbus.learner.demonstration_files import read_demonstrations
 from lightningbus.learner.engine.verl_checks import check_device, check_optimizers, check_ranks
+from lightningbus.learner.selection.task_sets import list_credits
 from lightningbus.learner.settings.import_path import is_import_path, resolve_function
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
@@ -58,7 +59,7 @@ def resolve_names(learner: LearnerSettings) -> None:
     Own functions of a learner in another environment cannot be imported here, and without verl no name is known.
     """
     is_elsewhere = learner.python_executable is not None
-    for credit in (learner.credit, *(each.credit for each in learner.task_sets if each.credit is not None)):
+    for credit in list_credits(learner):
         if not (is_elsewhere and is_import_path(credit.method)):
             resolve_credit_fn(credit.method)
     if not is_elsewhere and is_import_path(learner.task_selection.sampler):

@@ -28,10 +28,6 @@ CHANGEABLE = {
 """Settings that affect neither training nor its measurement; a resume may change them."""
 
 
-SET_FIELDS = {"name", "weight", "group_size", "reward", "credit"}
-"""Settings of a set of tasks, beside the tasks themselves."""
-
-
 def describe_job(
     learners: Sequence[LearnerSettings], heldout: EvalSettings, prompts: OptimizeSettings | None = None
 ) -> dict[str, Any]:
@@ -48,7 +44,9 @@ def describe_job(
             "model_path": str(learner.model_path.resolve()),
             "checkpoint_dir": str(learner.checkpoint_dir.resolve()),
             "tasks": _digest(learner.tasks),
-            "task_sets": [each.model_dump(mode="json", include=SET_FIELDS) for each in learner.task_sets],
+            "task_sets": [
+                each.model_dump(mode="json", exclude=set(TaskSource.model_fields)) for each in learner.task_sets
+            ],
             "teacher": learner.teacher and learner.teacher.model_dump(include={"model", "served_model"}),
         }
     if prompts is not None:

@@ -71,16 +71,19 @@ class StreamAccumulator:
         self._prompt_ids: list[int] | None = None
         self._choices: dict[int, ChoiceState] = {}
         self._agent_chunks = AgentChunks(self._call, self._choices, self.streams_calls)
-        self.has_unparsed_rest = False
-        """Whether the rest of the answer came as tokens that no parser has read."""
         self._waiting: list[dict[str, Any]] = []
-        """The chunks of that rest."""
+        """The chunks of a rest that no parser has read."""
         self._tokens_before_retry = 0  # tokens of the tries before this one
 
     @property
     def is_live(self) -> bool:
         """Whether the agent may have the beginning, as a broken answer goes on; all others come when they are whole."""
         return self.is_resumable or self.streams_calls
+
+    @property
+    def has_unparsed_rest(self) -> bool:
+        """Whether the rest of the answer comes as tokens that no parser has read."""
+        return self.is_resuming and self.streams_calls
 
     def request(self, max_model_len: int | None, parsers: Collection[str] = ()) -> tuple[str, dict[str, Any]]:
         """Build path and body of the next try: the whole answer, or the rest of one that broke off.
@@ -99,7 +102,6 @@ class StreamAccumulator:
                 return self._whole_request()
             self._prompt_ids = tokens = list(self._prompt)
         else:
-            self.has_unparsed_rest = self.streams_calls
             choice.prompt_ids = self._prompt_ids = prompt
             self._tokens_before_retry = len(choice.token_ids)
             tokens = [*prompt, *choice.token_ids]
