@@ -84,7 +84,8 @@ def make_engine(
             use_remove_padding=bool(chosen.use_remove_padding),
             forward_only=frozen and on_gpu,  # pins memory, which needs an accelerator
             **chosen.model_dump(include=VERL_ENGINE_FIELDS),
-            **{"use_torch_compile": on_gpu, **verl_engine, "mixed_precision": precision},
+            # verl compiles the entropy alone, and ours is a loop that must not be compiled.
+            **{"use_torch_compile": False, **verl_engine, "mixed_precision": precision},
         ),
         optimizer_config=FSDPOptimizerConfig(
             **{"betas": ADAM_BETAS} | verl_optim | optim.model_dump(),

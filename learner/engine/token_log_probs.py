@@ -15,9 +15,16 @@ _last: tuple[Any, int, Any] | None = None
 """Logits whose entropy was computed last, held weakly; their version in torch; `logsumexp` of each row."""
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def entropy_from_logits(logits: Any) -> Any:
-    """Compute ``float32[...]`` from ``[..., vocabulary]``: the entropy in nats, without a gradient."""
+    """Compute ``float32[...]`` from ``[..., vocabulary]``: the entropy in nats, without a gradient.
+
+    verl may compile this. A compiled loop over chunks is of one number of tokens, so the loop itself never is.
+    """
+    return _compute_entropy(logits)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _compute_entropy(logits: Any) -> Any:
     global _last
     flat = logits.detach().flatten(0, -2)
     entropy = torch.empty(len(flat), dtype=torch.float32, device=logits.device)

@@ -5,11 +5,8 @@ goes over gloo; the engine exchanges weights and gradients itself.
 """
 
 import os
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 from lightningbus.learner.transitions.sequences import TrainSequence
@@ -18,15 +15,20 @@ T = TypeVar("T")
 COLLECTIVE_TIMEOUT = timedelta(days=365)
 """Longest wait of a worker for rank 0, which waits for rollouts; torchrun ends all ranks when one dies."""
 
-LOOPBACK = "lo"
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""Interface of a group of one: gloo and NCCL listen for other ranks even there."""
 
 
 class ProcessGroup:
     """The process group; a single process is a group of one."""
 
-    def __init__(self, device: str) -> None:
-        """Join the group that a launcher such as torchrun describes; without one, make a group of one."""
+    def __init__(self, device: str, *, has_nccl_sender: bool = False) -> None:
+        """Join the group that a launcher such as torchrun describes; without one, make a group of one.
+
+        ``has_nccl_sender``: this process sends weights by NCCL, which reads its interface once for all groups.
+        """
         import torch.distributed as dist
+        from torch.distributed import HashStore  # type: ignore[attr-defined]
 
         self._dist = dist
         if not dist.is_initialized():
@@ -34,9 +36,11 @@ class ProcessGroup:
             if "RANK" in os.environ:
                 dist.init_process_group(backend=backend, timeout=COLLECTIVE_TIMEOUT)
             else:
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # gloo listens even for a group of one
-                with _rendezvous() as url:
-                    dist.init_process_group(backend=backend, init_method=url, rank=0, world_size=1)
+                for variable, interface in LOOPBACK.items():
+                    if not (has_nccl_sender and variable.startswith("NCCL")):
+                        os.environ.setdefault(variable, interface)
+                # NCCL uses the store at its first exchange, so it lasts as long as the group.
+                dist.init_process_group(backend=backend, store=HashStore(), rank=0, world_size=1)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.ranks_of_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self.for_checkpoints = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT) if self.size > 1 else None
@@ -83,13 +87,3 @@ def balance_by_tokens(sequences: Sequence[TrainSequence], size: int) -> list[lis
         shards[rank].append(index)
         tokens[rank] += len(sequences[index].token_ids)
     return [sorted(shard) for shard in shards]
-
-
-@contextmanager
-def _rendezvous() -> Iterator[str]:
-    handle, name = tempfile.mkstemp(prefix="lightningbus-")
-    os.close(handle)
-    try:
-        yield f"file://{name}"
-    finally:
-        Path(name).unlink(missing_ok=True)

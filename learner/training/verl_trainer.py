@@ -77,7 +77,7 @@ class VerlTrainer:
             torch.set_num_threads(settings.cpu_threads)
         torch.manual_seed(settings.seed)
         actor_config(settings)
-        self.group = ProcessGroup(device)
+        self.group = ProcessGroup(device, has_nccl_sender=settings.weights.broadcast.backend == "nccl")
         check_engine(settings, device, self.group.size)
         self._model_check = self.group.broadcast(check_model(settings, device) if self.group.rank == 0 else None)
         settings = self._settings = self._model_check.settings

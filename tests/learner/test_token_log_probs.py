@@ -79,3 +79,19 @@ def test_the_entropy_is_exact_and_leaves_the_log_probs_as_they_are(
         torch.log_softmax(others.double(), -1).gather(-1, labels[:, None])[:, 0],
         atol=1e-5, rtol=1e-5,
     )  # fmt: skip
+
+
+@pytest.mark.integration
+def test_an_engine_that_compiles_the_entropy_compiles_nothing_for_a_length() -> None:
+    """On a GPU each new length once cost a compilation of seconds, until torch gave up after eight."""
+    from torch._dynamo.utils import counters
+
+    from lightningbus.learner.engine.token_log_probs import entropy_from_logits
+
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(entropy_from_logits, dynamic=True)
+    for length in (1, 700, 1030, 2100, 2500):
+        logits = torch.randn(length, VOCABULARY)
+        torch.testing.assert_close(compiled(logits), torch.distributions.Categorical(logits=logits).entropy())
+    assert not counters["stats"]["unique_graphs"]
