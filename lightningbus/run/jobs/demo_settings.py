@@ -77,9 +77,9 @@ def choose_size(model: Path | None, steps: int | None, seed: int, has_bf16: bool
     """Return the demo of a model; ``steps`` None: as many as that model needs.
 
     ``has_bf16``: the processor computes in bfloat16, which others emulate. ``has_gpu``: engine and learner share a
-    GPU.
+    GPU, which computes in bfloat16.
     """
-    dtype: Literal["float32", "bfloat16"] = "bfloat16" if has_bf16 else "float32"
+    dtype: Literal["float32", "bfloat16"] = "bfloat16" if has_bf16 or has_gpu else "float32"
     size = TINY if model is None else replace(PRETRAINED, engine_dtype=dtype)
     arguments = SHARED_GPU if has_gpu else () if model is None else SHORT_BLOCKS
     return replace(size, model=model, steps=size.steps if steps is None else steps, seed=seed, vllm_args=arguments)
