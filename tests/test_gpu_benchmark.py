@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import child, models, training
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.plan import NAMES, STEPS, Step, choose_steps, time_limit
 from benchmarks.gpu.record import Outcome, Record, read, render
-from benchmarks.gpu.sizes import DRY_RUN, REAL, SHORT
-from benchmarks.gpu.steps import agreement, demo, loop, machine
+from benchmarks.gpu.sizes import DRY_RUN, REAL, SHORT, Scale
+from benchmarks.gpu.steps import agreement, demo, loop, machine, pretrained
 from benchmarks.results import RESULTS, Result
 from lightningbus.inference.engine.vllm_command import has_gpu
 from lightningbus.learner.settings.learner import LearnerSettings
@@ -215,6 +216,40 @@ def test_the_run_file_of_a_loop_is_one_that_train_takes(tmp_path: Path) -> None:
     fields = json.loads(json.dumps(loop.make_settings(context, "small", tmp_path), default=str))
     job = parse_job(validate_settings(RunSettings, fields, "run.yaml"), "run.yaml")
     assert job.learners[0].max_steps == DRY_RUN.loop_steps
+
+
+@pytest.mark.parametrize("scale", [DRY_RUN, SHORT], ids=["dry-run", "short"])
+def test_the_run_file_of_the_pretrained_model_is_the_examples_with_a_right_answer_alone_rewarded(
+    tmp_path: Path, scale: Scale
+) -> None:
+    context = Context(scale, tmp_path, "pretrained", lambda result: None)
+    example = yaml.safe_load((pretrained.EXAMPLE / "small.yaml").read_text())
+    settings = pretrained.make_settings(context, example, tmp_path / "model", sys.executable, tmp_path)
+    fields = json.loads(json.dumps(settings, default=str))
+    job = parse_job(validate_settings(RunSettings, fields, "run.yaml"), "run.yaml")
+    (learner,) = job.learners
+    assert learner.max_steps == scale.pretrained_steps and learner.actor.optim.lr == 3e-5
+    assert learner.seq_len == fields["inference"][0]["max_model_len"] == (128 if scale.is_pretrained else 512)
+    assert [each["env"] for each in fields["runners"]] == 2 * [{"MAX_TOKENS": "8", "RIGHT_ONLY": "1"}]
+
+
+def test_a_pretrained_run_is_summed_up_by_each_evaluation() -> None:
+    evaluations = [
+        {"version": version, "label": "sampled", "mean_reward": reward} for version, reward in ((0, 0.1), (40, 0.8))
+    ]
+    figures = {"seconds": 9.0, "seconds_by_phase": {}, "evaluations": evaluations}
+    figures |= dict.fromkeys(("steps", "rollouts", "rollouts_lost"), 2)
+    rows = {each.case: each.value for each in pretrained.summarize(figures)}
+    assert rows["held-out reward of version 40, sampled"] == 0.8 and len(rows) == 3
+
+
+def test_a_step_whose_time_is_over_names_the_call_that_it_was_in() -> None:
+    log = (
+        'Loading\nTimeout (0:01:14)!\nThread 0x1 (most recent call first):\n  File "a.py", line 1 in wait\n\n'
+        'Thread 0x2 (most recent call first):\n  File "b.py", line 2 in log_softmax\n  File "c.py", line 3 in main\n'
+    )
+    assert child.find_call(log) == 'File "b.py", line 2 in log_softmax'
+    assert child.find_call("Loading\n") == ""
 
 
 def test_figures_of_another_machine_are_taken_in_with_a_table_beside_them(tmp_path: Path) -> None:

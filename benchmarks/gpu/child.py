@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import faulthandler
 import importlib
 import json
 import shutil
@@ -21,6 +22,8 @@ from lightningbus.common.processes.subprocesses import spawn, terminate
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP_SECONDS = 30.0
+SPARE_SECONDS = 3.0
+"""Seconds before the end of a step at which its calls are written to its log."""
 MAX_ERROR_LETTERS = 400
 
 
@@ -30,7 +33,7 @@ async def run_step(step: Step, work: Path, scale: str, limit_seconds: float) -> 
     directory.mkdir(parents=True, exist_ok=True)
     figures, log = directory / f"{step.name}.jsonl", directory / f"{step.name}.log"
     figures.write_text("")
-    command = [sys.executable, "-m", "benchmarks.gpu.child", step.name, str(figures)]
+    command = [sys.executable, "-m", "benchmarks.gpu.child", step.name, str(figures), "--limit", str(limit_seconds)]
     started = time.monotonic()
     with log.open("wb") as out:
         process = await spawn(
@@ -48,7 +51,8 @@ async def run_step(step: Step, work: Path, scale: str, limit_seconds: float) -> 
     if not error:
         shutil.rmtree(work / step.name, ignore_errors=True)  # weight versions, tens of GiB in all
     if error and (reason or log.stat().st_size):
-        error = f"{error}: {reason or last_line(log.read_text(errors='replace'))}"
+        text = log.read_text(errors="replace")
+        error = f"{error}: {reason or find_call(text) or last_line(text)}"
     return Outcome(step.name, step.title, round(time.monotonic() - started, 1), error, rows)
 
 
@@ -68,6 +72,12 @@ def split_lines(text: str) -> tuple[list[dict[str, Any]], str]:
 def last_line(log: str) -> str:
     """The last line of a log that says something, shortened. Pure."""
     return next((line.strip()[:MAX_ERROR_LETTERS] for line in reversed(log.splitlines()) if line.strip()), "")
+
+
+def find_call(log: str) -> str:
+    """The innermost call of the main thread when the time was over, of `faulthandler`'s text; empty without. Pure."""
+    _, mark, stack = log.rpartition("(most recent call first):\n")
+    return stack.partition("\n")[0].strip() if mark else ""
 
 
 def describe_error(error: BaseException) -> str:
@@ -103,7 +113,10 @@ def main() -> None:
     parser.add_argument("figures", type=Path)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--scale", choices=SCALES, default="real")
+    parser.add_argument("--limit", type=float, help="seconds after which the log gets the calls that have not returned")
     options = parser.parse_args()
+    if options.limit is not None:
+        faulthandler.dump_traceback_later(max(1.0, options.limit - SPARE_SECONDS))
     step = next(step for step in STEPS if step.name == options.step)
     measure(step, options.figures, options.work, options.scale)
 

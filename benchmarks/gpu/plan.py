@@ -51,6 +51,7 @@ STEPS = (
     _swap("keep"),
     Step("loop-small", "Learner and engine on one GPU", "steps.loop:measure", 480, {"size": "small"}),
     Step("demo", "lightningbus demo --model tiny", "steps.demo:measure", 480),
+    Step("pretrained", "SmolLM2-135M-Instruct on sums of Reasoning Gym", "steps.pretrained:measure", 600),
     Step("generation-large", "Generation", "steps.generation:measure", 480, {"size": "large"}),
     Step("verl-large", "A training step", "steps.bare_verl:measure", 300, {"size": "large"}),
     _train("large", "defaults"),

@@ -78,10 +78,14 @@ class Scale:
     """Standard deviation of what an update adds to every weight."""
     demo_steps: int
     loop_steps: int
+    pretrained_steps: int
+    """Steps of the pretrained model."""
     cpu_threads: int | None
     """None: as many as torch and vLLM choose."""
     vllm_args: tuple[str, ...] = ()
     """Further arguments of every engine on a GPU."""
+    is_pretrained: bool = True
+    """Whether there is a pretrained model; else a model of the small size takes its place."""
 
     @property
     def max_model_len(self) -> int:
@@ -110,6 +114,7 @@ REAL = Scale(
     deviation=1e-4,
     demo_steps=36,
     loop_steps=6,
+    pretrained_steps=60,
     cpu_threads=None,
 )
 SHORT = replace(
@@ -118,6 +123,7 @@ SHORT = replace(
     concurrencies=(1, 32, 128),
     swap=Answers(num_streams=32, num_tokens=2000),
     demo_steps=12,
+    pretrained_steps=40,
     vllm_args=("--compilation-config", '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}'),
 )
 """Minutes instead of an hour: an engine with CUDA graphs and without torch.compile starts in seconds."""
@@ -139,6 +145,8 @@ DRY_RUN = Scale(
     deviation=4e-4,
     demo_steps=1,
     loop_steps=2,
+    pretrained_steps=2,
     cpu_threads=1,
+    is_pretrained=False,
 )
 SCALES = {"real": REAL, "short": SHORT, "short-eager": SHORT_EAGER, "dry-run": DRY_RUN}

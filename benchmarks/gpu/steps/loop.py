@@ -10,6 +10,7 @@ from benchmarks.gpu.sizes import Size
 from benchmarks.gpu.steps.command import run_lightningbus
 from benchmarks.results import Result
 
+RUN = "loop"
 AGENT = Path(__file__).resolve().parents[1] / "two_turns"
 ENGINE_SHARE = 0.4
 """Share of the GPU's memory for the engine; the rest is the learner's."""
@@ -30,7 +31,7 @@ def measure(context: Context, size: Size) -> None:
     settings = place / "run.yaml"
     settings.write_text(json.dumps(make_settings(context, size, place), default=str))
     run_lightningbus("train", "-c", str(settings), cwd=place)
-    (results,) = place.glob("runs/*/results.json")
+    results = place / "runs" / RUN / "results.json"
     for result in summarize(json.loads(results.read_text())):
         context.report(result)
 
@@ -42,7 +43,7 @@ def make_settings(context: Context, size: Size, place: Path) -> dict[str, Any]:
     node = scale.engine(ENGINE_SHARE) | {"model_path": model, "max_model_len": max_context, "max_num_seqs": 64}
     runner = {"entrypoint": "agent:solve", "working_dir": AGENT, "concurrency": 32}
     return {
-        "name": "loop",
+        "name": RUN,
         "bus": {"port": 0},
         "store": {"http_port": 0},
         "inference": [node],
