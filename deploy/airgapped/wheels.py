@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 PYTHON = "3.12"
 GLIBC_VERSIONS = (*range(39, 16, -1), 12, 5)
@@ -20,8 +20,12 @@ TARGET = (
     *(word for platform in PLATFORMS for word in ("--platform", platform)),
 )
 """Options of pip for wheels of another Python than its own."""
-SOURCES_ALONE = frozenset({"antlr4-python3-runtime", "nkeys"})
+SOURCES_ALONE = frozenset({"antlr4-python3-runtime", "cellpylib", "nkeys", "zss"})
 """Packages without a wheel. They are pure Python, so any Python builds them."""
+BUILT_THERE = frozenset({"pycosat"})
+"""Packages without a wheel that are not pure Python. The machine builds them from their sources."""
+SOURCES = "sources"
+"""Folder of a part with those sources."""
 PLACES = {"purelib": PurePosixPath(), "platlib": PurePosixPath(), "scripts": PurePosixPath("bin")}
 """Folders of a wheel's data, and where they lie in a part. Others are left out."""
 
@@ -43,6 +47,14 @@ def read_packages(text: str) -> dict[str, list[str]]:
 def read_versions(lock: str) -> dict[str, str]:
     """Return the version of each package of a lock."""
     return dict(re.findall(r"^([\w.-]+)(?:\[[\w,-]+\])?==([^\s;\\]+)", lock, re.M))
+
+
+def choose_way(requirement: str) -> Literal["wheels", "sources alone", "built there"]:
+    """Return how a package, with or without its version, comes."""
+    package = requirement.partition("==")[0]
+    if package in BUILT_THERE:
+        return "built there"
+    return "sources alone" if package in SOURCES_ALONE else "wheels"
 
 
 def pin(package: str, versions: Mapping[str, str]) -> str:

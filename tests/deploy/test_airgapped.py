@@ -25,6 +25,8 @@ from deploy.airgapped.fat_binaries import MACHINE_CODE, PTX, FatBinaryError
 from tests.commands import ROOT, environment
 
 KIT = ROOT / "deploy" / "airgapped"
+WHEEL = bytes(range(251)) * 5
+"""Content of a wheel that comes in 13 pieces."""
 
 
 def elf(sections: Mapping[str, bytes]) -> bytes:
@@ -138,11 +140,16 @@ def test_each_package_is_pinned_and_in_one_part() -> None:
     packages, versions = wheels.read_packages(kit.PACKAGES.read_text()), wheels.read_versions(kit.LOCK.read_text())
     assert set(packages) == set(kit.PARTS) == set(kit.UNUSED)
     names = [name for part in packages.values() for name in part]
-    assert len(names) == len(set(names)) and set(names) >= wheels.SOURCES_ALONE
+    assert (
+        len(names) == len(set(names))
+        and {name.partition("==")[0] for name in names} >= wheels.SOURCES_ALONE | wheels.BUILT_THERE
+    )
     for name in [*names, "vllm"]:
         assert re.fullmatch(r"[\w.-]+==[\w.+]+", wheels.pin(name, versions)), name
     with pytest.raises(wheels.PackageError, match="nothing is not in"):
         wheels.pin("nothing", versions)
+    ways = {name: wheels.choose_way(name) for name in ("pycosat==0.6.6", "zss==1.2.0", "gguf")}
+    assert ways == {"pycosat==0.6.6": "built there", "zss==1.2.0": "sources alone", "gguf": "wheels"}
     assert wheels.read_versions("uvicorn[standard]==1.2 \\\n    --hash=x\n") == {"uvicorn": "1.2"}
 
 
@@ -218,6 +225,8 @@ def call_on_device(place: Path, call: str, only: str = "") -> dict[str, Any]:
     site.mkdir()
     (site / "of_the_kit.py").write_text("")
     kit.pack(site, tree / ".gpukit" / "learner.tar.xz")
+    (place / "model-1.whl").write_bytes(WHEEL)
+    kit.write_pieces(place / "model-1.whl", tree / ".gpukit", 100)
     python = place / "venv" / "bin" / "python"
     variables = {
         "KIT": str(place / "kit"), "OUT": str(place / "out"), "PYTHON": str(python), "DRY_RUN": "1", "ONLY": only,
@@ -229,6 +238,8 @@ def call_on_device(place: Path, call: str, only: str = "") -> dict[str, Any]:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     subprocess.run([python, "-c", "import of_the_kit, lightningbus"], check=True, cwd=place)
+    assert (place / "kit" / "wheels" / "model-1.whl").read_bytes() == WHEEL
+    assert not list((place / "kit" / "pieces").iterdir())
     results = read(place / "out" / "gpu.json")
     table = (place / "out" / "table.md").read_text()
     assert all(row["case"] in table for step in results["steps"] for row in step["results"])
