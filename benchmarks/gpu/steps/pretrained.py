@@ -68,7 +68,7 @@ def make_settings(context: Context, fields: Mapping[str, Any], model: Path, pyth
     else:
         engine |= {"dtype": "float32", "cpu_threads": scale.cpu_threads, "vllm_args": node["vllm_args"]}
     places = {"working_dir": EXAMPLE, "python_executable": python}
-    runners = [each | places | {"env": each["env"] | {"RIGHT_ONLY": "1"}} for each in fields["runners"]]
+    runners = [each | places for each in fields["runners"]]
     learner = fields["learner"] | {
         "model_path": model,
         "tasks": place / "train.jsonl",
