@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=8)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16, with weights in float32")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     tasks, heldout = (_read(path) for path in (options.tasks, options.heldout))
@@ -66,7 +67,7 @@ def main() -> None:
     config = GRPOConfig(
         output_dir=str(options.out.parent / "trl"),
         use_cpu=True,
-        bf16=False,
+        bf16=options.bf16,
         seed=options.seed,
         learning_rate=options.lr,
         lr_scheduler_type="constant",

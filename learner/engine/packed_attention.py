@@ -6,6 +6,8 @@ Here full causal attention is computed for one row at a time. Other kinds keep t
 
 from typing import Any
 
+from lightningbus.learner.engine.last_result import LastResult
+
 PACKED_SDPA = "packed_sdpa"
 
 
@@ -70,11 +72,12 @@ def attend_by_row(
     attend: Any = sdpa_attention_forward
     if attention_mask is None or attention_mask.dim() != 1:
         return attend(module, query, key, value, attention_mask, position_ids=position_ids, **named)
-    lengths = attention_mask.tolist()
+    lengths = tuple(attention_mask.tolist())
     attended = []
     begun: tuple[Any, Any] = key, value
     rows = zip(*(part.split(lengths, dim=2) for part in (query, key, value)), strict=True)
-    for (queries, keys, values), shared in zip(rows, _find_shared(lengths, position_ids), strict=True):
+    starts = [0] * len(lengths) if position_ids is None else _find_shared(position_ids, lengths)
+    for (queries, keys, values), shared in zip(rows, starts, strict=True):
         if not shared:
             begun = keys, values
             attended.append(attend(module, queries, keys, values, None, **named)[0])
@@ -87,9 +90,11 @@ def attend_by_row(
     return torch.cat(attended, dim=1), None
 
 
-def _find_shared(lengths: list[int], position_ids: Any) -> list[int]:
-    """Find the first position of each row; a model with several kinds of positions begins all alike."""
-    if position_ids is None:
-        return [0] * len(lengths)
+def _read_first_positions(position_ids: Any, lengths: tuple[int, ...]) -> list[int]:
+    """Read the first position of each row; a model with several kinds of positions begins all alike."""
     starts = [sum(lengths[:number]) for number in range(len(lengths))]
     return position_ids.reshape(-1, position_ids.shape[-1])[0, starts].tolist()  # type: ignore[no-any-return]
+
+
+_find_shared = LastResult(_read_first_positions)
+"""First positions, read from the device once for all layers of a forward pass and its recomputation."""

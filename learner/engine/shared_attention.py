@@ -6,6 +6,8 @@ exchange back. verl does so for flash-attention alone, by a patch of it.
 
 from typing import Any
 
+from lightningbus.learner.engine.last_result import LastResult
+
 SHARED_SDPA = "shared_sdpa"
 
 
@@ -32,11 +34,11 @@ def attend_across_ranks(
     """
     import torch
     from torch.nn.functional import scaled_dot_product_attention
-    from verl.utils.ulysses import all_gather_tensor, gather_heads_scatter_seq, gather_seq_scatter_heads
+    from verl.utils.ulysses import gather_heads_scatter_seq, gather_seq_scatter_heads
 
     groups = query.shape[1] // key.shape[1]  # heads of keys may be fewer than ranks
     parts = (query, key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1))
-    lengths = measure_rows(all_gather_tensor(position_ids.flatten()))
+    lengths = _measure_rows(position_ids)
     rows = zip(*(torch.split(gather_seq_scatter_heads(part, 2, 1), lengths, dim=2) for part in parts), strict=True)
     dropout, scale = named.get("dropout", 0.0), named.get("scaling")
     attended = [
@@ -44,6 +46,17 @@ def attend_across_ranks(
         for queries, keys, values in rows
     ]
     return gather_heads_scatter_seq(torch.cat(attended, dim=2).transpose(1, 2), 2, 1).contiguous(), None
+
+
+def _gather_rows(position_ids: Any) -> list[int]:
+    """Measure the rows of all ranks that share them."""
+    from verl.utils.ulysses import all_gather_tensor
+
+    return measure_rows(all_gather_tensor(position_ids.flatten()))
+
+
+_measure_rows = LastResult(_gather_rows)
+"""Lengths, gathered once for all layers of a forward pass and its recomputation."""
 
 
 def measure_rows(positions: Any) -> list[int]:

@@ -122,7 +122,7 @@ def test_models_whose_tokens_see_each_other_by_more_than_attention_do_not_share(
 
     assert check_model(settings(), "cpu").settings.engine.share_prefixes is True
     assert check_model(settings(share_prefixes=False), "cpu").settings.engine.share_prefixes is False
-    monkeypatch.setattr(packed_attention, "_find_shared", lambda lengths, _: [0] * len(lengths))
+    monkeypatch.setattr(packed_attention, "_find_shared", lambda _, lengths: [0] * len(lengths))
     assert check_model(settings(), "cpu").settings.engine.share_prefixes is False
     with pytest.raises(ModelCheckError, match=r"engine\.share_prefixes: false"):
         check_model(settings(share_prefixes=True), "cpu")
