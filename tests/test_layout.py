@@ -3,6 +3,7 @@
 import ast
 import os
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,3 +79,14 @@ def test_bound_names_are_those_a_module_gives() -> None:
 def test_bound_names_of_a_script_are_its_declarations_and_parameters() -> None:
     script = "const said = rows.map((one) => one.told);\nfunction shown(a) { let made = a.found; }\n"
     assert {name for name, _ in bound_names_of_script(script)} == {"said", "one", "shown", "made"}
+
+
+@pytest.mark.long
+@pytest.mark.integration
+def test_tests_are_collected_on_a_machine_with_no_optional_program(tmp_path: Path) -> None:
+    """Without a browser, bubblewrap and the like, tests that need them are skipped, and no other is lost."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:]

@@ -12,8 +12,8 @@ from lightningbus.schemas.spans import SpanBatch
 from lightningbus.store.ui.client import StoreState
 from tests import seed_store
 from tests.polling import HANG_SECONDS
+from tests.store.browser import ROLLOUT, RUN, browser, expect, pages_of
 from tests.store.conftest import StoreProcess, prepared
-from tests.store.test_ui_browser import ROLLOUT, RUN, browser, expect, pages_of
 
 pytestmark = pytest.mark.e2e
 
