@@ -11,6 +11,7 @@ from lightningbus.learner.transitions.sequences import CONTEXT
 from lightningbus.learner.transitions.transitions import Transition
 
 Message = Mapping[str, Any]
+MAX_REASON_LETTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,16 @@ class ChatTemplate:
             raise ValueError(f"{model_path} has no chat template: chats need the tokenizer of a chat model")
 
         def render(messages: Sequence[Message], tools: Sequence[Any] | None, begins_answer: bool) -> str:
-            return str(
-                tokenizer.apply_chat_template(
+            try:
+                text = tokenizer.apply_chat_template(
                     list(messages), tools=tools, tokenize=False, add_generation_prompt=begins_answer
                 )
-            )
+            except Exception as error:  # a template is a program of others, and raises what it will
+                reason = " ".join(str(error).split())[:MAX_REASON_LETTERS]
+                raise ValueError(
+                    f"the model's chat template refuses the first {len(messages)} messages: {reason}"
+                ) from error
+            return str(text)
 
         def encode(text: str) -> list[int]:
             return list(tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -67,9 +73,21 @@ def build_chat(messages: Sequence[Message], tools: Sequence[Any] | None, templat
             raise ValueError(
                 f"message {turn + 1}: the model's chat template does not continue the prompt by this answer"
             )
+        if missing := [name for name in _list_called(messages[turn]) if name not in whole[len(prompt) :]]:
+            raise ValueError(
+                f"message {turn + 1}: the model's chat template leaves out the call of {missing[0]}: write the "
+                "call into `content`, as the engine's tool parser reads it"
+            )
         answer = _end_answer(template.encode(whole[len(prompt) :]), template.end_ids)
         calls.append(demonstrated_call(turn, template.encode(prompt), answer))
     return calls
+
+
+def _list_called(message: Message) -> list[str]:
+    """List the names of the functions that a message calls."""
+    calls = message.get("tool_calls")
+    functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    return [str(function["name"]) for function in functions if isinstance(function, dict) and "name" in function]
 
 
 def demonstrated_call(index: int, prompt_ids: Sequence[int], response_ids: Sequence[int]) -> Transition:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 from pyarrow import parquet
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightningbus.analysis.replay import write_parquet
 from lightningbus.learner.backend import make_builder
@@ -78,6 +78,41 @@ def test_a_template_that_rewrites_the_prompt_is_refused() -> None:
     template = ChatTemplate(lambda messages, tools, begins: f"{len(messages)}{begins}", encode, [END])
     with pytest.raises(ValueError, match="message 2: the model's chat template does not continue the prompt"):
         build_chat(LINES[0], None, template)
+
+
+CALLING = [
+    {"role": "user", "content": "7 + 5?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": {"name": "calculator", "arguments": '{"a": 7}'}}],
+    },
+]
+"""A call of a tool, which a template of contents alone leaves out."""
+
+
+def test_a_tool_call_that_the_template_leaves_out_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="message 2: the model's chat template leaves out the call of calculator: write"
+    ):
+        build_chat(CALLING, None, TEMPLATE)
+
+    def render_calls(messages: Any, tools: Any, begins_answer: bool) -> str:
+        texts = [{**each, "content": f"{each['content']}{json.dumps(each.get('tool_calls', ''))}"} for each in messages]
+        return render(texts, tools, begins_answer)
+
+    (call,) = build_chat(CALLING, None, ChatTemplate(render_calls, encode, [END]))
+    assert "calculator" in text_of(call.response_ids)
+
+
+def test_messages_that_a_template_cannot_render_are_named_with_the_file(chat_model: Path, tmp_path: Path) -> None:
+    """A template that adds a content of null to a text raises TypeError."""
+    tokenizer = AutoTokenizer.from_pretrained(chat_model)
+    tokenizer.chat_template = "{% for m in messages %}{{ '<' + m['content'] + '>' }}{% endfor %}"
+    tokenizer.save_pretrained(tmp_path / "model")
+    path = write_lines(tmp_path / "chats.jsonl", [LINES[0], [CALLING[0], {**CALLING[1], "content": None}]])
+    with pytest.raises(ValueError, match=r"chats\.jsonl.*2.*refuses the first 2 messages: can only concatenate str"):
+        load_demonstrations(path, tmp_path / "model")
 
 
 @pytest.fixture(scope="module")
