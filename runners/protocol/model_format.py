@@ -24,6 +24,10 @@ from lightningbus.runners.protocol.message_parts import (
 )
 from lightningbus.schemas.trajectory.chat_messages import parse_arguments
 
+AFTER_ANSWERS = ("user", "tool")
+"""Roles of messages that may become one message of the user."""
+CALL_ID = "abcdefghi"
+"""Id of a tool call in the form that the strictest templates want: nine letters or digits."""
 IMAGE_SIDE = 64
 """Width and height, in pixels, of the image that shows whether a model reads images."""
 
@@ -38,12 +42,17 @@ class ModelFormat:
     """A system message after others."""
     renders_repeated_user: bool = True
     """Two messages of the user, one after the other."""
+    renders_tool_calls: bool = True
+    """Calls of tools in an answer."""
+    renders_tool_results: bool = True
+    """Messages of tools."""
     reads_images: bool = True
 
 
 def probes() -> dict[str, tuple[list[Any], list[Any]]]:
     """Return, by field of `ModelFormat`, two conversations: rendered to different tokens, the model has the field."""
     user, answer = _message("user", "one"), _message("assistant", "two")
+    result = {**_message("tool", "three"), "tool_call_id": CALL_ID}
 
     def pair(*before: Any, role: str, after: Sequence[Any] = ()) -> tuple[list[Any], list[Any]]:
         first, second = ([*before, _message(role, text), *after] for text in ("red", "blue"))
@@ -55,6 +64,11 @@ def probes() -> dict[str, tuple[list[Any], list[Any]]]:
         "renders_system": pair(role="system", after=[user]),
         "renders_late_system": pair(user, answer, user, role="system"),
         "renders_repeated_user": pair(role="user", after=[user]),
+        "renders_tool_calls": ([user, _call("red"), result], [user, _call("blue"), result]),
+        "renders_tool_results": (
+            [user, _call("red"), result],
+            [user, _call("red"), {**result, "content": "four"}],
+        ),
         "reads_images": (with_image, [_message("user", "one")]),
     }
 
@@ -68,8 +82,12 @@ def needed_fields(messages: Sequence[Any]) -> frozenset[str]:
         fields |= {"renders_system", "renders_repeated_user"}
     if others and "system" in roles[others[0] :]:
         fields |= {"renders_late_system", "renders_repeated_user"}
-    if any(role == other == "user" for role, other in pairwise(roles)):
+    if any(role in AFTER_ANSWERS and other in AFTER_ANSWERS for role, other in pairwise(roles)):
         fields.add("renders_repeated_user")
+    if "tool" in roles:
+        fields.add("renders_tool_results")
+    if any(_calls_of(message) for message in messages):
+        fields.add("renders_tool_calls")
     if has_images(messages):
         fields.add("reads_images")
     return frozenset(fields)
@@ -84,7 +102,7 @@ def adapt_messages(messages: Sequence[Any], model_format: ModelFormat) -> list[A
 
     System messages at the start become one. One that the template cannot render in its place becomes text of the turn
     before it, else a user's turn. An image that the model cannot read becomes a note. Arguments of a tool call that are
-    no JSON object are put into one.
+    no JSON object are put into one. Calls and results of tools that the template leaves out become text.
     """
     turns: list[list[Any]] = []  # messages that become one, together
     for message in messages:
@@ -115,7 +133,32 @@ def _adapt_message(message: dict[str, Any], model_format: ModelFormat) -> dict[s
         adapted = {**adapted, "content": join_parts(parts)}
     if isinstance(calls := adapted.get("tool_calls"), list):
         adapted = {**adapted, "tool_calls": [_with_object(call) for call in calls]}
+        if calls and not model_format.renders_tool_calls:
+            adapted = _write_calls(adapted)
+    if adapted.get("role") == "tool" and not model_format.renders_tool_results:
+        parts = [text_part("<tool_response>\n"), *_parts(adapted), text_part("\n</tool_response>")]
+        adapted = _message("user", join_parts(parts))
     return adapted
+
+
+def _calls_of(message: Any) -> list[Any]:
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    return calls if isinstance(calls, list) else []
+
+
+def _write_calls(message: dict[str, Any]) -> dict[str, Any]:
+    """Write the calls of an answer into its content, in the form of Hermes that the engine's parser `hermes` reads."""
+    parts = _parts(message)
+    for call in message["tool_calls"]:
+        function = call.get("function") if isinstance(call, dict) else None
+        fields = function if isinstance(function, dict) else {}
+        arguments = fields.get("arguments")
+        arguments = parse_arguments(arguments) if isinstance(arguments, str) and arguments else arguments or {}
+        text = json.dumps({"name": fields.get("name"), "arguments": arguments}, ensure_ascii=False)
+        separator = "\n" if any(part.get("text") for part in parts) else ""
+        parts.append(text_part(f"{separator}<tool_call>\n{text}\n</tool_call>"))
+    rest = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**rest, "content": join_parts(parts)}
 
 
 def _with_object(call: Any) -> Any:
@@ -141,7 +184,12 @@ def _parts(message: dict[str, Any]) -> list[Any]:
     return list(content) if isinstance(content, list) else [text_part(content)]
 
 
-def _message(role: str, text: str) -> dict[str, Any]:
+def _call(word: str) -> dict[str, Any]:
+    function = {"name": word, "arguments": json.dumps({"colour": word})}
+    return {**_message("assistant", ""), "tool_calls": [{"id": CALL_ID, "type": "function", "function": function}]}
+
+
+def _message(role: str, text: Any) -> dict[str, Any]:
     return {"role": role, "content": text}
 
 

@@ -31,12 +31,23 @@ ALTERNATING = """
 """Mistral: roles alternate."""
 NO_SYSTEM = ALTERNATING.replace("messages[1:] if messages[0].role == 'system' else messages", "messages")
 """Gemma-2: there is no system role, and roles alternate."""
+CONTENTS = """
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}"""
+"""SmolLM2: contents alone, of any role."""
+THREE_ROLES = """
+{%- for m in messages %}{% if m.role in ('system', 'user', 'assistant') %}<|{{ m.role }}|>{{ m.content }}</s>
+{%- endif %}{% endfor %}"""
+"""Zephyr: other roles are left out without a word."""
 TEMPLATES = {
     "strict": STRICT,
     "anywhere": ANYWHERE,
     "dropping": DROPPING,
     "alternating": ALTERNATING,
     "no system": NO_SYSTEM,
+    "contents": CONTENTS,
+    "three roles": THREE_ROLES,
 }
 
 

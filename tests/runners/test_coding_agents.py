@@ -20,7 +20,7 @@ from lightningbus.runners.protocol.dialects.anthropic_request import chat as cha
 from lightningbus.runners.protocol.dialects.anthropic_request import input_of
 from lightningbus.runners.protocol.dialects.registry import APIS
 from lightningbus.runners.protocol.dialects.responses_tools import custom_input
-from lightningbus.runners.protocol.model_format import ModelFormat, adapt_messages, probes
+from lightningbus.runners.protocol.model_format import ModelFormat, adapt_messages, needed_fields, probes
 from lightningbus.runners.protocol.model_names import apply_alias
 from lightningbus.runners.protocol.request import ChatRequest
 from lightningbus.runners.protocol.token_history import TokenHistory
@@ -209,7 +209,8 @@ def format_of(template: str) -> ModelFormat:
             return False
         return first != second
 
-    return ModelFormat(has("renders_system"), has("renders_late_system"), has("renders_repeated_user"), False)
+    fields = {name: has(name) for name in ModelFormat.__dataclass_fields__ if name != "reads_images"}
+    return ModelFormat(**fields, reads_images=False)
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
@@ -223,6 +224,69 @@ def test_every_message_is_rendered_by_every_template_and_earlier_turns_stay(name
     for end in answers:
         before = adapt_messages(messages[:end], model_format)
         assert adapt_messages(messages, model_format)[: len(before)] == before
+
+
+def calling(text: str | None, *arguments: str) -> dict[str, Any]:
+    """An answer that calls a function for each of the arguments."""
+    calls = [
+        {"id": f"callcall{number}", "type": "function", "function": {"name": "shell", "arguments": each}}
+        for number, each in enumerate(arguments)
+    ]
+    return {"role": "assistant", "content": text, "tool_calls": calls}
+
+
+def result(number: int, text: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": f"callcall{number}", "content": text}
+
+
+TOOL_CHATS: dict[str, tuple[list[Any], list[str]]] = {
+    "one call": ([USER, calling("looking", '{"command": "ls"}'), result(0, "a.py")], ["looking", "ls", "a.py"]),
+    "two calls": (
+        [USER, calling("", '{"command": "ls"}', '{"command": "pwd"}'), result(0, "a.py"), result(1, "root"), OTHER],
+        ["ls", "pwd", "a.py", "root", "and test it"],
+    ),
+    "arguments cut off": ([USER, calling("", '{"command": "l'), result(0, "no JSON")], ["command", "no JSON"]),
+    "a result of parts": (
+        [USER, calling("", '{"command": "ls"}'), result(0, [{"type": "text", "text": "a.py"}]), OTHER],
+        ["ls", "a.py", "and test it"],
+    ),
+}
+"""Chats, and what the model must be able to read of each."""
+
+
+@pytest.mark.parametrize("template", ["strict", "anywhere", "contents", "three roles"])
+@pytest.mark.parametrize("name", TOOL_CHATS)
+def test_calls_and_results_of_tools_are_rendered_by_every_template(name: str, template: str) -> None:
+    (messages, texts), model_format = TOOL_CHATS[name], format_of(TEMPLATES[template])
+    adapted = adapt_messages(messages, model_format)
+    rendered = bytes(render(TEMPLATES[template], adapted)).decode()
+    assert [text for text in texts if text not in rendered] == []
+    assert needed_fields(messages) >= {"renders_tool_calls", "renders_tool_results"}
+    for end in (2, 3):
+        before = adapt_messages(messages[:end], model_format)
+        assert adapted[: len(before)] == before
+
+
+def test_calls_become_text_as_the_engines_parser_reads_them() -> None:
+    model_format = ModelFormat(renders_tool_calls=False, renders_tool_results=False)
+    messages = [USER, calling("looking", '{"command": "ls"}'), result(0, "a.py")]
+    assert adapt_messages(messages, model_format)[1:] == [
+        {
+            "role": "assistant",
+            "content": 'looking\n<tool_call>\n{"name": "shell", "arguments": {"command": "ls"}}\n</tool_call>',
+        },
+        {"role": "user", "content": "<tool_response>\na.py\n</tool_response>"},
+    ]
+    assert adapt_messages(messages, ModelFormat()) == messages
+
+
+async def test_a_chat_whose_template_leaves_calls_out_reaches_the_engine_as_text(bus: Bus) -> None:
+    messages: Any = [USER, calling(None, '{"command": "ls"}'), result(0, "a.py")]
+    async with RenderingEngine(TEMPLATES["three roles"]).serving(bus) as engine, opened(bus) as desk:
+        await desk.openai.chat.completions.create(model="policy", messages=messages)
+    sent = engine.requests[-1]["messages"]
+    assert "<tool_call>" in sent[1]["content"] and sent[2]["role"] == "user" and "a.py" in sent[2]["content"]
+    assert json.loads(desk.calls[-1].request)["messages"][1]["tool_calls"], "the request is on record as it was made"
 
 
 @pytest.mark.parametrize(("template", "role"), [(STRICT, "user"), (ANYWHERE, "system"), (ALTERNATING, "user")])

@@ -115,7 +115,7 @@ def test_reading_a_request(path: str, body: Body) -> None:
             call.to_engine_request({})
             if call.chat:
                 for value in (False, True):
-                    adapt_messages(call.body["messages"], ModelFormat(value, value, value, value))
+                    adapt_messages(call.body["messages"], ModelFormat(*[value] * 6))
                 needed_fields(call.body["messages"])
                 history.add(call, assistant("x"), [1], [])
                 history.longest_prefix(call)
