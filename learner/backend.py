@@ -4,6 +4,7 @@ import logging
 
 from lightningbus.learner.batching.batch import BatchBuilder
 from lightningbus.learner.demonstration_files import read_demonstrations
+from lightningbus.learner.preference_files import read_preferences
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.trainer import Trainer
 from lightningbus.learner.training.estimators import make_estimator
@@ -26,4 +27,13 @@ def make_builder(settings: LearnerSettings) -> BatchBuilder:
         demonstrations = read_demonstrations(settings)
         if demonstrations.num_left_out:
             log.warning("%d demonstrations have no answer that fits seq_len", demonstrations.num_left_out)
-    return BatchBuilder(settings, estimate, load_detokenizer(model), find_vocabulary_size(model), demonstrations)
+    preferences = read_preferences(settings) if settings.preferences is not None else None
+    vocabulary_size = find_vocabulary_size(model)
+    return BatchBuilder(settings, estimate, load_detokenizer(model), vocabulary_size, demonstrations, preferences)
+
+
+def record_reference(trainer: Trainer, builder: BatchBuilder) -> None:
+    """Let a trainer with the weights of the start score the pairs to train on, where there are any."""
+    if builder.preferences is not None:
+        log.info("scoring the answers of %d pairs with the model at the start", len(builder.preferences))
+        trainer.record_reference(builder.preferences.sequences)

@@ -18,7 +18,7 @@ from lightningbus.common import disk_space
 from lightningbus.common.aio import first_completed
 from lightningbus.common.observability import metrics
 from lightningbus.learner.accounting import ExcludedRollouts
-from lightningbus.learner.backend import make_builder, make_trainer
+from lightningbus.learner.backend import make_builder, make_trainer, record_reference
 from lightningbus.learner.batching.batch import BatchBuilder
 from lightningbus.learner.checkpointing.checkpoint import TRAINER, Checkpoints, LearnerState
 from lightningbus.learner.checkpointing.resume import resume
@@ -226,6 +226,7 @@ class Learner:
     def _load_trainer(self, checkpoint: Path | None) -> tuple[BatchBuilder, Trainer, ModelProbe | None]:
         builder, trainer = make_builder(self._settings), make_trainer(self._settings)
         probe = trainer.check_model()
+        record_reference(trainer, builder)
         if checkpoint is not None:
             trainer.load(checkpoint)
         return builder, trainer, probe

@@ -45,6 +45,7 @@ STEP_METRICS: tuple[StepMetric, ...] = (
     StepMetric("prefix_breaks/{reason}", "calls", "Calls that continue a conversation without extending its tokens."),
     StepMetric("tokens", "tokens", "Tokens that were trained on."),
     StepMetric("tokens/imitated", "tokens", "Tokens of answers that `supervised` gave; absent without it."),
+    StepMetric("tokens/compared", "tokens", "Tokens of answers in the pairs of `preferences`; absent without it."),
     StepMetric("tokens/sampled", "tokens", "Tokens of the model's answers in trained rollouts."),
     StepMetric("tokens/scored", "tokens", "Trained tokens that the teacher has scored; absent without one."),
     StepMetric("tokens/excluded", "tokens", "Tokens of calls that were left out."),
@@ -66,7 +67,11 @@ STEP_METRICS: tuple[StepMetric, ...] = (
     StepMetric("learner/idle_share", "share", "Share of the step's time that the learner waited for groups."),
     StepMetric("bus/gaps", "gaps", "Gaps in the stream of rollouts since the last step; absent if there was none."),
     StepMetric("bus/tasks_dispatched_again", "tasks", "Tasks dispatched again because of gaps in the stream."),
-    StepMetric("actor/loss", "loss", "Whole loss: policy loss with KL and entropy terms, and other parts, by weight."),
+    StepMetric(
+        "actor/loss",
+        "loss",
+        "Whole loss: policy loss with KL and entropy terms, and other parts, by weight; of pairs that of DPO.",
+    ),
     StepMetric("actor/pg_loss", "loss", "Policy loss alone."),
     StepMetric("actor/ce_loss", "nats", "Mean -log π of imitated tokens; absent if there are none."),
     StepMetric("actor/teacher_kl", "nats", "k3 estimate of the divergence from the teacher; absent without one."),
@@ -79,6 +84,12 @@ STEP_METRICS: tuple[StepMetric, ...] = (
     StepMetric("actor/pg_clipfrac", "share", "Share of tokens whose ratio was clipped."),
     StepMetric("actor/pg_clipfrac_lower", "share", "Share of tokens clipped by `verl.actor.clip_ratio_c`."),
     StepMetric("actor/ppo_kl", "nats", "Mean log-ratio of the old policy to the current one."),
+    StepMetric("preference/accuracy", "share", "Share of pairs whose better answer has gained more than the worse."),
+    StepMetric("preference/margin", "reward", "Mean reward of better answers minus that of worse ones."),
+    StepMetric(
+        "preference/chosen_reward", "reward", "Mean of β (log π − log π_start) of better answers; absent without pairs."
+    ),
+    StepMetric("preference/rejected_reward", "reward", "The same of worse answers."),
     StepMetric("critic/vf_loss", "loss", "Value loss of the critic."),
     StepMetric("critic/vf_clipfrac", "share", "Share of values that were clipped."),
     StepMetric("critic/grad_norm", "norm", "Norm of the critic's gradient before clipping."),

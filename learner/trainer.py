@@ -46,6 +46,13 @@ class Trainer(Protocol):
         """Return the log-probability of each token under the current weights, one ``float32[N]`` per sequence."""
         ...
 
+    def record_reference(self, sequences: Sequence[TrainSequence]) -> None:
+        """Note the log-probabilities under the current weights: those that `step` compares pairs of these with.
+
+        Called before the first step, with the weights that the settings name.
+        """
+        ...
+
     def check_model(self) -> ModelProbe | None:
         """Raise ValueError if the model would be trained wrong; return what engines have to agree with, None: nothing.
 

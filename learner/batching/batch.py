@@ -22,6 +22,7 @@ from lightningbus.learner.batching.built_rollout import BuiltRollout, RolloutBui
 from lightningbus.learner.batching.credit import Episode
 from lightningbus.learner.batching.demonstrations import Demonstrations, list_calls
 from lightningbus.learner.batching.overlong import find_penalty
+from lightningbus.learner.batching.preferences import Pair, Preferences
 from lightningbus.learner.batching.rollout_dispositions import disposition_of
 from lightningbus.learner.batching.set_credit import SetCredit
 from lightningbus.learner.rollouts.assembler import Rollout, training_reward
@@ -49,6 +50,8 @@ class Batch:
     """Trained plus stale tokens by rollout: the loss is normalised by these counts."""
     imitated: dict[CallKey, float] = field(default_factory=dict)
     """Weight of each call that is imitated, whether it has an advantage or not."""
+    pairs: list[Pair] = field(default_factory=list)
+    """Answers of which one is preferred to the other, by the ids of their sequences."""
 
     def token_advantages(self, sequence: TrainSequence) -> NDArray[np.float32]:
         """Return ``float32[N]``: the advantage of the call that sampled each trained token, 0 for others."""
@@ -70,6 +73,8 @@ class Batch:
                 arrays.append(sequence.teacher_logprobs)
             for array in arrays:
                 digest.update(np.ascontiguousarray(array).tobytes())
+        for pair in self.pairs:
+            digest.update(f"{pair.chosen}\0{pair.rejected}\0".encode())
         return digest.hexdigest()
 
 
@@ -91,14 +96,18 @@ class BatchBuilder:
         detokenize: Detokenize | None = None,
         vocabulary_size: int | None = None,
         demonstrations: Demonstrations | None = None,
+        preferences: Preferences | None = None,
     ) -> None:
-        """``estimate`` turns scores into advantages. ``demonstrations`` are imitated beside the groups.
+        """``estimate`` turns scores into advantages. ``demonstrations`` are imitated beside the groups;
+        ``preferences`` are the pairs to train on.
 
         ``detokenize`` tells why a conversation is no single path; None: that is not counted. ``vocabulary_size``: see
         `RolloutBuilder`.
         """
         self._settings, self._estimate, self._detokenize = settings, estimate, detokenize
         self._credit, self._demonstrations = SetCredit(settings, estimate), demonstrations
+        self.preferences = preferences
+        """The pairs to train on; None: there are none."""
         self._rollout_builder = RolloutBuilder(settings, vocabulary_size)
 
     def build(
@@ -106,9 +115,9 @@ class BatchBuilder:
     ) -> Batch:
         """Compute advantages over whole groups first; only then exclude rollouts, each with its reason.
 
-        ``step`` is the number of steps before: it chooses the demonstrations. ``version`` is the one the step starts
-        from: a token's staleness is counted against it. ``quarantined`` are
-        reasons by rollout: these count as if they had no reward.
+        ``step`` is the number of steps before: it chooses the demonstrations and pairs. ``version`` is the one the step
+        starts from: a token's staleness is counted against it. ``quarantined`` are reasons by rollout: these count as
+        if they had no reward.
         """
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         rewards = [
@@ -121,7 +130,8 @@ class BatchBuilder:
             self._rollout_builder.build(rollout, reward, credit, version, quarantined.get(rollout.id, ""))
             for rollout, reward, credit in zip(rollouts, rewards, self._assign_credit(rollouts, shaped), strict=True)
         ]
-        return self._add_demonstrations(self._account(_collect(built), built, penalties, version), step)
+        batch = self._account(_collect(built), built, penalties, version)
+        return self._add_preferences(self._add_demonstrations(batch, step), step)
 
     def has_signal(self, group: RolloutGroup) -> bool:
         """Return whether a call of the group has an advantage, if the group is trained."""
@@ -155,12 +165,16 @@ class BatchBuilder:
         """Add a step's demonstrations to a batch, where the rules have any."""
         if self._demonstrations is not None:
             sequences = self._demonstrations.take(step)
-            num_tokens = sum(sequence.num_tokens for sequence in sequences)
-            batch.sequences.extend(sequences)
             batch.imitated.update(dict.fromkeys(list_calls(sequences), 1.0))
-            batch.metrics["tokens/imitated"] = float(num_tokens)
-            batch.metrics["tokens"] += num_tokens
-            batch.metrics["sequences"] += len(sequences)
+            batch.metrics["tokens/imitated"] = _add_sequences(batch, sequences)
+        return batch
+
+    def _add_preferences(self, batch: Batch, step: int) -> Batch:
+        """Add a step's pairs to a batch, where the rules have any."""
+        if self.preferences is not None:
+            sequences, pairs = self.preferences.take(step)
+            batch.pairs.extend(pairs)
+            batch.metrics["tokens/compared"] = _add_sequences(batch, sequences)
         return batch
 
     def _assign_credit(self, rollouts: Sequence[Rollout], rewards: Sequence[float | None]) -> list[list[float | None]]:
@@ -200,6 +214,15 @@ class BatchBuilder:
             for position, value in zip(own_positions[index], values, strict=True):
                 advantages[index][position] = None if value is None else float(value)
         return advantages
+
+
+def _add_sequences(batch: Batch, sequences: Sequence[TrainSequence]) -> float:
+    """Add sequences that no rollout of the step gave; return the number of their trained tokens."""
+    num_tokens = sum(sequence.num_tokens for sequence in sequences)
+    batch.sequences.extend(sequences)
+    batch.metrics["tokens"] += num_tokens
+    batch.metrics["sequences"] += len(sequences)
+    return float(num_tokens)
 
 
 def _shape(rewards: Sequence[float | None], penalties: Sequence[float]) -> list[float | None]:

@@ -1,10 +1,11 @@
 """Answers to imitate, as sequences, in an order that the number of a step gives. Pure."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
+from lightningbus.learner.batching.pass_order import PassOrder, mark_pass
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.transitions.sequences import SequenceConfig, TrainSequence, build_sequences
 from lightningbus.learner.transitions.transitions import Transition
@@ -36,23 +37,16 @@ class Demonstrations:
                 f"supervised.path: {settings.supervised.path} holds no answer to learn of at most seq_len "
                 f"({settings.seq_len}) tokens"
             )
-        self._batch_size, self._seed = settings.supervised.batch_size, settings.seed
+        self._order = PassOrder(len(self._sequences), settings.supervised.batch_size, settings.seed)
 
     def __len__(self) -> int:
         return len(self._sequences)
 
     def take(self, step: int) -> list[TrainSequence]:
         """Return the sequences of the step after ``step`` others; an id tells the passes apart."""
-        first = step * self._batch_size
         return [
-            replace(sequence, rollout_id=f"{sequence.rollout_id}#{epoch}")
-            for epoch, place in (divmod(place, len(self)) for place in range(first, first + self._batch_size))
-            for sequence in self._sequences[self._order(epoch)[place]]
+            mark_pass(sequence, epoch) for epoch, place in self._order.take(step) for sequence in self._sequences[place]
         ]
-
-    def _order(self, epoch: int) -> list[int]:
-        order: list[int] = np.random.default_rng([self._seed, epoch]).permutation(len(self)).tolist()
-        return order
 
 
 def list_calls(sequences: Iterable[TrainSequence]) -> list[CallKey]:

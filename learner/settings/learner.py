@@ -19,7 +19,12 @@ from lightningbus.learner.settings.algorithm import (
     TasksSetting,
 )
 from lightningbus.learner.settings.engine import EngineSettings
-from lightningbus.learner.settings.loss_parts import LossWeights, SupervisedSettings, TeacherSettings
+from lightningbus.learner.settings.loss_parts import (
+    LossWeights,
+    PreferenceSettings,
+    SupervisedSettings,
+    TeacherSettings,
+)
 from lightningbus.learner.settings.verl import VerlSettings
 from lightningbus.learner.settings.weights import WeightSettings
 from lightningbus.tasks.task_source import TaskSource
@@ -92,7 +97,7 @@ class LearnerSettings(ModelRoleSettings):
     groups_per_step: int = Field(
         16,
         ge=0,
-        description="groups per training step (verl: train_batch_size); 0 trains on `supervised` alone",
+        description="groups per training step (verl: train_batch_size); 0: `supervised` or `preferences` alone",
     )
     max_steps: int = Field(100, ge=0, description="training steps in total; 0 publishes the first version and ends")
     max_staleness: int = Field(
@@ -191,6 +196,9 @@ class LearnerSettings(ModelRoleSettings):
     actor: ActorSettings = ActorSettings()
     loss_weights: LossWeights = LossWeights()
     supervised: SupervisedSettings | None = Field(None, description="answers to imitate; none: rewards alone")
+    preferences: PreferenceSettings | None = Field(
+        None, description="pairs of a better and a worse answer, with `groups_per_step: 0`; none: no pairs"
+    )
     teacher: TeacherSettings | None = Field(None, description="model to agree with; none: no distillation")
     critic: CriticSettings = CriticSettings()
     lora: LoraSettings = LoraSettings()
@@ -264,10 +272,24 @@ class LearnerSettings(ModelRoleSettings):
 
     @model_validator(mode="after")
     def _without_rollouts(self) -> Self:
-        if self.groups_per_step == 0 and self.supervised is None:
-            raise ValueError("groups_per_step must be at least 1: 0 is for a learner with `supervised`")
+        if self.groups_per_step == 0 and self.supervised is None and self.preferences is None:
+            raise ValueError(
+                "groups_per_step must be at least 1: 0 is for a learner with `supervised` or `preferences`"
+            )
         if self.groups_per_step == 0 and self.tasks is not None:
             raise ValueError("tasks need groups_per_step of at least 1: with 0 no rollout is trained")
+        return self
+
+    @model_validator(mode="after")
+    def _preferences(self) -> Self:
+        if self.preferences is None:
+            return self
+        if self.groups_per_step or self.supervised is not None:
+            raise ValueError("preferences are trained alone: with groups_per_step 0, and without `supervised`")
+        if self.actor.ppo_epochs != 1 or self.actor.ppo_mini_batch_size is not None:
+            raise ValueError(
+                "preferences need one update a step: leave out actor.ppo_epochs and actor.ppo_mini_batch_size"
+            )
         return self
 
     @model_validator(mode="after")

@@ -28,6 +28,22 @@ class SupervisedSettings(BaseModel):
     batch_size: int = Field(16, ge=1, description="chats, or rollouts, of each training step")
 
 
+class PreferenceSettings(BaseModel):
+    """Pairs of answers of which the model learns to prefer one, by direct preference optimization."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    path: Path = Field(
+        description="file of pairs, .jsonl or .parquet with `prompt` or `messages`, `chosen` and `rejected`, or of "
+        "calls' tokens, .parquet as `lightningbus rollouts export` writes it: the best rollout of each task against "
+        "the worst"
+    )
+    batch_size: int = Field(16, ge=1, description="pairs of each training step")
+    beta: float = Field(
+        0.1, gt=0, description="strength of the tie to the model at the start: the larger, the less it moves"
+    )
+
+
 class TeacherSettings(BaseModel):
     """On-policy distillation: a model scores the tokens of rollouts, and the trained one comes to agree with it."""
 

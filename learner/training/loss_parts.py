@@ -7,7 +7,7 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.trainer import Floats
 from lightningbus.learner.training.effective_sample import EffectiveSample
 from lightningbus.learner.training.loss import has_no_gradient_at_zero, policy_loss, sum_metric
-from lightningbus.learner.training.token_weights import CE, KL, RL
+from lightningbus.learner.training.token_weights import CE, KL, PREFERENCE, RL
 
 MAX_RATIO = 2.0
 """Largest weight of a token that the policy samples more often by now than the one that sampled it."""
@@ -22,23 +22,26 @@ def step_loss(
 ) -> tuple[Any, Any]:
     """Compute loss and metrics of one micro-batch: the policy loss and, where ``data`` has their weights, other parts.
 
-    ``data``: as of `policy_loss`; the weights of `CE`; those of `KL`, with log-probabilities of teacher and sampler.
+    ``data``: as of `policy_loss`; the weights of `CE`; those of `PREFERENCE`; those of `KL`, with log-probabilities of
+    teacher and sampler.
     """
     coefficients = settings.loss_weights
     policy, metrics = policy_loss(settings, model_output, data, dp_group, effective_sample)
     loss, log_probs, fields = coefficients.rl * policy, model_output["log_probs"].values(), set(data.keys())
     if CE in fields:
-        imitation = imitation_loss(log_probs, data)
+        imitation = imitation_loss(log_probs, data, CE)
         loss, metrics["actor/ce_loss"] = loss + coefficients.ce * imitation, sum_metric(imitation)
+    if PREFERENCE in fields:
+        loss = loss + imitation_loss(log_probs, data, PREFERENCE)
     if KL in fields:
         surrogate, divergence = teacher_loss(log_probs, data)
         loss, metrics["actor/teacher_kl"] = loss + coefficients.kl * surrogate, sum_metric(divergence)
     return loss, metrics | {"actor/loss": sum_metric(loss)}
 
 
-def imitation_loss(log_probs: Any, data: Any) -> Any:
-    """Compute the weighted sum of -log pi over the tokens that are imitated."""
-    positions, weights = _select(data, CE)
+def imitation_loss(log_probs: Any, data: Any, part: str) -> Any:
+    """Compute the weighted sum of -log pi over the tokens of a part; a negative weight makes them less likely."""
+    positions, weights = _select(data, part)
     return -(log_probs[positions - 1] * weights).sum()
 
 
@@ -68,7 +71,8 @@ def find_rows_with_gradient(settings: LearnerSettings, fields: Mapping[str, Sequ
     """
     advantages, coefficients = fields["advantages"], settings.loss_weights
     needed = dict.fromkeys(range(len(advantages)), False)
-    for part, coefficient in ((RL, coefficients.rl), (CE, coefficients.ce), (KL, coefficients.kl)):
+    parts = {RL: coefficients.rl, CE: coefficients.ce, KL: coefficients.kl, PREFERENCE: 1.0}
+    for part, coefficient in parts.items():
         for index, weights in enumerate(fields.get(part, ()) if coefficient else ()):
             skips = part == RL and has_no_gradient_at_zero(settings)
             needed[index] |= bool((weights * advantages[index] if skips else weights).any())

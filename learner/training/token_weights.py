@@ -15,6 +15,8 @@ from lightningbus.learner.transitions.sequences import TrainSequence
 
 RL, CE, KL = "weights", "ce_weights", "kl_weights"
 """Fields with a token's weight in each part."""
+PREFERENCE = "preference_weights"
+"""Field with a token's weight in the part of pairs, which has no mean over tokens."""
 PARTS = (RL, CE, KL)
 FROM_SEQUENCES: Mapping[str, int] = MappingProxyType({})
 

@@ -38,10 +38,11 @@ from lightningbus.learner.training.loss import (
 )
 from lightningbus.learner.training.loss_parts import find_rows_with_gradient, step_loss
 from lightningbus.learner.training.mini_batches import split_mini_batches
+from lightningbus.learner.training.preference_weights import spread_weights, sum_log_probs, weigh_pairs
 from lightningbus.learner.training.skipped_updates import MAX_SCALED_STEPS, MAX_STEPS, SkippedSteps, count_skipped
 from lightningbus.learner.training.state_saver import StateSaver
 from lightningbus.learner.training.tensors import ForwardConfig, Segments, TokenInputs, from_output
-from lightningbus.learner.training.token_weights import KL, RL, find_part_factors, weigh_parts
+from lightningbus.learner.training.token_weights import KL, PREFERENCE, RL, find_part_factors, weigh_parts
 from lightningbus.learner.transitions.sequences import CONTEXT, TrainSequence
 
 log = logging.getLogger(__name__)
@@ -102,6 +103,7 @@ class VerlTrainer:
         self._critic = Critic(settings, device) if settings.algorithm.adv_estimator == GAE else None
         engines = {"": self._engine} | ({"critic": self._critic.engine} if self._critic is not None else {})
         self._saver = StateSaver(self.group, engines)
+        self._reference_sums: dict[str, float] = {}
         self._reference = None
         if (
             settings.actor.use_kl_loss and not self._has_adapters
@@ -148,6 +150,7 @@ class VerlTrainer:
             "advantages": [batch.token_advantages(sequence) for sequence in sequences],
             **factors,
         }
+        compared = self._compare(batch, fields)
         if KL in factors:
             fields |= _teacher_fields(sequences, fields)
         if self._critic is not None:
@@ -161,12 +164,17 @@ class VerlTrainer:
             chosen = find_tokens_with_gradient(settings, sampled, fields["advantages"])
             ess = effective_sample_size(current, behavior, chosen)
         metrics |= self._update_all(batch, TokenInputs(sequences, fields), ess)
-        return {**metrics, "actor/lr": self._step_scheduler()}
+        return {**metrics, **compared, "actor/lr": self._step_scheduler()}
 
     @_collective
     def log_probs(self, sequences: Sequence[TrainSequence]) -> list[Floats]:
         """Return the log-probability of each token under the current weights, one ``float32[N]`` per sequence."""
         return self._infer(self._engine, sequences, "log_probs")
+
+    @_collective
+    def record_reference(self, sequences: Sequence[TrainSequence]) -> None:
+        """See `lightningbus.learner.trainer.Trainer.record_reference`."""
+        self._reference_sums = sum_log_probs(sequences, self._infer(self._engine, sequences, "log_probs"))
 
     @_collective
     def check_model(self) -> ModelProbe | None:
@@ -217,6 +225,16 @@ class VerlTrainer:
     def _num_steps(self) -> int:
         """Training steps so far, those before a restart included."""
         return int(self._engine.lr_scheduler.last_epoch)
+
+    def _compare(self, batch: Batch, fields: dict[str, Sequence[NDArray[Any]]]) -> dict[str, float]:
+        """Add to ``fields`` the weights of a batch's pairs under the current weights; return their metrics."""
+        if not batch.pairs:
+            return {}
+        assert self._settings.preferences is not None
+        current = sum_log_probs(batch.sequences, self._infer(self._engine, batch.sequences, "log_probs"))
+        weights, metrics = weigh_pairs(batch.pairs, current, self._reference_sums, self._settings.preferences.beta)
+        fields[PREFERENCE] = spread_weights(batch.sequences, weights)
+        return metrics
 
     def _update_all(self, batch: Batch, inputs: TokenInputs, ess: float | None) -> dict[str, float]:
         """Make every optimiser step of a training step; return the means of their metrics.

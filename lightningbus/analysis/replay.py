@@ -8,7 +8,7 @@ from typing import Any
 from clickhouse_connect.driver.client import Client
 
 from lightningbus.analysis.run_history import RecordedStep, RunHistory
-from lightningbus.learner.backend import make_builder, make_trainer
+from lightningbus.learner.backend import make_builder, make_trainer, record_reference
 from lightningbus.learner.batching.batch import Batch
 from lightningbus.learner.checkpointing.checkpoint import TRAINER, CheckpointError, Checkpoints
 from lightningbus.learner.errors import LearnerError
@@ -147,7 +147,10 @@ def _batch(history: RunHistory, step: RecordedStep, settings: LearnerSettings) -
 
 def _make_trainer(settings: LearnerSettings) -> Trainer:
     try:
-        return make_trainer(settings)
+        trainer = make_trainer(settings)
+        if settings.preferences is not None:
+            record_reference(trainer, make_builder(settings))
+        return trainer
     except ValueError as error:
         raise UserError(str(error)) from error
 

@@ -10,6 +10,7 @@ from typing import Any
 from clickhouse_connect.driver.client import Client
 
 from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.learner.batching.preferences import choose_pair
 from lightningbus.learner.rollouts.assembler import Rollout, choose_reward
 from lightningbus.learner.rollouts.groups import RolloutGroup
 from lightningbus.learner.rollouts.intermediate_rewards import intermediate_rewards
@@ -76,6 +77,15 @@ WHERE run_id = {run_id:String} AND mode = 'train' AND outcome = 'ok' AND reward 
     SELECT execution_id FROM quarantined_rollouts WHERE run_id = {run_id:String} AND model = {model:String}
   )
 ORDER BY reward DESC, rollout_id LIMIT {most:UInt32} BY task_id
+"""
+
+REWARDS = """
+SELECT task_id, execution_id, reward FROM rollouts
+WHERE run_id = {run_id:String} AND mode = 'train' AND outcome = 'ok' AND reward IS NOT NULL
+  AND execution_id NOT IN (
+    SELECT execution_id FROM quarantined_rollouts WHERE run_id = {run_id:String} AND model = {model:String}
+  )
+ORDER BY task_id, rollout_id
 """
 
 QueryRow = dict[str, Any]
@@ -157,6 +167,16 @@ class RunHistory:
         """
         rows = self._rows(BEST_ROLLOUTS, most=per_task, least=min_reward)
         return self._rollouts_of_model([row["execution_id"] for row in rows])
+
+    def paired_rollouts(self) -> tuple[list[Rollout], int]:
+        """Load the best and the worst rollout of each training task, none that is quarantined, as `best_rollouts`.
+
+        Return them with the number of tasks without two rewards that differ.
+        """
+        tasks = groupby(self._rows(REWARDS), key=lambda row: str(row["task_id"]))
+        pairs = [choose_pair(list(rows), lambda row: float(row["reward"])) for _, rows in tasks]
+        executions = [row["execution_id"] for pair in pairs if pair is not None for row in pair]
+        return self._rollouts_of_model(executions), pairs.count(None)
 
     def query_rollouts(self, query: str) -> list[Rollout]:
         """Load the rollouts that a query names by its column ``execution_id``, in its order, as `best_rollouts`.

@@ -20,6 +20,7 @@ COMMANDS = (
     Command("env", TRAIN, "Write an environment's tasks and run file.", "lightningbus env gymnasium:NAME --limit 100"),
     Command("train", TRAIN, "Run a training job to its end.", "lightningbus train -c run.yaml"),
     Command("sft", TRAIN, "Train on good answers: rollouts or chats.", "lightningbus sft chats.jsonl --model-path M"),
+    Command("dpo", TRAIN, "Train on pairs of a better and a worse answer.", "lightningbus dpo --run first"),
     Command("optimize", TRAIN, "Improve the prompts of an agent.", "lightningbus optimize -c optimize.yaml"),
     Command("up", TRAIN, "Run all roles of a run file until Ctrl-C.", "lightningbus up -c run.yaml"),
     Command("status", RESULTS, "List the roles that are alive, and their state.", "lightningbus status --watch"),

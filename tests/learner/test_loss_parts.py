@@ -218,16 +218,15 @@ def test_demonstrations_are_spread_over_mini_batches(start: Start) -> None:
     assert len(split_mini_batches(alone, 3)) == 2
 
 
-@pytest.mark.integration
-@pytest.mark.long
-def test_two_ranks_make_the_mixed_update_of_one(tmp_path: Path) -> None:
+def outputs_by_ranks(directory: Path, kind: str) -> list[Any]:
+    """What `mixed_ranks` writes with one rank, and with two."""
     script = Path(__file__).with_name("mixed_ranks.py")
     outs = []
     for number in (1, 2):
-        out = tmp_path / f"{number}.pt"
+        out = directory / f"{number}.pt"
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={number}"]
         done = subprocess.run(
-            [*launch, str(script), str(out)],
+            [*launch, str(script), str(out), kind],
             cwd=script.parents[2],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             capture_output=True,
@@ -236,6 +235,13 @@ def test_two_ranks_make_the_mixed_update_of_one(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr[-3000:]
         outs.append(torch.load(out))
+    return outs
+
+
+@pytest.mark.integration
+@pytest.mark.long
+def test_two_ranks_make_the_mixed_update_of_one(tmp_path: Path) -> None:
+    outs = outputs_by_ranks(tmp_path, "mix")
     close(outs[1]["gradient"], outs[0]["gradient"])
     for name in ("actor/loss", "actor/ce_loss", "actor/teacher_kl", "actor/pg_loss"):
         assert json.loads(outs[1]["metrics"])[name] == pytest.approx(json.loads(outs[0]["metrics"])[name], rel=1e-4)

@@ -143,6 +143,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "rollouts export": ("best.jsonl",),
     "steps replay": ("--step", "1"),
     "sft": (),
+    "dpo": (),
     "regrade": ("grader.yaml", "--name", "strict"),
     "weights list": (),
     "weights show": ("0",),

@@ -102,7 +102,7 @@ def test_rollouts_of_a_run_are_copied_as_tokens(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(RunHistory, "open", lambda *_: history)
     monkeypatch.setattr(RunData, "open", lambda *_: Mock())
-    monkeypatch.setattr("lightningbus.cli.commands.train.sft.find_run_id", lambda name: name)
+    monkeypatch.setattr("lightningbus.cli.data_training.find_run_id", lambda name: name)
     monkeypatch.setattr(RunData, "of", lambda *_: RunData(None))
     monkeypatch.setattr(supervised_job, "run", look)
     command = ["sft", "--run", "first", "--batch-size", "1", "--epochs", "3"]
@@ -116,10 +116,36 @@ def test_rollouts_of_a_run_are_copied_as_tokens(monkeypatch: pytest.MonkeyPatch,
     assert done.exit_code == 2 and "has no rollout of a reward of at least 2 (--min-reward)" in done.stderr
 
 
+def train_with_a_stop(directory: Path, name: str, path: Path, model: Path) -> None:
+    """Let the real processes of a command train 20 steps on a file, stop them, and let them go on to a model."""
+    (directory / "run.yaml").write_text(json.dumps({"bus": {"port": 0}, "learner": {"actor": {"optim": {"lr": 1e-2}}}}))
+    command = [sys.executable, "-m", "lightningbus", name]
+    start = [str(path), "-c", "run.yaml", "--model-path", str(model), "--batch-size", "3", "--epochs", "20"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    first = subprocess.Popen([*command, *start], cwd=directory, env=environment, stderr=subprocess.PIPE, text=True)
+    asyncio.run(_until_there(directory / "runs" / name / "checkpoints" / "latest", first))
+    first.send_signal(signal.SIGTERM)
+    _, text = first.communicate(timeout=HANG_SECONDS)
+    assert first.returncode == 2 and f"lightningbus {name} --resume --name {name} goes on" in text
+    done = subprocess.run(
+        [*command, "--resume", "--out", "trained"],
+        cwd=directory, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip().endswith("version 20 is in trained")
+
+
+async def _until_there(path: Path, process: "subprocess.Popen[str]") -> None:
+    async with asyncio.timeout(HANG_SECONDS):
+        while not path.exists():
+            assert process.poll() is None, process.stderr.read() if process.stderr else ""
+            await asyncio.sleep(0.2)
+
+
 @pytest.mark.integration
 @pytest.mark.long
 def test_a_file_of_chats_becomes_a_model_also_after_a_stop(tmp_path: Path) -> None:
-    """The real processes; the stopped training goes on, and the model that comes out knows the answers better."""
+    """The model that comes out knows the answers better."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -127,22 +153,7 @@ def test_a_file_of_chats_becomes_a_model_also_after_a_stop(tmp_path: Path) -> No
 
     model = fitting_model(tmp_path / "model")
     path = write_lines(tmp_path / "chats.jsonl", LINES)
-    (tmp_path / "run.yaml").write_text(json.dumps({"bus": {"port": 0}, "learner": {"actor": {"optim": {"lr": 1e-2}}}}))
-    command = [sys.executable, "-m", "lightningbus", "sft"]
-    start = [str(path), "-c", "run.yaml", "--model-path", str(model), "--batch-size", "3", "--epochs", "20"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    first = subprocess.Popen([*command, *start], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
-    checkpoints = tmp_path / "runs" / "sft" / "checkpoints"
-    asyncio.run(_until_there(checkpoints / "latest", first))
-    first.send_signal(signal.SIGTERM)
-    _, text = first.communicate(timeout=HANG_SECONDS)
-    assert first.returncode == 2 and "lightningbus sft --resume --name sft goes on" in text
-    done = subprocess.run(
-        [*command, "--resume", "--out", "trained"],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip().endswith("version 20 is in trained")
+    train_with_a_stop(tmp_path, "sft", path, model)
 
     def loss(directory: Path) -> float:
         scored, total = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32), 0.0
@@ -154,10 +165,3 @@ def test_a_file_of_chats_becomes_a_model_also_after_a_stop(tmp_path: Path) -> No
         return total
 
     assert loss(tmp_path / "trained") < 0.5 * loss(model)
-
-
-async def _until_there(path: Path, process: "subprocess.Popen[str]") -> None:
-    async with asyncio.timeout(HANG_SECONDS):
-        while not path.exists():
-            assert process.poll() is None, process.stderr.read() if process.stderr else ""
-            await asyncio.sleep(0.2)

@@ -11,6 +11,7 @@ from typing import Any
 from lightningbus.learner.batching.credit import resolve_credit_fn
 from lightningbus.learner.demonstration_files import read_demonstrations
 from lightningbus.learner.engine.verl_checks import check_device, check_optimizers, check_ranks
+from lightningbus.learner.preference_files import read_preferences
 from lightningbus.learner.selection.task_sets import list_credits
 from lightningbus.learner.settings.import_path import is_import_path, resolve_function
 from lightningbus.learner.settings.learner import LearnerSettings
@@ -26,6 +27,8 @@ def check_learner(learner: LearnerSettings, target: Target) -> Iterator[str]:
     _check(learner, resolve_names, learner)
     if learner.supervised is not None and learner.python_executable is None:
         _check(learner, read_demonstrations, learner)
+    if learner.preferences is not None and learner.python_executable is None:
+        _check(learner, read_preferences, learner)
     device, is_here = find_device(target)
     is_here = is_here and learner.python_executable is None
     _check(learner, check_ranks, learner, device, target.num_ranks, knows_packages=is_here)
