@@ -37,7 +37,7 @@ for last in "$KIT"/pieces/*.whl.*; do
   fi
 done
 [ -z "${is_new:-}" ] || "$PYTHON" -m compileall -q -j 0 "$KIT/site" >/dev/null 2>&1 || true # each process would compile it anew
-export PIP_NO_INDEX=1 PIP_FIND_LINKS=$KIT/wheels
+export PIP_FIND_LINKS=$KIT/wheels PIP_RETRIES=0 PIP_TIMEOUT=5
 echo "unpacked after $SECONDS s: $(cd "$KIT" && ls -A | tr '\n' ' ')"
 
 if [ -n "$(ls -A "$KIT/site")" ]; then
