@@ -403,6 +403,35 @@ def test_the_runs_can_be_searched_and_compared(page: Any, site: str) -> None:
     picture(page, "compare")
 
 
+def test_runs_have_their_labels_and_archived_ones_are_shown_on_demand(page: Any, site: str) -> None:
+    def label(route: Any) -> None:
+        response = route.fetch()
+        runs = response.json()
+        assert all((run["tags"], run["note"], run["is_archived"]) == ([], "", False) for run in runs)
+        labels = {
+            "steps-36": {"tags": ["good", "new"], "note": "<b>the one</b>"},
+            "steps-8": {"tags": ["good"], "is_archived": True},
+        }
+        route.fulfill(response=response, json=[{**run, **labels.get(run["run_id"], {})} for run in runs])
+
+    page.route("**/api/runs*", label)
+    page.goto(site)
+    row = page.locator("#runs tbody tr", has_text="steps-36")
+    assert row.locator(".run-tag").all_inner_texts() == ["good", "new"]
+    assert row.locator(".run-note").inner_text() == "<b>the one</b>"
+    page.locator("input[name=search]").fill("good")
+    expect(page.locator("#runs tbody tr")).to_have_count(1)
+    page.get_by_label("archived runs too").check()
+    expect(page.locator("#runs tbody tr")).to_have_count(2)
+    assert "archived=1" in page.url
+    page.reload()
+    expect(page.locator("#runs tbody tr")).to_have_count(2)
+    page.get_by_label("archived runs too").uncheck()
+    expect(page.locator("#runs tbody tr")).to_have_count(1)
+    page.locator("input[name=search]").fill("the one")
+    expect(page.locator("#runs tbody tr")).to_have_count(1)
+
+
 def test_noise_is_drawn_flat(page: Any, site: str) -> None:
     page.goto(site)
     low, high = page.evaluate(
