@@ -52,8 +52,14 @@ def find_changeable_run(name: str, runs: Path = RUNS) -> RunDirectory:
 
 def list_run_names(runs: Path = RUNS) -> list[str]:
     """List the names of the runs that lie in a directory whole; links and other directories are left out."""
-    paths = sorted(runs.glob("[!.]*"))
-    return [path.name for path in paths if not path.is_symlink() and all((path / part).is_dir() for part in PARTS)]
+    return [path.name for path in sorted(runs.glob("[!.]*")) if not path.is_symlink() and _has_parts(path)]
+
+
+def _has_parts(path: Path) -> bool:
+    try:
+        return all((path / part).is_dir() for part in PARTS)
+    except PermissionError:  # it belongs to another user
+        return False
 
 
 def _list_links(runs: Path) -> list[str]:
