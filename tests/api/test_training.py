@@ -195,7 +195,7 @@ def test_a_loop_over_steps_is_left_and_a_resume_has_the_next_ones(
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(NOTEBOOK, names)
 
-    async def iterate(resume: bool, last: int) -> tuple[list[int], lb.TrainingSteps]:
+    async def iterate(resume: bool, max_steps: int, last: int) -> tuple[list[int], lb.TrainingSteps]:
         numbers = []
         async with lb.atrain_steps(
             names["solve"],
@@ -208,7 +208,7 @@ def test_a_loop_over_steps_is_left_and_a_resume_has_the_next_ones(
             store=STORE,
             group_size=2,
             groups_per_step=2,
-            max_steps=4,
+            max_steps=max_steps,
         ) as steps:
             async for step in steps:
                 assert step.version == step.step and step.reward == step.metrics["reward/mean"] >= 0.25
@@ -217,16 +217,20 @@ def test_a_loop_over_steps_is_left_and_a_resume_has_the_next_ones(
                     break
         return numbers, steps
 
-    numbers, steps = asyncio.run(iterate(resume=False, last=1))
+    numbers, steps = asyncio.run(iterate(resume=False, max_steps=500, last=1))
     assert numbers == [1] and "has not reached its end" in raises(lambda: steps.result)
     assert [(run.name, run.state) for run in list_runs()] == [("run", "stopped")], "its processes have ended"
-    following, steps = asyncio.run(iterate(resume=True, last=100))
-    assert following == list(range(following[0], 5)) and following[0] > 1
-    assert (steps.result.figures["steps"], steps.result.figures["rollouts_trained_twice"]) == (4, 0)
+    with lb.connect() as session:
+        num_made = session.query("SELECT max(step) AS n FROM training_steps")[0]["n"]
+    assert 1 <= num_made < 500
+    end = num_made + 2
+    following, steps = asyncio.run(iterate(resume=True, max_steps=end, last=end + 1))
+    assert following == list(range(following[0], end + 1)) and following[0] > 1
+    assert (steps.result.figures["steps"], steps.result.figures["rollouts_trained_twice"]) == (end, 0)
     (run,) = list_runs()
-    assert (run.state, run.steps, run.reward) == ("ended", 4, steps.result.figures["reward"])
+    assert (run.state, run.steps, run.reward) == ("ended", end, steps.result.figures["reward"])
     greedy = {each.version: each.mean_reward for each in steps.result.evaluations if each.label == "greedy"}
-    assert run.heldout == pytest.approx(greedy[4])
+    assert run.heldout == pytest.approx(greedy[end])
 
 
 def test_an_agent_that_fails_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
