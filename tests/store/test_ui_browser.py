@@ -20,7 +20,7 @@ from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.store.clickhouse import migrations
 from lightningbus.store.clickhouse.client import connect
 from lightningbus.store.ui.client import Reader
-from lightningbus.store.ui.server import UiServer, serve
+from lightningbus.store.ui.server import STORE_HEADER, UiServer, serve
 from tests import seed_store
 from tests.polling import HANG_SECONDS
 from tests.store.conftest import StoreProcess, client
@@ -404,21 +404,20 @@ def test_the_runs_can_be_searched_and_compared(page: Any, site: str) -> None:
 
 
 def test_runs_have_their_labels_and_archived_ones_are_shown_on_demand(page: Any, site: str) -> None:
-    def label(route: Any) -> None:
-        response = route.fetch()
-        runs = response.json()
-        assert all((run["tags"], run["note"], run["is_archived"]) == ([], "", False) for run in runs)
-        labels = {
-            "steps-36": {"tags": ["good", "new"], "note": "<b>the one</b>"},
-            "steps-8": {"tags": ["good"], "is_archived": True},
-        }
-        route.fulfill(response=response, json=[{**run, **labels.get(run["run_id"], {})} for run in runs])
-
-    page.route("**/api/runs*", label)
+    response = page.request.get(f"{site}/api/runs")
+    runs = response.json()
+    assert all((run["tags"], run["note"], run["is_archived"]) == ([], "", False) for run in runs)
+    labels = {
+        "steps-36": {"tags": ["good", "new"], "note": "<b>the one</b>"},
+        "steps-8": {"tags": ["good"], "is_archived": True},
+    }
+    labelled = [{**run, **labels.get(run["run_id"], {})} for run in runs]
+    headers = {name: response.headers[name] for name in ("content-type", STORE_HEADER.lower())}
+    page.route("**/api/runs*", lambda route: route.fulfill(json=labelled, headers=headers))
     page.goto(site)
     row = page.locator("#runs tbody tr", has_text="steps-36")
-    assert row.locator(".run-tag").all_inner_texts() == ["good", "new"]
-    assert row.locator(".run-note").inner_text() == "<b>the one</b>"
+    expect(row.locator(".run-tag")).to_have_text(["good", "new"])
+    expect(row.locator(".run-note")).to_have_text("<b>the one</b>")
     page.locator("input[name=search]").fill("good")
     expect(page.locator("#runs tbody tr")).to_have_count(1)
     page.get_by_label("archived runs too").check()
