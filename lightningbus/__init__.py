@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lightningbus.api.sessions.table import Table
     from lightningbus.api.settings import TrainSettings
     from lightningbus.api.training import RunInterrupted, atrain
+    from lightningbus.api.training_steps import TrainingSteps, atrain_steps
     from lightningbus.run.errors import UserError
     from lightningbus.run.evaluation.evaluation import Evaluation
     from lightningbus.run.jobs.callbacks import Alert, Callback, Step
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "train": "lightningbus.api.blocking",
     "atrain": "lightningbus.api.training",
+    "atrain_steps": "lightningbus.api.training_steps",
+    "TrainingSteps": "lightningbus.api.training_steps",
     "RunInterrupted": "lightningbus.api.training",
     "TrainSettings": "lightningbus.api.settings",
     "Callback": "lightningbus.run.jobs.callbacks",
@@ -59,11 +62,13 @@ __all__ = [
     "Table",
     "TrainResult",
     "TrainSettings",
+    "TrainingSteps",
     "Transcript",
     "UserError",
     "aconnect",
     "aevaluate",
     "atrain",
+    "atrain_steps",
     "connect",
     "evaluate",
     "train",

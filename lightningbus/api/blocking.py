@@ -125,7 +125,7 @@ class Session:
         return run_blocking(self._session.query_df(sql, **parameters))
 
     def runs(self) -> Table:
-        """List the runs in the store by mode and evaluation, the newest first."""
+        """List the runs in the store by mode and evaluation, the newest first, with their tags and notes."""
         return run_blocking(self._session.runs())
 
     def rollouts(

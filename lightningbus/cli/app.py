@@ -31,6 +31,7 @@ COMMANDS = (
     Command("steps", RESULTS, "Repeat a training step.", "lightningbus steps replay --step 3"),
     Command("regrade", RESULTS, "Give stored rollouts new rewards.", "lightningbus regrade grader.yaml --name strict"),
     Command("audit", RESULTS, "Show the auditor's findings.", "lightningbus audit"),
+    Command("runs", MANAGE, "List, tag, rename, archive and delete runs.", "lightningbus runs list --tag good"),
     Command("publish", MANAGE, "Publish the tasks of a file.", "lightningbus publish tasks.jsonl --samples 8"),
     Command("weights", MANAGE, "List, pin and revoke weight versions.", "lightningbus weights list"),
     Command("prompts", MANAGE, "List, release and revoke prompt versions.", "lightningbus prompts list"),

@@ -45,6 +45,9 @@ class OtherRuns(Protocol):
     def list(self) -> Sequence[OtherRun]:
         """List all such runs. May block."""
 
+    def list_labels(self) -> Mapping[str, QueryRow]:
+        """Return ``tags``, ``note`` and ``is_archived`` of runs that have any, by their ids. May block."""
+
     async def open(self, run_id: str) -> OpenRun:
         """Open the store of a run; raises `lightningbus.store.ui.client.StoreGoneError`."""
 
@@ -66,6 +69,10 @@ class RunReader:
     def list_others(self) -> Sequence[OtherRun]:
         """List all runs with a store of their own. May block."""
         return self._others.list() if self._others is not None else ()
+
+    def list_labels(self) -> Mapping[str, QueryRow]:
+        """Return the labels of runs that have any, by their ids. May block."""
+        return self._others.list_labels() if self._others is not None else {}
 
     def state_of(self, run_id: str) -> StoreState:
         """Return what the last query about a run read; without one, of the store that the page reads."""

@@ -17,6 +17,9 @@ QueryRow = dict[str, Any]
 RECENT_ROLLOUTS = 200
 """Number of last rollouts whose mean is the training reward of a run."""
 
+NO_LABELS: QueryRow = {"tags": [], "note": "", "is_archived": False}
+"""Labels of a run that nobody gave any."""
+
 SETS = f"""
 WITH training_steps AS (SELECT run_id, model, step, epoch, settings FROM raw_training_steps),
 recent AS
@@ -125,6 +128,11 @@ def merge_runs(runs: Sequence[QueryRow], others: Sequence[OtherRun]) -> list[Que
         [*(run for run in runs if run["run_id"] not in names), *entries],
         key=lambda run: (-run["last_ms"], run["run_id"]),
     )
+
+
+def label_runs(runs: Sequence[QueryRow], labels: Mapping[str, QueryRow]) -> list[QueryRow]:
+    """Return the entries with the labels of their runs; ``labels`` has those of runs with any, by id."""
+    return [{**run, **NO_LABELS, **labels.get(run["run_id"], {})} for run in runs]
 
 
 def _describe_other(run: OtherRun) -> QueryRow:

@@ -114,7 +114,8 @@ class UiServer:
         state = self._reader.state_of("")
         runs = run_list.build_runs(times, sets, results, last_steps, self._members(""), state, now_ms)
         others = await asyncio.to_thread(self._reader.list_others)
-        return json_response(run_list.merge_runs(runs, others))
+        labels = await asyncio.to_thread(self._reader.list_labels)
+        return json_response(run_list.label_runs(run_list.merge_runs(runs, others), labels))
 
     def _members(self, run_id: str) -> Sequence[Heartbeat] | None:
         """List the living processes; None: no bus answers, or none that the run is on."""

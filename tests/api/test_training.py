@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import lightningbus as lb
+from lightningbus.run.run_data.run_overview import list_runs
 from tests.commands import ROOT
 from tests.learner.conftest import fitting_model
 from tests.polling import until
@@ -184,6 +185,52 @@ def test_a_callback_ends_training_and_the_newest_version_is_evaluated(
     assert callback.versions == [0, 0, newest, newest] and newest >= 2
     assert result.figures["stop_reason"] == "Enough.on_step: two are enough" and result.figures["rollouts_lost"] == 0
     assert result.best_version in (0, newest)
+
+
+def test_a_loop_over_steps_is_left_and_a_resume_has_the_next_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fitting_model(tmp_path / "model")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(NOTEBOOK, names)
+
+    async def iterate(resume: bool, max_steps: int, last: int) -> tuple[list[int], lb.TrainingSteps]:
+        numbers = []
+        async with lb.atrain_steps(
+            names["solve"],
+            tmp_path / "model",
+            TRAIN,
+            HELDOUT,
+            resume=resume,
+            learner={"cpu_threads": 1, "seq_len": 128, "engine": {"check_model": False}},
+            inference=ENGINE,
+            store=STORE,
+            group_size=2,
+            groups_per_step=2,
+            max_steps=max_steps,
+        ) as steps:
+            async for step in steps:
+                assert step.version == step.step and step.reward == step.metrics["reward/mean"] >= 0.25
+                numbers.append(step.step)
+                if step.step == last:
+                    break
+        return numbers, steps
+
+    numbers, steps = asyncio.run(iterate(resume=False, max_steps=500, last=1))
+    assert numbers == [1] and "has not reached its end" in raises(lambda: steps.result)
+    assert [(run.name, run.state) for run in list_runs()] == [("run", "stopped")], "its processes have ended"
+    with lb.connect() as session:
+        num_made = session.query("SELECT max(step) AS n FROM training_steps")[0]["n"]
+    assert 1 <= num_made < 500
+    end = num_made + 2
+    following, steps = asyncio.run(iterate(resume=True, max_steps=end, last=end + 1))
+    assert following == list(range(following[0], end + 1)) and following[0] > 1
+    assert (steps.result.figures["steps"], steps.result.figures["rollouts_trained_twice"]) == (end, 0)
+    (run,) = list_runs()
+    assert (run.state, run.steps, run.reward) == ("ended", end, steps.result.figures["reward"])
+    greedy = {each.version: each.mean_reward for each in steps.result.evaluations if each.label == "greedy"}
+    assert run.heldout == pytest.approx(greedy[end])
 
 
 def test_an_agent_that_fails_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from lightningbus.cli.app import app
@@ -23,7 +24,10 @@ from lightningbus.run.results.run_record import check_resumable, describe_job, f
 from lightningbus.run.settings.optimize import OptimizeSettings
 from lightningbus.run.settings.run_file import EvalSettings, RunSettings
 from lightningbus.runners.settings import RunnerSettings
+from lightningbus.schemas.training import TrainingStep
 from lightningbus.store.settings import StoreSettings
+from tests import seed_store
+from tests.store.conftest import prepared
 
 
 def job_of(directory: Path, heldout: dict[str, Any] | None = None, **learner: Any) -> tuple[RunSettings, TrainJob]:
@@ -231,3 +235,22 @@ def test_equal_settings_have_equal_digests(tmp_path: Path) -> None:
         settings, job = job_of(tmp_path, seed=seed)
         digests.append(compute_settings_sha256(settings.model_copy(update={"name": name}), job.learners, job.eval))
     assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.integration
+def test_steps_and_the_last_reward_are_counted_while_a_job_runs_and_kept_by_a_resume(tmp_path: Path) -> None:
+    settings, job = job_of(tmp_path)
+    results = Results.begin(settings, job.learners, job.eval, None)
+    rewarded = [
+        replace(event, metrics={**event.metrics, "reward/mean": event.step / 8})
+        for event in seed_store.run("small", steps=3)
+        if isinstance(event, TrainingStep)
+    ]
+    with prepared(tmp_path / "store") as store:
+        results.count_steps(store.sql)
+        assert (results.steps, results.reward) == (0, None)
+        seed_store.insert(store.sql, rewarded)
+        results.count_steps(store.sql)
+    assert (results.steps, results.reward) == (3, 0.375)
+    resumed = Results.begin(settings, job.learners, job.eval, results)
+    assert (resumed.num_starts, resumed.steps, resumed.reward) == (2, 3, 0.375)

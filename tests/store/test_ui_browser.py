@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from lightningbus.store.clickhouse import migrations
+from lightningbus.store.ui.server import STORE_HEADER
 from tests import seed_store
 from tests.polling import HANG_SECONDS
 from tests.store.browser import ROLLOUT, RUN, browser, expect, pages_of
@@ -334,6 +335,34 @@ def test_the_runs_can_be_searched_and_compared(page: Any, site: str) -> None:
     page.locator("#metrics .metric canvas").nth(3).wait_for()
     assert page.evaluate(GEOMETRY)["faults"] == []
     picture(page, "compare")
+
+
+def test_runs_have_their_labels_and_archived_ones_are_shown_on_demand(page: Any, site: str) -> None:
+    response = page.request.get(f"{site}/api/runs")
+    runs = response.json()
+    assert all((run["tags"], run["note"], run["is_archived"]) == ([], "", False) for run in runs)
+    labels = {
+        "steps-36": {"tags": ["good", "new"], "note": "<b>the one</b>"},
+        "steps-8": {"tags": ["good"], "is_archived": True},
+    }
+    labelled = [{**run, **labels.get(run["run_id"], {})} for run in runs]
+    headers = {name: response.headers[name] for name in ("content-type", STORE_HEADER.lower())}
+    page.route("**/api/runs*", lambda route: route.fulfill(json=labelled, headers=headers))
+    page.goto(site)
+    row = page.locator("#runs tbody tr", has_text="steps-36")
+    expect(row.locator(".run-tag")).to_have_text(["good", "new"])
+    expect(row.locator(".run-note")).to_have_text("<b>the one</b>")
+    page.locator("input[name=search]").fill("good")
+    expect(page.locator("#runs tbody tr")).to_have_count(1)
+    page.get_by_label("archived runs too").check()
+    expect(page.locator("#runs tbody tr")).to_have_count(2)
+    assert "archived=1" in page.url
+    page.reload()
+    expect(page.locator("#runs tbody tr")).to_have_count(2)
+    page.get_by_label("archived runs too").uncheck()
+    expect(page.locator("#runs tbody tr")).to_have_count(1)
+    page.locator("input[name=search]").fill("the one")
+    expect(page.locator("#runs tbody tr")).to_have_count(1)
 
 
 def test_noise_is_drawn_flat(page: Any, site: str) -> None:

@@ -25,6 +25,7 @@ from lightningbus.run.evaluation.publishing import PublishOptions, build_tasks, 
 from lightningbus.run.run_data.run_data import RunData
 from lightningbus.run.run_directory.directory import RUNS, RunDirectory
 from lightningbus.run.run_directory.discovery import connect as connect_bus
+from lightningbus.run.run_directory.labels import Labels, read_all_labels
 from lightningbus.run.run_directory.lookup import find_run
 from lightningbus.schemas import subjects
 
@@ -59,8 +60,10 @@ class AsyncSession:
     where something is wrong. The results of methods show themselves in Jupyter and in a terminal.
     """
 
-    def __init__(self, directory: RunDirectory | None, run: str | None, bus: str | None, data: RunData) -> None:
-        self._directory, self._run, self._bus, self._data = directory, run, bus, data
+    def __init__(
+        self, directory: RunDirectory | None, run: str | None, bus: str | None, data: RunData, runs: Path = RUNS
+    ) -> None:
+        self._directory, self._run, self._bus, self._data, self._runs = directory, run, bus, data, runs
 
     async def __aenter__(self) -> Self:
         return self
@@ -87,8 +90,13 @@ class AsyncSession:
         return await self._ask(lambda client: client.query_df(sql, parameters=parameters or None))
 
     async def runs(self) -> Table:
-        """List the runs in the store by mode and evaluation, the newest first."""
-        return await self.query(RUNS_SQL)
+        """List the runs in the store by mode and evaluation, the newest first, with their tags and notes."""
+        table = await self.query(RUNS_SQL)
+        with as_user_error():
+            labels = read_all_labels(self._runs)
+        added = [labels.get(run_id, Labels()) for run_id in table.column("run_id")]
+        rows = ((*row, list(each.tags), each.note) for row, each in zip(table.rows, added, strict=True))
+        return Table((*table.columns, "tags", "note"), tuple(rows))
 
     async def rollouts(
         self,
@@ -185,8 +193,8 @@ async def aconnect(
     """
     with as_user_error():
         directory = find_run(run, Path(runs)) if sql is None else None
-        name = directory.path.resolve().name if directory is not None else run
-        return AsyncSession(directory, name, bus, RunData(directory, sql, database))
+        name = directory.run_id if directory is not None else run
+        return AsyncSession(directory, name, bus, RunData(directory, sql, database), Path(runs))
 
 
 def _query(client: Client, sql: str, parameters: dict[str, Any]) -> Table:

@@ -57,7 +57,7 @@ def build_evaluation_job(
         **{name: value for name, value in options.items() if name not in ("version", "sampling", "label", "model")},
     }  # fmt: skip
     request = RolloutRequest(
-        run=directory.path.resolve().name,
+        run=directory.run_id,
         model=main,
         evaluation=options.get("label", default_label()),
         reward=learner.get("reward") or "",

@@ -41,6 +41,11 @@ class Step:
     metrics: Mapping[str, float]
     """Metrics by name; docs/store.md lists them with units."""
 
+    @property
+    def reward(self) -> float | None:
+        """Mean reward over the rollouts of the step that have one; None where the step has no such metric."""
+        return self.metrics.get("reward/mean")
+
 
 @dataclass(frozen=True, slots=True)
 class Alert:

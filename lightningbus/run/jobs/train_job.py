@@ -191,6 +191,22 @@ class _Training:
             await cancel_and_wait(saving)
             save()
 
+    @contextlib.asynccontextmanager
+    async def _counting_steps(self) -> AsyncIterator[None]:
+        """Keep the number of steps and the last reward up to date while the block runs."""
+
+        async def keep_counting() -> None:
+            while True:
+                await asyncio.sleep(SAVE_SECONDS)
+                with contextlib.suppress(ClickHouseError):  # the store is being started again
+                    await asyncio.to_thread(self._results.count_steps, self._client)
+
+        counting = asyncio.create_task(keep_counting())
+        try:
+            yield
+        finally:
+            await cancel_and_wait(counting)
+
     async def _optimize_prompts(self) -> None:
         """Run the round that an earlier start left, or the first one."""
         is_over = asyncio.Event()
@@ -213,7 +229,7 @@ class _Training:
         learner, is_over = self._learners[0], asyncio.Event()
         turns: list[Turn] = [*([self._held_out] if self._heldout.every is not None else []), *self._rounds]
         size = f"{learner.max_steps} steps of {learner.groups_per_step} x {learner.group_size} rollouts"
-        async with self._phase("training", f"training: {size}"):
+        async with self._phase("training", f"training: {size}"), self._counting_steps():
             for name, settings in zip(self._names, self._learners, strict=True):
                 await self._stack.supervisor.start(ChildSpec(name, "learner", settings))
             if not turns:

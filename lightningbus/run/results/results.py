@@ -38,6 +38,12 @@ COUNTS = {
     ),
 }
 """Queries of figures over all models of a run."""
+LAST_STEPS = """
+SELECT model, count(), argMax(if(mapContains(metrics, 'reward/mean'), metrics['reward/mean'], NULL), step)
+FROM training_steps WHERE run_id = {run_id:String} GROUP BY model
+"""
+"""Query of the number of steps of each model, and of the mean reward of its last one."""
+KEPT_TIMES = ("seconds", "seconds_by_phase")
 BEFORE_AND_AFTER = ("greedy_before", "sampled_before", "greedy_after", "sampled_after")
 EXCLUDED = (
     "SELECT exclusion_reason, count() FROM training_rollouts WHERE run_id = {run_id:String} AND NOT trained "
@@ -59,6 +65,7 @@ class Results(BaseModel):
     max_steps: int = Field(description="training steps that the job was set to make")
     max_reward: float = Field(description="reward of a perfect policy")
     steps: int = Field(0, description="training steps made; of several models, those of the slowest")
+    reward: float | None = Field(None, description="mean reward of the last training step of `model`; none: no step")
     stop_reason: str = Field("", description="reason why training ended before `max_steps`; empty: it did not")
     weight_versions: int = Field(0, description="weight versions published, of all models")
     rollouts: int = Field(0, description="rollouts that ended, evaluations included")
@@ -97,7 +104,7 @@ class Results(BaseModel):
         """Return the results of a job that starts, or continues from its ``earlier`` results."""
         kept = {
             name: getattr(earlier, name)
-            for name in ("evaluations", "prompt_rounds", "prompts", "seconds", "seconds_by_phase", *BEFORE_AND_AFTER)
+            for name in ("evaluations", "prompt_rounds", "prompts", "steps", "reward", *KEPT_TIMES, *BEFORE_AND_AFTER)
             if earlier is not None
         }
         learner = learners[0]
@@ -155,13 +162,21 @@ class Results(BaseModel):
         self.seconds_by_phase[phase] = self.seconds_by_phase.get(phase, 0.0) + seconds
         self.seconds = sum(self.seconds_by_phase.values())
 
+    def count_steps(self, client: Client) -> None:
+        """Read the training steps that the store has by now, and the reward of the last one."""
+        rows = client.query(LAST_STEPS, parameters={"run_id": self.run}).result_rows
+        steps = {model: (num_steps, reward) for model, num_steps, reward in rows}
+        self.steps = min(steps.get(model, (0, None))[0] for model in {*self.models, self.model})
+        _, reward = steps.get(self.model, (0, None))
+        self.reward = None if reward is None else round(reward, 4)
+
     def count(self, client: Client) -> None:
         """Read the figures that the store counts."""
         parameters = {"run_id": self.run}
         for name, sql in COUNTS.items():
             setattr(self, name, query_row(client, sql, parameters)[0])
         self.models |= count_models(client, self.run)
-        self.steps = min((figures.steps for figures in self.models.values()), default=0)
+        self.count_steps(client)
         rows = client.query(EXCLUDED, parameters=parameters).result_rows
         self.excluded = dict(map(tuple, rows))
 

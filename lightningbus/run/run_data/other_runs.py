@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from lightningbus.bus.errors import BusError
 from lightningbus.common.aio import cancel_and_wait
@@ -13,6 +14,7 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.results.results import Results
 from lightningbus.run.run_data.followed_run import OPENING_ERRORS, followed
 from lightningbus.run.run_directory.directory import RUNS, RunDirectory
+from lightningbus.run.run_directory.labels import LABELS, read_all_labels
 from lightningbus.store.ui.client import StoreGoneError
 from lightningbus.store.ui.other_run import OpenRun, OtherRun
 
@@ -52,6 +54,13 @@ class OtherRuns:
         """Describe all of them from their files. Blocks."""
         names = sorted(path.name for path in RUNS.iterdir()) if RUNS.is_dir() else []
         return [_describe(run) for name in names if (run := self.find(name)) is not None]
+
+    def list_labels(self) -> dict[str, dict[str, Any]]:
+        """Read the labels of all runs here, by the names of their directories and by their ids. Blocks."""
+        return {
+            run_id: {"tags": labels.tags, "note": labels.note, "is_archived": labels.is_archived}
+            for run_id, labels in read_all_labels(RUNS).items()
+        }
 
     async def open(self, run_id: str) -> OpenRun:
         """Open the store of one of them; raises `StoreGoneError` when it cannot be opened."""
@@ -104,7 +113,7 @@ def _describe(run: RunDirectory) -> OtherRun:
         results = Results.read(run.path)
     with contextlib.suppress(BusError):
         is_up = run.read_endpoints() is not None
-    last = max(path.stat().st_mtime for path in (run.path, *run.path.glob("[!.]*")))
+    last = max(path.stat().st_mtime for path in (run.path, *run.path.glob("[!.]*")) if path.name != LABELS)
     if results is None:
         return OtherRun(run.path.name, is_up, last_ms=1000 * last)
     means = {

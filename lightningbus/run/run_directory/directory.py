@@ -16,6 +16,7 @@ import msgspec
 
 from lightningbus.bus.directory_lock import DirectoryInUseError, lock_directory
 from lightningbus.bus.errors import BusError
+from lightningbus.run.run_directory.labels import read_labels
 
 PARTS = ("logs", "bus", "store", "checkpoints", "work")
 LOCKED_PARTS = ("bus", "store", "checkpoints")
@@ -101,8 +102,14 @@ class RunDirectory:
     def opened(self, fresh: bool = False) -> Iterator[None]:
         """Create the directory, inside `reserved`; ``fresh`` moves an earlier run of the same name aside first.
 
-        Raises `bus.BusError`, and changes nothing, while another process works in a part of it.
+        Raises `bus.BusError`, and changes nothing, while another process works in a part of it, or where it has the
+        data of a run that was renamed.
         """
+        if not fresh and (run_id := read_labels(self.path).run_id):
+            raise BusError(
+                f"run {self.path.name!r} was renamed and its data has the name {run_id!r}: to go on with it, name it "
+                f"{run_id!r} again by `lightningbus runs rename`"
+            )
         with ExitStack() as exits:
             with self._parts_locked():
                 if fresh and any(self.path.glob("[!.]*")):
@@ -118,10 +125,10 @@ class RunDirectory:
 
     @contextmanager
     def _parts_locked(self) -> Iterator[None]:
-        with ExitStack() as parts:
-            for name in LOCKED_PARTS:
-                if (self.path / name).exists():
-                    parts.enter_context(lock_directory(self.path / name))
+        with ExitStack() as locks:
+            for part in (self.path / name for name in LOCKED_PARTS):
+                if part.exists():
+                    locks.enter_context(lock_directory(part))
             yield
 
     @contextmanager
@@ -170,8 +177,11 @@ class RunDirectory:
 
     @property
     def run_id(self) -> str:
-        """Id of the run in the store, also for a directory that was moved aside."""
-        return MOVED_ASIDE.sub("", self.path.resolve().name)
+        """Id of the run in the store, also for a directory that was renamed or moved aside.
+
+        Raises `UserError` when the file with the id of a renamed run cannot be read.
+        """
+        return read_labels(self.path).run_id or MOVED_ASIDE.sub("", self.path.resolve().name)
 
     def list_export_commands(self) -> list[str]:
         """Return a command for each model of the run, which exports it into a directory.

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.run.errors import UserError
-from lightningbus.run.run_directory.directory import LATEST, RUNS, RunDirectory
+from lightningbus.run.run_directory.directory import LATEST, PARTS, RUNS, RunDirectory
 
 
 def find_run(run: str | None, runs: Path = RUNS) -> RunDirectory | None:
@@ -28,7 +28,42 @@ def find_named_run(run: str, runs: Path = RUNS) -> RunDirectory | None:
 
 def find_run_names(runs: Path = RUNS) -> list[str]:
     """List the names of the runs in a directory."""
-    return [path.name for path in runs.glob("*") if path.name != LATEST and _is_run(path)]
+    return [path.name for path in runs.glob("[!.]*") if path.name != LATEST and _is_run(path)]
+
+
+def find_changeable_run(name: str, runs: Path = RUNS) -> RunDirectory:
+    """Find a run that lies in ``runs`` by its name; ``latest`` names the one that was started last.
+
+    Raises `UserError` for anything else, such as a path, a link, or a directory that is not a run's.
+    """
+    names = list_run_names(runs)
+    if name == LATEST:
+        latest = RunDirectory.latest(runs)
+        if latest is None or latest.path.name not in names or latest.path.parent != runs.resolve():
+            raise UserError(f"{runs / LATEST} leads to no run in {runs}")
+        return RunDirectory(runs / latest.path.name)
+    if name in names:
+        return RunDirectory(runs / name)
+    if name in _list_links(runs):
+        raise UserError(f"{runs / name} is a link, not a run: it stays as it is")
+    hint = suggest_name(name, names) if names else ""
+    raise UserError(f"there is no run {name!r} in {runs}; {hint}".rstrip("; "))
+
+
+def list_run_names(runs: Path = RUNS) -> list[str]:
+    """List the names of the runs that lie in a directory whole; links and other directories are left out."""
+    return [path.name for path in sorted(runs.glob("[!.]*")) if not path.is_symlink() and _has_parts(path)]
+
+
+def _has_parts(path: Path) -> bool:
+    try:
+        return all((path / part).is_dir() for part in PARTS)
+    except PermissionError:  # it belongs to another user
+        return False
+
+
+def _list_links(runs: Path) -> list[str]:
+    return [path.name for path in runs.glob("*") if path.is_symlink()]
 
 
 def find_run_id(run: str) -> str:

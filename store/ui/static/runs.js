@@ -8,7 +8,7 @@ import { fill, panel } from "./panel.js";
 import { change, linkTo } from "./place.js";
 
 const COLUMNS = [
-  { title: "run", class: "name", cell: (row) => h("a", { href: linkTo(row.run_id) }, row.run_id) },
+  { title: "run", class: "name", cell: named },
   { title: "state", cell: (row) => h("span", { class: `run-state ${row.state}` }, row.state) },
   { title: "steps", number: true, class: "wide", about: "training steps done, and the number set; of several models, those of the slowest", cell: steps },
   { title: "training reward", number: true, about: "mean of the last 200 training rollouts", cell: (row) => reward(trained(row)?.mean_reward) },
@@ -22,19 +22,27 @@ const COLUMNS = [
 
 /** The first page. */
 export function runsPage(root, { query }, signal) {
-  let runs = [], list = null, words = query.get("search") ?? "";
+  let runs = [], list = null, words = query.get("search") ?? "", all = query.get("archived") === "1";
   const chosen = new Set();
-  const search = h("input", { type: "search", name: "search", placeholder: "name, state or settings", "aria-label": "Search runs", value: words, input: () => {
+  const search = h("input", { type: "search", name: "search", placeholder: "name, tag, state or settings", "aria-label": "Search runs", value: words, input: () => {
     words = search.value.trim();
     change({ search: words }, false);
     draw();
   } });
   const compare = h("a", { class: "button", id: "compare" });
-  const box = panel("Runs", { name: "runs", height: 240, extra: h("div", { class: "run-tools" }, search, compare) });
+  const archived = h("input", { type: "checkbox", name: "archived", change: () => {
+    all = archived.checked;
+    change({ archived: all ? "1" : "" }, false);
+    draw();
+  } });
+  const choice = h("label", { hidden: true }, archived, " archived runs too");
+  const box = panel("Runs", { name: "runs", height: 240, extra: h("div", { class: "run-tools" }, search, choice, compare) });
   root.append(box.root);
 
   function draw() {
-    const next = listed(runs.filter((row) => matches(row, words)), words, chosen, offer);
+    choice.hidden = !all && !runs.some((row) => row.is_archived);
+    archived.checked = all;
+    const next = listed(runs.filter((row) => (all || !row.is_archived) && matches(row, words)), words, chosen, offer);
     offer();
     if (list?.isEqualNode(next)) return; // keeps the focus where it is
     list = next;
@@ -55,6 +63,7 @@ export function runsPage(root, { query }, signal) {
   follow(() => fill({ show: draw, fail }, async () => { runs = await ask("runs", {}, signal); }, signal), signal, showLive);
   return (next) => {
     words = next.get("search") ?? "";
+    all = next.get("archived") === "1";
     if (search.value.trim() !== words) search.value = words;
     draw();
   };
@@ -77,6 +86,12 @@ function listed(rows, words, chosen, changed) {
 /** A click anywhere in a row is one on its link, unless text is being marked. */
 export function follows(event, href) {
   if (!event.target.closest("a, input") && !String(getSelection())) location.hash = href;
+}
+
+/** A run's name, its tags, and the beginning of its note. */
+function named(row) {
+  return [h("a", { href: linkTo(row.run_id) }, row.run_id), row.tags.map((tag) => [" ", h("span", { class: "run-tag" }, tag)]),
+    row.note ? h("small", { class: "run-note", title: row.note }, row.note) : null];
 }
 
 const trained = (row) => row.sets.find((set) => set.mode === "train");
@@ -103,6 +118,6 @@ function shortSettings(row) {
 }
 
 function matches(row, words) {
-  const text = [row.run_id, row.state, ...settingTexts(row), ...row.models, ...row.results.map((result) => result.evaluation)].join(" ").toLowerCase();
+  const text = [row.run_id, row.state, ...row.tags, row.note, ...settingTexts(row), ...row.models, ...row.results.map((result) => result.evaluation)].join(" ").toLowerCase();
   return words.toLowerCase().split(/\s+/).every((word) => text.includes(word));
 }
