@@ -80,6 +80,7 @@ def train_trl(python: Path, work: Path, seed: int, steps: int) -> dict[str, Any]
         "seed": seed,
         "steps": steps,
         "lr": PRETRAINED.lr,
+        "min_lr_ratio": PRETRAINED.min_lr_ratio,
         "groups": PRETRAINED.groups_per_step,
         "samples": PRETRAINED.samples,
     }

@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--lr", type=float, default=8e-5)
+    parser.add_argument("--min_lr_ratio", type=float, default=0.1)
     parser.add_argument("--groups", type=int, default=8)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
@@ -70,7 +71,8 @@ def main() -> None:
         bf16=options.bf16,
         seed=options.seed,
         learning_rate=options.lr,
-        lr_scheduler_type="constant",
+        lr_scheduler_type="cosine_with_min_lr",
+        lr_scheduler_kwargs={"min_lr_rate": options.min_lr_ratio},
         max_steps=options.steps,
         # TRL counts completions: a step has `groups` prompts with `samples` completions each.
         per_device_train_batch_size=options.groups * options.samples,
