@@ -248,7 +248,7 @@ def call_on_device(place: Path, call: str, only: str = "") -> dict[str, Any]:
     return results
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("call", calls.CALLS)
