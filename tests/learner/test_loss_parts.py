@@ -136,6 +136,8 @@ def settings_of(mix: Sequence[str], mode: str, cut: str = "merged") -> dict[str,
     fields = {name: dict(value) if isinstance(value, dict) else value for name, value in CUTS[cut].items()}
     actor: Any = fields.pop("actor", {})
     weights = {name: value if name in mix else 0.0 for name, value in COEFFICIENTS.items()}
+    if "rl" not in mix:
+        fields["supervised"] = {"path": "answers.jsonl"}  # settings want another part, and the trainer reads no file
     return {"actor": {"loss_agg_mode": mode, **actor}, "loss_weights": weights, **fields}
 
 

@@ -118,7 +118,8 @@ def test_rollouts_of_a_run_are_copied_as_tokens(monkeypatch: pytest.MonkeyPatch,
 
 def train_with_a_stop(directory: Path, name: str, path: Path, model: Path) -> None:
     """Let the real processes of a command train 20 steps on a file, stop them, and let them go on to a model."""
-    (directory / "run.yaml").write_text(json.dumps({"bus": {"port": 0}, "learner": {"actor": {"optim": {"lr": 1e-2}}}}))
+    ports = {"bus": {"port": 0}, "store": {"http_port": 0}}
+    (directory / "run.yaml").write_text(json.dumps({**ports, "learner": {"actor": {"optim": {"lr": 1e-2}}}}))
     command = [sys.executable, "-m", "lightningbus", name]
     start = [str(path), "-c", "run.yaml", "--model-path", str(model), "--batch-size", "3", "--epochs", "20"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
