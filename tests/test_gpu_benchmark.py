@@ -246,7 +246,8 @@ def test_a_pretrained_run_is_summed_up_by_each_evaluation() -> None:
 def test_a_step_whose_time_is_over_names_the_call_that_it_was_in() -> None:
     log = (
         'Loading\nTimeout (0:01:14)!\nThread 0x1 (most recent call first):\n  File "a.py", line 1 in wait\n\n'
-        'Thread 0x2 (most recent call first):\n  File "b.py", line 2 in log_softmax\n  File "c.py", line 3 in main\n'
+        'Thread 0x2 (most recent call first):\n  File "/x/lib/python3.12/site-packages/b.py", line 2 in log_softmax\n'
+        '  File "c.py", line 3 in main\n'
     )
     assert child.find_call(log) == 'File "b.py", line 2 in log_softmax'
     assert child.find_call("Loading\n") == ""

@@ -5,6 +5,7 @@ import asyncio
 import faulthandler
 import importlib
 import json
+import re
 import shutil
 import signal
 import sys
@@ -22,6 +23,8 @@ from lightningbus.common.processes.subprocesses import spawn, terminate
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP_SECONDS = 30.0
+INSTALLED = re.compile(r'"[^"]*/(site-packages|python3\.\d+)/')
+"""Where a machine has its packages: of no interest elsewhere."""
 SPARE_SECONDS = 3.0
 """Seconds before the end of a step at which its calls are written to its log."""
 MAX_ERROR_LETTERS = 400
@@ -77,7 +80,7 @@ def last_line(log: str) -> str:
 def find_call(log: str) -> str:
     """The innermost call of the main thread when the time was over, of `faulthandler`'s text; empty without. Pure."""
     _, mark, stack = log.rpartition("(most recent call first):\n")
-    return stack.partition("\n")[0].strip() if mark else ""
+    return INSTALLED.sub('"', stack.partition("\n")[0].strip()) if mark else ""
 
 
 def describe_error(error: BaseException) -> str:
