@@ -24,7 +24,7 @@ from lightningbus.common.processes.subprocesses import spawn, terminate
 ROOT = Path(__file__).resolve().parents[2]
 STOP_SECONDS = 30.0
 INSTALLED = re.compile(r'"[^"]*/(site-packages|python3\.\d+)/')
-"""Where a machine has its packages: of no interest elsewhere."""
+"""Beginning of a path in a machine's folders of packages."""
 SPARE_SECONDS = 3.0
 """Seconds before the end of a step at which its calls are written to its log."""
 MAX_ERROR_LETTERS = 400

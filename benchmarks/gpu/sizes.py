@@ -126,7 +126,7 @@ SHORT = replace(
     pretrained_steps=40,
     vllm_args=("--compilation-config", '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}'),
 )
-"""Minutes instead of an hour: an engine with CUDA graphs and without torch.compile starts in seconds."""
+"""Sizes for minutes instead of an hour. Engines have CUDA graphs, and start sooner without torch.compile."""
 SHORT_EAGER = replace(SHORT, vllm_args=("--enforce-eager", "--attention-backend", "TRITON_ATTN"))
 """Engines of Triton and torch alone, for a GPU on which those of `SHORT` do not start."""
 DRY_RUN = Scale(

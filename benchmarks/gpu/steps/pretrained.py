@@ -24,8 +24,8 @@ SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 NUM_TASKS = {"train": 100, "heldout": 40}
 ENGINE_SHARE = 0.4
 """Share of the GPU's memory for the engine; the rest is the learner's."""
-BYTES_OF_PROMPT = 512
-"""Length for a model that has a token for each byte."""
+BYTE_CONTEXT = 512
+"""Context of the dry run's model, which has a token for each byte."""
 EVALUATIONS = 4
 """Evaluations on held-out tasks, the first of the model as it is."""
 
@@ -60,7 +60,7 @@ def make_settings(context: Context, fields: Mapping[str, Any], model: Path, pyth
     """Adapt the example's run file to the model, the GPU and the number of steps. Pure, but that it looks for a GPU."""
     scale = context.scale
     (node,), steps = fields["inference"], scale.pretrained_steps
-    num_tokens = node["max_model_len"] if scale.is_pretrained else BYTES_OF_PROMPT
+    num_tokens = node["max_model_len"] if scale.is_pretrained else BYTE_CONTEXT
     engine = {"model_path": model, "max_model_len": num_tokens, "max_num_seqs": 64}
     shared = scale.engine(ENGINE_SHARE)
     if has_gpu():
