@@ -1,12 +1,14 @@
 """Lines of a file to learn from: JSON objects, or rows of Parquet."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lightningbus.tasks.task_source import TaskSource
 from lightningbus.tasks.task_tables import read_rows
+
+T = TypeVar("T")
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -27,6 +29,17 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no UTF-8 text") from error
+
+
+def build_each(path: Path, lines: Iterable[dict[str, Any]], build: Callable[[int, dict[str, Any]], T]) -> list[T]:
+    """Return what ``build`` makes of each line and its number from 1; raise ValueError that names file and line."""
+    built = []
+    for number, line in enumerate(lines, 1):
+        try:
+            built.append(build(number, line))
+        except Exception as error:  # a chat template is a program, and raises what it likes
+            raise ValueError(f"{path}, line {number}: {error}") from error
+    return built
 
 
 def _read_object(path: Path, number: int, text: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightningbus.learner.batching.demonstrations import Demonstration, Demonstrations
-from lightningbus.learner.data_lines import read_lines
+from lightningbus.learner.data_lines import build_each, read_lines
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.transitions.chats import ChatTemplate, build_chat, demonstrated_call
 from lightningbus.learner.transitions.tokenizer import find_vocabulary_size
@@ -23,17 +23,11 @@ def read_demonstrations(settings: LearnerSettings) -> Demonstrations:
 
 def load_demonstrations(path: Path, model_path: Path) -> list[Demonstration]:
     """Load the demonstrations of a file; raise ValueError with a sentence that names file and line."""
-    lines = list(enumerate(read_lines(path), 1))
-    if lines and RESPONSE in lines[0][1]:
-        return load_calls(path, [line for _, line in lines], model_path)
+    lines = list(read_lines(path))
+    if lines and RESPONSE in lines[0]:
+        return load_calls(path, lines, model_path)
     template = ChatTemplate.load(model_path)
-    loaded = []
-    for number, line in lines:
-        try:
-            loaded.append(Demonstration(f"chat-{number}", _load_chat(line, template)))
-        except Exception as error:  # a template is a program, and raises what it likes
-            raise ValueError(f"{path}, line {number}: {error}") from error
-    return loaded
+    return build_each(path, lines, lambda number, line: Demonstration(f"chat-{number}", _load_chat(line, template)))
 
 
 def load_calls(path: Path, lines: Sequence[Mapping[str, Any]], model_path: Path) -> list[Demonstration]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightningbus.learner.batching.demonstrations import Demonstration
 from lightningbus.learner.batching.preferences import Preference, Preferences, choose_pair
-from lightningbus.learner.data_lines import read_lines
+from lightningbus.learner.data_lines import build_each, read_lines
 from lightningbus.learner.demonstration_files import MESSAGES, RESPONSE, load_calls, read_messages, read_tools
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.transitions.chats import ChatTemplate, build_chat
@@ -36,17 +36,11 @@ def load_preferences(path: Path, model_path: Path) -> list[Preference]:
     A line is in TRL's form: ``prompt`` or ``messages``, ``chosen`` and ``rejected``, each a list of messages or a text,
     which is one message of the user or of the assistant. Without a prompt, it is what both lists begin with.
     """
-    lines = list(enumerate(read_lines(path), 1))
-    if lines and RESPONSE in lines[0][1]:
-        return _pair_rollouts(path, [line for _, line in lines], model_path)
+    lines = list(read_lines(path))
+    if lines and RESPONSE in lines[0]:
+        return _pair_rollouts(path, lines, model_path)
     template = ChatTemplate.load(model_path)
-    loaded = []
-    for number, line in lines:
-        try:
-            loaded.append(_load_pair(number, line, template))
-        except Exception as error:  # a template is a program, and raises what it likes
-            raise ValueError(f"{path}, line {number}: {error}") from error
-    return loaded
+    return build_each(path, lines, lambda number, line: _load_pair(number, line, template))
 
 
 def _pair_rollouts(path: Path, lines: Sequence[Mapping[str, Any]], model_path: Path) -> list[Preference]:

@@ -84,7 +84,7 @@ def test_bound_names_of_a_script_are_its_declarations_and_parameters() -> None:
 @pytest.mark.long
 @pytest.mark.integration
 def test_tests_are_collected_on_a_machine_with_no_optional_program(tmp_path: Path) -> None:
-    """Without a browser, bubblewrap and the like, tests that need them are skipped, and no other is lost."""
+    """Skip tests of a browser, bubblewrap and the like where these are missing, and lose no other test."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PATH": str(tmp_path)}, capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""What a function returned for the tensor of its last call: layers ask the same of the same positions.
+"""Cache of a function's last result: the layers of a model ask the same of the same positions.
 
 On a GPU each such question waits for all that was queued before it.
 """

@@ -60,7 +60,7 @@ class DataTraining:
     command: str
     part: "DataPart"
     file_kind: str
-    """What the file holds, with an article."""
+    """Content of the file, with an article, in error sentences."""
     data: Path | None
     run: str | None
     model: str | None
@@ -141,7 +141,7 @@ class DataTraining:
         from lightningbus.run.run_data.run_bus import open_run_bus
 
         async def work() -> int:
-            # that role may do little else
+            # the role of a node may do little else
             async with open_run_bus(None, str(run), self.command, "inference") as source:
                 return (await export_version(source, ExportRequest(out))).version
 

@@ -221,7 +221,7 @@ def test_demonstrations_are_spread_over_mini_batches(start: Start) -> None:
 
 
 def outputs_by_ranks(directory: Path, kind: str) -> list[Any]:
-    """What `mixed_ranks` writes with one rank, and with two."""
+    """Run `mixed_ranks` with one rank and with two; return what each wrote."""
     script = Path(__file__).with_name("mixed_ranks.py")
     outs = []
     for number in (1, 2):

@@ -11,7 +11,7 @@ from lightningbus.learner.training.distributed import LOOPBACK, ProcessGroup
 
 @pytest.fixture
 def initialized(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What torch is asked for, without a group."""
+    """Record the arguments of torch's process group, and start none."""
     fields: dict[str, Any] = {}
     monkeypatch.setattr(dist, "is_initialized", lambda: False)
     monkeypatch.setattr(dist, "init_process_group", lambda **arguments: fields.update(arguments))

@@ -145,7 +145,7 @@ def test_a_file_of_pairs_becomes_a_model_also_after_a_stop(tmp_path: Path) -> No
     assert float(steps[-1]["accuracy"]) == 1.0
 
     def preferences_of(directory: Path) -> list[float]:
-        """By how much each pair's better answer is likelier than the worse, in nats."""
+        """Margin of each pair's better answer over the worse, in nats."""
         scored = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         leads = []
         for pair in load_preferences(path, model):

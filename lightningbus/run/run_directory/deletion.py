@@ -9,7 +9,7 @@ from typing import Any
 from lightningbus.run.errors import UserError
 from lightningbus.run.run_directory.directory import LATEST, RUNS, RunDirectory
 from lightningbus.run.run_directory.lookup import list_run_names
-from lightningbus.run.run_directory.occupancy import kept_whole
+from lightningbus.run.run_directory.occupancy import lock_run
 from lightningbus.run.run_directory.start_time import find_started_at
 
 DELETED = ".deleted-"
@@ -25,7 +25,7 @@ def delete_run(run: RunDirectory, runs: Path = RUNS) -> None:
     """
     latest = RunDirectory.latest(runs)
     is_latest = latest is not None and latest.path == run.path.resolve()
-    with kept_whole(run):
+    with lock_run(run):
         hidden = run.path.with_name(f"{DELETED}{run.path.name}-{os.getpid()}")
         try:
             run.path.rename(hidden)

@@ -1,4 +1,4 @@
-"""Use of a run's directory by processes: whether one runs it, and keeping all of it for this one."""
+"""Locks of a run's directory: whether a process runs it, and a lock of all of its parts."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,8 +17,8 @@ def is_up(run: RunDirectory) -> bool:
 
 
 @contextmanager
-def kept_whole(run: RunDirectory) -> Iterator[None]:
-    """Keep the whole directory for this process while the block runs, which may move or delete it.
+def lock_run(run: RunDirectory) -> Iterator[None]:
+    """Lock the directory and all of its parts while the block runs, which may move or delete it.
 
     Pages that read its files leave it. What a link in it leads to is not touched. Raises `bus.BusError` while another
     process works in it.

@@ -8,7 +8,7 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.run_directory.directory import LATEST, RUNS, RunDirectory
 from lightningbus.run.run_directory.labels import change_labels
 from lightningbus.run.run_directory.lookup import find_changeable_run
-from lightningbus.run.run_directory.occupancy import kept_whole
+from lightningbus.run.run_directory.occupancy import lock_run
 from lightningbus.run.settings.policy_options import NAME
 
 
@@ -25,7 +25,7 @@ def rename_run(old: str, new: str, runs: Path = RUNS) -> RunDirectory:
         raise UserError(f"{target} is there already: use another name")
     latest = RunDirectory.latest(runs)
     is_latest = latest is not None and latest.path == run.path.resolve()
-    with kept_whole(run):
+    with lock_run(run):
         run_id = run.run_id
         change_labels(run.path, lambda labels: replace(labels, run_id=run_id if run_id != new else ""))
         try:

@@ -36,7 +36,7 @@ class SupervisedRequest:
     lr: float | None = None
     part: DataPart = "supervised"
     beta: float | None = None
-    """For pairs alone."""
+    """Strength of the tie to the model at the start, of a training on pairs."""
 
 
 def build_supervised_settings(request: SupervisedRequest) -> RunSettings:

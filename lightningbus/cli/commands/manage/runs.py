@@ -16,7 +16,7 @@ from lightningbus.run.run_directory.directory import RUNS, RunDirectory
 from lightningbus.run.run_directory.disk_usage import measure_disk_bytes
 from lightningbus.run.run_directory.labels import change_labels, edit_note, edit_tags, parse_tag_changes
 from lightningbus.run.run_directory.lookup import find_changeable_run
-from lightningbus.run.run_directory.occupancy import kept_whole
+from lightningbus.run.run_directory.occupancy import lock_run
 from lightningbus.run.run_directory.references import find_references
 from lightningbus.run.run_directory.renaming import rename_run
 
@@ -139,7 +139,7 @@ def delete(
 
     def measure() -> tuple[RunDirectory, float, list[Path]]:
         run = find_changeable_run(name, runs)
-        with kept_whole(run):
+        with lock_run(run):
             references = find_references(run.path.name, runs, Path())
             others = [path for path in references if run.path not in path.parents]
             return run, measure_disk_bytes(run.path) / 1e6, others

@@ -78,6 +78,21 @@ def dpo(
         return rollouts
 
     DataTraining(
-        "dpo", "preferences", "a file of pairs", data, run, model, config, model_path, name, epochs, batch_size, lr,
-        out, resume, sql, database, beta,
-    ).execute(choose)  # fmt: skip
+        command="dpo",
+        part="preferences",
+        file_kind="a file of pairs",
+        data=data,
+        run=run,
+        model=model,
+        config=config,
+        model_path=model_path,
+        name=name,
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        out=out,
+        is_resumed=resume,
+        sql=sql,
+        database=database,
+        beta=beta,
+    ).execute(choose)

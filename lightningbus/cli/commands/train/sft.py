@@ -64,6 +64,20 @@ def sft(
         return rollouts
 
     DataTraining(
-        "sft", "supervised", "a file of chats", data, run, model, config, model_path, name, epochs, batch_size, lr,
-        out, resume, sql, database,
-    ).execute(choose)  # fmt: skip
+        command="sft",
+        part="supervised",
+        file_kind="a file of chats",
+        data=data,
+        run=run,
+        model=model,
+        config=config,
+        model_path=model_path,
+        name=name,
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        out=out,
+        is_resumed=resume,
+        sql=sql,
+        database=database,
+    ).execute(choose)
