@@ -1,4 +1,7 @@
-"""The same step by verl's own engine and loss, with verl's defaults: what the learner is compared with."""
+"""The same step by verl's own engine and loss, with verl's defaults: what the learner is compared with.
+
+Without flash-attention verl computes log-probabilities token by token. There its fused kernels are taken, by torch.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -20,33 +23,40 @@ def measure(context: Context, size: Size) -> None:
     """A PPO update, behind a pass for log-probabilities and entropy on the same rows and without one: speed, memory."""
     device = cpu_platform.select_platform()
     import torch
+    from verl.utils import tensordict_utils as tu
 
     scale = context.scale
     if scale.cpu_threads is not None:
         torch.set_num_threads(scale.cpu_threads)
     ProcessGroup(device)
-    attention = "flash_attention_2" if device == "cuda" and has_flash_attention() else "sdpa"
-    engine = _make_engine(str(context.model(size)), device, attention)
+    is_fused = not (device == "cuda" and has_flash_attention())
+    engine = _make_engine(str(context.model(size)), device, is_fused)
     rows = make_sequences(scale, scale.shapes[size].fields["vocab_size"])
+
+    def to_tensors(*, entropy: bool) -> Any:
+        data = TokenInputs(rows, {}).to_tensordict(ForwardConfig(scale.max_tokens, entropy=entropy))
+        tu.assign_non_tensor(data, use_fused_kernels=is_fused)
+        return data
 
     def infer() -> Any:
         with engine.eval_mode():
-            return engine.infer_batch(_to_tensors(rows, scale, entropy=True))["model_output"]["log_probs"]
+            return engine.infer_batch(to_tensors(entropy=True))["model_output"]["log_probs"]
 
     def update(log_probs: Any) -> str:
-        data = _to_tensors(rows, scale, entropy=False)
+        data = to_tensors(entropy=False)
         _add_ppo_fields(data, rows, log_probs)
         with engine.train_mode():
             engine.train_batch(data, _make_loss(scale))
         return ""
 
-    title, num_tokens = f"{context.title(size)}, verl alone with {attention}", count_tokens(rows)
+    way = "sdpa and fused kernels" if is_fused else "flash-attention"
+    title, num_tokens = f"{context.title(size)}, verl alone with {way}", count_tokens(rows)
     report_step(context, title, lambda: update(infer()), num_tokens)
     sampled = infer()
     report_step(context, f"{title}, update alone", lambda: update(sampled), num_tokens)
 
 
-def _make_engine(model: str, device: str, attention: str) -> Any:
+def _make_engine(model: str, device: str, is_fused: bool) -> Any:
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine import EngineRegistry
@@ -60,7 +70,9 @@ def _make_engine(model: str, device: str, attention: str) -> Any:
             path=model,
             use_remove_padding=True,
             enable_gradient_checkpointing=on_gpu,  # as the learner does it
-            override_config={"attn_implementation": attention},
+            use_fused_kernels=is_fused,
+            fused_kernel_options={"impl_backend": "torch"},
+            override_config={"attn_implementation": "sdpa" if is_fused else "flash_attention_2"},
         ),
         engine_config=FSDPEngineConfig(
             strategy="fsdp2", mixed_precision=None if on_gpu else in_float32, use_torch_compile=on_gpu
@@ -70,10 +82,6 @@ def _make_engine(model: str, device: str, attention: str) -> Any:
     )
     engine.initialize()
     return engine
-
-
-def _to_tensors(rows: Sequence[TrainSequence], scale: Scale, entropy: bool) -> Any:
-    return TokenInputs(rows, {}).to_tensordict(ForwardConfig(scale.max_tokens, entropy=entropy))
 
 
 def _add_ppo_fields(data: Any, rows: Sequence[TrainSequence], log_probs: Any) -> None:
