@@ -19,6 +19,8 @@ from lightningbus.run.preflight.memory_check import GIB, training_shape
 
 LORA_RANK = 32
 NEEDS_GPU = "needs a GPU"
+SEEDS = (0, 1)
+"""Of two steps' rows, which have other lengths."""
 WITH_PASS, UPDATE_ALONE = "behind a pass for log-probabilities", "update alone"
 Peers = tuple[float | None, float | None]
 """verl's tokens a second and GiB."""
@@ -62,25 +64,28 @@ def measure(context: Context, size: Size, case: str) -> None:
         return
     settings = make_settings(context, size, way)
     trainer = VerlTrainer(settings)
-    sequences = make_sequences(scale, vocabulary=context.scale.shapes[size].fields["vocab_size"])
-    sampled = trainer.log_probs(sequences)
-    rows = [replace(row, logprobs=logprobs) for row, logprobs in zip(sequences, sampled, strict=True)]
-    batch = make_batch(rows)
+    batches = []
+    for seed in SEEDS:
+        sequences = make_sequences(scale, context.scale.shapes[size].fields["vocab_size"], seed)
+        sampled = trainer.log_probs(sequences)
+        rows = [replace(row, logprobs=logprobs) for row, logprobs in zip(sequences, sampled, strict=True)]
+        batches.append(make_batch(rows))
 
-    def step() -> str:
-        metrics = trainer.step(batch)
+    def step(number: int) -> str:
+        metrics = trainer.step(batches[number])
         if not math.isfinite(metrics["actor/grad_norm"]):
             raise ValueError(f"the gradient's norm is {metrics['actor/grad_norm']}")
         return WITH_PASS if "rollout_corr/kl" in metrics else UPDATE_ALONE
 
     kinds = () if way.lora_rank else (WITH_PASS, UPDATE_ALONE)  # verl alone trains all weights
     peers = {kind: read_peers(context, size, place) for place, kind in enumerate(kinds)}
-    report_step(context, title, step, count_tokens(rows), plan_bytes(context, size, settings), peers)
+    counts = [count_tokens(batch.sequences) for batch in batches]
+    report_step(context, title, step, counts, plan_bytes(context, size, settings), peers)
 
 
 def read_peers(context: Context, size: Size, place: int) -> Peers:
     """What the step with verl alone reported, if it ran: of its first measurement, or of its second."""
-    rate, memory = (context.read_value(f"verl-{size}", 2 * place + part) for part in (0, 1))
+    rate, memory = (context.read_value(f"verl-{size}", 3 * place + part) for part in (0, 1))
     return rate, memory
 
 
@@ -98,9 +103,9 @@ def make_settings(context: Context, size: Size, way: Case) -> LearnerSettings:
     return LearnerSettings.model_validate(fields)
 
 
-def make_sequences(scale: Scale, vocabulary: int) -> list[TrainSequence]:
+def make_sequences(scale: Scale, vocabulary: int, seed: int = SEEDS[0]) -> list[TrainSequence]:
     """Rows of half to all of the longest length, the second half of each sampled. Pure."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     sequences = []
     for number in range(scale.num_rows):
         length = int(rng.integers(scale.row_tokens // 2, scale.row_tokens + 1)) if number else scale.row_tokens
@@ -137,23 +142,35 @@ def plan_bytes(context: Context, size: Size, settings: LearnerSettings) -> int:
 def report_step(
     context: Context,
     title: str,
-    step: Callable[[], str],
-    num_tokens: int,
+    step: Callable[[int], str],
+    num_tokens: Sequence[int],
     planned: int | None = None,
     peers: Mapping[str, Peers] | None = None,
 ) -> None:
-    """Time the second of two steps, and report it with the peak of memory.
+    """Time the second of two steps on the same rows, report it with the peak of memory, and a step on new lengths.
 
-    ``step`` returns of which kind it was, if it has several; ``planned`` is in bytes; ``peers`` are by kind.
+    ``step`` takes the number of its rows, 0 or 1, and returns of which kind it was, if it has several. ``num_tokens``
+    are those of either rows; ``planned`` is in bytes; ``peers`` are by kind.
     """
-    step()  # allocates the optimiser's state, and compiles
+
+    def measure(number: int, case: str) -> str:
+        started = time.monotonic()
+        kind = step(number)
+        seconds = time.monotonic() - started
+        note = f"{num_tokens[number]:,} tokens in {seconds:.2f} s" + (f", {kind}" if kind else "")
+        rate = (peers or {}).get(kind, (None, None))[0] if number == 0 else None
+        context.report(Result(case, num_tokens[number] / seconds, "tokens/s", peer=rate, note=note))
+        return kind
+
+    step(0)  # allocates the optimiser's state, and compiles
     _reset_peak()
-    started = time.monotonic()
-    kind = step()
-    seconds = time.monotonic() - started
-    rate, memory = (peers or {}).get(kind, (None, None))
-    note = f"{num_tokens:,} tokens in {seconds:.2f} s" + (f", {kind}" if kind else "")
-    context.report(Result(title, num_tokens / seconds, "tokens/s", peer=rate, note=note))
+    kind = measure(0, title)
+    memory = (peers or {}).get(kind, (None, None))[1]
+    _report_peak(context, title, planned, memory)
+    measure(1, f"{title}, rows of new lengths")
+
+
+def _report_peak(context: Context, title: str, planned: int | None, memory: float | None) -> None:
     peak, allocated = _peak_bytes()
     plan = None if planned is None else planned / GIB
     if peak is None:

@@ -1,12 +1,14 @@
-"""Attention over packed rows, row by row, by torch's own kernels: without a mask of all tokens by all tokens.
+"""Attention over packed rows by torch's own kernels: without a mask of all tokens by all tokens.
 
 transformers builds such a mask for packed rows. It takes the square of a micro-batch's tokens, in memory and in time.
-Here full causal attention is computed for one row at a time. Other kinds keep their masks.
+Here full causal attention is computed for all rows at once by `varlen_attention` where a GPU can, else row by row.
+Other kinds keep their masks.
 """
 
 from typing import Any
 
 from lightningbus.learner.engine.last_result import LastResult
+from lightningbus.learner.engine.varlen_attention import attend_to_rows, can_attend
 
 PACKED_SDPA = "packed_sdpa"
 
@@ -73,10 +75,12 @@ def attend_by_row(
     if attention_mask is None or attention_mask.dim() != 1:
         return attend(module, query, key, value, attention_mask, position_ids=position_ids, **named)
     lengths = tuple(attention_mask.tolist())
+    starts = (0,) * len(lengths) if position_ids is None else _find_shared(position_ids, lengths)
+    if can_attend(module, query, named):
+        return attend_to_rows(query, key, value, attention_mask, starts, named.get("scaling")), None
     attended = []
     begun: tuple[Any, Any] = key, value
     rows = zip(*(part.split(lengths, dim=2) for part in (query, key, value)), strict=True)
-    starts = [0] * len(lengths) if position_ids is None else _find_shared(position_ids, lengths)
     for (queries, keys, values), shared in zip(rows, starts, strict=True):
         if not shared:
             begun = keys, values
@@ -90,10 +94,10 @@ def attend_by_row(
     return torch.cat(attended, dim=1), None
 
 
-def _read_first_positions(position_ids: Any, lengths: tuple[int, ...]) -> list[int]:
+def _read_first_positions(position_ids: Any, lengths: tuple[int, ...]) -> tuple[int, ...]:
     """Read the first position of each row; a model with several kinds of positions begins all alike."""
     starts = [sum(lengths[:number]) for number in range(len(lengths))]
-    return position_ids.reshape(-1, position_ids.shape[-1])[0, starts].tolist()  # type: ignore[no-any-return]
+    return tuple(position_ids.reshape(-1, position_ids.shape[-1])[0, starts].tolist())
 
 
 _find_shared = LastResult(_read_first_positions)

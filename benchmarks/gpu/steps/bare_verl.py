@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.sizes import Scale, Size
-from benchmarks.gpu.training import count_tokens, make_sequences, report_step
+from benchmarks.gpu.training import SEEDS, count_tokens, make_sequences, report_step
 from lightningbus.learner.engine import cpu_platform
 from lightningbus.learner.engine.verl_checks import has_flash_attention
 from lightningbus.learner.training.distributed import ProcessGroup
@@ -31,29 +31,29 @@ def measure(context: Context, size: Size) -> None:
     ProcessGroup(device)
     is_fused = not (device == "cuda" and has_flash_attention())
     engine = _make_engine(str(context.model(size)), device, is_fused)
-    rows = make_sequences(scale, scale.shapes[size].fields["vocab_size"])
+    rows = [make_sequences(scale, scale.shapes[size].fields["vocab_size"], seed) for seed in SEEDS]
 
-    def to_tensors(*, entropy: bool) -> Any:
-        data = TokenInputs(rows, {}).to_tensordict(ForwardConfig(scale.max_tokens, entropy=entropy))
+    def to_tensors(number: int, *, entropy: bool) -> Any:
+        data = TokenInputs(rows[number], {}).to_tensordict(ForwardConfig(scale.max_tokens, entropy=entropy))
         tu.assign_non_tensor(data, use_fused_kernels=is_fused)
         return data
 
-    def infer() -> Any:
+    def infer(number: int) -> Any:
         with engine.eval_mode():
-            return engine.infer_batch(to_tensors(entropy=True))["model_output"]["log_probs"]
+            return engine.infer_batch(to_tensors(number, entropy=True))["model_output"]["log_probs"]
 
-    def update(log_probs: Any) -> str:
-        data = to_tensors(entropy=False)
-        _add_ppo_fields(data, rows, log_probs)
+    def update(number: int, log_probs: Any) -> str:
+        data = to_tensors(number, entropy=False)
+        _add_ppo_fields(data, rows[number], log_probs)
         with engine.train_mode():
             engine.train_batch(data, _make_loss(scale))
         return ""
 
     way = "sdpa and fused kernels" if is_fused else "flash-attention"
-    title, num_tokens = f"{context.title(size)}, verl alone with {way}", count_tokens(rows)
-    report_step(context, title, lambda: update(infer()), num_tokens)
-    sampled = infer()
-    report_step(context, f"{title}, update alone", lambda: update(sampled), num_tokens)
+    title, counts = f"{context.title(size)}, verl alone with {way}", [count_tokens(each) for each in rows]
+    report_step(context, title, lambda number: update(number, infer(number)), counts)
+    sampled = [infer(number) for number in range(len(rows))]
+    report_step(context, f"{title}, update alone", lambda number: update(number, sampled[number]), counts)
 
 
 def _make_engine(model: str, device: str, is_fused: bool) -> Any:

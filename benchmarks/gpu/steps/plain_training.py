@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.sizes import Size
-from benchmarks.gpu.training import count_tokens, make_sequences, report_step
+from benchmarks.gpu.training import SEEDS, count_tokens, make_sequences, report_step
 from benchmarks.learner.contenders import split_by_length
 from lightningbus.learner.transitions.sequences import TrainSequence
 
@@ -18,7 +18,7 @@ def measure(context: Context, size: Size) -> None:
     from transformers import AutoModelForCausalLM
 
     scale, device = context.scale, "cuda" if torch.cuda.is_available() else "cpu"
-    rows = make_sequences(scale, scale.shapes[size].fields["vocab_size"])
+    rows = [make_sequences(scale, scale.shapes[size].fields["vocab_size"], seed) for seed in SEEDS]
     model: Any = AutoModelForCausalLM.from_pretrained(
         context.model(size), dtype=torch.float32, attn_implementation="sdpa"
     )
@@ -26,19 +26,19 @@ def measure(context: Context, size: Size) -> None:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.config.use_cache = False
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=device == "cuda")
-    batches = list(split_by_length(rows, scale.max_tokens))
-    num_trained = sum(row.num_tokens for row in rows)
 
-    def step() -> str:
-        for number, batch in enumerate(batches):
-            sign = 1.0 if number % 2 else -1.0  # of the advantages
+    def step(number: int) -> str:
+        num_trained = sum(row.num_tokens for row in rows[number])
+        for place, batch in enumerate(split_by_length(rows[number], scale.max_tokens)):
+            sign = 1.0 if place % 2 else -1.0  # of the advantages
             (-sign * _sum_log_probs(model, batch, device) / num_trained).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_GRAD)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return ""
 
-    report_step(context, f"{context.title(size)}, transformers alone, padded rows, sdpa", step, count_tokens(rows))
+    counts = [count_tokens(each) for each in rows]
+    report_step(context, f"{context.title(size)}, transformers alone, padded rows, sdpa", step, counts)
 
 
 def _sum_log_probs(model: Any, rows: Sequence[TrainSequence], device: str) -> Any:
