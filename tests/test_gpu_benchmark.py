@@ -332,7 +332,10 @@ def values(step: dict[str, Any]) -> dict[str, float | None]:
 @pytest.mark.long
 def test_a_dry_run_trains_as_the_learner_does_and_as_verl_does(tmp_path: Path) -> None:
     steps = dry_run(tmp_path, "verl-small", "training-small-lora")
-    for name, case in (("verl-small", "verl alone with sdpa and fused kernels"), ("training-small-lora", "LoRA of rank 32")):
+    for name, case in (
+        ("verl-small", "verl alone with sdpa and fused kernels"),
+        ("training-small-lora", "LoRA of rank 32"),
+    ):
         figures = values(steps[name])
         rate, memory = figures[f"a tiny Qwen2, {case}"], figures[f"a tiny Qwen2, {case}: memory"]
         assert rate is not None and rate > 0 and (memory is None) != has_gpu()

@@ -44,6 +44,8 @@ STEPS = (
     Step("generation-small", "Generation", "steps.generation:measure", 360, {"size": "small"}),
     Step("verl-small", "A training step", "steps.bare_verl:measure", 300, {"size": "small"}),
     _train("small", "defaults"),
+    _train("small", "wide"),
+    _train("small", "wide-kept"),
     Step("plain-small", "A training step", "steps.plain_training:measure", 240, {"size": "small"}),
     Step("agreement-small", "Engine against learner", "steps.agreement:measure", 360, {"size": "small"}),
     _swap("recompute"),

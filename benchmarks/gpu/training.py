@@ -36,6 +36,8 @@ class Case:
     lora_rank: int = 0
     needs_gpu: bool = False
     needs_flash: bool = False
+    tokens_factor: int = 1
+    """Times the scale's tokens of a micro-batch."""
 
 
 CASES = {
@@ -43,6 +45,12 @@ CASES = {
     "sdpa": Case("attention by torch, row by row", {"attn_implementation": "sdpa"}),
     "flash": Case("flash-attention", {"attn_implementation": "flash_attention_2"}, needs_gpu=True, needs_flash=True),
     "kept": Case("without activation checkpointing", {"enable_gradient_checkpointing": False}),
+    "wide": Case("micro-batches of four times the tokens", tokens_factor=4),
+    "wide-kept": Case(
+        "micro-batches of four times the tokens, without activation checkpointing",
+        {"enable_gradient_checkpointing": False},
+        tokens_factor=4,
+    ),
     "padded": Case("padded rows", {"use_remove_padding": False}),
     "offloaded": Case("offload_policy", {"offload_policy": True}, needs_gpu=True),
     "lora": Case(f"LoRA of rank {LORA_RANK}", lora_rank=LORA_RANK),
@@ -96,7 +104,7 @@ def make_settings(context: Context, size: Size, way: Case) -> LearnerSettings:
         "model_path": context.model(size),
         "seq_len": scale.row_tokens,
         "cpu_threads": scale.cpu_threads,
-        "actor": {"ppo_max_token_len_per_gpu": scale.max_tokens, "optim": {"lr": 1e-6}},
+        "actor": {"ppo_max_token_len_per_gpu": way.tokens_factor * scale.max_tokens, "optim": {"lr": 1e-6}},
         "engine": {"check_model": False, **way.engine},  # a case has its computation; nothing else takes memory
         "lora": {"lora_rank": way.lora_rank},
     }

@@ -18,8 +18,8 @@ from benchmarks.gpu.steps.machine import read_environment
 
 CALLS = {
     "learner": (
-        "machine", "verl-small", "training-small-defaults", "plain-small", "verl-large", "training-large-defaults",
-        "plain-large", "training-large-lora",
+        "machine", "verl-small", "training-small-defaults", "training-small-wide", "training-small-wide-kept",
+        "plain-small", "verl-large", "training-large-defaults", "plain-large", "training-large-lora",
     ),
     "engine": ("generation-small", "agreement-small", "swap-recompute", "weights-small", "generation-large"),
     "loop": ("loop-small", "demo", "pretrained"),

@@ -93,19 +93,10 @@ def make_engine(
         ),
         checkpoint_config=CheckpointConfig(),
     )
-    if on_gpu:
-        _leave_out_cudnn()
     engine.initialize()
     if optim.lr_warmup_steps and engine.lr_scheduler is not None:
         _warm_up_from_first_step(engine)
     return engine
-
-
-def _leave_out_cudnn() -> None:
-    """Leave cuDNN's attention out: it builds a plan for each new length of rows, and each step has new ones."""
-    import torch
-
-    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def _compute_in_chunks(*, has_entropy_gradient: bool) -> None:

@@ -15,6 +15,7 @@ from lightningbus.learner.batching.batch import Batch
 from lightningbus.learner.engine import cpu_platform
 from lightningbus.learner.engine.adapters import check_targets, lora_state_dict
 from lightningbus.learner.engine.engines import make_engine
+from lightningbus.learner.engine.gpu_defaults import set_gpu_defaults
 from lightningbus.learner.engine.verl_checks import check_engine
 from lightningbus.learner.engine.weight_writer import WeightWriter, served_dtype
 from lightningbus.learner.model_check.check import as_model_check_error, check_model
@@ -74,6 +75,8 @@ class VerlTrainer:
         device = cpu_platform.select_platform()
         import torch
 
+        if device == "cuda":
+            set_gpu_defaults()
         if settings.cpu_threads is not None:
             torch.set_num_threads(settings.cpu_threads)
         torch.manual_seed(settings.seed)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.memory import BEGIN, END, PAGE, QWEN_32B, render
 from benchmarks.memory import CASES as CASES_OF_PAGE
-from lightningbus.learner.engine.memory_advice import advise
+from lightningbus.learner.engine.memory_advice import advise, find_faster
 from lightningbus.learner.engine.memory_plan import TrainingShape, plan_memory
 from lightningbus.learner.engine.model_shape import read_shape, shape_of
 from lightningbus.learner.engine.token_log_probs import CHUNK_TOKENS
@@ -158,6 +158,21 @@ def test_32_billion_need_many_gpus() -> None:
         "actor.ppo_max_token_len_per_gpu: 32768",
     ]
     assert together[-1].peak <= capacity
+
+
+def test_a_plan_with_room_says_what_is_faster() -> None:
+    """More tokens at once, then no second forward pass, as far as they fit together."""
+    (config,) = [case.config for case in CASES_OF_PAGE if case.name == "Qwen3-0.6B"]
+    shape, how = read_shape(config), TrainingShape(num_ranks=1, tokens=8192, row_tokens=4096)
+
+    def settings(gib: int) -> list[str]:
+        return [change.setting for change in find_faster(shape, how, gib * 2**30, 0)]
+
+    tokens, kept = "actor.ppo_max_token_len_per_gpu", "engine.enable_gradient_checkpointing: false"
+    assert settings(140) == [f"{tokens}: 32768", kept]
+    assert settings(40) == [f"{tokens}: 32768"]
+    assert settings(16) == []
+    assert find_faster(shape, replace(how, tokens=32768, checkpointing=False), 2**40, 0) == []
 
 
 def test_nothing_is_enough_for_a_model_beyond_all_gpus() -> None:

@@ -64,7 +64,7 @@ def test_layers_and_their_recomputation_ask_the_device_once_for_positions(monkey
     """On a GPU each question waits for all that was queued before it."""
     reads: list[tuple[int, ...]] = []
 
-    def read(position_ids: Any, lengths: tuple[int, ...]) -> list[int]:
+    def read(position_ids: Any, lengths: tuple[int, ...]) -> tuple[int, ...]:
         reads.append(lengths)
         return packed_attention._read_first_positions(position_ids, lengths)
 

@@ -2,13 +2,16 @@
 
 import asyncio
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from lightningbus.run.errors import UserError
+from lightningbus.run.pretrained import conversion
 from lightningbus.run.pretrained.catalog import SMOLLM2, PretrainedModel, find_cache
 from lightningbus.run.pretrained.folder import find_folder, provide_folder
 from tests.lightningbus.gguf_wheel import CONTEXT, TOKENS, write_wheel
@@ -116,3 +119,14 @@ async def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(UserError, match="cannot be written"):
         await provide_folder(SMOLLM2, str)
+
+
+def test_weights_are_unpacked_where_transformers_would_keep_them_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers 5.17 keeps GGUF weights as they are unless told otherwise, and then saves nothing."""
+
+    @dataclass
+    class GgufConfig:
+        dequantize: bool = False
+
+    monkeypatch.setattr(transformers, "GgufConfig", GgufConfig, raising=False)
+    assert conversion._unpack_weights() == {"quantization_config": GgufConfig(dequantize=True)}

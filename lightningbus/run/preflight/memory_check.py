@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.batching.advantages import GAE
-from lightningbus.learner.engine.memory_advice import advise, step_flops
+from lightningbus.learner.engine.memory_advice import advise, find_faster, step_flops
 from lightningbus.learner.engine.memory_plan import (
     OVERHEAD_BYTES,
     MemoryPlan,
@@ -108,6 +108,9 @@ def describe(name: str, model: ModelShape, how: TrainingShape, capacity: int, sh
     yield f"  {plan.peak / GIB:.1f} GiB {verdict} {capacity / GIB:.1f} GiB"
     if plan.peak > capacity:
         yield from _describe_advice(model, how, capacity, share)
+    elif faster := find_faster(model, how, capacity, share):
+        settings = "; ".join(change.setting for change in faster)
+        yield f"  faster, in {faster[-1].peak / GIB:.1f} GiB: {settings}"
 
 
 def table(plan: MemoryPlan) -> list[tuple[str, int]]:

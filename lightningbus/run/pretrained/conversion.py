@@ -2,8 +2,10 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
+import transformers
 from tokenizers import decoders
 from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerFast
 
@@ -14,9 +16,17 @@ def convert(gguf: Path, out: Path) -> None:
     Weights are written as bfloat16: a version of them is published as a small delta. Of SmolLM2-135M-Instruct in Q4_1
     this changes 1e-4 nats of a token, and no most likely token of 269.
     """
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, **_unpack_weights()
+    )
     model.save_pretrained(out)
     _convert_tokenizer(gguf, model.config).save_pretrained(out)
+
+
+def _unpack_weights() -> dict[str, Any]:
+    """Return the arguments of newer versions of transformers that would else keep weights packed, and not save them."""
+    kind = getattr(transformers, "GgufConfig", None)
+    return {} if kind is None else {"quantization_config": kind(dequantize=True)}
 
 
 def _convert_tokenizer(gguf: Path, config: PretrainedConfig) -> PreTrainedTokenizerFast:
