@@ -7,6 +7,7 @@ from typing import Any
 
 from clickhouse_connect.driver.client import Client
 
+from lightningbus.analysis.prompt_tasks import list_prompt_tasks
 from lightningbus.analysis.run_history import RecordedStep, RunHistory
 from lightningbus.learner.backend import make_builder, make_trainer, record_reference
 from lightningbus.learner.batching.batch import Batch
@@ -95,6 +96,13 @@ def write_chat(out: Path, rollouts: Sequence[Rollout]) -> int:
     """Write a line per conversation with all its messages; return the number of lines."""
     lines = [line for rollout in rollouts for line in _iter_conversations(rollout)]
     out.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    return len(lines)
+
+
+def write_prompts(out: Path, rollouts: Sequence[Rollout]) -> int:
+    """Write a task per model call that goes on from its prompt; return the number of lines."""
+    lines = [task for rollout in rollouts for task in list_prompt_tasks(rollout)]
+    out.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return len(lines)
 
 

@@ -33,6 +33,7 @@ from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.spans import SpanBatch
 from lightningbus.schemas.tasks import Task
 from lightningbus.schemas.weights.events import WeightManifest
+from lightningbus.tasks.task_loading import load_tasks
 from tests.e2e.conftest import CALCULATOR, COLLECTORS_KEY, COMPILED, Loop, write_tasks
 from tests.polling import HANG_SECONDS, until
 
@@ -240,6 +241,10 @@ def test_a_run_is_trained_again_offline_and_its_best_rollouts_are_a_data_set(loo
     query = "SELECT execution_id FROM rollouts WHERE run_id = 'small' AND outcome = 'ok' ORDER BY rollout_id LIMIT 3"
     loop.run("rollouts", "export", loop.directory / "three.parquet", "--run", "small", "--query", query)
     assert len(set(parquet.read_table(loop.directory / "three.parquet")["rollout"].to_pylist())) == 3
+    loop.run("rollouts", "export", loop.directory / "states.jsonl", "--run", "small", "--query", query, "--prompts")
+    states = load_tasks(loop.directory / "states.jsonl")
+    calls = f"SELECT prompt_ids FROM prompts WHERE execution_id IN ({query})"
+    assert sorted(state.input["prompt_ids"] for state in states) == sorted(list(row[0]) for row in loop.rows(calls))
     wrong = loop.run(
         "rollouts", "export", loop.directory / "no.parquet", "--run", "small", "--query", "SELECT 1", check=False
     )

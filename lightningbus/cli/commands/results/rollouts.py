@@ -66,7 +66,8 @@ def tail(
 @app.command()
 def export(
     out: Annotated[
-        Path, typer.Argument(help="file to write: chat messages as .jsonl, or tokens of every call as .parquet")
+        Path,
+        typer.Argument(help="file to write: chat messages or, with --prompts, tasks as .jsonl; tokens as .parquet"),
     ],
     run: Annotated[str | None, typer.Option(help="id of the run [default: the only one in the store]")] = None,
     model: Annotated[
@@ -78,10 +79,17 @@ def export(
         str | None,
         typer.Option(help="SQL that selects `execution_id` of the rollouts to export, in place of the best ones"),
     ] = None,
+    prompts: Annotated[
+        bool,
+        typer.Option(
+            "--prompts",
+            help="write a task for each model call: lightningbus.tasks.recorded_prompts:answer goes on from its prompt",
+        ),
+    ] = False,
     sql: SqlOption = None,
     database: DatabaseOption = "lightningbus",
 ) -> None:
-    """Write the best training rollouts as a supervised data set."""
+    """Write the best training rollouts as a supervised data set, or their prompts as tasks."""
     with require_extra("learner"):
         from lightningbus.analysis import replay as work
         from lightningbus.analysis.run_history import RunHistory
@@ -89,12 +97,15 @@ def export(
     writers = {".jsonl": work.write_chat, ".parquet": work.write_parquet}
     if out.suffix not in writers:
         exit_with(f"{out}: the name must end in .jsonl (chat messages) or .parquet (tokens)")
+    if prompts and out.suffix != ".jsonl":
+        exit_with(f"{out}: the name must end in .jsonl for --prompts")
+    writer = work.write_prompts if prompts else writers[out.suffix]
     run_id = find_run_id(run) if run is not None else None
 
     def write(client: Any) -> int:
         history = RunHistory.open(client, run_id, model)
         rollouts = history.query_rollouts(query) if query else history.best_rollouts(top_k, min_reward)
-        return writers[out.suffix](out, rollouts)
+        return writer(out, rollouts)
 
     count = with_sql_client_redirected(sql, database, write, run)
     print(f"{count} lines in {out}")
