@@ -12,6 +12,7 @@ from lightningbus.auditor.settings import AuditorSettings
 from lightningbus.graders.settings import GraderSettings
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.run.settings.budget import BudgetSettings
 from lightningbus.run.settings.optimize import OptimizeSettings
 from lightningbus.run.settings.run_file import BusSettings, EvalSettings
 from lightningbus.runners.settings import RunnerSettings
@@ -28,6 +29,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "grader": GraderSettings,
     "eval": EvalSettings,
     "optimize": OptimizeSettings,
+    "budget": BudgetSettings,
     "trackers": TrackerSettings,
 }
 """Keys of a run file that hold settings."""

@@ -64,6 +64,8 @@ class TrainSettings(EvaluateSettings, total=False):
     """Settings of the auditor; without it none runs."""
     grader: Mapping[str, Any]
     """Settings of the grader, which gives the rewards; without it agents give them."""
+    budget: Mapping[str, Any]
+    """Time and money after which training ends; without it there is no limit."""
 
 
 PATHS: dict[str, tuple[str, ...]] = {

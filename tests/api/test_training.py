@@ -187,6 +187,37 @@ def test_a_callback_ends_training_and_the_newest_version_is_evaluated(
     assert result.best_version in (0, newest)
 
 
+def test_a_budget_ends_training_and_a_larger_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second costs 1; both starts count."""
+    monkeypatch.chdir(tmp_path)
+    fitting_model(tmp_path / "model")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(NOTEBOOK, names)
+
+    def train(resume: bool, **budget: float) -> dict[str, Any]:
+        return lb.train(
+            names["solve"],
+            tmp_path / "model",
+            TRAIN,
+            HELDOUT,
+            resume=resume,
+            budget={"hour_price": 3600.0, **budget},
+            learner={"cpu_threads": 1, "seq_len": 128, "engine": {"check_model": False}},
+            inference=ENGINE,
+            store=STORE,
+            group_size=2,
+            groups_per_step=2,
+            max_steps=2,
+        ).figures
+
+    first = train(False, cost=1.0)  # spent before the first step
+    assert first["stop_reason"].endswith("of 1 is spent (budget.cost)") and first["steps"] == 0
+    assert first["cost"] == pytest.approx(first["seconds"], abs=2.0)
+    second = train(True, hours=100.0)
+    assert (second["stop_reason"], second["steps"], second["num_starts"]) == ("", 2, 2)
+    assert second["cost"] == pytest.approx(second["seconds"], abs=2.0) and second["cost"] > first["cost"]
+
+
 def test_a_loop_over_steps_is_left_and_a_resume_has_the_next_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,6 +151,8 @@ class _Training:
             await self._evaluate_newest()
         if self._rounds:
             await self._optimize_prompts()
+        with contextlib.suppress(ClickHouseError):  # the store is being started again
+            await self._keep_budget()  # an earlier start may have spent it
         if not self._callbacks.stop_reason:
             await self._train()
         results.stop_reason = self._callbacks.stop_reason
@@ -161,6 +163,8 @@ class _Training:
             await asyncio.to_thread(results.count, self._client)
             await self._draw()
             await self._write_prompts()
+        if self._settings.budget is not None:  # once the seconds of all phases are known
+            await asyncio.to_thread(results.count_cost, self._client, self._settings.budget)
         results.is_finished = True
         results.write(self._stack.directory.path)
         return TrainResult(self._stack.directory.path, results.to_figures(), results.evaluations)
@@ -200,12 +204,21 @@ class _Training:
                 await asyncio.sleep(SAVE_SECONDS)
                 with contextlib.suppress(ClickHouseError):  # the store is being started again
                     await asyncio.to_thread(self._results.count_steps, self._client)
+                    await self._keep_budget()
 
         counting = asyncio.create_task(keep_counting())
         try:
             yield
         finally:
             await cancel_and_wait(counting)
+
+    async def _keep_budget(self) -> None:
+        """Add up the cost, and end training once the budget is spent. Raises `ClickHouseError` without a store."""
+        budget = self._settings.budget
+        if budget is not None:
+            await asyncio.to_thread(self._results.count_cost, self._client, budget)
+            if reason := budget.find_overrun(self._results.seconds, self._results.cost or 0.0):
+                self._callbacks.stop(reason)
 
     async def _optimize_prompts(self) -> None:
         """Run the round that an earlier start left, or the first one."""

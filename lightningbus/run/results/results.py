@@ -17,6 +17,7 @@ from lightningbus.run.results.model_results import ModelResults, count_models
 from lightningbus.run.results.prompt_files import PromptFile
 from lightningbus.run.results.prompt_round import PromptRound
 from lightningbus.run.run_directory.whole_file import write_whole
+from lightningbus.run.settings.budget import BudgetSettings
 from lightningbus.run.settings.run_file import EvalSettings, RunSettings
 from lightningbus.store.clickhouse.client import query_row
 
@@ -51,6 +52,9 @@ EXCLUDED = (
 )
 
 
+JUDGES = "SELECT sum(cost) FROM grades WHERE run_id = {run_id:String}"
+
+
 class Results(BaseModel):
     """Figures of a training job; those that the store counts are there once it has finished."""
 
@@ -67,6 +71,7 @@ class Results(BaseModel):
     steps: int = Field(0, description="training steps made; of several models, those of the slowest")
     reward: float | None = Field(None, description="mean reward of the last training step of `model`; none: no step")
     stop_reason: str = Field("", description="reason why training ended before `max_steps`; empty: it did not")
+    cost: float | None = Field(None, description="price of machines and judges so far, by `budget`; none: no prices")
     weight_versions: int = Field(0, description="weight versions published, of all models")
     rollouts: int = Field(0, description="rollouts that ended, evaluations included")
     rollouts_lost: int = Field(0, description="published rollouts that never ended")
@@ -104,7 +109,16 @@ class Results(BaseModel):
         """Return the results of a job that starts, or continues from its ``earlier`` results."""
         kept = {
             name: getattr(earlier, name)
-            for name in ("evaluations", "prompt_rounds", "prompts", "steps", "reward", *KEPT_TIMES, *BEFORE_AND_AFTER)
+            for name in (
+                "evaluations",
+                "prompt_rounds",
+                "prompts",
+                "steps",
+                "reward",
+                "cost",
+                *KEPT_TIMES,
+                *BEFORE_AND_AFTER,
+            )
             if earlier is not None
         }
         learner = learners[0]
@@ -169,6 +183,11 @@ class Results(BaseModel):
         self.steps = min(steps.get(model, (0, None))[0] for model in {*self.models, self.model})
         _, reward = steps.get(self.model, (0, None))
         self.reward = None if reward is None else round(reward, 4)
+
+    def count_cost(self, client: Client, budget: BudgetSettings) -> None:
+        """Add up what machines and judges cost until now, by the prices of a budget."""
+        ((judges,),) = client.query(JUDGES, parameters={"run_id": self.run}).result_rows
+        self.cost = round(budget.compute_cost(self.seconds, judges), 4)
 
     def count(self, client: Client) -> None:
         """Read the figures that the store counts."""

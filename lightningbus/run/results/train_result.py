@@ -59,6 +59,8 @@ class TrainResult:
             )
             for name, prompt in prompts.items()
         ]
+        if figures.get("cost") is not None:
+            sentence += f"; cost {figures['cost']:.4g}"
         if figures.get("stop_reason"):
             sentence += f"; training ended early: {figures['stop_reason']}"
         picture = f"picture: {self.directory / PICTURE}"

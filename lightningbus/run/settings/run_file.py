@@ -13,6 +13,7 @@ from lightningbus.graders.settings import GraderSettings
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
+from lightningbus.run.settings.budget import BudgetSettings
 from lightningbus.run.settings.optimize import OptimizeSettings
 from lightningbus.run.settings.sources import find_source, merge, read_environment
 from lightningbus.runners.settings import RunnerSettings
@@ -123,6 +124,9 @@ class RunSettings(BaseModel):
     optimize: OptimizeSettings | None = Field(
         None, description="prompts that `lightningbus optimize` improves, or training in turns with weights"
     )
+    budget: BudgetSettings | None = Field(
+        None, description="time and money after which `lightningbus train` ends training; none: no limit"
+    )
     trackers: TrackerSettings = TrackerSettings()
 
     @model_validator(mode="after")
@@ -146,6 +150,16 @@ class RunSettings(BaseModel):
                 raise ValueError(
                     f"role_models: no learner, inference node or endpoint here has model {model!r} of role {role!r}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _budget(self) -> Self:
+        judges = self.grader.graders.values() if self.grader is not None else ()
+        has_price = any(
+            each.judge is not None and (each.judge.input_price or each.judge.output_price) for each in judges
+        )
+        if self.budget is not None and self.budget.cost and not self.budget.price_per_hour and not has_price:
+            raise ValueError("budget.cost needs a price: budget.gpu_hour_price, budget.hour_price or that of a judge")
         return self
 
     @model_validator(mode="after")
