@@ -52,7 +52,7 @@ class WorkspacePool:
             directory = await asyncio.to_thread(self._make_directory)
             try:
                 self.provider = await asyncio.to_thread(self._make_provider, directory)
-                log.info("%s, in %s", await self.provider.open(), directory.path)
+                log.debug("%s, in %s", await self.provider.open(), directory.path)
             except BaseException:
                 await asyncio.to_thread(directory.close)
                 raise

@@ -1,11 +1,12 @@
 """Conversations that an agent begins anew with a summary of the old one, found by meaning. Pure.
 
 An agent whose history grows asks the model for a summary, then begins a conversation with it. Nothing in a request says
-so. It is seen where a conversation of the same instructions begins with text that the model has sampled before.
+so. It is seen where a conversation of the same instructions begins with text that the model has sampled before. That
+text is the agent's, or the answer to a question that nobody asked.
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,26 @@ class Exchange:
     answer: Any
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """An earlier answer, and where it stood."""
+
+    candidates: list[Shingles]
+    instruction: bytes
+    position: int
+    """Number of messages before it."""
+
+    def is_taken_over(self, text: Shingles, unasked: Iterable[tuple[int, Shingles]], instruction: bytes) -> bool:
+        """Return whether a conversation has it in the agent's ``text``, or among ``unasked`` answers by position.
+
+        A turn of the same conversation, with an edited question, has its own position.
+        """
+        return _is_contained(self.candidates, text) or any(
+            (instruction != self.instruction or at < self.position) and _is_contained(self.candidates, answer)
+            for at, answer in unasked
+        )
+
+
 def find_summaries(exchanges: Sequence[Exchange], beginnings: Collection[int]) -> dict[int, int]:
     """Find, by index, the calls that begin a compacted conversation, and the calls that sampled their summaries.
 
@@ -42,20 +63,26 @@ def find_summaries(exchanges: Sequence[Exchange], beginnings: Collection[int]) -
     """
     summaries: dict[int, int] = {}
     prefixes, instructions = set[bytes](), set[bytes]()  # of earlier conversations of several turns
-    candidates: list[list[Shingles]] = []
+    questions = set[bytes]()
+    earlier: list[_Answer] = []
     for index, exchange in enumerate(exchanges):
-        digests = list(digest_prefixes(exchange.messages))
-        instruction = digests[0] if digests and _role(exchange.messages[0]) in INSTRUCTION_ROLES else b""
+        messages = exchange.messages
+        digests = list(digest_prefixes(messages))
+        instruction = digests[0] if digests and _role(messages[0]) in INSTRUCTION_ROLES else b""
         if index in beginnings and instruction in instructions:
             num_shared = next((at for at, digest in enumerate(digests) if digest not in prefixes), len(digests))
-            text = _shingles("\n".join(_new_texts(exchange.messages, num_shared)))
-            source = next((at for at in reversed(range(index)) if _is_contained(candidates[at], text)), None)
+            text = _shingles("\n".join(_new_texts(messages, num_shared)))
+            unasked = [(at, _shingles(_text(messages[at]))) for at in _find_unasked(messages, num_shared, questions)]
+            sources = (at for at in reversed(range(index)) if earlier[at].is_taken_over(text, unasked, instruction))
+            source = next(sources, None)
             if source is not None and source not in summaries.values():
                 summaries[index] = source
-        if any(_role(message) == "assistant" for message in exchange.messages):
+        if any(_role(message) == "assistant" for message in messages):
             prefixes.update(digests)
             instructions.add(instruction)
-        candidates.append([_shingles(text) for text in _candidates(exchange.answer)])
+        questions.update(digest_prefixes(messages[-1:]))
+        candidates = [_shingles(text) for text in _candidates(exchange.answer)]
+        earlier.append(_Answer(candidates, instruction, len(messages)))
     return summaries
 
 
@@ -73,6 +100,14 @@ def _new_texts(messages: Sequence[Any], num_shared: int) -> Iterator[str]:
     for message in messages[num_shared : num_shared + MAX_MESSAGES]:
         if _role(message) not in ("assistant", "tool"):
             yield _text(message)
+
+
+def _find_unasked(messages: Sequence[Any], num_shared: int, questions: Set[bytes]) -> Iterator[int]:
+    """Yield where answers of the model follow a question of the user's that the model was never asked."""
+    for at in range(max(num_shared, 1), min(num_shared + MAX_MESSAGES, len(messages))):
+        is_answer = (_role(messages[at - 1]), _role(messages[at])) == ("user", "assistant")
+        if is_answer and questions.isdisjoint(digest_prefixes(messages[at - 1 : at])):
+            yield at
 
 
 def _candidates(answer: Any) -> Iterator[str]:

@@ -57,6 +57,6 @@ def test_its_commands_train_an_agent(tmp_path: Path) -> None:
                 timeout=1800,
             )  # fmt: skip
             assert not done.returncode or words[1] == "doctor", (words, done.stdout[-3000:])
-    results = json.loads((directory / "runs" / "rl" / "results.json").read_text())
+    results = json.loads((directory / "runs" / "first" / "results.json").read_text())
     assert results["rollouts_lost"] == 0 and results["greedy_after"] > results["greedy_before"]
     assert (directory / "rl-model" / "config.json").is_file()

@@ -55,7 +55,8 @@ def write_environment(name: str, python: Path, directory: Path, *options: object
 async def play(bus: Bus, directory: Path, answer: Answer) -> list[dict[str, Any]]:
     """The results of a rollout of each task, by the runner of the run file, against a scripted model.
 
-    Each has ``reward``, ``metrics``, ``task`` and ``num_calls``; every rollout must have ended well.
+    Each has ``reward``, ``rewards``, ``task`` and ``num_calls``, and what the agent returned; every rollout must have
+    ended well.
     """
     settings = load_run_settings(directory / "run.yaml")
     job = parse_job(settings, "run.yaml")
@@ -70,7 +71,8 @@ async def play(bus: Bus, directory: Path, answer: Answer) -> list[dict[str, Any]
         assert batch.end is not None and batch.end.outcome == "ok", batch.end
         recorded = calls_of(batch)
         result = json.loads(batch.end.result)
-        assert result["reward"] == batch.end.reward
-        results.append({**result, "task": batch.task_id, "num_calls": len(recorded)})
+        assert result.get("reward", batch.end.reward) == batch.end.reward
+        graded = {"reward": batch.end.reward, "rewards": batch.end.rewards}
+        results.append({**graded, **result, "task": batch.task_id, "num_calls": len(recorded)})
     assert sum(result["num_calls"] for result in results) == len(node.requests), "every call is recorded"
     return sorted(results, key=lambda result: str(result["task"]))

@@ -1,4 +1,4 @@
-"""Tasks in Harbor's format, in a sandbox of this machine: what runs, what the model can reach, and what is refused."""
+"""Tasks in Harbor's format, in workspaces: what runs, what the model can reach, and what is refused."""
 
 import os
 import shutil
@@ -12,7 +12,9 @@ import pytest
 from lightningbus.bus.client import Bus
 from tests.environments.conftest import play, write_environment
 from tests.lightningbus.test_cli import run, says
+from tests.runners.test_containers import docker
 
+__all__ = ["docker"]
 HARBOR = Path(os.environ.get("HARBOR_PYTHON", "/nowhere"))
 """The interpreter of an environment with harbor 0.26, whose own parser then reads the tasks of these tests."""
 FILES = {
@@ -39,39 +41,74 @@ def bash(command: str) -> dict[str, Any]:
     return {"role": "assistant", "content": f"I run this.\n```bash\n{command}\n```"}
 
 
-async def test_commands_are_run_and_the_tasks_own_tests_give_the_reward(bus: Bus, tmp_path: Path) -> None:
+ANSWERS = [bash("echo $GREETING; wc -w < text.txt > count.txt"), {"role": "assistant", "content": "It is done."}]
+
+
+async def check_played(bus: Bus, directory: Path, *arguments: str) -> None:
+    """Both tasks to train on are solved by the commands of a scripted model."""
     for name in ("a", "b", "c"):
-        make_task(tmp_path / "tasks" / name)
+        make_task(directory / "tasks" / name)
     seen: list[str] = []
 
     def answer(messages: list[dict[str, Any]]) -> dict[str, Any]:
         seen.append(messages[-1]["content"])
-        if len(messages) == 2:
-            return bash("echo $GREETING; wc -w < text.txt > count.txt")
-        return {"role": "assistant", "content": "It is done."}
+        return ANSWERS[len(messages) > 2]
 
-    written = write_environment(f"harbor:{tmp_path / 'tasks'}", Path(sys.executable), tmp_path / "out")
+    words = [word for argument in arguments for word in ("--arg", argument)]
+    written = write_environment(f"harbor:{directory / 'tasks'}", Path(sys.executable), directory / "out", *words)
     assert written.startswith("2 tasks and 1 held-out ones in ")
-    results = await play(bus, tmp_path / "out", answer)
-    assert [(result["reward"], result["num_calls"]) for result in results] == [(1.0, 2)] * 2
-    assert results[0]["metrics"] == {"reward": 1.0, "commands": 1, "timed_out": 0.0}
+    results = await play(bus, directory / "out", answer)
+    assert [(result["rewards"], result["num_calls"], result["commands"]) for result in results] == [
+        ({"reward": 1.0}, 2, 1)
+    ] * 2
     assert set(seen) == {"Write the number of words of text.txt to count.txt.", "hello\n[status 0]"}
+
+
+async def test_commands_are_run_and_the_tasks_own_tests_give_the_reward(bus: Bus, tmp_path: Path) -> None:
+    await check_played(bus, tmp_path)
+
+
+async def test_a_container_has_the_files_and_another_one_the_tests(
+    bus: Bus, tmp_path: Path, docker: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{docker['docker_socket']}")
+    await check_played(bus, tmp_path, "provider=docker", f"image={docker['image']}")
+
+
+async def test_an_image_may_have_all_that_a_task_needs(
+    bus: Bus, tmp_path: Path, docker: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{docker['docker_socket']}")
+    changes = {
+        "environment__Dockerfile": "FROM ubuntu:24.04\nRUN apt-get update\n",
+        "task.toml": '[environment]\nworkdir = "/root"\n',
+        "solution__solve.sh": "echo 4 > count.txt\n",
+    }
+    for name in ("a", "b"):
+        make_task(tmp_path / "tasks" / name, **changes)
+    options = ["--arg", "provider=docker", "--arg", "image=here-{name}:1"]
+    write_environment(f"harbor:{tmp_path / 'tasks'}", Path(sys.executable), tmp_path / "out", *options)
+    (result,) = await play(
+        bus, tmp_path / "out", lambda messages: bash("pwd; echo 4 > count.txt") if len(messages) == 2 else ANSWERS[1]
+    )
+    assert result["rewards"] == {"reward": 1.0}
 
 
 async def test_a_model_sees_neither_tests_nor_host_and_cannot_write_its_reward(bus: Bus, tmp_path: Path) -> None:
     for name in ("a", "b"):
         make_task(tmp_path / "tasks" / name)
     seen: list[str] = []
-    looks = f"ls /tests {tmp_path}; wc -l < /proc/net/route; echo 1 > /logs/verifier/reward.txt"
+    looks = f"ls /tests {tmp_path}/tasks; ls {tmp_path}/out/workspaces; wc -l < /proc/net/route; ls -a /workspace"
+    looks += "; mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt"
 
     def answer(messages: list[dict[str, Any]]) -> dict[str, Any]:
         seen.append(messages[-1]["content"])
-        return bash(looks) if len(messages) == 2 else {"role": "assistant", "content": "It is done."}
+        return bash(looks) if len(messages) == 2 else ANSWERS[1]
 
     write_environment(f"harbor:{tmp_path / 'tasks'}", Path(sys.executable), tmp_path / "out")
     (result,) = await play(bus, tmp_path / "out", answer)
     assert result["reward"] == 0.0
-    assert seen[1].count("No such file or directory") == 2 and seen[1].endswith("\n1\n[status 0]"), seen[1]
+    assert seen[1].count("No such file or directory") == 2 and seen[1].endswith("\n1\n.\n..\napp\n[status 0]"), seen[1]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +127,7 @@ async def test_a_model_sees_neither_tests_nor_host_and_cannot_write_its_reward(b
         ({"solution__solve.sh": "no-such-program\n"}, "its own solution has reward 0 here, as without it (status 127"),
     ],
 )
-def test_a_task_that_needs_a_container_is_refused_with_the_reason(
+def test_a_task_that_no_workspace_can_have_is_refused_with_the_reason(
     tmp_path: Path, changes: dict[str, str], reason: str
 ) -> None:
     for name in ("a", "b"):
@@ -98,7 +135,7 @@ def test_a_task_that_needs_a_container_is_refused_with_the_reason(
     make_task(tmp_path / "tasks" / "c", **changes)
     arguments = ("env", f"harbor:{tmp_path / 'tasks'}", "--out", tmp_path / "out")
     sentence = says(run(*arguments))
-    assert "c cannot run without a container: " in sentence and reason in sentence
+    assert "c cannot run by bubblewrap: " in sentence and reason in sentence
     assert sentence.endswith("--arg skip=true leaves out such tasks") and not (tmp_path / "out").exists()
     assert run(*arguments, "--arg", "skip=true").stdout.startswith("1 tasks and 1 held-out ones in ")
 

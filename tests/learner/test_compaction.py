@@ -67,12 +67,28 @@ CASES: dict[str, tuple[Messages, str, Messages]] = {
         SUMMARY,
         [*OLD[:4], user(SUMMARY), *OLD[4:]],
     ),
+    "OpenCode": (
+        [{"role": "system", "content": "You summarise."}, user(f"Here is the conversation: {OLD}")],
+        TAGGED,
+        [SYSTEM, user("What did we do so far?"), assistant(TAGGED), *OLD[4:]],
+    ),
+    "an answer to another question": (
+        [*OLD, PLEASE],
+        SUMMARY,
+        [SYSTEM, user("What did we do so far?"), assistant(SUMMARY), user("next")],
+    ),
     "without instructions": ([*OLD[1:], PLEASE], SUMMARY, [user(f"The state so far.\n{SUMMARY}")]),
     "in parts": ([*OLD, PLEASE], SUMMARY, [SYSTEM, {"role": "user", "content": [{"type": "text", "text": SUMMARY}]}]),
 }
 OTHERS: dict[str, tuple[Messages, str, Messages]] = {
     "another agent's turn": ([*OLD, PLEASE], SUMMARY, [{"role": "system", "content": "You review."}, user(SUMMARY)]),
-    "earlier turns dropped": ([*OLD, PLEASE], SUMMARY, [SYSTEM, user("on"), assistant(SUMMARY), user("next")]),
+    "earlier turns dropped": ([*OLD, PLEASE], SUMMARY, [SYSTEM, PLEASE, assistant(SUMMARY), user("next")]),
+    "results of tools dropped": ([*OLD, PLEASE], SUMMARY, [SYSTEM, assistant("I look."), assistant(SUMMARY), TASK]),
+    "an edited question": (
+        [SYSTEM, PLEASE],
+        SUMMARY,
+        [SYSTEM, user("Summarise it."), assistant(SUMMARY), user("next")],
+    ),
     "a short answer": ([*OLD, PLEASE], "Yes.", [SYSTEM, user("Yes. What now?")]),
     "a part of it": ([*OLD, PLEASE], SUMMARY, [SYSTEM, user("The bug is in parse.py: the index starts at one.")]),
     "a chat of one turn": ([SYSTEM, TASK], SUMMARY, [SYSTEM, user(f"Improve this answer: {SUMMARY}")]),
@@ -138,6 +154,26 @@ def test_what_a_runner_recorded_is_counted_by_cause() -> None:
     metrics = builder_for(settings, detokenize=lambda ids: str(list(ids))).build([group("a", *members)], 0).metrics
     breaks = {name: count for name, count in metrics.items() if name.startswith("prefix_breaks")}
     assert breaks == {"prefix_breaks/compacted": 1.0, "prefix_breaks/edited history": 1.0}
+
+
+def test_a_turn_left_out_is_no_summary() -> None:
+    """The answer follows a question that was asked before, and answered otherwise."""
+    new = [SYSTEM, user("on"), assistant(SUMMARY), user("next")]
+    calls = [(OLD, "I see."), ([*OLD, assistant("I see."), PLEASE], SUMMARY), (new, "I go on.")]
+    assert find_summaries([Exchange(messages, assistant(answer)) for messages, answer in calls], [0, 2]) == {}
+
+
+def test_a_second_summary_in_an_answer_is_found_too() -> None:
+    """The question before it is no new one, but nobody has asked it."""
+    ask = [{"role": "system", "content": "You summarise."}]
+    texts = SUMMARY, "The parser was mended, and all of the three tests pass. Next: write a note on it."
+    new = [[SYSTEM, user("What did we do so far?"), assistant(text), *OLD[4:]] for text in texts]
+    calls = [
+        (OLD, "I see."), ([*ask, user("of the first part")], texts[0]), (new[0], "I go on."),
+        ([*ask, user("of the second part")], texts[1]), (new[1], "I go on."),
+    ]  # fmt: skip
+    exchanges = [Exchange(messages, assistant(answer)) for messages, answer in calls]
+    assert find_summaries(exchanges, range(5)) == {2: 1, 4: 3}
 
 
 def test_calls_are_numbered_by_their_context_windows() -> None:

@@ -13,6 +13,7 @@ from lightningbus.run.preflight.job_checks import parse_job
 from lightningbus.run.projects.environment_directory import (
     EnvironmentSpec,
     as_file_name,
+    make_agent,
     parse_arguments,
     parse_name,
     render_run_file,
@@ -70,7 +71,9 @@ def test_a_directory_is_written_whole_or_not_at_all(modules: Path, tmp_path: Pat
 
 def test_a_run_file_is_a_training_job() -> None:
     spec = EnvironmentSpec("verifiers", "owner/math-v1", {}, Path("py"), Path("/m"), 4, ["HF_HOME", "A=b"])
-    fields: dict[str, Any] = yaml.safe_load(render_run_file(spec, Path("out"), Path("models/small")))
+    fields: dict[str, Any] = yaml.safe_load(
+        render_run_file(spec, Path("out"), Path("models/small"), make_agent(spec, Path("out")))
+    )
     settings = validate_settings(RunSettings, fields, "run.yaml")
     job = parse_job(settings, "run.yaml")
     assert (settings.name, job.learner.tasks, job.eval.tasks) == (

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightningbus.common.observability import metrics
-from lightningbus.learner.transitions.prefix_tree import find_parents, find_prefix_breaks
+from lightningbus.learner.transitions.prefix_tree import Detokenize, find_parents, find_prefix_breaks
 from lightningbus.learner.transitions.transitions import build_transitions
 from lightningbus.schemas.spans import ModelCall
 from tests.polling import HANG_SECONDS
-from tests.runners.session_engine import SessionEngine
 from tests.runners.test_dialects import Desk
 
 CLIS = Path(os.environ.get("CODING_CLIS", "/nonexistent"))
 """Directory in which the agents are installed, as docs/coding-agents.md says."""
+INTERRUPT_SECONDS = 20.0
+"""A program that has not ended by then is interrupted again."""
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154789c63f8ffff3f0005fe02fe0def46b8"
     "0000000049454e44ae426082"
@@ -36,15 +37,40 @@ def make_directory(path: Path) -> Path:
     return path
 
 
+def claude(desk: Desk, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    """Claude Code's command and variables."""
+    command = [
+        str(CLIS / "node_modules" / ".bin" / "claude"), "--model", "policy", "--permission-mode", "acceptEdits",
+        "--allowedTools", "Bash,Read,Edit", *arguments,
+    ]  # fmt: skip
+    variables = {
+        "ANTHROPIC_BASE_URL": desk.url, "ANTHROPIC_API_KEY": desk.key,
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_TELEMETRY": "1",
+    }  # fmt: skip
+    return command, variables
+
+
+def codex(desk: Desk, compact_at: int, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    """Codex CLI's command and variables; ``compact_at`` tokens make it summarise."""
+    provider = f'{{name="lightningbus", base_url="{desk.url}/v1", env_key="OPENAI_API_KEY", wire_api="responses"}}'
+    *words, prompt = arguments
+    command = [
+        str(CLIS / "node_modules" / ".bin" / "codex"), "exec", *words,
+        "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-m", "policy",
+        "-c", 'model_provider="lightningbus"', "-c", f"model_providers.lightningbus={provider}",
+        "-c", f"model_auto_compact_token_limit={compact_at}", prompt,
+    ]  # fmt: skip
+    return command, {"OPENAI_API_KEY": desk.key}
+
+
 async def run(
-    engine: SessionEngine,
     command: list[str],
     directory: Path,
-    is_interrupted: bool = False,
-    interrupt: signal.Signals = signal.SIGINT,
+    interrupt_at: asyncio.Event | None = None,
+    seconds: float = HANG_SECONDS,
     **variables: str,
 ) -> tuple[int, str]:
-    """Run a CLI, without a network but the gateway; interrupt it amid an answer if wanted. Its status and output."""
+    """Run a CLI, without a network but the gateway; interrupt it at an event if wanted. Its status and output."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(directory / "home"), **variables}
     process = await asyncio.create_subprocess_exec(
         *command, cwd=directory / "work", env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -52,13 +78,15 @@ async def run(
     )  # fmt: skip
     reading = asyncio.create_task(process.communicate())
     try:
-        async with asyncio.timeout(HANG_SECONDS):
-            if is_interrupted:
-                waiting = asyncio.create_task(engine.is_amid.wait())
+        async with asyncio.timeout(seconds):
+            if interrupt_at is not None:
+                waiting = asyncio.create_task(interrupt_at.wait())
                 await asyncio.wait({waiting, reading}, return_when=asyncio.FIRST_COMPLETED)
                 waiting.cancel()
-                if process.returncode is None:
-                    process.send_signal(interrupt)
+                while not reading.done():  # as its user does: one that starts a program may miss the first
+                    if process.returncode is None:
+                        process.send_signal(signal.SIGINT)
+                    await asyncio.wait({reading}, timeout=INTERRUPT_SECONDS)
             output, _ = await reading
     finally:
         if process.returncode is None:
@@ -91,14 +119,14 @@ def gateway_statuses() -> Counter[str]:
     )
 
 
-def judge(desk: Desk, engine: SessionEngine, before: Counter[str]) -> Session:
+def judge(desk: Desk, detokenize: Detokenize, before: Counter[str]) -> Session:
     """Look at the record as the learner does."""
     after = gateway_statuses()
     after.subtract(before)
     calls = [each for each in desk.calls if each.response_ids]
     transitions = build_transitions(calls)
     parents = find_parents(transitions)
-    breaks = find_prefix_breaks(calls, parents, engine.detokenize)
+    breaks = find_prefix_breaks(calls, parents, detokenize)
     return Session(
         calls,
         +Counter({status: count for status, count in after.items() if status != "200"}),

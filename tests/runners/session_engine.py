@@ -58,6 +58,12 @@ def join_texts(content: Any) -> Any:
     return "\n".join(part["text"] for part in content)
 
 
+def wants_summary(messages: Sequence[Any]) -> bool:
+    """Whether a harness asks for a summary of its conversation, since the last answer or by its instructions."""
+    since = next((at for at in reversed(range(len(messages))) if messages[at]["role"] == "assistant"), 0)
+    return any(word in str([messages[0], *messages[since + 1 :]]) for word in SUMMARY_WORDS)
+
+
 class SessionEngine(RenderingEngine):
     """Plays one step after another, where the agent has the step's tools, and then says that it is done."""
 
@@ -80,8 +86,7 @@ class SessionEngine(RenderingEngine):
         """Choose the answer to a request."""
         tools = {tool["function"]["name"] for tool in body.get("tools") or ()}
         self.tools |= tools
-        last_message = next((m for m in reversed(body["messages"]) if m["role"] != "assistant"), {})
-        if any(word in str([body["messages"][0], last_message]) for word in SUMMARY_WORDS):
+        if wants_summary(body["messages"]):
             self.num_summaries += 1
             return Step(f"<summary>{SUMMARY} This is part {self.num_summaries} of the story.</summary>")
         is_other = any(m["role"] == "user" and DELEGATED in str(m.get("content")) for m in body["messages"])

@@ -5,7 +5,6 @@
 """
 
 import json
-import signal
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from lightningbus.bus.client import Bus
 from lightningbus.runners.gateway.handler import UNSEEN
 from tests.polling import HANG_SECONDS
-from tests.runners.coding_sessions import CLIS, Session, gateway_statuses, judge, make_directory, run
+from tests.runners.coding_sessions import CLIS, Session, claude, codex, gateway_statuses, judge, make_directory, run
 from tests.runners.session_engine import DELEGATED, SessionEngine, Step, call
 from tests.runners.test_dialects import opened
 
@@ -38,13 +37,6 @@ def check(session: Session, engine: SessionEngine, num_turns: int, breaks: dict[
     assert len(session.calls) + 1 == len(engine.requests) and len(session.calls) >= num_turns
     assert engine.num_summaries and session.breaks == breaks
     print(f"{len(session.calls)} calls, breaks {dict(session.breaks)}, {session.recomputed} tokens computed again")
-
-
-def claude(*arguments: str) -> list[str]:
-    return [
-        str(CLIS / "node_modules" / ".bin" / "claude"), "--model", "policy", "--permission-mode", "acceptEdits",
-        "--allowedTools", "Bash,Read,Edit", *arguments,
-    ]  # fmt: skip
 
 
 async def test_claude_code_runs_a_session(bus: Bus, directory: Path) -> None:
@@ -74,17 +66,15 @@ async def test_claude_code_runs_a_session(bus: Bus, directory: Path) -> None:
         opened(bus, HANG_SECONDS, model_aliases={"claude-*": "policy:small"}) as desk,
     ):
         assert isinstance(engine, SessionEngine)
-        variables = {
-            "ANTHROPIC_BASE_URL": desk.url, "ANTHROPIC_API_KEY": desk.key,
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_TELEMETRY": "1",
-        }  # fmt: skip
-        _, output = await run(engine, claude("-p", "mend a.txt"), directory, is_interrupted=True, **variables)
+        command, variables = claude(desk, "-p", "mend a.txt")
+        _, output = await run(command, directory, engine.is_amid, **variables)
         assert engine.is_amid.is_set(), output[-3000:]
         engine.steps = second
-        status, output = await run(engine, claude("--continue", "-p", "go on"), directory, **variables)
+        command, variables = claude(desk, "--continue", "-p", "go on")
+        status, output = await run(command, directory, **variables)
     assert status == 0, output[-3000:]
     assert (work / "a.txt").read_text() == "four\n"
-    session = judge(desk, engine, before)
+    session = judge(desk, engine.detokenize, before)
     check(session, engine, 20, {"compacted": engine.num_summaries})
     assert session.num_paths == 2 + engine.num_summaries, "one of each agent, and one after each compaction"
 
@@ -113,21 +103,15 @@ async def test_codex_runs_a_session(bus: Bus, directory: Path) -> None:
         opened(bus, HANG_SECONDS) as desk,
     ):
         assert isinstance(engine, SessionEngine)
-        provider = f'{{name="lightningbus", base_url="{desk.url}/v1", env_key="OPENAI_API_KEY", wire_api="responses"}}'
-        options = [
-            "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-m", "policy",
-            "-c", 'model_provider="lightningbus"', "-c", f"model_providers.lightningbus={provider}",
-            "-c", "model_auto_compact_token_limit=15000",
-        ]  # fmt: skip
-        codex = [str(CLIS / "node_modules" / ".bin" / "codex"), "exec"]
-        variables = {"OPENAI_API_KEY": desk.key}
-        _, output = await run(engine, [*codex, *options, "mend a.txt"], directory, is_interrupted=True, **variables)
+        command, variables = codex(desk, 15_000, "mend a.txt")
+        _, output = await run(command, directory, engine.is_amid, **variables)
         assert engine.is_amid.is_set(), output[-3000:]
         engine.steps = second
-        status, output = await run(engine, [*codex, "resume", "--last", *options, "go on"], directory, **variables)
+        command, variables = codex(desk, 15_000, "resume", "--last", "go on")
+        status, output = await run(command, directory, **variables)
     assert status == 0, output[-3000:]
     assert (work / "a.txt").read_text() == "four\n"
-    session = judge(desk, engine, before)
+    session = judge(desk, engine.detokenize, before)
     # The call that summarises has no tools: its prompt is rendered anew, with a malformed call as the template has it.
     check(session, engine, 20, {"compacted": engine.num_summaries, "template": 1})
     assert session.num_paths == 2 + engine.num_summaries, "one of each agent, and one after each compaction"
@@ -172,15 +156,13 @@ async def test_opencode_runs_a_session(bus: Bus, directory: Path) -> None:
             "OPENCODE_DISABLE_MODELS_FETCH": "1",
         }  # fmt: skip
         opencode = [str(CLIS / "node_modules" / ".bin" / "opencode"), "run"]
-        _, output = await run(
-            engine, [*opencode, "mend a.txt"], directory, is_interrupted=True, interrupt=signal.SIGKILL, **variables
-        )
+        _, output = await run([*opencode, "mend a.txt"], directory, engine.is_amid, **variables)
         assert engine.is_amid.is_set(), output[-3000:]
         engine.steps = second
-        status, output = await run(engine, [*opencode, "--continue", "go on"], directory, **variables)
+        status, output = await run([*opencode, "--continue", "go on"], directory, **variables)
     assert status == 0, output[-3000:]
     assert (work / "a.txt").read_text() == "four\n"
-    session = judge(desk, engine, before)
-    # Its summary comes back as an answer of the model's, in a conversation that is no continuation of another.
-    check(session, engine, 20, {})
+    session = judge(desk, engine.detokenize, before)
+    # Its summary comes back as an answer of the model's, to a question that the model was never asked.
+    check(session, engine, 20, {"compacted": engine.num_summaries})
     assert session.num_paths == 3 + 2 * engine.num_summaries, "of title and agents, each summary and what follows it"

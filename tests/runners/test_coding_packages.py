@@ -46,7 +46,6 @@ async def test_mini_swe_agent_runs_a_session(bus: Bus, directory: Path) -> None:
     async with SessionEngine(steps).serving(bus) as engine, opened(bus) as desk:
         assert isinstance(engine, SessionEngine)
         status, output = await run(
-            engine,
             [str(MINI), "-m", "openai/policy", "-t", "mend a.txt", "-y", "--exit-immediately", "-o", "out.json"],
             directory,
             OPENAI_API_KEY=desk.key, OPENAI_BASE_URL=f"{desk.url}/v1", MSWEA_CONFIGURED="true",
@@ -54,7 +53,7 @@ async def test_mini_swe_agent_runs_a_session(bus: Bus, directory: Path) -> None:
         )  # fmt: skip
     assert status == 0, output[-3000:]
     assert (work / "a.txt").read_text() == "two\n"
-    session = judge(desk, engine, before)
+    session = judge(desk, engine.detokenize, before)
     check(session, engine)
 
 
@@ -76,7 +75,6 @@ async def test_openhands_runs_a_session(bus: Bus, directory: Path) -> None:
     async with SessionEngine(steps).serving(bus) as engine, opened(bus) as desk:
         assert isinstance(engine, SessionEngine)
         status, output = await run(
-            engine,
             [str(OPENHANDS), str(AGENTS / "openhands_coder.py"), "mend a.txt"],
             directory,
             OPENAI_API_KEY=desk.key, OPENAI_BASE_URL=f"{desk.url}/v1", OPENHANDS_SUPPRESS_BANNER="1",
@@ -84,4 +82,4 @@ async def test_openhands_runs_a_session(bus: Bus, directory: Path) -> None:
     assert status == 0, output[-3000:]
     assert (work / "a.txt").read_text() == "two\n"
     # The condenser asks in a conversation of its own, and the agent goes on with its summary.
-    check(judge(desk, engine, before), engine, num_paths=3, breaks={"compacted": 1})
+    check(judge(desk, engine.detokenize, before), engine, num_paths=3, breaks={"compacted": 1})

@@ -21,12 +21,14 @@ from lightningbus.tasks.task_loading import load_tasks
 
 ADAPTERS = {
     "gymnasium": "gymnasium_adapter",
-    "harbor": "harbor_adapter",
     "nemo-gym": "nemo_gym_adapter",
     "openenv": "openenv_adapter",
     "verifiers": "verifiers_adapter",
 }
 """Module that runs an environment, by its kind."""
+HARBOR = "harbor"
+"""Kind whose tasks are converted, and need no adapter."""
+KINDS = (*ADAPTERS, HARBOR)
 SOURCES = Path(__file__).parents[2] / "environments"
 PACKAGE = "environment"
 TASKS, HELDOUT, RUN_FILE, CONFIG = "tasks.jsonl", "heldout.jsonl", "run.yaml", "environment.json"
@@ -61,9 +63,9 @@ def parse_name(text: str) -> tuple[str, str]:
     kind, separator, name = text.partition(":")
     if not separator or not name:
         raise UserError(f"{text!r} is not of the form KIND:NAME, such as verifiers:gsm8k")
-    if kind not in ADAPTERS:
-        raise UserError(f"{kind!r} is no kind of environment: {suggest_name(kind, ADAPTERS)}")
-    return kind, str(Path(name).absolute()) if kind == "harbor" else name
+    if kind not in KINDS:
+        raise UserError(f"{kind!r} is no kind of environment: {suggest_name(kind, KINDS)}")
+    return kind, str(Path(name).absolute()) if kind == HARBOR else name
 
 
 def parse_arguments(words: Sequence[str]) -> dict[str, Any]:
@@ -108,19 +110,23 @@ def write_environment(
         (draft / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         _write_tasks(spec, draft, limit, num_heldout)
         counts = len(load_tasks(draft / TASKS)), len(load_tasks(draft / HELDOUT))
-        (draft / RUN_FILE).write_text(render_run_file(spec, directory, model_path))
+        (draft / RUN_FILE).write_text(render_run_file(spec, directory, model_path, make_agent(spec, directory)))
     return counts
 
 
-def render_run_file(spec: EnvironmentSpec, directory: Path, model_path: Path) -> str:
-    """Render a run file that trains a model in the environment. Pure."""
-    runner: dict[str, Any] = {
+def make_agent(spec: EnvironmentSpec, directory: Path) -> dict[str, Any]:
+    """Make the fields of a runner that plays an environment by its adapter. Pure."""
+    return {
         "entrypoint": f"{PACKAGE}.entrypoint:rollout",
         "python_executable": str(spec.python),
         "working_dir": str(directory),
-        "concurrency": spec.concurrency,
         "max_concurrent_per_process": spec.concurrency,
     }
+
+
+def render_run_file(spec: EnvironmentSpec, directory: Path, model_path: Path, agent: Mapping[str, Any]) -> str:
+    """Render a run file that trains a model; ``agent`` are the fields of a runner that say what plays it. Pure."""
+    runner: dict[str, Any] = {**agent, "concurrency": spec.concurrency}
     if spec.all_variables:
         runner["env"] = spec.all_variables
     learner = {
@@ -151,8 +157,12 @@ def _write_tasks(spec: EnvironmentSpec, draft: Path, limit: int | None, num_held
     """Write both files of tasks; held-out tasks are the environment's own, else the last of its tasks."""
     has_heldout = _run_adapter(spec, draft, HELDOUT, "heldout", num_heldout)
     _run_adapter(spec, draft, TASKS, "train", limit)
-    if has_heldout:
-        return
+    if not has_heldout:
+        hold_out(spec, draft, num_heldout)
+
+
+def hold_out(spec: EnvironmentSpec, draft: Path, num_heldout: int) -> None:
+    """Hold out the last tenth of the tasks, and ``num_heldout`` at most; raise `UserError` for fewer than two tasks."""
     lines = (draft / TASKS).read_text(encoding="utf-8").splitlines(keepends=True)
     if len(lines) < 2:
         raise UserError(f"{spec.kind}:{spec.name} has {len(lines)} tasks: one to train on and one held out are needed")

@@ -54,6 +54,7 @@ def env(
 ) -> None:
     """Write the tasks of an environment and a run file that trains on them; the environment itself is not changed."""
     from lightningbus.run.projects import environment_directory as directories
+    from lightningbus.run.projects.harbor_directory import write_harbor
 
     kind, name = exit_on_user_error(directories.parse_name, environment)
     arguments = exit_on_user_error(directories.parse_arguments, arg or ())
@@ -61,8 +62,7 @@ def env(
     spec = directories.EnvironmentSpec(
         kind, name, arguments, python or Path(sys.executable), path, concurrency, variable or ()
     )
-    num_train, num_heldout = exit_on_user_error(
-        directories.write_environment, spec, directory, model_path, limit, heldout
-    )
+    write = write_harbor if kind == directories.HARBOR else directories.write_environment
+    num_train, num_heldout = exit_on_user_error(write, spec, directory, model_path, limit, heldout)
     print(f"{num_train} tasks and {num_heldout} held-out ones in {directory}")
     print(f"lightningbus train -c {directory / directories.RUN_FILE}")

@@ -1,0 +1,133 @@
+"""A directory with Harbor's tasks: tasks in workspaces, graded by their own tests, and a shell as their agent."""
+
+import asyncio
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from lightningbus.run.errors import UserError
+from lightningbus.run.projects.environment_directory import (
+    HELDOUT,
+    RUN_FILE,
+    TASKS,
+    EnvironmentSpec,
+    hold_out,
+    render_run_file,
+)
+from lightningbus.run.projects.harbor_task import HIDDEN, HarborTaskError, convert_task
+from lightningbus.run.run_directory.new_directory import is_vacant, written_beside
+from lightningbus.run.settings.run_file import validate_settings
+from lightningbus.runners.agent.executors import AgentError
+from lightningbus.runners.agent.launcher import AgentStartError
+from lightningbus.runners.agent.process import ProcessWatchdog
+from lightningbus.runners.agent.reward_function import RewardTimeoutError
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.runners.workspaces.errors import WorkspaceFailedError, WorkspaceRefusedError
+from lightningbus.runners.workspaces.factory import make_executors
+from lightningbus.tasks.task_loading import load_tasks
+
+WORKSPACES = "workspaces"
+FAILURES = (AgentError, AgentStartError, WorkspaceFailedError, WorkspaceRefusedError, RewardTimeoutError, TimeoutError)
+
+
+class HarborArguments(BaseModel):
+    """Arguments of a directory of tasks."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    provider: Literal["bubblewrap", "docker", "kubernetes"] = "bubblewrap"
+    image: str = "python:3.12-slim"
+    """Image of containers; with ``{name}`` it is one for each task, built by its Dockerfile."""
+    skip: bool = False
+    """Leave out tasks that no workspace can have, instead of refusing them all."""
+
+
+def write_harbor(
+    spec: EnvironmentSpec, directory: Path, model_path: Path, limit: int | None, num_heldout: int
+) -> tuple[int, int]:
+    """Write the directory, whole or not at all; return the numbers of training and held-out tasks.
+
+    Raises `UserError` where there is no task, or one that no workspace can have.
+    """
+    arguments = validate_settings(HarborArguments, spec.arguments, "--arg")
+    folders = sorted(file.parent for pattern in ("task.toml", "*/task.toml") for file in Path(spec.name).glob(pattern))
+    if not folders:
+        raise UserError(f"{spec.name} has no task.toml, nor has a directory in it")
+    if not is_vacant(directory):
+        raise UserError(f"{directory} is there already: choose another --out")
+    with written_beside(directory) as draft:
+        (draft / "agent").mkdir()
+        agent = resources.files("lightningbus.templates") / "harbor" / "agent.py"
+        (draft / "agent" / "agent.py").write_text(agent.read_text("utf-8"), "utf-8")
+        lines = []
+        for line in _convert(folders, draft, arguments):
+            lines.append(json.dumps(line) + "\n")
+            if len(lines) == limit:
+                break
+        (draft / TASKS).write_text("".join(lines), encoding="utf-8")
+        hold_out(spec, draft, num_heldout)
+        workspace = make_workspace(arguments, directory)
+        runner = {"entrypoint": "agent:solve", "working_dir": str(directory / "agent"), "workspace": workspace}
+        if arguments.provider == "bubblewrap":
+            runner["python_executable"] = str(spec.python)
+        (draft / RUN_FILE).write_text(render_run_file(spec, directory, model_path, runner))
+        return len(load_tasks(draft / TASKS)), len(load_tasks(draft / HELDOUT))
+
+
+def make_workspace(arguments: HarborArguments, directory: Path) -> dict[str, Any]:
+    """Make the settings of workspaces whose files lie in a directory. Pure."""
+    workspace: dict[str, Any] = {"sources": [str(directory / WORKSPACES)], "provider": arguments.provider}
+    return workspace if arguments.provider == "bubblewrap" else {**workspace, "image": arguments.image}
+
+
+def _convert(folders: Sequence[Path], draft: Path, arguments: HarborArguments) -> Iterator[dict[str, Any]]:
+    """Yield the lines of tasks that passed their trials; raise `UserError` at one that may not be left out."""
+    sources = draft / WORKSPACES
+    for folder in folders:
+        own_image = arguments.image.replace("{name}", folder.name) if "{name}" in arguments.image else ""
+        try:
+            line, solve = convert_task(folder, sources, own_image, arguments.provider != "bubblewrap")
+            asyncio.run(_try_task(line["input"], solve, folder, make_workspace(arguments, draft)))
+            yield line
+        except HarborTaskError as error:
+            for path in (sources / folder.name, sources / HIDDEN / folder.name):
+                shutil.rmtree(path, ignore_errors=True)
+            if not arguments.skip:
+                reason = f"{folder.name} cannot run by {arguments.provider}: {error}"
+                raise UserError(f"{reason}; --arg skip=true leaves out such tasks") from None
+
+
+async def _try_task(inputs: dict[str, Any], solve: str, folder: Path, workspace: dict[str, Any]) -> None:
+    """Grade the untouched task, then its own solution; raise `HarborTaskError` if that earns nothing."""
+    try:
+        before, _ = await _play(inputs, "echo null", folder / "tests", workspace)
+        after, how = await _play(inputs, solve, folder / "solution", workspace) if solve else (math.inf, "")
+    except FAILURES as error:
+        raise HarborTaskError(str(error) or "it did not end in time") from None
+    if after <= before:
+        raise HarborTaskError(f"its own solution has reward {after:g} here, as without it ({how})")
+
+
+async def _play(inputs: dict[str, Any], script: str, directory: Path, workspace: dict[str, Any]) -> tuple[float, Any]:
+    """Run a script as the agent of a rollout; return the reward and what it printed as JSON."""
+    fields = {"command": ["/bin/bash", "-c", script], "working_dir": directory, "workspace": workspace}
+    settings = RunnerSettings.model_validate(fields)
+    with tempfile.NamedTemporaryFile() as gateway:
+        async with ProcessWatchdog() as watchdog, asyncio.timeout(inputs["seconds"]):
+            paths = {"gateway": gateway.name, "address": "127.0.0.1:1"}  # no model is asked
+            (executor,) = make_executors(settings, [dict], watchdog, paths)
+            try:
+                await executor.start()
+                await executor.prepare(inputs)
+                answer = await executor.run(inputs)
+                rewards = (await executor.grade(inputs, answer))["reward"]["rewards"]
+            finally:
+                await executor.stop()
+    return rewards.get("reward", next(iter(rewards.values()))), answer["value"]
