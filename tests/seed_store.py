@@ -366,6 +366,8 @@ def _step(name: str, step: int, ended_ns: int, uses: list[RolloutDisposition], s
         "learner/idle_share": 0.25,
         "seconds/idle": 1.0,
         "staleness/max": step % 3,
+        "rollouts": len(uses),
+        "tokens": sum(use.tokens for use in uses),
     }
     return TrainingStep(
         run_id=name,

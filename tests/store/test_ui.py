@@ -166,15 +166,9 @@ async def test_evaluations_have_results_of_their_own_in_which_a_failure_counts_a
 async def test_a_curve_has_only_so_many_points(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     for query in (queries.REWARDS, curves.METRICS):
         assert f", {queries.MAX_POINTS}) + 1" in query
-    monkeypatch.setitem(server_questions(), "rewards", queries.REWARDS.replace(f", {queries.MAX_POINTS})", ", 3)"))
+    monkeypatch.setattr(queries, "REWARDS", queries.REWARDS.replace(f", {queries.MAX_POINTS})", ", 3)"))
     curve = await ask("run/rewards", run_id=RUN)
     assert [(row["version"], row["per_point"]) for row in curve] == [(0, 2), (2, 2), (4, 2)]
-
-
-def server_questions() -> dict[str, str]:
-    from lightningbus.store.ui import server
-
-    return server.RUN_QUERIES
 
 
 async def test_the_pulse_changes_when_a_rollout_ends(ask: Ask, store: StoreProcess) -> None:

@@ -293,7 +293,9 @@ def test_evaluations_are_marks_of_their_own_and_the_legend_switches_a_series(pag
     left = chart.locator(".chart").evaluate("root => root.plot.valToPos(36, 'x')")
     chart.locator(".u-over").hover(position={"x": left, "y": 20})
     figures = page.locator("#tip").inner_text().split()
-    assert figures[:3] == ["weight", "version", "36"] and figures.count("±") == 2, "of both evaluations"
+    assert figures[:6] == ["training", "step", "36", "weight", "version", "36"] and figures.count("±") == 2, (
+        "of both evaluations"
+    )
     chart.get_by_role("button", name="greedy").click()
     switched = "root => root.plot.series.map(series => series.show)"
     assert chart.locator(".chart").evaluate(switched) == [True] * 4 + [False] * 3 + [True] * 3
@@ -302,8 +304,14 @@ def test_evaluations_are_marks_of_their_own_and_the_legend_switches_a_series(pag
 def test_any_metric_can_be_chosen_and_smoothed_and_the_address_keeps_it(page: Any, site: str) -> None:
     page.goto(f"{site}/#/run/{RUN}")
     page.locator("#metrics .metric canvas").nth(3).wait_for()
-    page.locator("#metrics summary").click()
+    page.locator("#metrics .picker > summary").click()
+    assert page.locator("#metrics .options h3").all_inner_texts()[:2] == [
+        "update of the policy",
+        "staleness and waiting",
+    ]
     page.get_by_label("Search metrics").fill("KL")
+    assert page.locator("#metrics .options li").all_inner_texts() == ["drift of the update", "drift to the engine, k3"]
+    page.get_by_label("stored names").check()
     assert page.locator("#metrics .options li").all_inner_texts() == ["actor/ppo_kl", "rollout_corr/k3_kl"]
     page.get_by_label("actor/ppo_kl").check()
     page.locator('[data-metric="actor/ppo_kl"] canvas').wait_for()

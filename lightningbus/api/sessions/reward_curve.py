@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -11,6 +11,7 @@ from clickhouse_connect.driver.client import Client
 
 from lightningbus.api.sessions.table import Table
 from lightningbus.api.user_errors import require_package
+from lightningbus.store.reports.merged_points import merge_thin_points
 
 TRAINING = """
 SELECT model, version, rollouts, mean_reward, standard_error FROM reward_by_version
@@ -44,13 +45,16 @@ class RewardCurve:
         )
 
     def plot(self, axes: Any = None) -> Any:
-        """Draw it on Matplotlib's ``axes``, or on new ones; returns them."""
+        """Draw it on Matplotlib's ``axes``, or on new ones; returns them.
+
+        Versions of few training rollouts are drawn with the version before, means weighed by rollouts.
+        """
         require_package("matplotlib", "notebook")
         if axes is None:
             from matplotlib.figure import Figure
 
             axes = Figure(figsize=(7, 3.6), layout="constrained").subplots()
-        for (model,), (versions, means, errors) in _series(self.training, "model"):
+        for (model,), (versions, means, errors) in _series(merge_thin_points(map(dict, self.training)), "model"):
             low, high = ([mean + sign * error for mean, error in zip(means, errors, strict=True)] for sign in (-1, 1))
             axes.fill_between(versions, low, high, alpha=0.2, linewidth=0)
             axes.plot(versions, means, label=self._label("training", model))
@@ -80,7 +84,9 @@ class RewardCurve:
         return f'<img alt="{text}" src="data:image/png;base64,{data}">{evaluations}'
 
 
-def _series(table: Table, *names: str) -> Iterator[tuple[tuple[str, ...], tuple[list[int], list[float], list[float]]]]:
+def _series(
+    table: Iterable[Mapping[str, Any]], *names: str
+) -> Iterator[tuple[tuple[str, ...], tuple[list[int], list[float], list[float]]]]:
     """Group rows by the columns ``names``: versions, means and standard errors, 0 where there is one task only."""
     rows_by_name: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in table:

@@ -76,7 +76,7 @@ export function rolloutsPanel(of, query, signal) {
 
 /** The query without what other parts of the page keep in it. */
 function filtersOf(query) {
-  return new URLSearchParams([...query].filter(([name]) => name !== "metrics" && name !== "smooth"));
+  return new URLSearchParams([...query].filter(([name]) => name !== "metrics" && name !== "smooth" && name !== "axis"));
 }
 
 /** Names of what leaves rollouts out. */
