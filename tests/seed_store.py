@@ -199,7 +199,9 @@ def attempt(
     outcome: Outcome = "agent_error" if chance.random() < 0.05 else "ok"
     error = f"ValueError: no number in answer {chance.randrange(1000)}" if outcome != "ok" else ""
     reward = float(chance.random() < 1 - math.exp(-0.3 * (version + 1))) if outcome == "ok" else None
-    rewards = {MODELS[1]: 1 - reward / 2} if checker is not None and reward is not None else {}
+    rewards = {"correct": reward, "brief": 1 / (2 + version)} if reward is not None else {}
+    if checker is not None and reward is not None:
+        rewards[MODELS[1]] = 1 - reward / 2
     recorder.finish(outcome, reward, error, json.dumps(reward), rewards=rewards)
     return _ended(recorder, now)
 

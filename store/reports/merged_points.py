@@ -15,19 +15,19 @@ QueryRow = dict[str, Any]
 def merge_thin_points(rows: Iterable[QueryRow]) -> list[QueryRow]:
     """Merge training points of few rollouts into the point before them; rows are those of one curve after another.
 
-    A row has ``version, rollouts, mean_reward, standard_error``, and ``model, mode, evaluation, worst, best`` where
-    they are known; ``per_point`` is the number of its versions. So a last version of one rollout, which failed, does
-    not make a curve fall to 0. Evaluations stay as they are.
+    A row has ``version, rollouts, mean_reward, standard_error``, and ``model, mode, evaluation, name, worst, best``
+    where they are known; ``per_point`` is the number of its versions. So a last version of one rollout, which failed,
+    does not make a curve fall to 0. Evaluations stay as they are.
     """
     merged: list[QueryRow] = []
-    for (_, mode, _), group in groupby(rows, key=_curve_of):
+    for (_, mode, _, _), group in groupby(rows, key=_curve_of):
         points = list(group)
         merged += _merge(points) if mode == "train" else points
     return merged
 
 
-def _curve_of(row: QueryRow) -> tuple[str, str, str]:
-    return row.get("model", ""), row.get("mode", "train"), row.get("evaluation", "")
+def _curve_of(row: QueryRow) -> tuple[str, str, str, str]:
+    return row.get("model", ""), row.get("mode", "train"), row.get("evaluation", ""), row.get("name", "")
 
 
 def _merge(points: Sequence[QueryRow]) -> list[QueryRow]:

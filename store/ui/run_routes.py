@@ -42,6 +42,7 @@ class RunRoutes:
         app.router.add_get("/api/run/metrics", self._metrics)
         app.router.add_get("/api/run/metric_names", self._metric_names)
         app.router.add_get("/api/run/rewards", self._rewards)
+        app.router.add_get("/api/run/named_rewards", self._named_rewards)
         app.router.add_get("/api/run/overview", self._overview)
         app.router.add_get("/api/run/state", self._state)
         app.router.add_get("/api/run/{question}", self._answer)
@@ -77,10 +78,13 @@ class RunRoutes:
         return json_response([{**row, **describe_metric(row["name"])} for row in rows])
 
     async def _rewards(self, request: web.Request) -> web.Response:
-        return json_response(await self._read_rewards(request))
+        return json_response(await self._read_rewards(queries.REWARDS, request))
 
-    async def _read_rewards(self, request: web.Request) -> list[QueryRow]:
-        return merge_thin_points(await self._reader.query(queries.REWARDS, **_run_of(request)))
+    async def _named_rewards(self, request: web.Request) -> web.Response:
+        return json_response(await self._read_rewards(queries.NAMED_REWARDS, request))
+
+    async def _read_rewards(self, sql: str, request: web.Request) -> list[QueryRow]:
+        return merge_thin_points(await self._reader.query(sql, **_run_of(request)))
 
     async def _overview(self, request: web.Request) -> web.Response:
         values = _run_of(request)
@@ -88,7 +92,7 @@ class RunRoutes:
             values, progress.AXES, progress.SPEED, progress.COST, curves.SETTINGS
         )
         of_model = [row for row in settings if values["model"] in ("", row["model"])]
-        rewards = await self._read_rewards(request)
+        rewards = await self._read_rewards(queries.REWARDS, request)
         now_ms = time.time() * 1000
         return json_response(progress.build_overview(axes, speed, cost, of_model, rewards, now_ms))
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from lightningbus.schemas.spans import SpanBatch
 from tests import seed_store
 from tests.polling import HANG_SECONDS
 from tests.store.browser import RUN, browser, expect, pages_of
@@ -35,6 +37,11 @@ def fill(store: StoreProcess) -> None:
     seed_store.insert(store.sql, seed_store.run(RUN, steps=12, groups=3, seed=3))
     seed_store.insert(store.sql, seed_store.evaluations(RUN, (0, 6, 12)), first=50_000)
     seed_store.insert(store.sql, seed_store.run("one", steps=1, groups=2, seed=2), first=100_000)
+    unnamed = [
+        replace(event, end=replace(event.end, rewards={})) if isinstance(event, SpanBatch) and event.end else event
+        for event in seed_store.run("nothing-named", steps=2, groups=2, seed=2)
+    ]
+    seed_store.insert(store.sql, unnamed, first=150_000)
 
 
 @pytest.fixture(params=SIZES, ids=lambda size: f"{size['width']}px")
@@ -127,6 +134,20 @@ def test_cards_say_that_they_load_and_no_card_is_blank(page: Any, site: str) -> 
     waiting[0].continue_()
     page.locator("#chart-throughput canvas").wait_for()
     expect(body).not_to_have_attribute("aria-busy", "true")
+
+
+def test_each_named_reward_has_a_chart(page: Any, site: str) -> None:
+    open_run(page, site)
+    boxes = page.locator("#named-rewards [data-reward]")
+    expect(boxes).to_have_count(2)
+    assert boxes.locator("h2").all_inner_texts() == ["brief", "correct"]
+    same = "root => root.plot.data.slice(0, 2)"
+    correct = page.locator('[data-reward="correct"] .chart')
+    correct.locator("canvas").wait_for()
+    assert correct.evaluate(same) == page.locator("#chart-rewards .chart").evaluate(same)
+    page.goto(f"{site}/#/run/nothing-named")
+    page.locator("#chart-rewards canvas").wait_for()
+    expect(page.locator("#named-rewards")).to_be_hidden()
 
 
 def saved(page: Any, panel: str, kind: str) -> bytes:

@@ -11,16 +11,20 @@ from clickhouse_connect.driver.client import Client
 
 from lightningbus.api.sessions.table import Table
 from lightningbus.api.user_errors import require_package
+from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.run.errors import UserError
 from lightningbus.store.reports.merged_points import merge_thin_points
 
 TRAINING = """
-SELECT model, version, rollouts, mean_reward, standard_error FROM reward_by_version
+SELECT model, version, rollouts, mean_reward, standard_error FROM {points}
 WHERE run_id = {run_id:String} AND mode = 'train' ORDER BY model, version
 """
 EVALUATIONS = """
-SELECT model, evaluation, version, rollouts, mean_reward, standard_error FROM reward_by_version
+SELECT model, evaluation, version, rollouts, mean_reward, standard_error FROM {points}
 WHERE run_id = {run_id:String} AND mode = 'eval' ORDER BY model, evaluation, version
 """
+NAMED_POINTS = "(SELECT * FROM reward_by_name WHERE name = {reward:String})"
+NAMES = "SELECT DISTINCT name FROM reward_by_name WHERE run_id = {run_id:String} ORDER BY name"
 MARKERS = ("D", "o", "s", "^", "v")
 
 
@@ -33,15 +37,29 @@ class RewardCurve:
     """``model, version, rollouts, mean_reward, standard_error`` of training, see the report ``reward_by_version``."""
     evaluations: Table
     """``model, evaluation, version, rollouts, mean_reward, standard_error``."""
+    reward: str = ""
+    """The named reward that the curve is of; empty: the reward that counts."""
 
     @classmethod
-    def load(cls, client: Client, run: str) -> "RewardCurve":
-        """Read the curve of one run. Blocks."""
-        training, evaluations = (client.query(sql, parameters={"run_id": run}) for sql in (TRAINING, EVALUATIONS))
+    def load(cls, client: Client, run: str, reward: str = "") -> "RewardCurve":
+        """Read the curve of one run, or of one of its named rewards. Blocks.
+
+        Raises `UserError` where no rollout has a reward of that name.
+        """
+        values = {"run_id": run, "reward": reward}
+        if reward and reward not in (names := [row[0] for row in client.query(NAMES, parameters=values).result_rows]):
+            raise UserError(
+                f"run {run!r} has no reward {reward!r}: " + (suggest_name(reward, names) or ", ".join(names) or "none")
+            )
+        points = NAMED_POINTS if reward else "reward_by_version"
+        training, evaluations = (
+            client.query(sql.replace("{points}", points), parameters=values) for sql in (TRAINING, EVALUATIONS)
+        )
         return cls(
             run,
             Table(tuple(training.column_names), tuple(map(tuple, training.result_rows)), "training"),
             Table(tuple(evaluations.column_names), tuple(map(tuple, evaluations.result_rows)), "evaluations"),
+            reward,
         )
 
     def plot(self, axes: Any = None) -> Any:
@@ -61,7 +79,7 @@ class RewardCurve:
         for number, ((model, name), points) in enumerate(_series(self.evaluations, "model", "evaluation")):
             marker, label = MARKERS[number % len(MARKERS)], self._label(name or "evaluation", model)
             axes.errorbar(*points, fmt=marker, capsize=3, label=label, zorder=3)
-        axes.set(title=self.run, xlabel="weight version", ylabel="mean reward ± standard error")
+        axes.set(title=self.run, xlabel="weight version", ylabel=f"mean {self.reward or 'reward'} ± standard error")
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False)
@@ -73,13 +91,13 @@ class RewardCurve:
         return f"{name}, {model}" if len(models) > 1 else name
 
     def __repr__(self) -> str:
-        return f"reward of run {self.run}\n{self.training!r}\n{self.evaluations!r}"
+        return f"{self.reward or 'reward'} of run {self.run}\n{self.training!r}\n{self.evaluations!r}"
 
     def _repr_html_(self) -> str:
         image = io.BytesIO()
         self.plot().figure.savefig(image, format="png", dpi=110)
         data = base64.b64encode(image.getvalue()).decode()
-        text = escape(f"reward of run {self.run}")
+        text = escape(f"{self.reward or 'reward'} of run {self.run}")
         evaluations = self.evaluations._repr_html_() if self.evaluations else ""
         return f'<img alt="{text}" src="data:image/png;base64,{data}">{evaluations}'
 

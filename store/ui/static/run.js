@@ -6,6 +6,7 @@ import { fleetPanel } from "./fleet.js";
 import { ago, clock, count, seconds, share } from "./format.js";
 import { follow, showLive } from "./live.js";
 import { metricCharts } from "./metrics.js";
+import { namedRewards } from "./named_rewards.js";
 import { overviewTiles } from "./overview.js";
 import { fill, panel } from "./panel.js";
 import { change, place } from "./place.js";
@@ -29,13 +30,14 @@ export function runPage(root, { run, query }, signal) {
   const boxes = chartBoxes();
   const rollouts = rolloutsPanel(run, query, signal);
   const fleet = fleetPanel(run, signal);
+  const named = namedRewards(signal);
   const metrics = metricCharts({
     listMetrics: () => ask("run/metric_names", { run_id: run }, signal),
     loadSeries: async (names) => seriesByMetric(await ask("run/metrics", { run_id: run, model: models.chosen(), names: names.join(",") }, signal), places.step.at),
     axis: () => places.step.axis(),
     query, signal,
   });
-  root.append(head, h("div", { class: "grid" }, ...boxes.map((item) => item.box.root)), metrics.root, fleet.root, rollouts.root);
+  root.append(head, h("div", { class: "grid" }, ...boxes.map((item) => item.box.root)), named.root, metrics.root, fleet.root, rollouts.root);
 
   const seen = new Map();
   let lastPulse = "", places = { step: placesOn("", [], "step"), version: placesOn("", [], "version") };
@@ -54,6 +56,7 @@ export function runPage(root, { run, query }, signal) {
     const stale = [
       ["overview", async () => showOverview(head, await answer("overview"), await ask("run/state", { run_id: run }, signal))],
       ["facts", async () => head.lastChild.replaceChildren(...facts(await answer("summary"), rollouts), ...auditFact(await answer("audit")))],
+      ["named", () => named.load(answer("named_rewards"), places)],
       ["rollouts", () => rollouts.load()],
       ["metrics", () => metrics.load()],
       ["served", () => fleet.served()],

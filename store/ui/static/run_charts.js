@@ -45,8 +45,8 @@ export function rewardSeries(rows, { place = (version) => version, colour = (set
   }));
 }
 
-export function rewardChart(series, x, height = 290) {
-  return lineChart({ series, x, y: { label: "mean reward" }, height })
+export function rewardChart(series, x, height = 290, name = "mean reward") {
+  return lineChart({ name, series, x, y: { label: name === "mean reward" ? name : "" }, height })
     ?? empty(`${WAITING} rollouts that end.`);
 }
 
