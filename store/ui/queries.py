@@ -168,7 +168,10 @@ ORDER BY activated_ms DESC LIMIT 1000
 ROLLOUT_FILTER = "run_id = {run_id:String} AND rollout_id = {rollout_id:String}"
 ATTEMPT_FILTER = f"{ROLLOUT_FILTER} AND execution_id = {{execution_id:String}}"
 
-TASK = f"SELECT toUnixTimestamp64Micro(enqueued_at) / 1000 AS enqueued_ms FROM raw_tasks WHERE {ROLLOUT_FILTER} LIMIT 1"
+TASK = f"""
+SELECT toUnixTimestamp64Micro(enqueued_at) / 1000 AS enqueued_ms, task_id, input, labels, sampling_params, deadline
+FROM raw_tasks WHERE {ROLLOUT_FILTER} LIMIT 1
+"""
 
 ATTEMPTS = f"""
 SELECT task_id, attempt, execution_id, runner, mode, evaluation, agent, resolution, stream_sequence, outcome, reward,

@@ -293,10 +293,11 @@ async def test_a_rollout_has_its_trace_and_its_calls_with_what_each_added(ask: A
     assert sum(span["name"] == "execute_tool add" for span in actual["spans"]) == 3
     assert any(span["name"] == "train policy" for span in actual["spans"])
     first, second, third = actual["calls"]
-    assert [message["role"] for message in first["messages"]] == ["system", "user"]
-    assert [message["role"] for message in third["messages"]] == ["user"]
+    turns = [(item["call"], item["role"]) for item in actual["conversation"]]
+    assert turns == [(0, "system"), *((call, role) for call in range(3) for role in ("user", "assistant"))]
     assert (second["continues"], second["known"], third["continues"], third["known"]) == (0, 3, 1, 5)
-    assert "".join(first["token_texts"]).strip() == first["answer"]["content"]
+    assert "".join(first["token_texts"]).strip() == actual["conversation"][2]["text"]
+    assert actual["task"]["labels"] == {"difficulty": "easy"} and actual["task"]["question"] == "1"
     assert len(first["tokens"]) == len(first["logprobs"]) == len(first["versions"]) == 10
     assert (
         first["advantage"] == actual["uses"][0]["advantage"]

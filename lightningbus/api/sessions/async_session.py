@@ -129,7 +129,7 @@ class AsyncSession:
 
         Args:
             run: default: that of the session, else the newest in the store.
-            reward: a named reward; default: the one that counts, as in the report ``reward_by_version``.
+            reward: a named reward; default: the one that counts, as in the rewards by version.
 
         Raises:
             UserError: no rollout of the run has a reward of that name.

@@ -27,6 +27,19 @@ export function table(columns, rows, rowAttributes = () => ({})) {
   return root;
 }
 
+/** A text in its own lines; one that may be long enough to scroll is reached by keyboard. */
+export const textBox = (text) => h("div", { class: "text", tabindex: text.length > 400 || text.split("\n").length > 12 ? "0" : null }, text);
+
+/** Text as it is, JSON on lines of its own. */
+export function pretty(text) {
+  try {
+    const value = JSON.parse(text);
+    return typeof value === "object" ? JSON.stringify(value, null, 2) : text;
+  } catch {
+    return text;
+  }
+}
+
 /** What is said where there is nothing to show; code in it is shown as such. */
 export function empty(sentence, code = null) {
   return h("p", { class: "empty" }, sentence, code ? [" ", h("code", {}, code)] : null);
