@@ -278,10 +278,10 @@ def story(name: str) -> list[Event]:
     first: list[dict[str, Any]] = [
         {"role": "system", "content": "You add numbers."}, {"role": "user", "content": "What is 2+2?"},
     ]  # fmt: skip
-    asked = {"role": "assistant", "content": None, "reasoning_content": "A tool can add.", "tool_calls": [call]}
-    second = [*first, asked, {"role": "tool", "tool_call_id": "c1", "content": '{"sum": 4}'}]
+    requests_tool = {"role": "assistant", "content": None, "reasoning_content": "A tool can add.", "tool_calls": [call]}
+    second = [*first, requests_tool, {"role": "tool", "tool_call_id": "c1", "content": '{"sum": 4}'}]
     answer = {"role": "assistant", "content": "<think>It says four.</think>\n\nThe sum is **4**."}
-    for number, (messages, reply) in enumerate(((first, asked), (second, answer))):
+    for number, (messages, reply) in enumerate(((first, requests_tool), (second, answer))):
         part = _part(list(range(20 + 10 * number)), ["It ", "is ", "4"], 1, "", chance)
         part = changed(part, response=json.dumps(reply))
         start = recorder.started_ns + (1 + 300 * number) * 1_000_000

@@ -151,7 +151,7 @@ class Session:
 
         Args:
             run: default: that of the session, else the newest in the store.
-            reward: a named reward; default: the one that counts, as in the report ``reward_by_version``.
+            reward: a named reward; default: the one that counts, as in the rewards by version.
 
         Raises:
             UserError: no rollout of the run has a reward of that name.

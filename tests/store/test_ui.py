@@ -271,6 +271,8 @@ async def test_the_choices_of_the_filters_and_the_state_of_a_run(ask: Ask) -> No
         "evaluations": [],
         "roles": ["checker", "writer"],
         "tools": ["add"],
+        "labels": ["difficulty: easy", "difficulty: hard"],
+        "parts": ["brief", "correct"],
     }
     assert (await ask("run/state", run_id=RUN))["state"] == "finished"
     assert (await ask("run/state", run_id="nowhere"))["state"] == "missing"
@@ -309,6 +311,27 @@ async def test_a_rollout_has_its_trace_and_its_calls_with_what_each_added(ask: A
     whole = await ask("request", run_id=RUN, rollout_id=ROLLOUT, execution_id=attempt["execution_id"], call="2")
     assert len(json.loads(whole["request"])["messages"]) == 6
     assert whole["request"] == prompts.result_rows[0][0]
+
+
+async def test_neighbours_are_those_of_the_rewards(ask: Ask, ends: list[SpanBatch]) -> None:
+    in_order = sorted(ends, key=lambda batch: (batch.end.ended_ns if batch.end else 0, batch.rollout_id))
+    rewards = {batch.rollout_id: batch.end.reward for batch in in_order if batch.end is not None}
+    before: dict[tuple[str, int], float | None] = {}
+    changed, failing = [], [name for name, reward in rewards.items() if not reward]
+    for batch in in_order:
+        task = (batch.task_id.rpartition("@")[0], batch.sample_index)
+        pair = (before.get(task), rewards[batch.rollout_id])
+        if None not in pair and pair[0] != pair[1]:
+            changed.append(batch.rollout_id)
+        before[task] = rewards[batch.rollout_id]
+    names = list(rewards)
+    for place in (0, len(names) // 2, len(names) - 1):
+        group = await ask("rollout/group", run_id=RUN, rollout_id=names[place])
+        later = set(names[place + 1 :])
+        assert group["next_failing"] == next((name for name in failing if name in later), "")
+        assert group["next_changed"] == next((name for name in changed if name in later), "")
+        task, sample = names[place].split("@")[0], names[place].rpartition(".")[2]
+        assert (group["first_version"], group["last_version"]) == (f"{task}@p1.{sample}", f"{task}@p6.{sample}")
 
 
 async def test_what_is_not_there_or_wrong_is_a_sentence(ask: Ask) -> None:

@@ -41,7 +41,9 @@ class RolloutRoutes:
         sql, values = filters.build_query(request.query)
         matches = await self._reader.query(sql, run_id=run_id, **values)
         names = [row["rollout_id"] for row in matches]
-        summaries = await self._reader.query(filters.ROLLOUTS, run_id=run_id, rollouts=names) if names else []
+        which = {"run_id": run_id, "rollouts": names}
+        summaries, gists = await self._reader.query_all(which, filters.ROLLOUTS, filters.GISTS) if names else ([], [])
+        filters.add_gists(summaries, gists)
         rows = {(row["rollout_id"], row["execution_id"]): row for row in summaries}
         return json_response(
             {
