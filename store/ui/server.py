@@ -20,6 +20,7 @@ from lightningbus.store.ui import run_list, run_state
 from lightningbus.store.ui.client import QueryFailedError, Reader, StoreGoneError, StoreState
 from lightningbus.store.ui.other_run import OtherRuns, RunReader
 from lightningbus.store.ui.responses import json_response
+from lightningbus.store.ui.rollouts.review_routes import Publish, ReviewRoutes
 from lightningbus.store.ui.rollouts.routes import RolloutRoutes
 from lightningbus.store.ui.run_routes import RunRoutes
 
@@ -43,11 +44,18 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class UiServer:
-    """The page's application; ``members`` is called for each view of the fleet."""
+    """The page's application; ``members`` is called for each view of the fleet, ``publish`` for each review."""
 
-    def __init__(self, reader: Reader, host: str, members: ListMembers, others: OtherRuns | None = None) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        host: str,
+        members: ListMembers,
+        others: OtherRuns | None = None,
+        publish: Publish | None = None,
+    ) -> None:
         self._reader = RunReader(reader, others)
-        self._host, self._list_members = host, members
+        self._host, self._list_members, self._publish = host, members, publish
 
     def application(self) -> web.Application:
         """Build the application with all routes."""
@@ -57,6 +65,7 @@ class UiServer:
         app.router.add_get("/api/runs", self._runs)
         app.router.add_get("/api/fleet", self._fleet)
         RolloutRoutes(self._reader).add_to(app)
+        ReviewRoutes(self._reader, self._publish).add_to(app)
         RunRoutes(self._reader, self._members).add_to(app)
         return app
 

@@ -330,8 +330,8 @@ async def test_neighbours_are_those_of_the_rewards(ask: Ask, ends: list[SpanBatc
         later = set(names[place + 1 :])
         assert group["next_failing"] == next((name for name in failing if name in later), "")
         assert group["next_changed"] == next((name for name in changed if name in later), "")
-        task, sample = names[place].split("@")[0], names[place].rpartition(".")[2]
-        assert (group["first_version"], group["last_version"]) == (f"{task}@p1.{sample}", f"{task}@p6.{sample}")
+        source, sample = names[place].split("@")[0], names[place].rpartition(".")[2]
+        assert (group["first_version"], group["last_version"]) == (f"{source}@p1.{sample}", f"{source}@p6.{sample}")
 
 
 async def test_what_is_not_there_or_wrong_is_a_sentence(ask: Ask) -> None:

@@ -9,6 +9,7 @@ import { groupPanel } from "./group.js";
 import { follow, showLive } from "./live.js";
 import { panel } from "./panel.js";
 import { linkTo, place } from "./place.js";
+import { reviewPanel } from "./review.js";
 import { setChip } from "./rollout_set.js";
 import { namedRewardList, resultCard, taskCard } from "./rollout_story.js";
 import { missingPanel } from "./run_watch.js";
@@ -22,11 +23,13 @@ export function rolloutPage(root, { run, rollout, query }, signal) {
   const chat = panel("Conversation", { name: "chat", height: 200 });
   const attempts = panel("Attempts", { name: "attempts" });
   const trace = panel("Trace", { name: "trace", about: "Wide gaps in which nothing happened are cut short.", height: 220 });
+  const reviews = reviewPanel(run, rollout, signal);
   const calls = callsPanel({ run_id: run, rollout_id: rollout });
-  root.append(head, task.root, chat.root, result.root, attempts.root, group.root, trace.root, calls.root);
+  root.append(head, task.root, chat.root, result.root, reviews.root, attempts.root, group.root, trace.root, calls.root);
   let execution = query.get("execution_id"), drawn = "", ended = false;
 
   const look = async () => {
+    if (drawn) await reviews.load();
     if (ended) return;
     let data;
     try {
@@ -48,6 +51,9 @@ export function rolloutPage(root, { run, rollout, query }, signal) {
     head.lastChild.replaceChildren(...facts(data));
     showOrHide(task, taskCard(data.task));
     showOrHide(result, resultCard(data));
+    reviews.use(data.execution_id);
+    reviews.root.hidden = !data.attempt || data.attempt.running;
+    reviews.load().catch(() => {}); // it stands in the panel
     chat.show(conversation(data.conversation));
     showOrHide(attempts, data.attempts.length === 1 && data.attempts[0].counts ? null : listed(data, run));
     trace.show(data.spans.length ? waterfall(data, params.get("span") ?? "") : empty("No span of it has been stored yet."));
