@@ -20,6 +20,7 @@ from lightningbus.schemas.dead_letters import DeadLetter
 from lightningbus.schemas.fleet import Alert
 from lightningbus.schemas.grading import GradingRequest, RolloutGraded
 from lightningbus.schemas.ids import TRACEPARENT
+from lightningbus.schemas.reviews import RolloutReviewed
 from lightningbus.schemas.spans import SpanBatch
 from lightningbus.schemas.tasks import Task, TaskBatchRecord
 from lightningbus.schemas.text import shorten
@@ -38,6 +39,7 @@ TYPES: Mapping[str, Mapping[type[Event], str]] = {
         TaskBatchRecord: subjects.TASK_PUBLISHED,
         TrainingStep: subjects.TRAINING_STEP,
         RolloutGraded: subjects.ROLLOUT_GRADED,
+        RolloutReviewed: subjects.ROLLOUT_REVIEWED,
         TaskDecision: subjects.TASK_DECIDED,
     },
     subjects.GRADING: {GradingRequest: ""},  # its mode gives the subject

@@ -35,7 +35,7 @@ class Trainer(Protocol):
         ...
 
     def step(self, batch: Batch) -> dict[str, float]:
-        """Train one step; returns metrics by the names that `lightningbus.learner.step_metrics` declares.
+        """Train one step; returns metrics by the names that `lightningbus.schemas.step_metrics` declares.
 
         Raises `lightningbus.learner.errors.LearnerError` if training must end, and
         `lightningbus.learner.settings.own_function.OwnFunctionError` for a user's own loss.

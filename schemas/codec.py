@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lightningbus.schemas import dead_letters, fleet, grading, prompts, spans, tasks, training
+from lightningbus.schemas import dead_letters, fleet, grading, prompts, reviews, spans, tasks, training
 from lightningbus.schemas.audits import events as audit
 from lightningbus.schemas.base import Event
 from lightningbus.schemas.subjects import SCHEMA_HEADER
@@ -28,7 +28,7 @@ MAX_REASON = 500
 VERSION = 2
 """Increased when a reader of the previous version could misread a message."""
 
-EVENT_MODULES = (tasks, spans, fleet, dead_letters, training, weight_events, prompts, audit, grading)
+EVENT_MODULES = (tasks, spans, fleet, dead_letters, training, weight_events, prompts, audit, grading, reviews)
 
 _TYPES: dict[str, type[Event]] = {
     kind.__name__: kind

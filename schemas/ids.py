@@ -103,6 +103,11 @@ def decision_msg_id(model: str, task: str, decision: str) -> str:
     return f"decided:{model}:{decision}:{task}"
 
 
+def review_msg_id(run: str, rollout: str, reviewer: str, reviewed_at_ns: int) -> str:
+    """Build the ``Nats-Msg-Id`` of a person's review of a rollout."""
+    return f"reviewed:{run}:{rollout}:{reviewed_at_ns}:{reviewer.encode().hex()}"
+
+
 def step_msg_id(run: str, epoch: int, step: int, nonce: str) -> str:
     """Build the ``Nats-Msg-Id`` of a training step; ``nonce`` as in `weight_msg_id`."""
     return f"step:{run}:{epoch}:{step}:{nonce}"

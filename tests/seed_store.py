@@ -199,7 +199,9 @@ def attempt(
     outcome: Outcome = "agent_error" if chance.random() < 0.05 else "ok"
     error = f"ValueError: no number in answer {chance.randrange(1000)}" if outcome != "ok" else ""
     reward = float(chance.random() < 1 - math.exp(-0.3 * (version + 1))) if outcome == "ok" else None
-    rewards = {MODELS[1]: 1 - reward / 2} if checker is not None and reward is not None else {}
+    rewards = {"correct": reward, "brief": 1 / (2 + version)} if reward is not None else {}
+    if checker is not None and reward is not None:
+        rewards[MODELS[1]] = 1 - reward / 2
     recorder.finish(outcome, reward, error, json.dumps(reward), rewards=rewards)
     return _ended(recorder, now)
 
@@ -263,6 +265,55 @@ def instrumented(name: str) -> list[SpanBatch]:
     add("agentlightning.annotation", "", 520, 520, emitted)
     recorder.finish("ok", 1.0, "", "null")
     return _ended(recorder, at(530))
+
+
+def story(name: str) -> list[Event]:
+    """A run of one rollout with everything a reader may want: a task with its answer, a tool, a judge, a file."""
+    chance = random.Random(6)
+    question = {"question": "What is 2+2?", "answer": "4", "level": {"grade": 1}}
+    task = Task(id="sum", run_id=name, agent="default", input=question, labels={"difficulty": "easy"})
+    rollout, begun = identity.rollout_id("sum", 0), START_NS
+    recorder = AttemptRecorder(task, 1, "runner-0", begun, begun + SECOND_NS // 5)
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": 2}'}}
+    first: list[dict[str, Any]] = [
+        {"role": "system", "content": "You add numbers."}, {"role": "user", "content": "What is 2+2?"},
+    ]  # fmt: skip
+    requests_tool = {"role": "assistant", "content": None, "reasoning_content": "A tool can add.", "tool_calls": [call]}
+    second = [*first, requests_tool, {"role": "tool", "tool_call_id": "c1", "content": '{"sum": 4}'}]
+    answer = {"role": "assistant", "content": "<think>It says four.</think>\n\nThe sum is **4**."}
+    for number, (messages, reply) in enumerate(((first, requests_tool), (second, answer))):
+        part = _part(list(range(20 + 10 * number)), ["It ", "is ", "4"], 1, "", chance)
+        part = changed(part, response=json.dumps(reply))
+        start = recorder.started_ns + (1 + 300 * number) * 1_000_000
+        request = json.dumps({"model": "policy", "messages": messages})
+        recorder.add_call(part, node="node-0", role="", request=request, started_ns=start, ended_ns=start + 200_000_000)
+    judged = {
+        attributes.OPERATION: "chat", attributes.REQUEST_MODEL: "judge-large", attributes.INPUT_TOKENS: 40,
+        attributes.OUTPUT_TOKENS: 6, attributes.GRADER: "helpful", attributes.GRADER_CACHED: False,
+        attributes.GRADER_COST: 0.002, attributes.OUTPUT: "Right, and short. Score: 1",
+    }  # fmt: skip
+    kept = {
+        attributes.ARTIFACT_NAME: "sum.txt", attributes.ARTIFACT_BYTES: 6, attributes.ARTIFACT_ENCODING: "utf-8",
+        attributes.ARTIFACT_CONTENT: "2+2=4\n",
+    }  # fmt: skip
+    for title, scope, values in (("judge", attributes.GRADER_SCOPE, judged), ("artifact sum.txt", "agent", kept)):
+        recorder.add(
+            Span(
+                trace_id=recorder.trace_id,
+                span_id=identity.span_id(recorder.rollout, recorder.execution, title),
+                parent_span_id=recorder.root_id,
+                name=title,
+                start_ns=recorder.started_ns + 600_000_000,
+                end_ns=recorder.started_ns + 700_000_000,
+                scope=scope,
+                attributes=values,
+            )
+        )
+    recorder.printed = "adding 2 and 2\ndone\n"
+    recorder.finish("ok", 1.0, "", '{"reward": 1.0, "words": 4}', rewards={"correct": 1.0, "helpful": 1.0})
+    span = build_producer_span(task, subjects.task("train", "default"), begun, begun + 10_000)
+    record = TaskRecord(task=task, rollout_id=rollout, span=span)
+    return [TaskBatchRecord(tasks=(record,)), *_ended(recorder, recorder.started_ns + 800_000_000)]
 
 
 def _random_words(chance: random.Random, words: int) -> str:
@@ -366,6 +417,8 @@ def _step(name: str, step: int, ended_ns: int, uses: list[RolloutDisposition], s
         "learner/idle_share": 0.25,
         "seconds/idle": 1.0,
         "staleness/max": step % 3,
+        "rollouts": len(uses),
+        "tokens": sum(use.tokens for use in uses),
     }
     return TrainingStep(
         run_id=name,

@@ -173,6 +173,7 @@ _ROLE_PERMISSIONS: Mapping[str, Permissions] = {
         publish=(
             subjects.ALL_TASKS,
             subjects.TASK_PUBLISHED,
+            subjects.ROLLOUT_REVIEWED,
             f"{API}.STREAM.MSG.GET.{subjects.DLQ}",
             f"{API}.STREAM.INFO.{subjects.TASKS}",
             *_READ_WEIGHTS,
@@ -200,9 +201,9 @@ def via_hub_domain(what: Iterable[str]) -> tuple[str, ...]:
 def make_permissions(policies: Iterable[str] = DEFAULT_POLICIES) -> Mapping[str, Permissions]:
     """Build the permissions by role where learners train these models; each learner has a right to its own model only.
 
-    One learner is ``learner``, of several each is ``learner-MODEL``. ``client`` publishes tasks and reads; ``admin``
-    makes streams and consumers and may do anything with them; a leaf is a remote site's server, which publishes and
-    receives for its runners, or its nodes.
+    One learner is ``learner``, of several each is ``learner-MODEL``. ``client`` publishes tasks and reviews and reads;
+    ``admin`` makes streams and consumers and may do anything with them; a leaf is a remote site's server, which
+    publishes and receives for its runners, or its nodes.
     """
     learners = learner_roles(policies)
     readers = [learner_consumer(model) for model in learners.values()]

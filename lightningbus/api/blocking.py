@@ -146,12 +146,17 @@ class Session:
         """Read one rollout, call by call: requests, answers, tools, weight versions, reward."""
         return run_blocking(self._session.transcript(rollout_id, run))
 
-    def reward_curve(self, run: str | None = None) -> RewardCurve:
+    def reward_curve(self, run: str | None = None, reward: str = "") -> RewardCurve:
         """Read the reward by weight version, of training and of each evaluation.
 
-        Without a run it is that of the newest in the store.
+        Args:
+            run: default: that of the session, else the newest in the store.
+            reward: a named reward; default: the one that counts, as in the rewards by version.
+
+        Raises:
+            UserError: no rollout of the run has a reward of that name.
         """
-        return run_blocking(self._session.reward_curve(run))
+        return run_blocking(self._session.reward_curve(run, reward))
 
     def publish(self, tasks: Tasks, *, timeout: float = 300.0, **options: Unpack[PublishOptions]) -> Published:
         """Publish tasks to a run that is up, as ``lightningbus publish`` does.

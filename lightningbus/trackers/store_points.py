@@ -1,5 +1,6 @@
 """A run's points, as ClickHouse has them: metrics of steps, rewards of versions."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,11 +19,18 @@ REWARDS = """
 SELECT model, mode, evaluation, version, rollouts, mean_reward, reward_spread, standard_error FROM reward_by_version
 WHERE run_id = {run_id:String} ORDER BY model, version, mode, evaluation
 """
+NAMED_REWARDS = """
+SELECT model, mode, evaluation, name, version, rollouts, mean_reward, standard_error FROM reward_by_name
+WHERE run_id = {run_id:String} ORDER BY model, version, mode, evaluation, name
+"""
 UNFINISHED = "SELECT DISTINCT mode, evaluation FROM check_unfinished_rollouts WHERE run_id = {run_id:String}"
 NEWEST = "SELECT model, max(version) FROM training_steps WHERE run_id = {run_id:String} GROUP BY model"
 STEP_KEY = "step/"
 """Begins the key of a step's point; the model follows where a run trains several, then the step."""
 COLUMNS = ("rollouts", "mean_reward", "reward_spread", "standard_error")
+NAMED_COLUMNS = ("rollouts", "mean_reward", "standard_error")
+OTHER_CHARACTER = re.compile(r"[^\w\-. :]")
+"""Characters of a reward's name that some tracker refuses in a metric's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +76,31 @@ class PointReader:
             yield Point(STEP_KEY + "/".join(filter(None, (name, str(step)))), "step", step, named)
         unfinished = {(mode, evaluation) for mode, evaluation in self._query(client, UNFINISHED)}
         newest = dict(self._query(client, NEWEST))
-        for model, mode, evaluation, version, *values in self._query(client, REWARDS):
+        for series, (model, mode, evaluation, version), values in self._read_rewards(client):
             if model not in self._models:
                 continue
-            series = "/".join(filter(None, ("reward_by_version", self._name_of(model), mode, evaluation)))
-            key = f"{series}/{version}"
-            num_before, self._counts[key] = self._counts.get(key), values[0]
+            key, num_rollouts = f"{series}/{version}", values["rollouts"]
+            num_before, self._counts[key] = self._counts.get(key), num_rollouts
             is_final = (
                 is_over or version + self._max_staleness + 1 < newest.get(model, 0)
                 if mode == "train"
                 else (mode, evaluation) not in unfinished
             )
-            if is_final and num_before == values[0]:
-                metrics = {
-                    f"{series}/{name}": float(value)
-                    for name, value in zip(COLUMNS, values, strict=True)
-                    if value is not None
-                }
+            if is_final and num_before == num_rollouts:
+                metrics = {f"{series}/{name}": float(value) for name, value in values.items() if value is not None}
                 yield Point(key, "version", version, metrics)
+
+    def _read_rewards(self, client: Client) -> Iterator[tuple[str, tuple[str, str, str, int], dict[str, Any]]]:
+        """Yield the series, the model, mode, evaluation and version, and the values of each reward and named reward."""
+        for model, mode, evaluation, version, *values in self._query(client, REWARDS):
+            series = self._name_series("reward_by_version", model, mode, evaluation)
+            yield series, (model, mode, evaluation, version), dict(zip(COLUMNS, values, strict=True))
+        for model, mode, evaluation, name, version, *values in self._query(client, NAMED_REWARDS):
+            series = self._name_series("reward_by_name", model, mode, evaluation, OTHER_CHARACTER.sub("_", name))
+            yield series, (model, mode, evaluation, version), dict(zip(NAMED_COLUMNS, values, strict=True))
+
+    def _name_series(self, report: str, model: str, *names: str) -> str:
+        return "/".join(filter(None, (report, self._name_of(model), *names)))
 
     def _name_of(self, model: str) -> str:
         """Return the model for names of series; empty where the run trains one only."""

@@ -17,7 +17,8 @@ class WandbTracker:
             settings=wandb.Settings(silent=True, console="off", x_disable_stats=True), **settings,
         )  # fmt: skip
         self._run.define_metric("*", step_metric="step")
-        self._run.define_metric("reward_by_version/*", step_metric="version")
+        for report in ("reward_by_version", "reward_by_name"):
+            self._run.define_metric(f"{report}/*", step_metric="version")
 
     def log(self, axis: Axis, position: int, metrics: Mapping[str, float]) -> None:
         """See `Tracker.log`."""

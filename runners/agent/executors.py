@@ -133,6 +133,7 @@ class PythonExecutor(AgentExecutor):
 
     async def run(self, task: Any, rollout: RolloutInfo | None = None) -> dict[str, Any]:
         """Run one rollout."""
+        self._launcher.printed.clear()
         job = next(self._requests)
         try:
             self._send({"job": job, "arguments": [task], "rollout": rollout})
@@ -151,6 +152,10 @@ class PythonExecutor(AgentExecutor):
         if "error" in answer:
             raise AgentError(str(answer["error"]), str(answer.get("traceback", "")))
         return answer
+
+    async def finish(self, recorder: AttemptRecorder) -> None:
+        """Record the end of what the agent printed."""
+        recorder.printed = self._launcher.printed.take()
 
     async def stop(self) -> None:
         """End the process and all it started."""
@@ -204,6 +209,10 @@ class CommandExecutor(AgentExecutor):
             return {"value": json.loads(out)}
         except (ValueError, RecursionError):
             raise AgentError(f"the agent printed no JSON result: {out[:200].decode(errors='replace')!r}") from None
+
+    async def finish(self, recorder: AttemptRecorder) -> None:
+        """Record the end of what the program wrote to its standard error."""
+        recorder.printed = self._launcher.printed.take()
 
     async def stop(self) -> None:
         """End the process and all it started."""

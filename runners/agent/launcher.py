@@ -14,7 +14,7 @@ from typing import Protocol
 
 from lightningbus.common.processes.subprocesses import set_child_subreaper, spawn
 from lightningbus.runners.agent.limits import ResourceLimits
-from lightningbus.runners.agent.output import OutputBudget, OutputForwarder
+from lightningbus.runners.agent.output import OutputBudget, OutputForwarder, PrintedTail
 from lightningbus.runners.agent.process import AgentProcess, ProcessWatchdog, RunningProcess, remove_directory
 
 DEFAULT_ENVIRONMENT = {"OTEL_BSP_SCHEDULE_DELAY": "500", "PYTHONUNBUFFERED": "1"}
@@ -35,6 +35,10 @@ class Launcher(Protocol):
     @property
     def limits(self) -> ResourceLimits:
         """Limits of each program."""
+
+    @property
+    def printed(self) -> PrintedTail:
+        """What the programs have printed."""
 
     def check(self, program: str) -> None:
         """Raise `AgentStartError` if it is known that a program does not exist."""
@@ -57,6 +61,7 @@ class AgentLauncher:
     paths: dict[str, str]
     watchdog: ProcessWatchdog
     budget: OutputBudget = field(default_factory=OutputBudget)
+    printed: PrintedTail = field(default_factory=PrintedTail)
 
     def check(self, program: str) -> None:
         """Raise `AgentStartError` if the program does not exist; a sandbox resolves its own."""
@@ -79,7 +84,7 @@ class AgentLauncher:
                 first = [*self.sandbox_command, *command][0]
                 raise AgentStartError(f"{first} cannot be started in {self.directory}: {error}") from error
             undo.pop_all()
-        process = AgentProcess(subprocess, scratch, self.limits, OutputForwarder(output, self.budget))
+        process = AgentProcess(subprocess, scratch, self.limits, OutputForwarder(output, self.budget, self.printed))
         self.watchdog.watch(process)
         try:
             await process.connect(requests, replies)

@@ -1,4 +1,4 @@
-"""Forwards what agents print to our standard error: whole lines, within a budget."""
+"""Forwards what agents print to our standard error, whole lines within a budget, and keeps its end for a rollout."""
 
 import asyncio
 import contextlib
@@ -16,6 +16,8 @@ READ_BYTES = 64 * 1024
 PAUSE_SECONDS = 0.01
 """Pause before reading again from an agent that prints too much, so that reading it takes little CPU time."""
 STANDARD_ERROR = 2
+MAX_PRINTED_BYTES = 16 * 1024
+"""End of what an agent printed that is kept for the record of a rollout."""
 
 
 @dataclass
@@ -39,16 +41,56 @@ class OutputBudget:
         return not self._is_spent
 
 
+class PrintedTail:
+    """The end of what the processes of one slot have printed since it was cleared."""
+
+    def __init__(self) -> None:
+        self._text, self._num_bytes = bytearray(), 0
+        self._sources: set[OutputForwarder] = set()
+
+    def follow(self, source: "OutputForwarder") -> None:
+        """Read from a process until it is left."""
+        self._sources.add(source)
+
+    def leave(self, source: "OutputForwarder") -> None:
+        """Read from a process no more; its output stays."""
+        self._sources.discard(source)
+
+    def add(self, data: bytes) -> None:
+        """Append output; only the end is kept."""
+        self._text += data
+        self._num_bytes += len(data)
+        del self._text[:-MAX_PRINTED_BYTES]
+
+    def clear(self) -> None:
+        """Forget what was printed until now."""
+        self._drain()
+        self._text.clear()
+        self._num_bytes = 0
+
+    def take(self) -> str:
+        """Return the text since the last call, and forget it; a first line counts the bytes that are missing."""
+        self._drain()
+        missing, text = self._num_bytes - len(self._text), bytes(self._text).decode(errors="replace")
+        self.clear()
+        return f"({missing} bytes before)\n{text}" if missing else text
+
+    def _drain(self) -> None:
+        for source in self._sources:
+            source.drain()
+
+
 class OutputForwarder:
     """The reading end of a process's standard error; output beyond its budget is read and dropped.
 
     The process has a pipe, not our own standard error: that may be a file, which it could read, shorten and fill.
     """
 
-    def __init__(self, end: int, budget: OutputBudget) -> None:
-        """Prepare to forward from the file descriptor ``end``, which this object closes."""
+    def __init__(self, end: int, budget: OutputBudget, printed: PrintedTail) -> None:
+        """Prepare to forward from the descriptor ``end``, which this object closes; all is added to ``printed``."""
         os.set_blocking(end, False)
-        self._end, self._budget = end, budget
+        self._end, self._budget, self._printed = end, budget, printed
+        printed.follow(self)
         self._partial_line = b""
         self._dropped_bytes = 0
         self._loop = asyncio.get_running_loop()
@@ -60,12 +102,17 @@ class OutputForwarder:
         self._loop.remove_reader(self._end)
         if self._pause is not None:
             self._pause.cancel()
-        with contextlib.suppress(BlockingIOError):
-            self._forward(os.read(self._end, BURST_BYTES))
+        self.drain()
+        self._printed.leave(self)
         os.close(self._end)
         if self._partial_line:
             self._log_lines(self._partial_line + b"\n")
         self._report_dropped()
+
+    def drain(self) -> None:
+        """Read what there is now."""
+        with contextlib.suppress(BlockingIOError):
+            self._forward(os.read(self._end, BURST_BYTES))
 
     def _listen(self) -> None:
         self._loop.add_reader(self._end, self._read)
@@ -83,6 +130,7 @@ class OutputForwarder:
 
     def _forward(self, data: bytes) -> bool:
         """Return whether the budget sufficed."""
+        self._printed.add(data)
         text = self._partial_line + data
         end = text.rfind(b"\n") + 1 or (len(text) if len(text) > READ_BYTES else 0)
         self._partial_line = text[end:]

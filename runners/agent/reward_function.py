@@ -8,6 +8,7 @@ from lightningbus.runners.agent.executors import AgentError, AgentExecutor, Roll
 from lightningbus.runners.agent.launcher import AgentLauncher
 from lightningbus.runners.agent.shared_process import SharedExecutor
 from lightningbus.runners.agent.turns import Turns
+from lightningbus.runners.recording.attempt import AttemptRecorder
 
 
 class RewardTimeoutError(Exception):
@@ -80,6 +81,10 @@ class RewardingExecutor(AgentExecutor):
     async def grade(self, task: Any, answer: dict[str, Any]) -> dict[str, Any]:
         """Add the reward to the answer, without the agent's process; raise as `compute_reward`."""
         return {**answer, "reward": await self._function.compute_reward(task, answer.get("value"))}
+
+    async def finish(self, recorder: AttemptRecorder) -> None:
+        """Record what the agent leaves."""
+        await self._executor.finish(recorder)
 
     async def stop(self) -> None:
         """End both."""

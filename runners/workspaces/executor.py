@@ -117,6 +117,7 @@ class WorkspaceExecutor(AgentExecutor):
             try:
                 if self._workspace is not None and self._agent is not None:
                     await self._agent.stop()
+                    await self._agent.finish(recorder)
                     await self._keep()
                     record_workspace(recorder, self._record)
             finally:

@@ -54,6 +54,7 @@ CREATE OR REPLACE VIEW {database}.prompt_decisions{on_cluster} AS SELECT * FROM 
 CREATE OR REPLACE VIEW {database}.prompt_versions{on_cluster} AS SELECT * FROM {database}.raw_prompt_versions FINAL;
 CREATE OR REPLACE VIEW {database}.rollout_audits{on_cluster} AS SELECT * FROM {database}.raw_rollout_audits FINAL;
 CREATE OR REPLACE VIEW {database}.grades{on_cluster} AS SELECT * FROM {database}.raw_grades FINAL;
+CREATE OR REPLACE VIEW {database}.reviews{on_cluster} AS SELECT * FROM {database}.raw_reviews FINAL;
 CREATE OR REPLACE VIEW {database}.task_decisions{on_cluster} AS SELECT * FROM {database}.raw_task_decisions FINAL;
 CREATE OR REPLACE VIEW {database}.audit_verdicts{on_cluster} AS SELECT * FROM {database}.raw_audit_verdicts FINAL;
 CREATE OR REPLACE VIEW {database}.audit_log{on_cluster} AS SELECT * FROM {database}.raw_audit_log FINAL;

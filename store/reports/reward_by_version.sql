@@ -1,6 +1,6 @@
 -- title: Reward by weight version
 -- about: Mean, spread, standard error and extremes of the rewards that count, for each model. Training: a rollout that the agent failed is left out, or counts as 0 under failed_rollouts: zero. Evaluation: every failed rollout counts as 0. A rollout whose reward function did not end counts nowhere. A rollout counts for each model that answered it, with the reward that the model is trained on. It belongs to the version of the model that its evaluation is pinned to, else to the newest that sampled one of its tokens. The standard error is over tasks, because the rollouts of one task are not independent (arXiv:2411.00640).
--- plot: line x=version y=mean_reward spread=reward_spread error=standard_error bounds=worst,best series=run_id,model,mode,evaluation
+-- plot: line x=version y=mean_reward spread=standard_error error=standard_error bounds=worst,best series=run_id,model,mode,evaluation
 SELECT
     run_id, model, mode, evaluation, version, sum(num) AS rollouts, sum(total) / rollouts AS mean_reward,
     stddevPopMerge(spread) AS reward_spread,

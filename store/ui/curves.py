@@ -57,7 +57,7 @@ IDLE_NODES = f"""
 WITH
 (
     SELECT (toUnixTimestamp64Milli(min(started_at)), toUnixTimestamp64Milli(max(ended_at))) FROM raw_model_calls
-    WHERE run_id = {{run_id:String}}
+    WHERE run_id = {{run_id:String}} AND node != ''
 ) AS bounds,
 1000 * greatest({MIN_BUCKET_SECONDS}, intDiv(bounds.2 - bounds.1, 1000 * {MAX_BUCKETS}) + 1) AS width
 SELECT node, bounds.1 + width * bucket AS start_ms, any(width) / 1000 AS bucket_seconds,
@@ -68,11 +68,12 @@ FROM
     SELECT node, toUnixTimestamp64Milli(started_at) - bounds.1 AS start,
         toUnixTimestamp64Milli(ended_at) - bounds.1 AS end,
         arrayJoin(range(toUInt32(intDiv(start, width)), toUInt32(intDiv(end, width) + 1))) AS bucket
-    FROM raw_model_calls WHERE run_id = {{run_id:String}}
+    FROM raw_model_calls WHERE run_id = {{run_id:String}} AND node != ''
 )
 GROUP BY bounds, width, node, bucket ORDER BY node, start_ms
 """
-"""Seconds in which a node answered at least one model call of the run, by interval."""
+"""Seconds in which a node answered at least one model call of the run, by interval; endpoints that are no node of ours
+have no name."""
 
 
 def build_metrics_query(params: Mapping[str, str]) -> tuple[str, dict[str, Any]]:

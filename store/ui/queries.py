@@ -86,6 +86,27 @@ GROUP BY model, mode, evaluation, version ORDER BY model, mode DESC, evaluation,
 """
 """The report `reward_by_version` of one run, in few points."""
 
+NAMED_REWARDS = f"""
+WITH rollouts AS (SELECT * FROM raw_rollouts FINAL WHERE run_id = {{run_id:String}}),
+tasks AS (SELECT * FROM raw_tasks WHERE run_id = {{run_id:String}}),
+training_steps AS (SELECT * FROM raw_training_steps WHERE run_id = {{run_id:String}}),
+counted_rewards AS ({COUNTED_REWARDS}),
+by_name AS ({REPORTS["reward_by_name"].body})
+SELECT model, mode, evaluation, name, intDiv(one, width) * width AS version, any(width) AS per_point,
+    sum(num) AS rollouts,
+    sum(num * mean) / rollouts AS mean_reward,
+    sqrt(sum(num * num * error * error)) / sumIf(num, error IS NOT NULL) AS standard_error,
+    min(low) AS worst, max(high) AS best
+FROM
+(
+    SELECT model, mode, evaluation, name, version AS one, rollouts AS num, mean_reward AS mean,
+        standard_error AS error, worst AS low, best AS high, intDiv(max(one) OVER (), {MAX_POINTS}) + 1 AS width
+    FROM by_name WHERE {OF_MODEL}
+)
+GROUP BY model, mode, evaluation, name, version ORDER BY model, name, mode DESC, evaluation, version
+"""
+"""The report `reward_by_name` of one run, in few points."""
+
 TIME = """
 SELECT mode, evaluation, rollouts, one.1 AS part, one.2 AS mean_seconds, one.3 AS p95_seconds
 FROM
@@ -147,7 +168,10 @@ ORDER BY activated_ms DESC LIMIT 1000
 ROLLOUT_FILTER = "run_id = {run_id:String} AND rollout_id = {rollout_id:String}"
 ATTEMPT_FILTER = f"{ROLLOUT_FILTER} AND execution_id = {{execution_id:String}}"
 
-TASK = f"SELECT toUnixTimestamp64Micro(enqueued_at) / 1000 AS enqueued_ms FROM raw_tasks WHERE {ROLLOUT_FILTER} LIMIT 1"
+TASK = f"""
+SELECT toUnixTimestamp64Micro(enqueued_at) / 1000 AS enqueued_ms, task_id, input, labels, sampling_params, deadline
+FROM raw_tasks WHERE {ROLLOUT_FILTER} LIMIT 1
+"""
 
 ATTEMPTS = f"""
 SELECT task_id, attempt, execution_id, runner, mode, evaluation, agent, resolution, stream_sequence, outcome, reward,

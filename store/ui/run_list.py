@@ -74,6 +74,10 @@ SHORT_SETTINGS = {
     "lora.lora_rank": "LoRA rank",
 }
 """Settings of the list, by path, with their short names."""
+ZERO_SETTINGS = {"max_staleness"}
+"""Those that say something where they are 0."""
+GENERIC_NAMES = {"model", "checkpoint", "snapshot"}
+"""Last parts of paths that name no model by themselves."""
 
 
 def build_runs(
@@ -194,9 +198,14 @@ def summarize_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         value: Any = settings
         for key in path.split("."):
             value = value.get(key) if isinstance(value, Mapping) else None
-        if value:
-            short[name] = str(value).rstrip("/").rsplit("/", 1)[-1] if path == "model_path" else value
+        if value or (path in ZERO_SETTINGS and value == 0):
+            short[name] = _name_model(str(value)) if path == "model_path" else value
     return short
+
+
+def _name_model(path: str) -> str:
+    *_, parent, name = ["", *path.rstrip("/").split("/")]
+    return f"{parent}/{name}" if parent and name in GENERIC_NAMES else name
 
 
 def _by_run(rows: Sequence[QueryRow]) -> defaultdict[str, list[QueryRow]]:

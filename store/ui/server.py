@@ -16,12 +16,13 @@ from lightningbus.bus.fleet.heartbeat_text import describe
 from lightningbus.common.listeners import open_listener, serve_app, url_of
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.store.embedded import origin_check
-from lightningbus.store.ui import curves, queries, run_list, run_state
+from lightningbus.store.ui import run_list, run_state
 from lightningbus.store.ui.client import QueryFailedError, Reader, StoreGoneError, StoreState
 from lightningbus.store.ui.other_run import OtherRuns, RunReader
-from lightningbus.store.ui.responses import json_response, require_param
-from lightningbus.store.ui.rollouts import queries as rollout_queries
+from lightningbus.store.ui.responses import json_response
+from lightningbus.store.ui.rollouts.review_routes import Publish, ReviewRoutes
 from lightningbus.store.ui.rollouts.routes import RolloutRoutes
+from lightningbus.store.ui.run_routes import RunRoutes
 
 STATIC = Path(__file__).parent / "static"
 RESPONSE_HEADERS = {
@@ -37,34 +38,24 @@ RESPONSE_HEADERS = {
 }
 STORE_HEADER = "Lightningbus-Store"
 """Header of every answer with the page's source: a `StoreState`."""
-RUN_QUERIES = {
-    "change_token": queries.CHANGE_TOKEN,
-    "models": queries.MODELS,
-    "summary": queries.SUMMARY,
-    "rewards": queries.REWARDS,
-    "metric_names": curves.METRIC_NAMES,
-    "settings": curves.SETTINGS,
-    "time": queries.TIME,
-    "throughput": curves.THROUGHPUT,
-    "idle_nodes": curves.IDLE_NODES,
-    "trained": queries.TRAINED,
-    "served": queries.ACTIVATIONS,
-    "audit": queries.AUDIT,
-    "choices": rollout_queries.CHOICES,
-}
-"""Queries of a run, and of one of its models where they have one, by the last part of their path."""
-
 ListMembers = Callable[[], Sequence[Heartbeat] | str]
 """The living processes, or a sentence why they are unknown."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class UiServer:
-    """The page's application; ``members`` is called for each view of the fleet."""
+    """The page's application; ``members`` is called for each view of the fleet, ``publish`` for each review."""
 
-    def __init__(self, reader: Reader, host: str, members: ListMembers, others: OtherRuns | None = None) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        host: str,
+        members: ListMembers,
+        others: OtherRuns | None = None,
+        publish: Publish | None = None,
+    ) -> None:
         self._reader = RunReader(reader, others)
-        self._host, self._list_members = host, members
+        self._host, self._list_members, self._publish = host, members, publish
 
     def application(self) -> web.Application:
         """Build the application with all routes."""
@@ -74,9 +65,8 @@ class UiServer:
         app.router.add_get("/api/runs", self._runs)
         app.router.add_get("/api/fleet", self._fleet)
         RolloutRoutes(self._reader).add_to(app)
-        app.router.add_get("/api/run/metrics", self._metrics)
-        app.router.add_get("/api/run/state", self._run_state)
-        app.router.add_get("/api/run/{question}", self._run_query)
+        ReviewRoutes(self._reader, self._publish).add_to(app)
+        RunRoutes(self._reader, self._members).add_to(app)
         return app
 
     @web.middleware
@@ -131,33 +121,6 @@ class UiServer:
         fields = ("role", "id", "run_id", "state", "version", "model", "status")
         rows = [{**{name: getattr(beat, name) for name in fields}, "doing": describe(beat)} for beat in members]
         return json_response({"members": rows, "problem": ""})
-
-    async def _run_state(self, request: web.Request) -> web.Response:
-        run_id = require_param(request, "run_id")
-        times, last_steps = await self._reader.query_all(
-            {"run_id": run_id}, run_state.EVENT_TIMES_OF_RUN, run_state.LAST_STEPS_OF_RUN
-        )
-        num_events, last_ms = (times[0]["events"], times[0]["last_ms"]) if times else (0, None)
-        state = run_state.choose_state(
-            num_events,
-            time.time() - (last_ms or 0) / 1000,
-            run_list.parse_steps(last_steps),
-            run_list.select_learners(self._members(run_id), run_id),
-            self._reader.state_of(run_id),
-        )
-        return json_response({"state": state, "last_ms": last_ms})
-
-    async def _run_query(self, request: web.Request) -> web.Response:
-        question = RUN_QUERIES.get(request.match_info["question"])
-        if question is None:
-            raise web.HTTPNotFound(text=f"there is no {request.path}")
-        values = {"run_id": require_param(request, "run_id"), "model": request.query.get("model", "")}
-        return json_response(await self._reader.query(question, **values))
-
-    async def _metrics(self, request: web.Request) -> web.Response:
-        run_id = require_param(request, "run_id")
-        sql, values = curves.build_metrics_query(request.query)
-        return json_response(await self._reader.query(sql, run_id=run_id, **values))
 
 
 @asynccontextmanager

@@ -189,3 +189,9 @@ def reports_events(task):
 def says_its_environment(task):
     ask(OpenAI(max_retries=0))
     return {"reward": 1.0, "seen": dict(os.environ)}
+
+
+def prints_its_word(task):
+    ask(OpenAI(max_retries=0))
+    print(task["word"])
+    return 1.0

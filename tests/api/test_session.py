@@ -33,6 +33,10 @@ def test_it_reads_the_files_of_a_finished_run(seeded: Path) -> None:
         assert session.query("SELECT {n:UInt8} + 1 AS n", n=1)[0] == {"n": 2}
         curve = session.reward_curve()
         assert curve.training.column("version") == list(range(6)) and "data:image/png;base64," in curve._repr_html_()
+        brief = session.reward_curve(reward="brief")
+        assert brief.training.column("mean_reward") != curve.training.column("mean_reward")
+        assert "mean brief ±" in brief.plot().get_ylabel() and repr(brief).startswith("brief of run first")
+        assert session.rollouts(outcome="ok", limit=1)[0]["rewards"].keys() == {"brief", "correct"}
         assert "call 0 · writer" in repr(session.transcript(failed[0]["rollout_id"]))
 
 
@@ -52,6 +56,7 @@ def test_wrong_input_ends_in_one_sentence(seeded: Path) -> None:
             (lambda: lb.connect("frist", runs=seeded), "there is no run 'frist'; did you mean 'first'?"),
             (lambda: session.query("INSERT INTO raw_runs (run_id) VALUES ('x')"), "questions only read"),
             (lambda: session.query("SELECT * FROM rollout"), "rollout"),
+            (lambda: session.reward_curve(reward="correkt"), "has no reward 'correkt': did you mean 'correct'?"),
             (lambda: session.transcript("nobody"), "no rollout is called 'nobody'"),
             (lambda: session.publish(["1+1"]), "run 'first' is not up"),
             (lambda: session.evaluate(["1+1"]), "run 'first' is not up: `lightningbus.evaluate` evaluates one that"),

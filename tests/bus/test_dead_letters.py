@@ -102,7 +102,7 @@ async def put_letter(bus: Bus, at: str = subjects.TASKS, **changes: Any) -> int:
         ({"payload": b"\x00"}, "it holds no Task"),
         (
             {"stream": "EVENTS", "at": "EVENTS", "payload": b"\x00"},
-            "it holds no TaskBatchRecord or TrainingStep or RolloutGraded or TaskDecision",
+            "it holds no TaskBatchRecord or TrainingStep or RolloutGraded or RolloutReviewed or TaskDecision",
         ),
     ],
 )

@@ -64,6 +64,7 @@ from lightningbus.schemas.codec import decode, encode
 from lightningbus.schemas.fleet import Alert, Heartbeat
 from lightningbus.schemas.grading import GradingRequest, RolloutGraded
 from lightningbus.schemas.prompts import PromptCanary, PromptReleaseState, PromptVersion, digest_of
+from lightningbus.schemas.reviews import RolloutReviewed
 from lightningbus.schemas.tasks import Task, TaskBatchRecord
 from lightningbus.schemas.training import DispatchMark
 from lightningbus.schemas.weights.events import ReleaseState, SwapLockState, WeightManifest, WeightsActivated
@@ -232,6 +233,8 @@ async def test_each_role_does_its_work_and_is_denied_nothing(
             started_at_ns=1, graded_at_ns=1,
         )  # fmt: skip
         await grader.publish(subjects.ROLLOUT_GRADED, grade, msg_id="graded")
+        review = RolloutReviewed(run_id="r", rollout_id="good.0", execution_id="e", score=1.0, reviewed_at_ns=1)
+        await client.publish(subjects.ROLLOUT_REVIEWED, review, msg_id="reviewed")
         await exits.enter_async_context(grader.heartbeat("grader", "one", lambda: {"state": "grading"}))
         await exits.enter_async_context(grader.fleet("grader"))
         assert (await store.backlog(GRADERS)).num_pending == 0

@@ -25,12 +25,12 @@ from lightningbus.bus.client import Bus
 from lightningbus.bus.security.credentials import Credentials
 from lightningbus.bus.security.secrets import INFERENCE_API_KEY, bearer_header, read_key
 from lightningbus.learner.publishing.delta_chain import blob_name
-from lightningbus.learner.step_metrics import find_undeclared
 from lightningbus.schemas import ids as identity
 from lightningbus.schemas import subjects
 from lightningbus.schemas.codec import schema_of
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.schemas.spans import SpanBatch
+from lightningbus.schemas.step_metrics import find_undeclared
 from lightningbus.schemas.tasks import Task
 from lightningbus.schemas.weights.events import WeightManifest
 from lightningbus.tasks.task_loading import load_tasks

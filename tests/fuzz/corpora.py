@@ -14,6 +14,7 @@ from lightningbus.schemas.codec import encode
 from lightningbus.schemas.dead_letters import DeadLetter
 from lightningbus.schemas.fleet import Alert, Heartbeat
 from lightningbus.schemas.grading import GradingRequest, RolloutGraded
+from lightningbus.schemas.reviews import RolloutReviewed
 from lightningbus.schemas.semconv import attributes
 from lightningbus.schemas.spans import AttemptResult, Span, SpanBatch, Usage
 from lightningbus.schemas.tasks import Task, TaskBatchRecord, TaskIdentity, TaskRecord
@@ -145,6 +146,16 @@ EVENTS: tuple[Event, ...] = (
         rewards={"judge": 0.5},
         started_at_ns=START_NS,
         graded_at_ns=START_NS + SECOND_NS,
+    ),
+    RolloutReviewed(
+        run_id="run",
+        rollout_id="q1.2",
+        execution_id="e",
+        reviewer="Ada",
+        score=0.5,
+        note="right, but long",
+        dataset="good",
+        reviewed_at_ns=START_NS,
     ),
     TaskDecision(
         run_id="run",

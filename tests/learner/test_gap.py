@@ -14,9 +14,9 @@ from lightningbus.bus.jetstream.message import Message
 from lightningbus.bus.streams.specs import STORE_EVENTS, runner_consumer
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.learner.learner import run
-from lightningbus.learner.step_metrics import find_undeclared
 from lightningbus.schemas import subjects
 from lightningbus.schemas.fleet import Alert
+from lightningbus.schemas.step_metrics import find_undeclared
 from lightningbus.schemas.tasks import Task
 from lightningbus.schemas.training import TrainingStep
 from tests.factories import batches

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from lightningbus.learner.rollouts.groups import RolloutGroup
-from lightningbus.learner.step_metrics import STEP_METRICS, find_undeclared
 from lightningbus.learner.training.verl_trainer import VerlTrainer
+from lightningbus.schemas.step_metrics import STEP_METRICS, find_undeclared
 from tests.factories import group, model_call, rollout
 from tests.learner.conftest import builder_for, settings_for
 from tests.learner.test_joined_rows import groups_of_two_turns

@@ -102,7 +102,7 @@ def test_a_tracker_that_is_down_loses_nothing_and_a_resume_logs_nothing_twice(
 
 
 class Store:
-    """Answers the four queries as the store does at moments that a test chooses."""
+    """Answers the five queries as the store does at moments that a test chooses."""
 
     def __init__(self) -> None:
         self.rewards = [
@@ -110,12 +110,14 @@ class Store:
             ("policy", "eval", "greedy", 0, 2, 1.0, 0.0, 0.0),
             ("judge", "train", "", 0, 4, 0.5, 0.1, None),  # a model that nobody trains
         ]
+        self.named_rewards = [("policy", "eval", "greedy", "no/t", 0, 2, 1.0, None)]
         self.unfinished: list[tuple[str, str]] = []
 
     def query(self, query: str, *, parameters: Mapping[str, Any]) -> Any:
         answers = {
             store_points.STEPS: [("policy", 1, {"actor/loss": 0.5})] if parameters.get("after", -1) < 1 else [],
             store_points.REWARDS: self.rewards,
+            store_points.NAMED_REWARDS: self.named_rewards,
             store_points.UNFINISHED: self.unfinished,
             store_points.NEWEST: [("policy", 1)],
         }
@@ -130,7 +132,8 @@ def test_rewards_of_a_version_are_logged_once_they_change_no_more() -> None:
         return [point.key for point in reader.read(store, is_over=is_over)]
 
     assert keys() == ["step/1"]
-    assert keys() == ["step/1", "reward_by_version/eval/greedy/0"], "rollouts of version 0 may still be trained"
+    finals = ["step/1", "reward_by_version/eval/greedy/0", "reward_by_name/eval/greedy/no_t/0"]
+    assert keys() == finals, "rollouts of version 0 may still be trained"
     store.unfinished = [("eval", "greedy")]
     assert keys() == ["step/1"]
     assert keys(is_over=True) == ["step/1", "reward_by_version/train/0"]

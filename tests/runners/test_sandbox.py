@@ -30,6 +30,7 @@ from lightningbus.runners.agent.limits import ResourceLimits
 from lightningbus.runners.agent.output import BURST_BYTES, READ_BYTES
 from lightningbus.runners.agent.process import ProcessWatchdog
 from lightningbus.runners.settings import RunnerSettings
+from lightningbus.schemas.semconv import attributes
 from lightningbus.schemas.spans import SpanBatch
 from lightningbus.store.embedded.serving import serve_readonly
 from lightningbus.tasks.task_loading import TaskInput
@@ -157,6 +158,27 @@ async def test_what_an_agent_prints_reaches_our_log_whole_lines_of_it_and_not_wi
     assert first == "its first words" and set(lines) <= {"x" * 99, "its last words"}
     assert BURST_BYTES - 2 * READ_BYTES < 100 * len(lines) < 2 * BURST_BYTES
     assert "bytes of what an agent printed were dropped" in caplog.text
+    text = printed_of(batch)
+    assert text.startswith("(") and " bytes before)\n" in text and "its first words" not in text
+    assert text.rstrip().endswith("its last words") and len(text) < 17_000
+
+
+def printed_of(batch: SpanBatch) -> str:
+    """What the record of a rollout says that its agent printed."""
+    return "".join(str(span.attributes.get(attributes.PRINTED, "")) for span in batch.spans)
+
+
+async def test_what_an_agent_prints_is_in_the_record_of_its_own_rollout(bus: Bus, engine: ScriptedEngine) -> None:
+    async with running(bus, command=[sys.executable, str(AGENTS / "program.py")]):
+        await TaskPublisher(bus).publish_task(task(input={"n": 1}))
+        (batch,) = await ended(bus)
+    assert printed_of(batch) == "this goes nowhere that matters\n"
+    async with running(bus, entrypoint="plain:prints_its_word"):
+        for number in range(2):
+            await TaskPublisher(bus).publish_task(task(id=f"p{number}", input={"word": f"word {number}"}))
+        batches = await ended(bus, 2)
+    texts = {batch.task_id: printed_of(batch) for batch in batches}
+    assert [texts[f"p{number}"] for number in range(2)] == ["word 0\n", "word 1\n"]
 
 
 async def test_the_ended_are_not_counted_and_a_process_that_leaves_many_gives_way(

@@ -12,6 +12,7 @@ import pytest
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.store.clickhouse.client import connect
 from lightningbus.store.ui.client import Reader
+from lightningbus.store.ui.rollouts.review_routes import Publish
 from lightningbus.store.ui.server import UiServer, serve
 from tests.polling import HANG_SECONDS
 
@@ -55,14 +56,19 @@ def alive() -> list[Heartbeat]:
 
 
 @contextmanager
-def pages_of(url: str, reader: Reader | None = None, members: Callable[[], list[Heartbeat]] = alive) -> Iterator[str]:
+def pages_of(
+    url: str,
+    reader: Reader | None = None,
+    members: Callable[[], list[Heartbeat]] = alive,
+    publish: Publish | None = None,
+) -> Iterator[str]:
     """The pages, on a loop of their own in a thread: Playwright's has this one."""
     ready, stop = threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
     at: list[str] = []
 
     async def run() -> None:
-        pages = UiServer(reader or Reader(connect(url)), "127.0.0.1", members)
+        pages = UiServer(reader or Reader(connect(url)), "127.0.0.1", members, publish=publish)
         async with serve(pages, "127.0.0.1", 0) as address:
             at.append(address)
             ready.set()

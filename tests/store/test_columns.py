@@ -16,6 +16,7 @@ from lightningbus.schemas.dead_letters import DeadLetter
 from lightningbus.schemas.fleet import Alert
 from lightningbus.schemas.grading import RolloutGraded
 from lightningbus.schemas.prompts import PromptReleaseState, PromptVersion, digest_of
+from lightningbus.schemas.reviews import RolloutReviewed
 from lightningbus.schemas.spans import AttemptResult, ModelCall, Span, SpanBatch, Usage
 from lightningbus.schemas.tasks import Task
 from lightningbus.schemas.training import RolloutDisposition, TaskDecision, TrainingStep
@@ -63,6 +64,7 @@ FIELDS: dict[tuple[type[Event], str], frozenset[str]] = {
     (RolloutAudit, "raw_rollout_audits"): frozenset(),
     (AuditVerdict, "raw_audit_verdicts"): frozenset(),
     (RolloutGraded, "raw_grades"): frozenset(),
+    (RolloutReviewed, "raw_reviews"): frozenset(),
     (TaskDecision, "raw_task_decisions"): frozenset(),
     (DeadLetter, "raw_dead_letters"): frozenset(),
 }

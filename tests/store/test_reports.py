@@ -113,6 +113,23 @@ def test_rewards_are_those_of_the_rollouts(store: StoreProcess, events: dict[str
     assert {row["run_id"] for row in ask(store, "reward_by_version", run="")} == {"small", "other"}
 
 
+def test_named_rewards_have_a_curve_each(store: StoreProcess, events: dict[str, list[Any]]) -> None:
+    rows = {(row["name"], row["version"]): row for row in ask(store, "reward_by_name")}
+    for row in ask(store, "reward_by_version"):
+        same = rows["correct", row["version"]]
+        assert [same[name] for name in ("rollouts", "mean_reward", "standard_error")] == pytest.approx(
+            [row[name] for name in ("rollouts", "mean_reward", "standard_error")]
+        )
+    values: dict[int, list[float]] = defaultdict(list)
+    for batch in ends(events["small"]):
+        if batch.end is not None and "brief" in batch.end.rewards:
+            values[batch.end.usage.max_weight_version or 0].append(batch.end.rewards["brief"])
+    assert len(values) > 3
+    for version, brief in values.items():
+        assert rows["brief", version]["mean_reward"] == pytest.approx(mean(brief))
+        assert (rows["brief", version]["worst"], rows["brief", version]["best"]) == (min(brief), max(brief))
+
+
 def test_pass_at_k_is_the_share_of_samples_that_hold_a_success(
     store: StoreProcess, events: dict[str, list[Any]]
 ) -> None:
@@ -387,3 +404,6 @@ def test_trackers_get_the_metrics_and_rewards_of_the_reports(store: StoreProcess
         assert (point.axis, point.position) == ("version", version)
         assert point.metrics["reward_by_version/train/mean_reward"] == row["mean_reward"]
         assert point.metrics["reward_by_version/train/rollouts"] == row["rollouts"]
+    for row in ask(store, "reward_by_name"):
+        point = points[f"reward_by_name/train/{row['name']}/{row['version']}"]
+        assert point.metrics[f"reward_by_name/train/{row['name']}/mean_reward"] == row["mean_reward"]

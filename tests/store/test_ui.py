@@ -166,15 +166,9 @@ async def test_evaluations_have_results_of_their_own_in_which_a_failure_counts_a
 async def test_a_curve_has_only_so_many_points(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     for query in (queries.REWARDS, curves.METRICS):
         assert f", {queries.MAX_POINTS}) + 1" in query
-    monkeypatch.setitem(server_questions(), "rewards", queries.REWARDS.replace(f", {queries.MAX_POINTS})", ", 3)"))
+    monkeypatch.setattr(queries, "REWARDS", queries.REWARDS.replace(f", {queries.MAX_POINTS})", ", 3)"))
     curve = await ask("run/rewards", run_id=RUN)
     assert [(row["version"], row["per_point"]) for row in curve] == [(0, 2), (2, 2), (4, 2)]
-
-
-def server_questions() -> dict[str, str]:
-    from lightningbus.store.ui import server
-
-    return server.RUN_QUERIES
 
 
 async def test_the_pulse_changes_when_a_rollout_ends(ask: Ask, store: StoreProcess) -> None:
@@ -277,6 +271,8 @@ async def test_the_choices_of_the_filters_and_the_state_of_a_run(ask: Ask) -> No
         "evaluations": [],
         "roles": ["checker", "writer"],
         "tools": ["add"],
+        "labels": ["difficulty: easy", "difficulty: hard"],
+        "parts": ["brief", "correct"],
     }
     assert (await ask("run/state", run_id=RUN))["state"] == "finished"
     assert (await ask("run/state", run_id="nowhere"))["state"] == "missing"
@@ -299,10 +295,11 @@ async def test_a_rollout_has_its_trace_and_its_calls_with_what_each_added(ask: A
     assert sum(span["name"] == "execute_tool add" for span in actual["spans"]) == 3
     assert any(span["name"] == "train policy" for span in actual["spans"])
     first, second, third = actual["calls"]
-    assert [message["role"] for message in first["messages"]] == ["system", "user"]
-    assert [message["role"] for message in third["messages"]] == ["user"]
+    turns = [(item["call"], item["role"]) for item in actual["conversation"]]
+    assert turns == [(0, "system"), *((call, role) for call in range(3) for role in ("user", "assistant"))]
     assert (second["continues"], second["known"], third["continues"], third["known"]) == (0, 3, 1, 5)
-    assert "".join(first["token_texts"]).strip() == first["answer"]["content"]
+    assert "".join(first["token_texts"]).strip() == actual["conversation"][2]["text"]
+    assert actual["task"]["labels"] == {"difficulty": "easy"} and actual["task"]["question"] == "1"
     assert len(first["tokens"]) == len(first["logprobs"]) == len(first["versions"]) == 10
     assert (
         first["advantage"] == actual["uses"][0]["advantage"]
@@ -314,6 +311,27 @@ async def test_a_rollout_has_its_trace_and_its_calls_with_what_each_added(ask: A
     whole = await ask("request", run_id=RUN, rollout_id=ROLLOUT, execution_id=attempt["execution_id"], call="2")
     assert len(json.loads(whole["request"])["messages"]) == 6
     assert whole["request"] == prompts.result_rows[0][0]
+
+
+async def test_neighbours_are_those_of_the_rewards(ask: Ask, ends: list[SpanBatch]) -> None:
+    in_order = sorted(ends, key=lambda batch: (batch.end.ended_ns if batch.end else 0, batch.rollout_id))
+    rewards = {batch.rollout_id: batch.end.reward for batch in in_order if batch.end is not None}
+    before: dict[tuple[str, int], float | None] = {}
+    changed, failing = [], [name for name, reward in rewards.items() if not reward]
+    for batch in in_order:
+        task = (batch.task_id.rpartition("@")[0], batch.sample_index)
+        pair = (before.get(task), rewards[batch.rollout_id])
+        if None not in pair and pair[0] != pair[1]:
+            changed.append(batch.rollout_id)
+        before[task] = rewards[batch.rollout_id]
+    names = list(rewards)
+    for place in (0, len(names) // 2, len(names) - 1):
+        group = await ask("rollout/group", run_id=RUN, rollout_id=names[place])
+        later = set(names[place + 1 :])
+        assert group["next_failing"] == next((name for name in failing if name in later), "")
+        assert group["next_changed"] == next((name for name in changed if name in later), "")
+        source, sample = names[place].split("@")[0], names[place].rpartition(".")[2]
+        assert (group["first_version"], group["last_version"]) == (f"{source}@p1.{sample}", f"{source}@p6.{sample}")
 
 
 async def test_what_is_not_there_or_wrong_is_a_sentence(ask: Ask) -> None:

@@ -166,6 +166,63 @@ def test_filters_narrow_the_table_and_are_part_of_the_address(page: Any, site: s
     page.get_by_text("51–100 of").wait_for()
 
 
+def test_a_row_says_what_was_asked_and_answered_or_why_it_failed(page: Any, site: str) -> None:
+    page.goto(f"{site}/#/run/{RUN}")
+    page.locator("#rollouts tbody tr").first.wait_for()
+    page.locator("select[name=label]").select_option("difficulty: hard")
+    expect(page.locator("#rollouts td.name", has_not_text="t0@p")).to_have_count(0)
+    assert "label=difficulty%3A+hard" in page.url
+    page.locator("select[name=part]").select_option("brief")
+    page.locator("input[name=reward_to]").fill("0.15")
+    expect(page.locator("#rollouts .pager span")).to_have_text(re.compile(r"^1–2\d of 2\d$"))
+    parts = page.locator("#rollouts td.parts").all_inner_texts()
+    assert all(float(text.split("brief ")[1]) <= 0.15 for text in parts), parts
+    page.locator("input[name=tokens_from]").fill("31")
+    page.get_by_text("No rollout fits these filters").wait_for()
+    page.goto(f"{site}/#/run/{RUN}?outcome=agent_error&mode=train")
+    row = page.locator("#rollouts tbody tr").first
+    expect(row.locator(".gist .problem-line")).to_contain_text("ValueError: no number in answer")
+    assert row.locator(".gist .asks").inner_text() in ("0", "1", "2"), "the input of its task"
+
+
+def test_a_view_has_a_name_and_an_address(page: Any, site: str) -> None:
+    page.goto(f"{site}/#/run/{RUN}?outcome=agent_error&sort=slowest")
+    page.locator("#rollouts tbody tr").first.wait_for()
+    failing = names(page)
+    page.locator(".views summary").click()
+    page.get_by_label("Name of this view").fill("slow failures")
+    page.get_by_role("button", name="Save", exact=True).click()
+    page.goto(f"{site}/#/run/{RUN}?mode=eval")
+    expect(page.locator("#rollouts .chip.train")).to_have_count(0)
+    link = page.get_by_role("link", name="slow failures")
+    assert str(link.get_attribute("href")).endswith(f"#/run/{RUN}?outcome=agent_error&sort=slowest")
+    link.click()
+    expect(page.locator("#rollouts tbody tr")).to_have_count(len(failing))
+    assert names(page) == failing and "mode=eval" not in page.url
+    page.locator(".views summary").click()
+    page.get_by_role("button", name="Forget slow failures").click()
+    expect(page.get_by_role("link", name="slow failures")).to_have_count(0)
+
+
+def test_a_rollout_leads_to_the_next_failing_and_changed_and_to_its_first_version(page: Any, site: str) -> None:
+    page.goto(f"{site}/#/run/{RUN}/rollout/h1@{RUN}-greedy-v0.0")
+    first = page.locator("#group tr.here td.number").first.inner_text()
+    page.get_by_role("link", name="First version and now").click()
+    page.locator(".sides .side").first.wait_for()
+    assert page.locator("select[name=a]").input_value() == f"h1@{RUN}-greedy-v0.0"
+    assert page.locator("select[name=b]").input_value() == f"h1@{RUN}-greedy-v12.0"
+    page.go_back()
+    page.get_by_role("link", name="Next changed").click()
+    expect(page.locator("#group tr.here")).not_to_contain_text("v0.0")
+    assert first in ("0.000", "1.000")
+    page.goto(f"{site}/#/run/{RUN}/rollout/{ROLLOUT}")
+    page.get_by_role("link", name="Next failing").click()
+    expect(page.locator("h1")).not_to_have_text(ROLLOUT)
+    page.locator("#group tr.here").wait_for()
+    here = page.locator("#group tr.here").inner_text()
+    assert "agent_error" in here or "0.000" in here
+
+
 def test_a_rollout_shows_its_trace_and_its_tokens_in_three_colours(page: Any, site: str) -> None:
     page.goto(f"{site}/#/run/{RUN}/rollout/{ROLLOUT}")
     page.locator("#calls .token").first.wait_for()
@@ -293,7 +350,9 @@ def test_evaluations_are_marks_of_their_own_and_the_legend_switches_a_series(pag
     left = chart.locator(".chart").evaluate("root => root.plot.valToPos(36, 'x')")
     chart.locator(".u-over").hover(position={"x": left, "y": 20})
     figures = page.locator("#tip").inner_text().split()
-    assert figures[:3] == ["weight", "version", "36"] and figures.count("±") == 2, "of both evaluations"
+    assert figures[:6] == ["training", "step", "36", "weight", "version", "36"] and figures.count("±") == 2, (
+        "of both evaluations"
+    )
     chart.get_by_role("button", name="greedy").click()
     switched = "root => root.plot.series.map(series => series.show)"
     assert chart.locator(".chart").evaluate(switched) == [True] * 4 + [False] * 3 + [True] * 3
@@ -302,8 +361,14 @@ def test_evaluations_are_marks_of_their_own_and_the_legend_switches_a_series(pag
 def test_any_metric_can_be_chosen_and_smoothed_and_the_address_keeps_it(page: Any, site: str) -> None:
     page.goto(f"{site}/#/run/{RUN}")
     page.locator("#metrics .metric canvas").nth(3).wait_for()
-    page.locator("#metrics summary").click()
+    page.locator("#metrics .picker > summary").click()
+    assert page.locator("#metrics .options h3").all_inner_texts()[:2] == [
+        "update of the policy",
+        "staleness and waiting",
+    ]
     page.get_by_label("Search metrics").fill("KL")
+    assert page.locator("#metrics .options li").all_inner_texts() == ["drift of the update", "drift to the engine, k3"]
+    page.get_by_label("stored names").check()
     assert page.locator("#metrics .options li").all_inner_texts() == ["actor/ppo_kl", "rollout_corr/k3_kl"]
     page.get_by_label("actor/ppo_kl").check()
     page.locator('[data-metric="actor/ppo_kl"] canvas').wait_for()

@@ -1,5 +1,6 @@
 """The page of a rollout, the comparison of two, what is said of a run, and access for everybody, in a real browser."""
 
+import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from lightningbus.schemas.reviews import RolloutReviewed
 from lightningbus.schemas.spans import SpanBatch
 from lightningbus.store.ui.client import StoreState
 from tests import seed_store
@@ -26,6 +28,7 @@ PAGES = {
     "run": (f"run/{RUN}", "#rollouts tbody tr"),
     "compare": (f"compare?runs={RUN},nowhere", "#settings tbody tr"),
     "rollout": (ROLLOUT_PATH, "#group tbody tr"),
+    "story": ("run/story/rollout/sum.0", "#chat .tool-call"),
     "diff": (f"run/{RUN}/diff?a={ROLLOUT}&b=t1@p4.3", ".sides .side"),
     "missing-run": ("run/nowhere", ".missing"),
 }
@@ -49,6 +52,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
     with prepared(tmp_path_factory.mktemp("store")) as built:
         seed_store.insert(built.sql, seed_store.run(RUN, steps=4, groups=3, seed=3))
         seed_store.insert(built.sql, evaluations(), first=50_000)
+        seed_store.insert(built.sql, seed_store.story("story"), first=90_000)
         yield built
 
 
@@ -114,6 +118,73 @@ def test_the_theme_is_kept(page: Any, site: str) -> None:
     assert page.evaluate(background) == light
     page.locator("#theme").select_option("system")
     assert page.evaluate(background) == dark
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["1440px", "390px"])
+def test_a_rollout_tells_its_story_once(page: Any, site: str, size: dict[str, int]) -> None:
+    page.set_viewport_size(size)
+    visit(page, site, "story")
+    task = page.locator("#task").inner_text()
+    assert all(part in task for part in ("What is 2+2?", "expected answer\n4", "difficulty: easy", '"grade": 1'))
+    turns = [text.splitlines()[0] for text in page.locator("#chat .turn").all_inner_texts()]
+    roles = ["system", "user", "assistant", "tool", "assistant"]
+    assert all(turn.startswith(role) for turn, role in zip(turns, roles, strict=True)), turns
+    tool = page.locator("#chat .tool-call")
+    assert tool.count() == 1 and tool.locator("pre").first.is_hidden()
+    tool.locator("summary").click()
+    assert tool.locator("pre").all_inner_texts() == ['{\n  "a": 2,\n  "b": 2\n}', '{\n  "sum": 4\n}']
+    thoughts = page.locator("#chat .by-assistant .fold")
+    assert thoughts.count() == 2 and thoughts.nth(1).locator(".text").is_hidden()
+    assert page.locator("#chat .by-assistant .text:visible").all_inner_texts() == ["The sum is **4**."]
+    result = page.locator("#result")
+    for words in ('"words": 4', "Right, and short. Score: 1", "40 + 6 tokens · cost 0.002", "sum.txt, 6 bytes"):
+        expect(result).to_contain_text(words)
+    result.locator("summary", has_text="lines").click()
+    expect(result.get_by_text("adding 2 and 2")).to_be_visible()
+    expect(page.locator("#attempts")).to_be_hidden()
+    assert page.locator("main").inner_text().count("What is 2+2?") == 2, "the task, and the chat"
+    page.get_by_role("button", name="tokens of call 1").click()
+    expect(page.locator("#call-1 .token").first).to_be_in_viewport()
+    order = page.locator("main > .panel:visible > header > h2").all_inner_texts()
+    assert order == ["Task", "Conversation", "What came of it", "Reviews", "Group", "Trace", "Model calls and tokens"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["1440px", "390px"])
+def test_a_person_reviews_a_rollout_and_adds_it_to_a_data_set(
+    page: Any, store: StoreProcess, size: dict[str, int]
+) -> None:
+    async def publish(review: RolloutReviewed) -> str:
+        await asyncio.to_thread(seed_store.insert, store.sql, [review])
+        return ""
+
+    page.set_viewport_size(size)
+    with pages_of(store.url, publish=publish) as site:
+        visit(page, site, "story")
+        form = page.locator(".review-form")
+        form.get_by_label("score").fill("0.5")
+        form.get_by_label("note").fill(f"fine at {size['width']} <b>px</b>")
+        form.get_by_label("add to a data set").fill("good ones")
+        form.get_by_label("reviewer").fill(f"Ada {size['width']}")
+        form.get_by_role("button", name="Save review").click()
+        review = page.locator(".reviews li", has_text=f"Ada {size['width']}")
+        expect(review).to_contain_text(f"fine at {size['width']} <b>px</b>")
+        expect(review).to_contain_text("score 0.5")
+        expect(review).to_contain_text("in good ones")
+        with page.expect_download() as started:
+            page.get_by_role("link", name="chats").first.click()
+        assert started.value.suggested_filename == "good-ones-chats.jsonl"
+        page.reload()
+        expect(form.get_by_label("reviewer")).to_have_value(f"Ada {size['width']}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+
+
+def test_a_review_that_no_bus_takes_is_a_sentence_and_stays_in_the_form(page: Any, site: str) -> None:
+    visit(page, site, "story")
+    page.locator(".review-form").get_by_label("note").fill("to be kept")
+    page.get_by_role("button", name="Save review").click()
+    page.get_by_text("a review is an event on the run's bus, and none takes it").wait_for()
+    expect(page.locator(".review-form").get_by_label("note")).to_have_value("to be kept")
 
 
 def test_the_fleet_is_in_words(page: Any, site: str) -> None:

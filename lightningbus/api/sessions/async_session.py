@@ -36,8 +36,9 @@ SELECT run_id, mode, evaluation, rollouts, first_started_at, last_ended_at FROM 
 ORDER BY first_started_at DESC, mode DESC, evaluation
 """
 ROLLOUTS_SQL = """
-SELECT run_id, rollout_id, mode, evaluation, outcome, reward, num_calls, response_tokens, min_weight_version,
-    max_weight_version, date_diff('microsecond', started_at, ended_at) / 1e6 AS seconds, ended_at, error
+SELECT run_id, task_id, rollout_id, mode, evaluation, outcome, reward, rewards, num_calls, response_tokens,
+    min_weight_version, max_weight_version, date_diff('microsecond', started_at, ended_at) / 1e6 AS seconds, ended_at,
+    error
 FROM rollouts
 WHERE ({run_id:String} = '' OR run_id = {run_id:String})
     AND {mode:String} IN ('', mode) AND {outcome:String} IN ('', outcome) AND {evaluation:String} IN ('', evaluation)
@@ -123,12 +124,19 @@ class AsyncSession:
         """Read one rollout, call by call: requests, answers, tools, weight versions, reward."""
         return await self._ask(lambda client: Transcript.load(client, rollout_id, run or self._run or ""))
 
-    async def reward_curve(self, run: str | None = None) -> RewardCurve:
+    async def reward_curve(self, run: str | None = None, reward: str = "") -> RewardCurve:
         """Read the reward by weight version, of training and of each evaluation.
 
-        Without a run it is that of the newest in the store.
+        Args:
+            run: default: that of the session, else the newest in the store.
+            reward: a named reward; default: the one that counts, as in the rewards by version.
+
+        Raises:
+            UserError: no rollout of the run has a reward of that name.
         """
-        return await self._ask(lambda client: RewardCurve.load(client, run or self._run or _find_newest_run(client)))
+        return await self._ask(
+            lambda client: RewardCurve.load(client, run or self._run or _find_newest_run(client), reward)
+        )
 
     async def publish(self, tasks: Tasks, *, timeout: float = 300.0, **options: Unpack[PublishOptions]) -> Published:
         """Publish tasks to a run that is up, as ``lightningbus publish`` does.

@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -11,15 +11,20 @@ from clickhouse_connect.driver.client import Client
 
 from lightningbus.api.sessions.table import Table
 from lightningbus.api.user_errors import require_package
+from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.run.errors import UserError
+from lightningbus.store.reports.merged_points import merge_thin_points
 
 TRAINING = """
-SELECT model, version, rollouts, mean_reward, standard_error FROM reward_by_version
+SELECT model, version, rollouts, mean_reward, standard_error FROM {points}
 WHERE run_id = {run_id:String} AND mode = 'train' ORDER BY model, version
 """
 EVALUATIONS = """
-SELECT model, evaluation, version, rollouts, mean_reward, standard_error FROM reward_by_version
+SELECT model, evaluation, version, rollouts, mean_reward, standard_error FROM {points}
 WHERE run_id = {run_id:String} AND mode = 'eval' ORDER BY model, evaluation, version
 """
+NAMED_POINTS = "(SELECT * FROM reward_by_name WHERE name = {reward:String})"
+NAMES = "SELECT DISTINCT name FROM reward_by_name WHERE run_id = {run_id:String} ORDER BY name"
 MARKERS = ("D", "o", "s", "^", "v")
 
 
@@ -32,32 +37,49 @@ class RewardCurve:
     """``model, version, rollouts, mean_reward, standard_error`` of training, see the report ``reward_by_version``."""
     evaluations: Table
     """``model, evaluation, version, rollouts, mean_reward, standard_error``."""
+    reward: str = ""
+    """The named reward that the curve is of; empty: the reward that counts."""
 
     @classmethod
-    def load(cls, client: Client, run: str) -> "RewardCurve":
-        """Read the curve of one run. Blocks."""
-        training, evaluations = (client.query(sql, parameters={"run_id": run}) for sql in (TRAINING, EVALUATIONS))
+    def load(cls, client: Client, run: str, reward: str = "") -> "RewardCurve":
+        """Read the curve of one run, or of one of its named rewards. Blocks.
+
+        Raises `UserError` where no rollout has a reward of that name.
+        """
+        values = {"run_id": run, "reward": reward}
+        if reward and reward not in (names := [row[0] for row in client.query(NAMES, parameters=values).result_rows]):
+            raise UserError(
+                f"run {run!r} has no reward {reward!r}: " + (suggest_name(reward, names) or ", ".join(names) or "none")
+            )
+        points = NAMED_POINTS if reward else "reward_by_version"
+        training, evaluations = (
+            client.query(sql.replace("{points}", points), parameters=values) for sql in (TRAINING, EVALUATIONS)
+        )
         return cls(
             run,
             Table(tuple(training.column_names), tuple(map(tuple, training.result_rows)), "training"),
             Table(tuple(evaluations.column_names), tuple(map(tuple, evaluations.result_rows)), "evaluations"),
+            reward,
         )
 
     def plot(self, axes: Any = None) -> Any:
-        """Draw it on Matplotlib's ``axes``, or on new ones; returns them."""
+        """Draw it on Matplotlib's ``axes``, or on new ones; returns them.
+
+        Versions of few training rollouts are drawn with the version before, means weighed by rollouts.
+        """
         require_package("matplotlib", "notebook")
         if axes is None:
             from matplotlib.figure import Figure
 
             axes = Figure(figsize=(7, 3.6), layout="constrained").subplots()
-        for (model,), (versions, means, errors) in _series(self.training, "model"):
+        for (model,), (versions, means, errors) in _series(merge_thin_points(map(dict, self.training)), "model"):
             low, high = ([mean + sign * error for mean, error in zip(means, errors, strict=True)] for sign in (-1, 1))
             axes.fill_between(versions, low, high, alpha=0.2, linewidth=0)
             axes.plot(versions, means, label=self._label("training", model))
         for number, ((model, name), points) in enumerate(_series(self.evaluations, "model", "evaluation")):
             marker, label = MARKERS[number % len(MARKERS)], self._label(name or "evaluation", model)
             axes.errorbar(*points, fmt=marker, capsize=3, label=label, zorder=3)
-        axes.set(title=self.run, xlabel="weight version", ylabel="mean reward ± standard error")
+        axes.set(title=self.run, xlabel="weight version", ylabel=f"mean {self.reward or 'reward'} ± standard error")
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False)
@@ -69,18 +91,20 @@ class RewardCurve:
         return f"{name}, {model}" if len(models) > 1 else name
 
     def __repr__(self) -> str:
-        return f"reward of run {self.run}\n{self.training!r}\n{self.evaluations!r}"
+        return f"{self.reward or 'reward'} of run {self.run}\n{self.training!r}\n{self.evaluations!r}"
 
     def _repr_html_(self) -> str:
         image = io.BytesIO()
         self.plot().figure.savefig(image, format="png", dpi=110)
         data = base64.b64encode(image.getvalue()).decode()
-        text = escape(f"reward of run {self.run}")
+        text = escape(f"{self.reward or 'reward'} of run {self.run}")
         evaluations = self.evaluations._repr_html_() if self.evaluations else ""
         return f'<img alt="{text}" src="data:image/png;base64,{data}">{evaluations}'
 
 
-def _series(table: Table, *names: str) -> Iterator[tuple[tuple[str, ...], tuple[list[int], list[float], list[float]]]]:
+def _series(
+    table: Iterable[Mapping[str, Any]], *names: str
+) -> Iterator[tuple[tuple[str, ...], tuple[list[int], list[float], list[float]]]]:
     """Group rows by the columns ``names``: versions, means and standard errors, 0 where there is one task only."""
     rows_by_name: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in table:

@@ -25,7 +25,7 @@ from lightningbus.store.reports import REPORTS, Report, ResultTable
 
 MAX_ROWS = 200
 """Most rows of a table; the remaining ones are only counted."""
-FIRST_REPORTS = ("reward_by_version", "pass_at_k", "improved_tasks", "outcomes")
+FIRST_REPORTS = ("reward_by_version", "reward_by_name", "pass_at_k", "improved_tasks", "outcomes")
 """Reports that come first; the others follow by name."""
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 STYLE = """

@@ -17,7 +17,7 @@ MAX_NAME = 40
 """Most characters of a name beside its bars."""
 
 Point = tuple[int, float, float, int]
-"""Version, mean reward, spread, rollouts."""
+"""Version, mean reward, its standard error, rollouts."""
 
 
 def plot_rewards(path: Path, title: str, training: Sequence[Point], held_out: Sequence[Evaluation]) -> None:
@@ -31,7 +31,7 @@ def plot_rewards(path: Path, title: str, training: Sequence[Point], held_out: Se
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     versions = [point[0] for point in training]
     means = [point[1] for point in training]
-    errors = [point[2] / max(point[3], 1) ** 0.5 for point in training]
+    errors = [point[2] for point in training]
     low = [mean - error for mean, error in zip(means, errors, strict=True)]
     high = [mean + error for mean, error in zip(means, errors, strict=True)]
     axes.fill_between(versions, low, high, color="tab:blue", alpha=0.2, linewidth=0)

@@ -8,10 +8,11 @@ from clickhouse_connect.driver.client import Client
 from lightningbus.run.errors import UserError
 from lightningbus.run.results.plot import Point, plot_rewards
 from lightningbus.run.results.results import Results
+from lightningbus.store.reports.merged_points import merge_thin_points
 
 PICTURE = "reward.png"
 CURVE = (
-    "SELECT version, mean_reward, reward_spread, rollouts FROM reward_by_version "
+    "SELECT version, mean_reward, standard_error, rollouts FROM reward_by_version "
     "WHERE run_id = {run_id:String} AND model = {model:String} AND mode = 'train' ORDER BY version"
 )
 
@@ -22,9 +23,10 @@ async def draw_rewards(client: Client, directory: Path, results: Results, model:
     Raises `UserError` where the picture cannot be written, or ClickHouse's errors.
     """
     parameters = {"run_id": results.run, "model": model}
-    rows = (await asyncio.to_thread(client.query, CURVE, parameters=parameters)).result_rows
+    rows = (await asyncio.to_thread(client.query, CURVE, parameters=parameters)).named_results()
     curve: list[Point] = [
-        (int(version), float(mean), float(spread), int(count)) for version, mean, spread, count in rows
+        (row["version"], row["mean_reward"], row["standard_error"] or 0.0, row["rollouts"])
+        for row in merge_thin_points(rows)
     ]
     what = f"weight versions of {results.model}" if len(results.models) > 1 else "weight versions"
     path = directory / PICTURE

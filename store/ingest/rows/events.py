@@ -9,12 +9,14 @@ from lightningbus.schemas.dead_letters import DeadLetter
 from lightningbus.schemas.fleet import Alert
 from lightningbus.schemas.grading import RolloutGraded
 from lightningbus.schemas.prompts import PromptReleaseState, PromptVersion
+from lightningbus.schemas.reviews import RolloutReviewed
 from lightningbus.schemas.spans import SpanBatch
 from lightningbus.schemas.tasks import TaskBatchRecord
 from lightningbus.schemas.training import TaskDecision, TrainingStep
 from lightningbus.schemas.weights.events import ReleaseState, SwapLockState, WeightManifest, WeightsActivated
 from lightningbus.store.ingest.rows.grade_rows import grade_row
 from lightningbus.store.ingest.rows.prompt_rows import prompt_decision_rows, prompt_version_row
+from lightningbus.store.ingest.rows.review_rows import review_row
 from lightningbus.store.ingest.rows.rollout_audit_rows import rollout_audit_row, verdict_rows
 from lightningbus.store.ingest.rows.row import EventMetadata, Row
 from lightningbus.store.ingest.rows.span_batch_rows import span_batch_rows, task_rows
@@ -48,6 +50,8 @@ def build_rows(event: Event, metadata: EventMetadata) -> Iterator[tuple[str, Row
             yield "raw_rollout_audits", rollout_audit_row(event)
         case RolloutGraded():
             yield "raw_grades", grade_row(event)
+        case RolloutReviewed():
+            yield "raw_reviews", review_row(event)
         case AuditState():
             yield from verdict_rows(event)
         case SwapLockState():

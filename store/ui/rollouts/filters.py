@@ -1,20 +1,27 @@
 """Filters and order of the rollout list, from URL parameters to SQL. Pure."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightningbus.store.ui.queries import MODEL_VERSION
-from lightningbus.store.ui.rollouts.queries import TOOL_ATTEMPTS
+from lightningbus.store.ui.rollouts.queries import LABELS, TOOL_ATTEMPTS
+from lightningbus.store.ui.rollouts.task_card import describe_task
 
 PAGE_SIZE = 50
+INPUT_CHARS = 4000
+"""Characters of a task's input that are read for the list."""
+GIST_CHARS = 160
+"""Characters of a question or an answer in the list."""
+REWARD_PART = "if({part:String} = '', reward, if(mapContains(rewards, {part:String}), rewards[{part:String}], NULL))"
+"""The reward by whose name the parameter ``part`` asks; without one, the rollout's own."""
 SORTS = {
     "newest": "ended_at DESC",
     "oldest": "ended_at",
     "slowest": "seconds DESC",
     "longest": "response_tokens DESC",
-    "best": "reward DESC NULLS LAST",
-    "worst": "reward NULLS LAST",
+    "best": f"{REWARD_PART} DESC NULLS LAST",
+    "worst": f"{REWARD_PART} NULLS LAST",
 }
 OF_ATTEMPTS = "execution_id IN (SELECT execution_id FROM"
 FILTERS = {
@@ -22,8 +29,13 @@ FILTERS = {
     "evaluation": "evaluation = {evaluation:String}",
     "outcome": "outcome = {outcome:String}",
     "name": "positionCaseInsensitive(rollout_id, {name:String}) > 0",
-    "reward_from": "reward >= {reward_from:Float64}",
-    "reward_to": "reward <= {reward_to:Float64}",
+    "part": "mapContains(rewards, {part:String})",
+    "reward_from": f"{REWARD_PART} >= {{reward_from:Float64}}",
+    "reward_to": f"{REWARD_PART} <= {{reward_to:Float64}}",
+    "tokens_from": "response_tokens >= {tokens_from:UInt32}",
+    "tokens_to": "response_tokens <= {tokens_to:UInt32}",
+    "label": "rollout_id IN (SELECT rollout_id FROM raw_tasks WHERE run_id = {run_id:String} "
+    f"AND has({LABELS}, {{label:String}}))",
     "version_from": f"{MODEL_VERSION} >= {{version_from:UInt32}}",
     "version_to": f"if({{model:String}} = '', min_weight_version, {MODEL_VERSION}) <= {{version_to:UInt32}}",
     "role": f"{OF_ATTEMPTS} raw_model_calls WHERE run_id = {{run_id:String}} AND role = {{role:String}})",
@@ -37,7 +49,8 @@ model or the task's.
 A rollout's id begins with its task's.
 """
 NUMBERS: dict[str, type[float]] = {
-    "reward_from": float, "reward_to": float, "version_from": int, "version_to": int, "step": int,
+    "reward_from": float, "reward_to": float, "version_from": int, "version_to": int, "step": int, "tokens_from": int,
+    "tokens_to": int,
 }  # fmt: skip
 
 MATCHING_ROLLOUTS = """
@@ -45,7 +58,7 @@ SELECT rollout_id, execution_id, count() OVER () AS count, date_diff('microsecon
 FROM rollouts WHERE {conditions} ORDER BY {sort}, rollout_id LIMIT {limit:UInt32} OFFSET {offset:UInt32}
 """
 ROLLOUTS = """
-SELECT rollout_id, execution_id, task_id, mode, evaluation, agent, attempt, outcome, reward,
+SELECT rollout_id, execution_id, task_id, mode, evaluation, agent, attempt, outcome, reward, rewards,
     substring(error, 1, 200) AS error, num_calls, prompt_tokens, response_tokens,
     min_weight_version, max_weight_version, newest_versions,
     runner, date_diff('microsecond', started_at, ended_at) / 1e6 AS seconds,
@@ -55,6 +68,23 @@ FROM raw_attempts WHERE run_id = {run_id:String}
 AND rollout_id IN {rollouts:Array(String)} LIMIT 1 BY rollout_id, execution_id
 """
 """The columns of the table, for the matching rollouts only."""
+
+GISTS = f"""
+SELECT rollout_id, execution_id, any(first_request) AS request, any(last_answer) AS answer, any(text) AS input FROM
+(
+    SELECT rollout_id, execution_id, argMin(request_preview, call) AS first_request,
+        argMax(response_preview, call) AS last_answer, '' AS text
+    FROM raw_model_calls
+    WHERE run_id = {{run_id:String}} AND rollout_id IN {{rollouts:Array(String)}} GROUP BY rollout_id, execution_id
+    UNION ALL
+    SELECT rollout_id, '' AS execution_id, '' AS first_request, '' AS last_answer,
+        substring(input, 1, {INPUT_CHARS}) AS text
+    FROM raw_tasks
+    WHERE run_id = {{run_id:String}} AND rollout_id IN {{rollouts:Array(String)}}
+)
+GROUP BY rollout_id, execution_id
+"""
+"""The first request and the last answer of each execution; under an empty execution the task's input, as it begins."""
 
 WORD_SEPARATOR = re.compile(r"[\x00-/:-@\[-`{-\x7f]+")
 """Separators of the text index: all ASCII characters but letters and digits."""
@@ -82,7 +112,24 @@ def build_query(params: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
     if not 1 <= page <= 1_000_000:
         raise ValueError(f"page: {page} is not a page")
     sql = MATCHING_ROLLOUTS.replace("{conditions}", " AND ".join(conditions)).replace("{sort}", SORTS[sort])
-    return sql, {**values, "model": params.get("model", ""), "limit": PAGE_SIZE, "offset": (int(page) - 1) * PAGE_SIZE}
+    rows = {"limit": PAGE_SIZE, "offset": (int(page) - 1) * PAGE_SIZE}
+    return sql, {"part": "", **values, "model": params.get("model", ""), **rows}
+
+
+def add_gists(rows: Sequence[dict[str, Any]], gists: Sequence[Mapping[str, Any]]) -> None:
+    """Add ``question`` and ``answer`` to rows of the table, one short line each; ``gists`` are rows of `GISTS`."""
+    calls = {(gist["rollout_id"], gist["execution_id"]): gist for gist in gists}
+    inputs = {gist["rollout_id"]: gist["input"] for gist in gists if not gist["execution_id"]}
+    for row in rows:
+        described = describe_task(inputs.get(row["rollout_id"], ""))
+        call = calls.get((row["rollout_id"], row["execution_id"]), {"request": "", "answer": ""})
+        row["question"] = _shorten(described["question"] or ", ".join(described["fields"].values()) or call["request"])
+        row["answer"] = _shorten(call["answer"])
+
+
+def _shorten(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= GIST_CHARS else f"{line[:GIST_CHARS]}…"
 
 
 def _number(name: str, text: str, kind: type[float] | None = None) -> float:

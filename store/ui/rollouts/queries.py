@@ -22,17 +22,6 @@ ORDER BY sample_index, rollout_id LIMIT 1000
 """
 """The rollouts of one task, with advantages by model; a rollout's id begins with its task's, so few rows are read."""
 
-NEIGHBOURS = """
-WITH
-(
-    SELECT (ended_at, rollout_id) FROM rollouts WHERE run_id = {run_id:String} AND rollout_id = {rollout_id:String}
-) AS here
-SELECT argMaxIf(rollout_id, (ended_at, rollout_id), (ended_at, rollout_id) < here) AS previous,
-    argMinIf(rollout_id, (ended_at, rollout_id), (ended_at, rollout_id) > here) AS next
-FROM rollouts WHERE run_id = {run_id:String} AND mode = {mode:String} AND evaluation = {evaluation:String}
-"""
-"""Rollouts that ended just before and after one, in training or in the same evaluation; empty: none."""
-
 TOOL = """multiIf(startsWith(name, 'execute_tool '), substring(name, 14),
     attributes['gen_ai.tool.name'] != '', attributes['gen_ai.tool.name'], attributes['tool.name'])"""
 """The tool that a span calls, empty for other spans; as `lightningbus.schemas.semconv.span_kinds` names it."""
@@ -48,8 +37,48 @@ WHERE {TOOL} = {{tool:String}}
 """
 """The attempts in which a tool was called."""
 
+LABELS = "arrayMap((name, value) -> concat(name, ': ', value), mapKeys(labels), mapValues(labels))"
+"""The labels of a task as texts."""
+
+SOURCE = """if(position(task_id, '@') = 0, task_id,
+    arrayStringConcat(arrayPopBack(splitByChar('@', task_id)), '@'))"""
+"""The task as its file names it: in each pass and evaluation it has an id that begins with this and an @."""
+
+NEIGHBOURS = f"""
+WITH
+(
+    SELECT (ended_at, rollout_id) FROM rollouts WHERE run_id = {{run_id:String}} AND rollout_id = {{rollout_id:String}}
+) AS here,
+(
+    SELECT ({SOURCE}, sample_index) FROM rollouts
+    WHERE run_id = {{run_id:String}} AND rollout_id = {{rollout_id:String}}
+) AS this_task
+SELECT argMaxIf(rollout_id, at, at < here) AS previous, argMinIf(rollout_id, at, at > here) AS next,
+    argMinIf(rollout_id, at, at > here AND (outcome != 'ok' OR reward <= 0)) AS next_failing,
+    argMinIf(rollout_id, at, at > here AND turn > 1 AND reward != before) AS next_changed,
+    argMinIf(rollout_id, (version, at), task = this_task) AS first_version,
+    argMaxIf(rollout_id, (version, at), task = this_task) AS last_version
+FROM
+(
+    SELECT rollout_id, outcome, reward, (ended_at, rollout_id) AS at, ifNull(max_weight_version, 0) AS version,
+        ({SOURCE}, sample_index) AS task, row_number() OVER turns AS turn,
+        lagInFrame(reward) OVER turns AS before
+    FROM rollouts
+    WHERE run_id = {{run_id:String}} AND mode = {{mode:String}} AND evaluation = {{evaluation:String}}
+    WINDOW turns AS (PARTITION BY {SOURCE}, sample_index ORDER BY ended_at, rollout_id
+        ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
+)
+"""
+"""Rollouts around one, in training or in the same evaluation; empty: none.
+
+Those that ended just before and after it; the next that failed or earned nothing; the next whose reward differs from
+that of the same task and sample before; and this task and sample at its first and its last version.
+"""
+
 CHOICES = f"""
 SELECT
+    (SELECT groupUniqArrayArray(100)({LABELS}) FROM raw_tasks WHERE run_id = {{run_id:String}}) AS labels,
+    (SELECT groupUniqArrayArray(100)(mapKeys(rewards)) FROM raw_attempts WHERE run_id = {{run_id:String}}) AS parts,
     (SELECT groupUniqArray(100)(evaluation) FROM raw_attempts
         WHERE run_id = {{run_id:String}} AND evaluation != '') AS evaluations,
     (SELECT groupUniqArray(100)(role) FROM raw_model_calls WHERE run_id = {{run_id:String}} AND role != '') AS roles,

@@ -11,9 +11,15 @@ from lightningbus.store.ui.other_run import RunReader
 from lightningbus.store.ui.responses import json_response, require_param
 from lightningbus.store.ui.rollouts import filters
 from lightningbus.store.ui.rollouts import queries as rollout_queries
+from lightningbus.store.ui.rollouts.conversation import build_conversation
 from lightningbus.store.ui.rollouts.diff import align, transcript_of
+from lightningbus.store.ui.rollouts.findings import add_usage, find_artifacts, find_judgements, find_printed
 from lightningbus.store.ui.rollouts.rollout import build_attempts, build_calls, expand_requests, select_attempt
+from lightningbus.store.ui.rollouts.task_card import describe_task
 from lightningbus.store.ui.rollouts.tree import build_tree
+
+UNSHOWN = {"messages", "answer"}
+"""Fields of a call that stand in the conversation."""
 
 
 class RolloutRoutes:
@@ -35,7 +41,9 @@ class RolloutRoutes:
         sql, values = filters.build_query(request.query)
         matches = await self._reader.query(sql, run_id=run_id, **values)
         names = [row["rollout_id"] for row in matches]
-        summaries = await self._reader.query(filters.ROLLOUTS, run_id=run_id, rollouts=names) if names else []
+        which = {"run_id": run_id, "rollouts": names}
+        summaries, gists = await self._reader.query_all(which, filters.ROLLOUTS, filters.GISTS) if names else ([], [])
+        filters.add_gists(summaries, gists)
         rows = {(row["rollout_id"], row["execution_id"]): row for row in summaries}
         return json_response(
             {
@@ -49,8 +57,7 @@ class RolloutRoutes:
 
     async def _rollout(self, request: web.Request) -> web.Response:
         key = _rollout_key(request, "rollout_id")
-        attempts = await self._attempts(key)
-        task = [] if attempts else await self._reader.query(queries.TASK, **key)
+        attempts, task = await asyncio.gather(self._attempts(key), self._reader.query(queries.TASK, **key))
         if not attempts and not task:
             raise web.HTTPNotFound(text=f"no rollout of run {key['run_id']} is called {key['rollout_id']}")
         attempt = select_attempt(attempts, request.query.get("execution_id", ""))
@@ -59,17 +66,23 @@ class RolloutRoutes:
         key["execution_id"] = attempt["execution_id"] if attempt else ""
         queries_of_attempt = (queries.SPANS, queries.CALLS, queries.CALL_PAYLOADS, queries.TRAINING_ROLLOUTS)
         spans, calls, contents, uses = await self._reader.query_all(key, *queries_of_attempt)
+        rows = build_calls(calls, contents, uses)
+        add_usage(rows, spans)
         root = ids.root_span_id(key["rollout_id"], key["execution_id"])
         return json_response(
             {
                 **key,
-                "task": task[0] if task else None,
+                "task": task[0] | describe_task(task[0].pop("input")) if task else None,
+                "conversation": build_conversation(rows),
+                "judgements": find_judgements(spans),
+                "artifacts": find_artifacts(spans),
+                "printed": find_printed(spans),
                 "attempts": attempts,
                 "attempt": attempt,
                 "spans": await asyncio.to_thread(build_tree, spans, calls, contents, root),
                 "spans_cut": len(spans) == queries.MAX_SPANS,
                 "uses": [{name: value for name, value in use.items() if name != "call_advantages"} for use in uses],
-                "calls": build_calls(calls, contents, uses),
+                "calls": [{name: value for name, value in row.items() if name not in UNSHOWN} for row in rows],
             }
         )
 

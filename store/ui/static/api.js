@@ -12,9 +12,18 @@ export async function ask(path, parameters = {}, signal = null) {
   for (const [name, value] of Object.entries(parameters)) {
     if (value !== null && value !== undefined && value !== "") query.set(name, value);
   }
+  return answerOf(() => fetch(`/api/${path}?${query}`, { signal }));
+}
+
+/** Sends JSON to an endpoint; its answer and errors are those of `ask`. */
+export function send(path, value, signal = null) {
+  return answerOf(() => fetch(`/api/${path}`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(value), signal }));
+}
+
+async function answerOf(fetchIt) {
   let response;
   try {
-    response = await fetch(`/api/${path}?${query}`, { signal });
+    response = await fetchIt();
   } catch (error) {
     if (error.name === "AbortError") throw error;
     setStoreState("gone", NO_SERVER);

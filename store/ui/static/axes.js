@@ -9,12 +9,13 @@ const NOISE = 1e-8; // a smaller difference is drawn flat, as is one of a millio
 const RELATIVE_NOISE = 1e-6;
 const FLAT = 0.2; // of the value: the range of what is drawn flat
 
-/** The range of x values: all of them, with a margin; whole numbers span at least two. */
-export function rangeX(low, high, { whole = false } = {}) {
-  if (low === null) return [0, 2];
-  const end = Math.max(high, low + (whole ? 2 : 1));
-  const margin = (end - low) * MARGIN_X;
-  return [low - margin, end + margin];
+/** The range of x values: all of them, with a margin; they span at least `span`, whole numbers two. */
+export function rangeX(low, high, { whole = false, span = whole ? 2 : 1, origin = null } = {}) {
+  if (low === null) return [0, span];
+  const from = low === high && low > 0 && origin === null ? Math.max(0, low - span / 2) : low; // one point is in the middle
+  const end = Math.max(high, from + span);
+  const margin = (end - from) * MARGIN_X;
+  return [from - margin, end + margin];
 }
 
 /** The range of y values: all of them and `min`, with a margin; `span` is the least, so that noise looks flat. */
@@ -23,7 +24,8 @@ export function rangeY(low, high, { min = null, span = NOISE } = {}) {
   const bottom = min === null ? low : Math.min(min, low);
   const size = Math.max(Math.abs(low), Math.abs(high));
   const isFlat = high - bottom < Math.max(span, size * RELATIVE_NOISE);
-  const missing = isFlat ? Math.max(span, size * FLAT) - (high - bottom) : 0;
+  const least = size < NOISE && span === NOISE ? FLAT : Math.max(span, size * FLAT); // zeros are drawn as if they were ones
+  const missing = isFlat ? least - (high - bottom) : 0;
   const [from, to] = min === null ? [bottom - missing / 2, high + missing / 2] : [bottom, high + missing];
   const margin = (to - from) * MARGIN_Y;
   return [from === min ? from : from - margin, to + margin];
@@ -67,6 +69,7 @@ function multiples(low, high, step) {
 }
 
 const UNITS = { seconds: 1000, minutes: 60_000, hours: 3_600_000, days: 86_400_000 };
+const LEAST_MS = 10_000; // of an axis
 const FEW = 3; // of a unit are shown in the smaller one
 const SIXTIES = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300];
 
@@ -75,5 +78,5 @@ export function timeAxis(times) {
   const [first, last] = [Math.min(...times), Math.max(...times)];
   const [label, unit] = Object.entries(UNITS).filter(([, ms]) => last - first >= FEW * ms).at(-1) ?? ["seconds", UNITS.seconds];
   const steps = label === "days" ? undefined : SIXTIES.map((step) => step * unit);
-  return { label, origin: first, steps, format: (ms) => String(Number(((ms - first) / unit).toPrecision(3))) };
+  return { label, origin: first, span: LEAST_MS, steps, format: (ms) => String(Number(((ms - first) / unit).toPrecision(3))) };
 }

@@ -1,6 +1,7 @@
 // Bars in HTML: parts of a whole, a row each.
 
 import { empty, h } from "./dom.js";
+import { withRows } from "./download.js";
 
 /** Names of sets beside their colours. */
 export function legend(sets) {
@@ -11,9 +12,9 @@ export function legend(sets) {
 export function bars(rows, { none, span = 0 }) {
   const longest = Math.max(...rows.flatMap((row) => row.values.map((item) => item.value)), span);
   if (!rows.length || longest <= 0) return empty(none);
-  return h("dl", { class: "bars" }, rows.map((row) => [
+  return withRows(h("dl", { class: "bars" }, rows.map((row) => [
     h("dt", {}, row.name),
     row.values.map((item) => h("dd", { title: item.tip },
       h("span", { class: "bar-track" }, h("i", { style: { width: `${(100 * item.value) / longest}%`, background: item.colour } })), item.label)),
-  ]));
+  ])), () => rows.flatMap((row) => row.values.map((item) => ({ name: row.name, value: item.value, about: item.tip ?? item.label }))));
 }

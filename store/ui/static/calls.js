@@ -1,7 +1,7 @@
-// Model calls in their order: what each was asked anew, and what it answered, token by token.
+// Model calls in their order: what is known of each, and its answer token by token. Their texts stand in the conversation.
 
 import { ask } from "./api.js";
-import { empty, h } from "./dom.js";
+import { empty, h, pretty } from "./dom.js";
 import { seconds, versions } from "./format.js";
 import { panel } from "./panel.js";
 import { change } from "./place.js";
@@ -12,7 +12,7 @@ export function callsPanel(of) {
   let calls = [], execution = "";
   const key = h("div", { class: "key" });
   const buttons = Object.entries(COLOURS).map(([name, item]) => h("button", { type: "button", data: { colour: name }, "aria-pressed": "false", title: item.about, click: () => paint(name, true) }, item.title));
-  const box = panel("Model calls", { name: "calls", height: 200, extra: h("div", { class: "switch", role: "group", "aria-label": "What the colour of a token shows" }, h("span", {}, "colour"), buttons) });
+  const box = panel("Model calls and tokens", { name: "calls", about: "The answer of each call, token by token.", height: 200, extra: h("div", { class: "switch", role: "group", "aria-label": "What the colour of a token shows" }, h("span", {}, "colour"), buttons) });
 
   function paint(name, keep = false) {
     for (const button of buttons) button.setAttribute("aria-pressed", String(button.dataset.colour === name));
@@ -45,29 +45,10 @@ function described(call, of, several) {
     h("header", {}, h("h3", {}, `Call ${call.call}`), h("p", {}, facts.filter(Boolean).join(" · ")), whole(call, of)),
     known ? h("p", { class: "known" }, known) : null,
     call.summary_call === null ? null : h("p", { class: "known compacted" }, `compacted: begins with the summary that call ${call.summary_call} wrote`),
-    call.messages.map((message) => messageOf(String(message?.role ?? "message"), textBox(textOf(message)))),
-    messageOf("assistant", call.tokens.length ? tokensOf(call) : textBox(textOf(call.answer))));
+    call.tokens.length ? tokensOf(call) : h("p", { class: "hint" }, "No token of this call is on record."));
 }
 
 const signed = (value) => `${value > 0 ? "+" : ""}${value.toFixed(3)}`;
-
-/** A text; one that may be long enough to scroll is reached by keyboard. */
-const textBox = (text) => h("div", { class: "text", tabindex: text.length > 400 || text.split("\n").length > 12 ? "0" : null }, text);
-
-function messageOf(role, content) {
-  return h("div", { class: "message" }, h("span", { class: `role ${["system", "user", "assistant", "tool"].includes(role) ? role : ""}` }, role), content);
-}
-
-/** What a message says: its text, else all of it. */
-function textOf(message) {
-  if (message === null || typeof message !== "object") return String(message ?? "");
-  const { content } = message;
-  const text = typeof content === "string" ? content
-    : Array.isArray(content) ? content.map((part) => (typeof part?.text === "string" ? part.text : JSON.stringify(part))).join("\n")
-      : content ? JSON.stringify(content, null, 2) : "";
-  const calls = message.tool_calls?.length ? JSON.stringify(message.tool_calls, null, 2) : "";
-  return [text, calls].filter(Boolean).join("\n") || (content === undefined ? JSON.stringify(message, null, 2) : "(nothing)");
-}
 
 function whole(call, of) {
   const text = h("pre", { tabindex: "0" });
@@ -77,18 +58,10 @@ function whole(call, of) {
       text.textContent = "…";
       try {
         const { request } = await ask("request", { ...of, call: String(call.call) });
-        text.textContent = indented(request);
+        text.textContent = pretty(request);
       } catch (error) {
         text.textContent = error.message;
       }
     },
   }, h("summary", {}, "whole request"), text);
-}
-
-function indented(text) {
-  try {
-    return JSON.stringify(JSON.parse(text), null, 2);
-  } catch {
-    return text;
-  }
 }

@@ -2,6 +2,7 @@
 
 import { decimalSteps, haveRoom, labels, rangeX, rangeY, ticks } from "./axes.js";
 import { h, pairs, showTip } from "./dom.js";
+import { withRows } from "./download.js";
 import { figure } from "./format.js";
 import uPlot from "./vendor/uPlot.esm.js";
 
@@ -9,13 +10,15 @@ export { timeAxis } from "./axes.js";
 
 const FONT = '11px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif';
 const MARK = 3.5; // radius, in pixels
+const FEW_POINTS = 0.5; // a line with a smaller share of the points of its chart has a dot at each
 const NEAR = 10; // pixels from the pointer to a point that it is about
 const ruler = document.createElement("canvas").getContext("2d");
 ruler.font = FONT;
 const hidden = new Map(); // names of the series that a reader has switched off, by chart
 
 /**
- * `series`: `{name, colour, points: [{x, y, low, high, title, label}], steps, marks, faint}`; `x`, `y`: `{label, format}`.
+ * `series`: `{name, colour, points: [{x, y, low, high, of, title, label}], steps, marks, faint}`; `x`, `y`: `{label, format}`.
+ * A point may belong `of` something by name, as a weight version, which `title` names.
  * Marks are joined by nothing: circle, diamond, square or triangle. Null where there is no point.
  */
 export function lineChart({ name, series, x, y, height = 220 }) {
@@ -38,6 +41,11 @@ export function lineChart({ name, series, x, y, height = 220 }) {
     } else if (root.plot) root.plot.setSize({ width, height });
     else if (width) root.plot = plot(root, drawn, off, x, y, width, height);
   }).observe(root);
+  const colourOf = (item) => { root.style.color = item.colour; return getComputedStyle(root).color; };
+  Object.defineProperty(root, "series", { get: () => drawn.filter((item) => !item.faint && !off.has(item.name)).map((item) => ({ name: item.name, colour: colourOf(item) })) });
+  withRows(root, () => drawn.filter((item) => !item.faint).flatMap((item) => item.points.map((point) => ({
+    series: item.name, ...(x.origin === undefined ? { [x.label]: point.x } : { seconds: (point.x - x.origin) / 1000 }), ...(point.of && point.of !== x.label ? { [point.of]: point.title } : {}), value: point.y, ...(point.low === undefined ? {} : { low: point.low, high: point.high }), ...(point.num === undefined ? {} : { rollouts: point.num }),
+  }))));
   return h("div", {}, h("div", { class: "chart-key" }, h("span", { class: "unit" }, y.label), switches(drawn, off, toggle)), root);
 }
 
@@ -74,7 +82,7 @@ function plot(root, drawn, off, x, y, width, height) {
     width, height, series, bands,
     legend: { show: false },
     padding: [6, measure(formatX(data[0].at(-1))) / 2 + 4, 0, 0],
-    scales: { x: { time: false, range: (_, low, high) => rangeX(low, high, x) }, y: { range: (_, low, high) => rangeY(low, high, y) } },
+    scales: { x: { time: false, range: () => rangeX(data[0][0], data[0].at(-1), x) }, y: { range: (_, low, high) => rangeY(low, high, y) } },
     axes: [
       { ...axis, label: x.label, labelSize: 16, labelGap: 0, size: 22, gap: 5, grid: { show: false }, border: { show: true, ...line }, splits: splitX, values: (_, values) => labels(values, formatX) },
       { ...axis, size: (_, values) => Math.max(24, ...(values ?? []).map((value) => measure(value) + 9)), gap: 6, grid: line, splits: splitY, values: (_, values) => labels(values, formatY) },
@@ -107,7 +115,7 @@ function columns(drawn, off, colour) {
     };
     const stroke = () => colour(item.colour);
     const paths = item.marks ? () => null : item.steps ? uPlot.paths.stepped({ align: 1 }) : undefined;
-    item.columns = [add((point) => point.y, { stroke, width: 1.75, alpha: item.faint ? 0.3 : 1, paths, points: { show: !item.marks && item.points.length === 1, size: 2 * MARK } })];
+    item.columns = [add((point) => point.y, { stroke, width: 1.75, alpha: item.faint ? 0.3 : 1, paths, points: { show: !item.marks && item.points.length < FEW_POINTS * xs.length + 1, size: 1.5 * MARK } })];
     if (!item.points.some((point) => point.low !== undefined)) continue;
     const edge = { width: 0, stroke: "transparent", ...(item.marks ? { paths: () => null } : {}) };
     item.columns.push(add((point) => point.low ?? point.y, edge), add((point) => point.high ?? point.y, edge));
@@ -158,7 +166,8 @@ function figuresAt(u, drawn, { x, formatX, formatY }) {
     .map((item) => [item, item.at[u.cursor.idxs[item.columns[0]]]]).filter(([, point]) => point);
   if (!near.length) return null;
   const [[, first]] = near;
-  return pairs([[x.label, first.title ?? formatX(first.x)], ...near.map(([item, point]) => [item.name, point.label ?? formatY(point.y), item.colour])]);
+  const isOther = first.of !== undefined && first.of !== x.label;
+  return pairs([[x.label, isOther ? formatX(first.x) : first.title ?? formatX(first.x)], ...(isOther ? [[first.of, first.title]] : []), ...near.map(([item, point]) => [item.name, point.label ?? formatY(point.y), item.colour])]);
 }
 
 /** Where the pointer is in the window. */

@@ -8,6 +8,9 @@ import { fill, panel } from "./panel.js";
 import { linkTo } from "./place.js";
 import { colourOf, pointsOf, rewardChart, rewardSeries } from "./run_charts.js";
 import { differingSettings } from "./settings_diff.js";
+import { placesOn } from "./x_axis.js";
+
+const [STEPS, VERSIONS] = ["step", "version"].map((by) => placesOn(by, [], by));
 
 /** The page of a comparison: `runs` of the query, separated by commas. */
 export function comparePage(root, { query }, signal) {
@@ -20,11 +23,12 @@ export function comparePage(root, { query }, signal) {
     return undefined;
   }
   const each = (question, parameters = {}) => Promise.all(runs.map((run) => ask(`run/${question}`, { run_id: run, ...parameters }, signal)));
-  const rewards = panel("Reward by weight version", { name: "chart-rewards", about: "Training: lines. Evaluations: marks with their standard error.", height: 250 });
+  const rewards = panel("Mean reward", { name: "chart-rewards", about: "By weight version. Training: lines. Evaluations: marks with their standard error.", height: 250 });
   const settings = panel("Settings that differ", { name: "settings", about: "Settings of the last training step that differ.", height: 120 });
   const metrics = metricCharts({
-    listNames: async () => [...new Set((await each("metric_names")).flat().map((row) => row.name))].sort(),
+    listMetrics: async () => [...new Map((await each("metric_names")).flat().map((row) => [row.name, row])).values()].sort((a, b) => a.name.localeCompare(b.name)),
     loadSeries: async (names) => seriesByMetric(runs, await each("metrics", { names: names.join(",") })),
+    axis: () => STEPS.axis(),
     query, signal,
   });
   root.append(rewards.root, settings.root, metrics.root);
@@ -36,7 +40,7 @@ export function comparePage(root, { query }, signal) {
     await Promise.all([
       fill(rewards, async () => rewardChart((await each("rewards")).flatMap((rows, place) => byModel(rows, runs[place]).flatMap(([name, ofModel]) => rewardSeries(ofModel, {
         colour: () => colourOf(place), name: (set) => `${name} ${set.name}`, band: false,
-      })))), signal),
+      }))), VERSIONS.axis()), signal),
       fill(settings, async () => settingsTable(runs, await each("settings")), signal),
       metrics.load(),
     ]);
@@ -51,7 +55,7 @@ export function comparePage(root, { query }, signal) {
 function seriesByMetric(runs, answers) {
   const names = [...new Set(answers.flat().map((row) => row.name))];
   return Object.fromEntries(names.map((metric) => [metric, answers.flatMap((rows, place) => byModel(rows, runs[place]).map(([name, ofModel]) => ({
-    name, colour: colourOf(place), points: pointsOf(ofModel.filter((row) => row.name === metric)),
+    name, colour: colourOf(place), points: pointsOf(ofModel.filter((row) => row.name === metric), STEPS.at),
   })))]));
 }
 

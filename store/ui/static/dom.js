@@ -14,13 +14,30 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** A table of named columns: `{title, cell(row), number, class}`. */
+/** A table of named columns: `{title, cell(row), number, class}`. Its rows can be saved as they read. */
 export function table(columns, rows, rowAttributes = () => ({})) {
+  const texts = (root) => [...root.querySelectorAll("tbody tr")].map((line) => Object.fromEntries(
+    [...line.children].map((cell, place) => [columns[place].title, cell.textContent.trim()]).filter(([title]) => title !== "compare")));
   const kind = (column) => [column.number ? "number" : "", column.class ?? ""].join(" ").trim() || null;
-  return h("div", { class: "scroll", tabindex: "0" }, h("table", {},
+  const root = h("div", { class: "scroll", tabindex: "0", data: { rows: "" } }, h("table", {},
     h("thead", {}, h("tr", {}, columns.map((column) => h("th", { class: kind(column), title: column.about, scope: "col" }, column.title)))),
     h("tbody", {}, rows.map((row) => h("tr", rowAttributes(row), columns.map((column) => h("td", { class: kind(column) }, column.cell(row)))))),
   ));
+  root.rowsOf = () => texts(root);
+  return root;
+}
+
+/** A text in its own lines; one that may be long enough to scroll is reached by keyboard. */
+export const textBox = (text) => h("div", { class: "text", tabindex: text.length > 400 || text.split("\n").length > 12 ? "0" : null }, text);
+
+/** Text as it is, JSON on lines of its own. */
+export function pretty(text) {
+  try {
+    const value = JSON.parse(text);
+    return typeof value === "object" ? JSON.stringify(value, null, 2) : text;
+  } catch {
+    return text;
+  }
 }
 
 /** What is said where there is nothing to show; code in it is shown as such. */

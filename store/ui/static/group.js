@@ -18,9 +18,15 @@ export function groupPanel(run, rollout, signal) {
   return { root: box.root, steps, load, show: box.show };
 }
 
-function neighbours(run, { previous, next }) {
+function neighbours(run, { previous, next, next_failing: failing, next_changed: changed, first_version: first, last_version: last }) {
   const step = (name, id, rel) => (id ? h("a", { href: linkTo(run, id), rel, title: id }, name) : h("span", {}, name));
-  return [step("← Previous", previous, "prev"), step("Next →", next, "next")];
+  const other = (name, href, title) => h("a", { href, title }, name);
+  return [
+    step("← Previous", previous, "prev"), step("Next →", next, "next"),
+    failing ? other("Next failing", linkTo(run, failing), "the next that failed or earned nothing") : null,
+    changed ? other("Next changed", linkTo(run, changed), "the next whose reward differs from that of the same task before") : null,
+    first && last && first !== last ? other("First version and now", linkToDiff(run, first, last), "this task at its first and its last version, side by side") : null,
+  ].filter(Boolean);
 }
 
 function listed(run, rollout, rollouts) {

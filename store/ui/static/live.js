@@ -63,6 +63,7 @@ function draw() {
   const gone = problem !== null || storeState() === "gone";
   const state = runState || (storeState() === "finished" ? "files" : storeState());
   light.className = gone ? "live bad" : state === "live" || state === "running" ? "live on" : "live still";
+  light.dataset.state = state;
   light.textContent = gone ? "not live" : state in TITLES ? state : "";
   light.title = problem?.message ?? TITLES[state] ?? "";
 }

@@ -2,31 +2,31 @@
 
 import { lineChart } from "./charts.js";
 import { empty, h } from "./dom.js";
+import { metricPicker } from "./metric_picker.js";
 import { fill, panel } from "./panel.js";
 import { change } from "./place.js";
-import { STEP } from "./run_charts.js";
 
 const DEFAULTS = ["actor/entropy", "actor/grad_norm", "response_length/mean", "learner/idle_share"];
 const MOST = 24; // metrics at a time, as the server has it
 const HEIGHT = 164;
 
 /**
- * A picker and a grid of charts. `listNames` gives the names that there are, `loadSeries(names)` for each name its series
- * `{name, colour, points}`.
+ * A picker and a grid of charts. `listMetrics` gives those that there are, `{name, title, unit, about, group}`,
+ * `loadSeries(names)` for each name its series `{name, colour, points}`, and `axis` the axis of their points.
  */
-export function metricCharts({ listNames, loadSeries, query, signal }) {
+export function metricCharts({ listMetrics, loadSeries, axis, query, signal }) {
   const grid = h("div", { class: "grid" });
-  const picker = metricPicker((chosen) => ask(change({ metrics: chosen.join(",") }, true)));
+  const picker = metricPicker((chosen) => ask(change({ metrics: chosen.join(",") }, true)), MOST);
   const smoothing = smoothingField((weight) => ask(change({ smooth: weight }, false)));
-  const box = panel("Metrics of the learner", { name: "metrics", about: "Values of each training step.", extra: h("div", { class: "metric-tools" }, smoothing.root, picker.root) });
+  const box = panel("Metrics of the learner", { name: "metrics", about: "Values of each training step; a dot marks a step where few steps have the metric.", extra: h("div", { class: "metric-tools" }, smoothing.root, picker.root) });
   let params = query, known = [], series = {}, boxes = new Map();
 
-  const chosen = () => (params.get("metrics")?.split(",") ?? DEFAULTS.filter((name) => known.includes(name))).slice(0, MOST);
+  const chosen = () => (params.get("metrics")?.split(",") ?? DEFAULTS.filter((name) => known.some((metric) => metric.name === name))).slice(0, MOST);
 
   /** Asks the store again. */
   async function load() {
     await fill({ show: () => box.show(grid), fail: box.fail }, async () => {
-      known = await listNames();
+      known = await listMetrics();
       picker.set(known, chosen());
       series = chosen().length ? await loadSeries(chosen()) : {};
       if (!signal.aborted) draw();
@@ -34,13 +34,13 @@ export function metricCharts({ listNames, loadSeries, query, signal }) {
   }
 
   function draw() {
-    boxes = new Map(chosen().map((name) => [name, boxes.get(name) ?? metricBox(name)]));
+    boxes = new Map(chosen().map((name) => [name, boxes.get(name) ?? metricBox(name, known.find((metric) => metric.name === name))]));
     if (![...boxes.values()].every((item, place) => grid.children[place] === item.root) || grid.children.length !== boxes.size) {
       grid.replaceChildren(...[...boxes.values()].map((item) => item.root));
     }
     if (!boxes.size) grid.replaceChildren(empty(known.length ? "No metric is chosen." : "Nothing yet: metrics come with the first training step."));
     const weight = Number(params.get("smooth") ?? 0);
-    for (const [name, item] of boxes) item.show(metricChart(name, series[name] ?? [], weight));
+    for (const [name, item] of boxes) item.show(metricChart(item.title, series[name] ?? [], axis(), weight));
   }
 
   function ask(next) {
@@ -56,16 +56,16 @@ export function metricCharts({ listNames, loadSeries, query, signal }) {
   return { root: box.root, load, ask };
 }
 
-function metricBox(name) {
-  const box = panel(name, { height: HEIGHT + 24 });
+function metricBox(name, { title = name, unit = "", about = "" } = {}) {
+  const box = panel(title, { about: about ? `${about} In ${unit}.` : "", height: HEIGHT + 24 });
   box.root.classList.add("third", "metric");
   box.root.dataset.metric = name;
-  return box;
+  return { ...box, title };
 }
 
-function metricChart(name, series, weight) {
+function metricChart(name, series, x, weight) {
   const drawn = weight ? series.flatMap((item) => [{ ...item, faint: true }, { ...item, points: smooth(item.points, weight) }]) : series;
-  return lineChart({ name, series: drawn, x: STEP, y: { label: "" }, height: HEIGHT }) ?? empty("No step has this metric.");
+  return lineChart({ name, series: drawn, x, y: { label: "" }, height: HEIGHT }) ?? empty("No step has this metric.");
 }
 
 /** An exponential moving average without the bias of its beginning; `weight` is that of the past, from 0 to below 1. */
@@ -82,31 +82,4 @@ export function smooth(points, weight) {
 function smoothingField(changed) {
   const input = h("input", { type: "range", name: "smooth", min: 0, max: 0.95, step: 0.05, input: () => changed(input.value === "0" ? "" : input.value) });
   return { root: h("label", { class: "smoothing" }, "smoothing", input), set: (value) => { input.value = value; } };
-}
-
-function metricPicker(changed) {
-  let names = [], chosen = [];
-  const search = h("input", { type: "search", placeholder: "part of its name", "aria-label": "Search metrics", autocomplete: "off", input: () => list() });
-  const options = h("ul", { class: "options" });
-  const summary = h("summary", {}, "Metrics");
-  const root = h("details", { class: "picker" }, summary, h("div", { class: "choices" }, search, options));
-  const choose = (name, isChosen) => {
-    chosen = isChosen ? [...chosen, name].slice(-MOST) : chosen.filter((other) => other !== name);
-    changed(chosen);
-  };
-  const option = (name) => {
-    const input = h("input", { type: "checkbox", value: name, change: () => choose(name, input.checked) });
-    input.checked = chosen.includes(name);
-    return h("li", {}, h("label", {}, input, name));
-  };
-  const list = () => options.replaceChildren(...names.filter((name) => name.toLowerCase().includes(search.value.trim().toLowerCase())).map(option));
-  return {
-    root,
-    set(known, selected) {
-      const isSame = String([known, selected]) === String([names, chosen]);
-      [names, chosen] = [known, selected];
-      summary.textContent = `Metrics (${chosen.length} of ${names.length})`;
-      if (!isSame || !options.children.length) list();
-    },
-  };
 }

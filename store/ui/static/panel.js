@@ -1,24 +1,29 @@
 // A box with a title whose content is replaced in place; what goes wrong is a sentence in it, not a blank page.
 
 import { h } from "./dom.js";
+import { downloadMenu } from "./download.js";
 
-/** `about` says what the figures mean, on the title where there is no room (`short`). The body keeps its height while it is empty, so nothing jumps. */
-export function panel(title, { about = "", short = false, name = "", height = 0, extra = null } = {}) {
-  const body = h("div", { class: "body", style: height ? { minHeight: `${height}px` } : {} });
+/**
+ * `about` says what the figures mean, in a line below the title. Until its content comes, the body says that it loads and
+ * keeps its height, so nothing jumps. What it shows can be saved as a file.
+ */
+export function panel(title, { about = "", name = "", height = 0, extra = null } = {}) {
+  const body = h("div", { class: "body", "aria-busy": "true" }, h("div", { class: "skeleton", style: height ? { minHeight: `${height}px` } : {} }, "loading …"));
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
   const root = h("section", { class: "panel", id: name || null },
-    h("header", {}, h("h2", { title: about || null }, title), about && !short ? h("p", { class: "about" }, about) : null, extra),
+    h("header", {}, h("h2", {}, title), extra, downloadMenu(title, body), about ? h("p", { class: "about" }, about) : null),
     problem, body);
   return {
     root,
     show(...content) {
       problem.hidden = true;
-      body.style.minHeight = ""; // what is there has a height of its own
+      body.removeAttribute("aria-busy");
       body.replaceChildren(...content);
     },
     fail(error) {
       problem.hidden = false;
       problem.textContent = error.message;
+      if (body.hasAttribute("aria-busy")) body.replaceChildren(); // nothing loads any more
     },
   };
 }

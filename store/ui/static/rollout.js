@@ -1,14 +1,17 @@
-// One rollout: what became of it, its trace, and every model call with its tokens.
+// One rollout: its task, the conversation and what came of it; then its group, its trace, and the tokens of each call.
 
 import { ask } from "./api.js";
 import { callsPanel } from "./calls.js";
+import { conversation } from "./conversation.js";
 import { empty, h, table } from "./dom.js";
 import { clock, count, reward, seconds, versions } from "./format.js";
 import { groupPanel } from "./group.js";
 import { follow, showLive } from "./live.js";
 import { panel } from "./panel.js";
 import { linkTo, place } from "./place.js";
+import { reviewPanel } from "./review.js";
 import { setChip } from "./rollout_set.js";
+import { namedRewardList, resultCard, taskCard } from "./rollout_story.js";
 import { missingPanel } from "./run_watch.js";
 import { waterfall } from "./waterfall.js";
 
@@ -16,13 +19,17 @@ import { waterfall } from "./waterfall.js";
 export function rolloutPage(root, { run, rollout, query }, signal) {
   const group = groupPanel(run, rollout, signal);
   const head = h("section", { class: "head" }, h("div", { class: "headline" }, h("h1", {}, rollout), group.steps), h("div", { class: "facts" }, h("p", { class: "empty" }, "…")));
+  const task = panel("Task", { name: "task", height: 60 }), result = panel("What came of it", { name: "result", height: 60 });
+  const chat = panel("Conversation", { name: "chat", height: 200 });
   const attempts = panel("Attempts", { name: "attempts" });
   const trace = panel("Trace", { name: "trace", about: "Wide gaps in which nothing happened are cut short.", height: 220 });
+  const reviews = reviewPanel(run, rollout, signal);
   const calls = callsPanel({ run_id: run, rollout_id: rollout });
-  root.append(head, group.root, attempts.root, trace.root, calls.root);
+  root.append(head, task.root, chat.root, result.root, reviews.root, attempts.root, group.root, trace.root, calls.root);
   let execution = query.get("execution_id"), drawn = "", ended = false;
 
   const look = async () => {
+    if (drawn) await reviews.load();
     if (ended) return;
     let data;
     try {
@@ -42,7 +49,13 @@ export function rolloutPage(root, { run, rollout, query }, signal) {
     drawn = now;
     const params = place().query; // its span and colour change without a question
     head.lastChild.replaceChildren(...facts(data));
-    attempts.show(listed(data, run));
+    showOrHide(task, taskCard(data.task));
+    showOrHide(result, resultCard(data));
+    reviews.use(data.execution_id);
+    reviews.root.hidden = !data.attempt || data.attempt.running;
+    reviews.load().catch(() => {}); // it stands in the panel
+    chat.show(conversation(data.conversation));
+    showOrHide(attempts, data.attempts.length === 1 && data.attempts[0].counts ? null : listed(data, run));
     trace.show(data.spans.length ? waterfall(data, params.get("span") ?? "") : empty("No span of it has been stored yet."));
     if (data.spans_cut) trace.fail(new Error("This attempt has very many spans; only the first 2,000 are shown."));
     calls.show(data, params.get("colour") ?? "");
@@ -57,18 +70,24 @@ export function rolloutPage(root, { run, rollout, query }, signal) {
   };
 }
 
+/** Shows a card, or hides its panel where there is none. */
+function showOrHide(box, card) {
+  box.root.hidden = card === null;
+  if (card) box.show(card);
+}
+
 function facts({ attempt, task, uses, run_id: run }) {
   const fact = (name, ...value) => h("dl", { class: "fact" }, h("dt", {}, name), h("dd", {}, ...value));
   if (!attempt) return [fact("state", "published, taken by nobody yet"), fact("published", clock(task.enqueued_ms))];
   if (attempt.running) return [fact("state", h("span", { class: "outcome" }, "at work")), fact("attempt", attempt.attempt), fact("began", clock(attempt.started_ms, true))];
   const models = modelsOf(attempt);
-  const rewards = Object.entries(attempt.rewards ?? {}).map(([name, value]) => `${name} ${reward(value)}`);
+  const rewards = namedRewardList(attempt.rewards ?? {});
   const training = (use) => (use.trained ? [h("a", { href: linkTo(run, "", { step: use.step, ...(models.length > 1 ? { model: use.model } : {}) }) }, `step ${use.step}`), `, advantage ${use.advantage.toFixed(3)}, ${use.max_staleness} behind`]
     : [`left out of step ${use.step}: ${use.exclusion_reason}`]);
   return [
     fact("outcome", h("span", { class: `outcome ${attempt.outcome}` }, attempt.outcome)),
     fact("reward", h("b", {}, reward(attempt.reward))),
-    rewards.length ? fact("rewards by name", rewards.join(", ")) : null,
+    rewards ? fact("rewards by name", rewards) : null,
     fact("mode", setChip(attempt)),
     fact("attempt", attempt.attempt),
     fact("versions", models.length > 1 ? models.map((model) => `${model} ${attempt.newest_versions[model]}`).join(", ") : versions(attempt.min_weight_version, attempt.max_weight_version)),

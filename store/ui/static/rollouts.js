@@ -5,32 +5,31 @@ import { empty, h, table } from "./dom.js";
 import { ago, clock, count, reward, seconds, versions } from "./format.js";
 import { fill, panel } from "./panel.js";
 import { change, linkTo } from "./place.js";
+import { filterForm } from "./rollout_filters.js";
 import { setChip } from "./rollout_set.js";
+import { namedRewardList } from "./rollout_story.js";
 import { follows } from "./runs.js";
-
-const SORTS = {
-  newest: "newest first", oldest: "oldest first", slowest: "slowest first", longest: "most tokens first",
-  best: "best reward first", worst: "worst reward first",
-};
-const TYPED_MS = 300;
-
-const CHOICES = { evaluation: "evaluations", role: "roles", tool: "tools" };
+import { viewsMenu } from "./saved_views.js";
 
 const COLUMNS = [
   { title: "rollout", class: "name", cell: (row) => h("a", { href: link(row) }, row.rollout_id) },
   { title: "mode", about: "train, or the name of the evaluation", cell: setChip },
+  { title: "question and answer", class: "gist", cell: gist },
   { title: "outcome", cell: (row) => h("span", { class: `outcome ${row.outcome}`, title: row.error || null }, row.outcome) },
   { title: "reward", number: true, cell: (row) => reward(row.reward) },
+  { title: "parts", class: "parts wide", about: "rewards by name", cell: (row) => namedRewardList(row.rewards) || "–" },
   { title: "seconds", number: true, cell: (row) => seconds(row.seconds) },
-  { title: "in queue", number: true, class: "wide", cell: (row) => seconds(row.queue_seconds) },
   { title: "calls", number: true, cell: (row) => count(row.num_calls) },
   { title: "tokens", number: true, about: "sampled tokens", cell: (row) => count(row.response_tokens) },
   { title: "version", number: true, cell: (row) => (model ? row.newest_versions[model] ?? "–" : versions(row.min_weight_version, row.max_weight_version)) },
-  { title: "attempt", number: true, class: "wide", cell: (row) => row.attempt },
-  { title: "runner", class: "wide", cell: (row) => row.runner },
   { title: "ended", number: true, cell: (row) => h("time", { title: clock(row.ended_ms, true) }, ago(row.ended_ms)) },
 ];
 let run = "", model = ""; // a model that was chosen: versions are those of it
+
+/** The first words of the question, and of the answer or the error. */
+function gist(row) {
+  return [h("span", { class: "asks" }, row.question || "–"), row.error ? h("span", { class: "problem-line", title: row.error }, row.error) : h("span", { class: "quiet" }, row.answer || "–")];
+}
 
 const link = (row) => linkTo(run, row.rollout_id);
 
@@ -38,14 +37,20 @@ const link = (row) => linkTo(run, row.rollout_id);
 export function rolloutsPanel(of, query, signal) {
   run = of;
   let params = filtersOf(query);
-  const fields = form((changed, typed) => go(changed, typed));
+  const fields = filterForm((changed, typed) => go(changed, typed));
   const pager = h("nav", { class: "pager", "aria-label": "Pages of rollouts" });
-  const box = panel("Rollouts", { name: "rollouts", height: 420, extra: pager });
+  const box = panel("Rollouts", { name: "rollouts", height: 420, extra: h("div", { class: "list-tools" }, viewsMenu(open), pager) });
   box.root.insertBefore(fields.root, box.root.children[1]);
 
   function go(changed, typed = false) {
     const first = Object.keys(changed).every((name) => !params.get(name));
     take(change({ page: "", ...changed }, !typed || first)); // not a step back for every letter
+  }
+
+  /** Opens a saved view: its filters in place of those that are chosen. */
+  function open(query) {
+    const next = new URLSearchParams(query), kept = Object.fromEntries([...params.keys()].map((name) => [name, ""]));
+    take(change({ ...kept, ...Object.fromEntries(next) }, true));
   }
 
   let turn = 0;
@@ -76,65 +81,11 @@ export function rolloutsPanel(of, query, signal) {
 
 /** The query without what other parts of the page keep in it. */
 function filtersOf(query) {
-  return new URLSearchParams([...query].filter(([name]) => name !== "metrics" && name !== "smooth"));
+  return new URLSearchParams([...query].filter(([name]) => name !== "metrics" && name !== "smooth" && name !== "axis"));
 }
 
 /** Names of what leaves rollouts out. */
 const narrowing = (params) => [...params.keys()].filter((name) => name !== "model");
-
-function form(changed) {
-  const field = (name, label, input) => h("label", { class: `field by-${name}` }, h("span", {}, label), input);
-  const select = (name, options) => h("select", { name, change: (event) => changed({ [name]: event.target.value }) }, options);
-  let timer = 0;
-  const text = (name, attributes = {}) => h("input", {
-    name, type: "search", autocomplete: "off", spellcheck: "false", ...attributes,
-    input: (event) => {
-      clearTimeout(timer);
-      timer = setTimeout(() => changed({ [name]: event.target.value.trim() }, true), TYPED_MS);
-    },
-  });
-  const range = (name, step) => ["from", "to"].map((end) => text(`${name}_${end}`, { type: "number", step, placeholder: end, "aria-label": `${name} ${end}` }));
-  const outcome = select("outcome", [h("option", { value: "" }, "any")]);
-  const choices = Object.fromEntries(Object.keys(CHOICES).map((name) => [name, field(name, name, select(name, [h("option", { value: "" }, "any")]))]));
-  for (const item of Object.values(choices)) item.hidden = true; // until there is something to choose
-  const root = h("form", { class: "filters", submit: (event) => event.preventDefault() },
-    field("name", "task or rollout", text("name", { placeholder: "part of its name" })),
-    field("words", "words in a call", text("words", { placeholder: "all of these" })),
-    field("mode", "mode", select("mode", [h("option", { value: "" }, "any"), ...["train", "eval"].map((value) => h("option", { value }, value))])),
-    choices.evaluation,
-    field("outcome", "outcome", outcome),
-    choices.role, choices.tool,
-    field("step", "trained in step", text("step", { type: "number", min: 0, step: 1, placeholder: "any" })),
-    h("fieldset", { class: "field range" }, h("legend", {}, "reward"), range("reward", "any")),
-    h("fieldset", { class: "field range" }, h("legend", {}, "version"), range("version", "1")),
-    field("sort", "order", select("sort", Object.entries(SORTS).map(([value, name]) => h("option", { value: value === "newest" ? "" : value }, name)))));
-  return {
-    root,
-    set(query) {
-      for (const input of root.elements) {
-        const value = query.get(input.name) ?? "";
-        if (value && input.tagName === "SELECT") offer(input, [value]);
-        if (value && input.name in choices) choices[input.name].hidden = false;
-        if (input.name && input !== document.activeElement && input.value !== value) input.value = value;
-      }
-    },
-    outcomes(data) {
-      offer(outcome, data);
-    },
-    choices(data) {
-      for (const [name, plural] of Object.entries(CHOICES)) {
-        offer(choices[name].querySelector("select"), data[plural].toSorted());
-        choices[name].hidden = data[plural].length < (name === "role" ? 2 : 1) && !choices[name].querySelector("select").value;
-      }
-    },
-  };
-}
-
-/** Adds the options that a select does not have yet. */
-function offer(select, values) {
-  const known = new Set([...select.options].map((option) => option.value));
-  for (const value of values) if (!known.has(value)) select.append(h("option", { value }, value));
-}
 
 function listed({ rollouts }, params, clear) {
   if (rollouts.length) return table(COLUMNS, rollouts, (row) => ({ class: "link", click: (event) => follows(event, link(row)) }));

@@ -5,6 +5,7 @@ import { lineChart, timeAxis } from "./charts.js";
 import { empty, h } from "./dom.js";
 import { clock, count, figure, reward, seconds, share } from "./format.js";
 import { rolloutSets } from "./rollout_set.js";
+import { AXES } from "./x_axis.js";
 
 const HEIGHT = 164;
 const WAITING = "Nothing yet: figures come with the first";
@@ -12,18 +13,16 @@ const LEAST_SECONDS = 1e-3; // a bar as long as the row is at least so much
 const LEAST_NATS = 1e-5; // less is the noise of arithmetic
 const COLOURS = ["var(--one)", "var(--two)", "var(--three)", "var(--four)", "var(--five)"];
 const MARKS = ["diamond", "circle", "square", "triangle"];
-export const STEP = { label: "training step", whole: true, format: count };
-
 /** Names of steps or versions that are drawn as one point. */
 export const span = (first, width) => (width > 1 ? `${first}–${first + width - 1}` : String(first));
 export const colourOf = (index) => COLOURS[index % COLOURS.length];
 const markOf = (index) => MARKS[index % MARKS.length];
 
 /**
- * Reward by version: training as a line in a band of one standard deviation, each evaluation as marks with its standard
- * error. `colour` and `name` say how a set is drawn, `band` whether training has one.
+ * Mean reward with its standard error: training as a line in a band, each evaluation as marks. `place` gives the x of a
+ * version, `colour` and `name` say how a set is drawn, `band` whether training has one.
  */
-export function rewardSeries(rows, { colour = (set) => set.colour, name = (set) => set.name, band = true } = {}) {
+export function rewardSeries(rows, { place = (version) => version, colour = (set) => set.colour, name = (set) => set.name, band = true } = {}) {
   const sets = rolloutSets(rows);
   const evaluations = sets.filter((set) => set.mode !== "train");
   return sets.map((set) => ({
@@ -31,42 +30,44 @@ export function rewardSeries(rows, { colour = (set) => set.colour, name = (set) 
     colour: colour(set),
     marks: set.mode === "train" ? undefined : markOf(evaluations.indexOf(set)),
     points: set.rows.map((row) => {
-      const around = set.mode === "train" ? row.reward_spread : row.standard_error ?? 0;
+      const around = row.standard_error ?? 0;
       const isBound = row.mean_reward !== null && (set.mode !== "train" || band);
       return {
-        x: row.version,
+        x: place(row.version),
         y: row.mean_reward,
+        num: row.rollouts,
         ...(isBound ? { low: Math.max(row.worst, row.mean_reward - around), high: Math.min(row.best, row.mean_reward + around) } : {}),
+        of: AXES.version.title,
         title: span(row.version, row.per_point),
-        label: `${reward(row.mean_reward)} ± ${figure(around)} of ${count(row.rollouts)}`,
+        label: `${reward(row.mean_reward)}${row.standard_error === null ? "" : ` ± ${figure(around)}`} of ${count(row.rollouts)}`,
       };
     }),
   }));
 }
 
-export function rewardChart(series, height = 290) {
-  return lineChart({ series, x: { label: "weight version", whole: true, format: count }, y: { label: "reward" }, height })
+export function rewardChart(series, x, height = 290, name = "mean reward") {
+  return lineChart({ name, series, x, y: { label: name === "mean reward" ? name : "" }, height })
     ?? empty(`${WAITING} rollouts that end.`);
 }
 
-/** Metrics of one name as points. */
-export const pointsOf = (rows) => rows.map((row) => ({ x: row.step, y: row.value, title: span(row.step, row.per_point) }));
+/** Metrics of one name as points; `place` gives the x of a step. */
+export const pointsOf = (rows, place) => rows.map((row) => ({ x: place(row.step), y: row.value, of: AXES.step.title, title: span(row.step, row.per_point) }));
 
 /** A chart of some metrics of a model, `{metric: [name, colour]}`. */
-function metricChart(rows, metrics, y) {
-  const series = Object.entries(metrics).map(([metric, [name, colour]]) => ({ name, colour, points: pointsOf(rows.filter((row) => row.name === metric)) }));
-  return lineChart({ series, x: STEP, y, height: HEIGHT }) ?? empty(`${WAITING} training step.`);
+function metricChart(rows, metrics, places, y) {
+  const series = Object.entries(metrics).map(([metric, [name, colour]]) => ({ name, colour, points: pointsOf(rows.filter((row) => row.name === metric), places.at) }));
+  return lineChart({ series, x: places.axis(), y, height: HEIGHT }) ?? empty(`${WAITING} training step.`);
 }
 
 const STALENESS = {
-  "staleness/max": ["max staleness", "var(--two)"], "staleness/mean": ["mean staleness", "var(--one)"],
+  "staleness/max": ["largest staleness", "var(--two)"], "staleness/mean": ["mean staleness", "var(--one)"],
   "off_policy/ess": ["effective sample size", "var(--three)"],
 };
-const DRIFT = { "rollout_corr/k3_kl": ["k3 KL to engine", "var(--one)"], "actor/ppo_kl": ["KL of update", "var(--two)"] };
+const DRIFT = { "rollout_corr/k3_kl": ["to the engine, k3", "var(--one)"], "actor/ppo_kl": ["of the update", "var(--two)"] };
 export const STEP_METRICS = [...Object.keys(STALENESS), ...Object.keys(DRIFT)];
 
-export const stalenessChart = (rows) => metricChart(rows, STALENESS, { label: "versions, share", min: 0 });
-export const driftChart = (rows) => metricChart(rows, DRIFT, { label: "nats", min: 0, span: LEAST_NATS });
+export const stalenessChart = (rows, places) => metricChart(rows, STALENESS, places.step, { label: "versions, share", min: 0 });
+export const driftChart = (rows, places) => metricChart(rows, DRIFT, places.step, { label: "nats", min: 0, span: LEAST_NATS });
 
 /** Intervals that the run filled at least by half; all where there are few. */
 const filled = (rows) => (rows.length > 2 ? rows.filter((row) => row.seconds >= row.bucket_seconds / 2) : rows);
@@ -107,8 +108,9 @@ const PARTS = { queue: "in the queue", model: "model calls", tool: "tools", agen
 
 export function timeBars(rows) {
   const sets = rolloutSets(rows);
-  const parts = Object.entries(PARTS).map(([part, name]) => ({
-    name,
+  const hasTools = rows.some((row) => row.part === "tool" && row.mean_seconds > 0); // else no span names a tool
+  const parts = Object.entries(PARTS).filter(([part]) => hasTools || part !== "tool").map(([part, name]) => ({
+    name: part === "agent" && !hasTools ? "the agent and its tools" : name,
     values: sets.flatMap((set) => set.rows.filter((row) => row.part === part).map((row) => ({
       value: row.mean_seconds, label: seconds(row.mean_seconds), colour: set.colour,
       tip: `${set.name}: mean ${seconds(row.mean_seconds)}, 95th percentile ${seconds(row.p95_seconds)}, ${count(row.rollouts)} rollouts`,

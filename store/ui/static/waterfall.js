@@ -1,6 +1,6 @@
 // A trace as bars over time, nested as its spans are, with all that is known of the one that is chosen.
 
-import { h, pairs, showTip, table } from "./dom.js";
+import { h, pairs, pretty, showTip, table } from "./dom.js";
 import { clock, seconds } from "./format.js";
 import { change } from "./place.js";
 
@@ -138,16 +138,6 @@ function described(span, attempt) {
 }
 
 const without = (values, names) => Object.fromEntries(Object.entries(values).filter(([name]) => !names.includes(name)));
-
-/** Text as it is, JSON on lines of its own. */
-function pretty(text) {
-  try {
-    const value = JSON.parse(text);
-    return typeof value === "object" ? JSON.stringify(value, null, 2) : text;
-  } catch {
-    return text;
-  }
-}
 
 function attributes(title, values) {
   const names = Object.keys(values).sort();

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,7 +18,13 @@ from lightningbus.run.errors import UserError, exit_with
 from lightningbus.run.processes.role_process import on_stop_signals
 from lightningbus.run.run_directory.discovery import connect
 from lightningbus.run.run_directory.page_address import Announce, claim_page
+from lightningbus.schemas import subjects
 from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.ids import review_msg_id
+from lightningbus.schemas.reviews import RolloutReviewed
+
+if TYPE_CHECKING:
+    from lightningbus.bus.client import Bus
 
 BUS_SECONDS = 5.0
 """Seconds between two tries to reach a bus that does not answer."""
@@ -30,22 +36,35 @@ class Listener:
     def __init__(self, bus: str | None) -> None:
         self._bus = bus
         self._fleet: Fleet | None = None
+        self._connection: Bus | None = None
         self._problem = "looking for the bus"
 
     def members(self) -> Sequence[Heartbeat] | str:
         """Return the heartbeats of all live members, or a sentence that says why they are unknown."""
         return self._problem if self._fleet is None else self._fleet.members()
 
+    async def publish(self, review: RolloutReviewed) -> str:
+        """Publish a review; return a sentence why it could not be, else nothing."""
+        if self._connection is None:
+            return self._problem
+        msg_id = review_msg_id(review.run_id, review.rollout_id, review.reviewer, review.reviewed_at_ns)
+        try:
+            await self._connection.publish(subjects.ROLLOUT_REVIEWED, review, msg_id=msg_id)
+        except BusError as error:
+            return str(error)
+        return ""
+
     async def listen(self) -> None:
         """Follow the heartbeats for ever; reconnect when the bus is lost."""
         while True:
             try:
                 async with connect(self._bus, "ui", wait=2.0) as bus, bus.fleet("*") as self._fleet:
+                    self._connection = bus
                     await bus.closed.wait()
             except BusError as error:
                 self._problem = str(error)
             finally:
-                self._fleet = None
+                self._fleet = self._connection = None
             await asyncio.sleep(BUS_SECONDS)
 
 
@@ -56,7 +75,7 @@ def ui(
     database: DatabaseOption = "lightningbus",
     bus: BusOption = None,
 ) -> None:
-    """Show runs and rollouts in the browser, live, until Ctrl-C; it only reads.
+    """Show runs and rollouts in the browser, live, until Ctrl-C. It writes nothing but the reviews of its readers.
 
     Before the first run it waits for one. When a run ends, the page reads the run's files. A second `ui` prints the
     address of the first.
@@ -75,7 +94,7 @@ def ui(
         async with (
             followed(None, url, database) as run,
             others.closing() if others else nullcontext(),
-            serve(UiServer(run.reader, host, listener.members, others), host, port) as address,
+            serve(UiServer(run.reader, host, listener.members, others, listener.publish), host, port) as address,
         ):
             announce(address)
             print(f"UI at {address}", file=sys.stderr, flush=True)
