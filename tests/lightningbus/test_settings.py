@@ -75,3 +75,8 @@ def test_an_auditor_recomputes_as_the_nodes_of_its_model_compute() -> None:
     (*_, auditor) = child_specs(RunSettings.model_validate(fields), Path("run"))
     assert isinstance(auditor.settings, AuditorSettings)
     assert (auditor.settings.frozen, auditor.settings.engine_dtype) == (True, "auto")
+
+
+def test_a_run_cannot_have_the_name_that_stands_for_the_newest() -> None:
+    with pytest.raises(ValidationError, match="'latest' stands for the newest run: choose another name"):
+        RunSettings(name="latest")

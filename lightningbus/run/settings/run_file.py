@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from lightningbus.auditor.settings import AuditorSettings
 from lightningbus.bus.streams.sizes import StreamSizes
@@ -13,6 +13,7 @@ from lightningbus.graders.settings import GraderSettings
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
+from lightningbus.run.run_directory.directory import LATEST
 from lightningbus.run.settings.budget import BudgetSettings
 from lightningbus.run.settings.optimize import OptimizeSettings
 from lightningbus.run.settings.sources import find_source, merge, read_environment
@@ -128,6 +129,13 @@ class RunSettings(BaseModel):
         None, description="time and money after which `lightningbus train` ends training; none: no limit"
     )
     trackers: TrackerSettings = TrackerSettings()
+
+    @field_validator("name")
+    @classmethod
+    def _free_name(cls, name: str) -> str:
+        if name == LATEST:
+            raise ValueError(f"{LATEST!r} stands for the newest run: choose another name")
+        return name
 
     @model_validator(mode="after")
     def _policies(self) -> Self:
