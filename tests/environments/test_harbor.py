@@ -92,6 +92,17 @@ async def test_an_image_may_have_all_that_a_task_needs(
         bus, tmp_path / "out", lambda messages: bash("pwd; echo 4 > count.txt") if len(messages) == 2 else ANSWERS[1]
     )
     assert result["rewards"] == {"reward": 1.0}
+    assert "image: here-a:1" in (tmp_path / "out" / "run.yaml").read_text(), "a runner tries one at its start"
+
+
+def test_a_provider_that_is_not_there_is_no_fault_of_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        make_task(tmp_path / "tasks" / name)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path / 'nowhere'}")
+    arguments = ("env", f"harbor:{tmp_path / 'tasks'}", "--out", tmp_path / "out", "--arg")
+    assert "nowhere" in says(run(*arguments, "provider=docker", "--arg", "skip=true"))
+    assert says(run(*arguments, "provider=process")).startswith("--arg: provider: ")
+    assert says(run(*arguments, "prompt=x")).startswith("--arg: prompt: ")
 
 
 async def test_a_model_sees_neither_tests_nor_host_and_cannot_write_its_reward(bus: Bus, tmp_path: Path) -> None:

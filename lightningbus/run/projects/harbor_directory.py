@@ -1,6 +1,7 @@
 """A directory with Harbor's tasks: tasks in workspaces, graded by their own tests, and a shell as their agent."""
 
 import asyncio
+import itertools
 import json
 import math
 import shutil
@@ -34,7 +35,7 @@ from lightningbus.runners.workspaces.factory import make_executors
 from lightningbus.tasks.task_loading import load_tasks
 
 WORKSPACES = "workspaces"
-FAILURES = (AgentError, AgentStartError, WorkspaceFailedError, WorkspaceRefusedError, RewardTimeoutError, TimeoutError)
+FAILURES = (AgentError, WorkspaceFailedError, WorkspaceRefusedError, RewardTimeoutError, TimeoutError)
 
 
 class HarborArguments(BaseModel):
@@ -66,14 +67,10 @@ def write_harbor(
         (draft / "agent").mkdir()
         agent = resources.files("lightningbus.templates") / "harbor" / "agent.py"
         (draft / "agent" / "agent.py").write_text(agent.read_text("utf-8"), "utf-8")
-        lines = []
-        for line in _convert(folders, draft, arguments):
-            lines.append(json.dumps(line) + "\n")
-            if len(lines) == limit:
-                break
-        (draft / TASKS).write_text("".join(lines), encoding="utf-8")
+        lines = list(itertools.islice(_convert(folders, draft, arguments), limit))
+        (draft / TASKS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         hold_out(spec, draft, num_heldout)
-        workspace = make_workspace(arguments, directory)
+        workspace = make_workspace(arguments, directory, name_image(arguments, lines[0]["id"]))
         runner = {"entrypoint": "agent:solve", "working_dir": str(directory / "agent"), "workspace": workspace}
         if arguments.provider == "bubblewrap":
             runner["python_executable"] = str(spec.python)
@@ -81,20 +78,26 @@ def write_harbor(
         return len(load_tasks(draft / TASKS)), len(load_tasks(draft / HELDOUT))
 
 
-def make_workspace(arguments: HarborArguments, directory: Path) -> dict[str, Any]:
+def name_image(arguments: HarborArguments, name: str) -> str:
+    """Name the image of a task whose `task.toml` names none. Pure."""
+    return arguments.image.replace("{name}", name)
+
+
+def make_workspace(arguments: HarborArguments, directory: Path, image: str) -> dict[str, Any]:
     """Make the settings of workspaces whose files lie in a directory. Pure."""
     workspace: dict[str, Any] = {"sources": [str(directory / WORKSPACES)], "provider": arguments.provider}
-    return workspace if arguments.provider == "bubblewrap" else {**workspace, "image": arguments.image}
+    return workspace if arguments.provider == "bubblewrap" else {**workspace, "image": image}
 
 
 def _convert(folders: Sequence[Path], draft: Path, arguments: HarborArguments) -> Iterator[dict[str, Any]]:
     """Yield the lines of tasks that passed their trials; raise `UserError` at one that may not be left out."""
     sources = draft / WORKSPACES
     for folder in folders:
-        own_image = arguments.image.replace("{name}", folder.name) if "{name}" in arguments.image else ""
+        image = name_image(arguments, folder.name)
         try:
+            own_image = image if "{name}" in arguments.image else ""
             line, solve = convert_task(folder, sources, own_image, arguments.provider != "bubblewrap")
-            asyncio.run(_try_task(line["input"], solve, folder, make_workspace(arguments, draft)))
+            asyncio.run(_try_task(line["input"], solve, folder, make_workspace(arguments, draft, image)))
             yield line
         except HarborTaskError as error:
             for path in (sources / folder.name, sources / HIDDEN / folder.name):
@@ -109,6 +112,8 @@ async def _try_task(inputs: dict[str, Any], solve: str, folder: Path, workspace:
     try:
         before, _ = await _play(inputs, "echo null", folder / "tests", workspace)
         after, how = await _play(inputs, solve, folder / "solution", workspace) if solve else (math.inf, "")
+    except AgentStartError as error:
+        raise UserError(str(error)) from None
     except FAILURES as error:
         raise HarborTaskError(str(error) or "it did not end in time") from None
     if after <= before:
