@@ -169,7 +169,11 @@ def test_a_row_says_what_was_asked_and_answered_or_why_it_failed(page: Any, site
     page.goto(f"{site}/#/run/{RUN}")
     page.locator("#rollouts tbody tr").first.wait_for()
     if PICTURES:
+        page.locator('[data-metric="actor/entropy"] canvas').wait_for()
+        page.locator("#served canvas").wait_for()
+        page.wait_for_timeout(500)  # panels above have their height
         page.evaluate("document.querySelector('#rollouts').scrollIntoView()")
+        page.wait_for_timeout(500)
         kept(page, "list-light")
     page.locator("select[name=label]").select_option("difficulty: hard")
     expect(page.locator("#rollouts td.name", has_not_text="t0@p")).to_have_count(0)
