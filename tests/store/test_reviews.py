@@ -9,14 +9,18 @@ from typing import Any
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 
+from lightningbus.bus.client import Bus
+from lightningbus.cli.commands.results.ui import Listener
 from lightningbus.schemas.reviews import RolloutReviewed
 from lightningbus.store.clickhouse.client import connect
 from lightningbus.store.ui.client import Reader
 from lightningbus.store.ui.rollouts.reviews import parse_review, write_chats, write_tasks
 from lightningbus.store.ui.server import UiServer, serve
 from tests import seed_store
-from tests.store.conftest import StoreProcess, prepared
+from tests.polling import until
+from tests.store.conftest import Start, StoreProcess, prepared
 
 RUN, ROLLOUT = "story", "sum.0"
 JSON = {"Content-Type": "application/json"}
@@ -90,6 +94,19 @@ async def test_reviews_are_published_listed_and_exported(store: StoreProcess, tm
             actual, body = await send(value, **headers)
             assert actual == status and sentence in body["error"] and "\n" not in body["error"]
     assert len(published) == 3 and all(abs(event.reviewed_at_ns - time.time_ns()) < 600e9 for event in published)
+
+
+@pytest.mark.integration
+async def test_a_review_goes_over_the_bus_into_the_view(bus: Bus, nats_url: str, start_store: Start) -> None:
+    store, listener = await asyncio.to_thread(start_store, nats_url), Listener(nats_url)
+    review = RolloutReviewed(run_id="r", rollout_id="t.0", execution_id="e", score=0.5, reviewed_at_ns=time.time_ns())
+    assert await listener.publish(review) == "looking for the bus"
+    listening = asyncio.create_task(listener.listen())
+    await asyncio.to_thread(until, lambda: isinstance(listener.members(), str), False)
+    for event in (review, replace(review, score=1.0, reviewed_at_ns=review.reviewed_at_ns + 1)):
+        assert await listener.publish(event) == ""
+    await asyncio.to_thread(store.until, "SELECT groupArray(score) FROM reviews WHERE rollout_id = 't.0'", [1.0])
+    listening.cancel()
 
 
 @pytest.mark.parametrize("problem", [None, "the bus does not answer"])

@@ -56,7 +56,7 @@ def test_the_page_shows_a_chosen_model_and_says_which_model_answered(
         choice.select_option(CHECKER)
         page.wait_for_url(f"**?model={CHECKER}")
         page.locator("#facts", has_text="version 2").wait_for()
-        assert page.locator("#rollouts tbody tr").first.locator("td").nth(8).inner_text() == "2"
+        assert page.locator("#rollouts tbody tr").first.locator("td").nth(9).inner_text() == "2"
         picture(page, "models-checker")
         page.reload()
         page.locator("#facts", has_text="version 2").wait_for()

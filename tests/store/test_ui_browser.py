@@ -120,7 +120,6 @@ def test_from_the_runs_to_a_run_to_a_rollout_and_back(page: Any, site: str) -> N
         "steps-8",
         "before",
     ]
-    picture(page, "runs")
     page.locator("#runs tbody").get_by_role("link", name=RUN).click()
     page.locator("#rollouts tbody tr").first.wait_for()
     for chart in ("chart-rewards", "chart-staleness", "chart-drift", "chart-throughput", "chart-idle", "served"):
@@ -169,6 +168,13 @@ def test_filters_narrow_the_table_and_are_part_of_the_address(page: Any, site: s
 def test_a_row_says_what_was_asked_and_answered_or_why_it_failed(page: Any, site: str) -> None:
     page.goto(f"{site}/#/run/{RUN}")
     page.locator("#rollouts tbody tr").first.wait_for()
+    if PICTURES:
+        page.locator('[data-metric="actor/entropy"] canvas').wait_for()
+        page.locator("#served canvas").wait_for()
+        page.wait_for_timeout(500)  # panels above have their height
+        page.evaluate("document.querySelector('#rollouts').scrollIntoView()")
+        page.wait_for_timeout(500)
+        kept(page, "list-light")
     page.locator("select[name=label]").select_option("difficulty: hard")
     expect(page.locator("#rollouts td.name", has_not_text="t0@p")).to_have_count(0)
     assert "label=difficulty%3A+hard" in page.url
@@ -287,6 +293,11 @@ def test_an_instrumented_rollout_is_one_tree(page: Any, site: str, store: StoreP
     expect(page.locator(".span-detail")).to_contain_text("of model call")
     assert page.locator(".span-detail pre").inner_text() == '{\n  "a": 2,\n  "b": 0\n}'
     picture(page, "tree")
+    seed_store.insert(store.sql, seed_store.story("story"), first=300_000)
+    page.goto(f"{site}/#/run/story/rollout/sum.0")
+    page.locator("#chat .tool-call summary").click()
+    page.locator(".review-form").wait_for()
+    picture(page, "story")
 
 
 def test_what_comes_in_while_a_page_is_open_appears(page: Any, site: str, store: StoreProcess) -> None:
@@ -332,7 +343,7 @@ def test_charts_have_three_ticks_and_nothing_outside_the_plot_and_no_two_bars_ov
     page.set_viewport_size({"width": width, "height": 900})
     for steps in LENGTHS:
         page.goto(f"{site}/#/run/steps-{steps}")
-        expect(page.locator(".chart canvas")).to_have_count(10)
+        expect(page.locator(".chart canvas")).to_have_count(12, timeout=1000 * HANG_SECONDS)
         page.locator("#chart-trained .bars").wait_for()
         geometry = page.evaluate(GEOMETRY)
         assert geometry["faults"] == [] and geometry["numBars"] > 25, f"{steps} steps"
@@ -410,7 +421,8 @@ def test_runs_have_their_labels_and_archived_ones_are_shown_on_demand(page: Any,
         "steps-36": {"tags": ["good", "new"], "note": "<b>the one</b>"},
         "steps-8": {"tags": ["good"], "is_archived": True},
     }
-    labelled = [{**run, **labels.get(run["run_id"], {})} for run in runs]
+    known = {RUN, "before", *(f"steps-{steps}" for steps in LENGTHS)}
+    labelled = [{**run, **labels.get(run["run_id"], {})} for run in runs if run["run_id"] in known]
     headers = {name: response.headers[name] for name in ("content-type", STORE_HEADER.lower())}
     page.route("**/api/runs*", lambda route: route.fulfill(json=labelled, headers=headers))
     page.goto(site)
@@ -424,6 +436,12 @@ def test_runs_have_their_labels_and_archived_ones_are_shown_on_demand(page: Any,
     assert "archived=1" in page.url
     page.reload()
     expect(page.locator("#runs tbody tr")).to_have_count(2)
+    page.locator("input[name=search]").fill("")
+    page.locator("#runs tbody tr", has_text="steps-400").wait_for()
+    assert page.get_by_label("archived runs too").bounding_box()["width"] < 20
+    page.locator("input[name=search]").blur()
+    picture(page, "runs")
+    page.locator("input[name=search]").fill("good")
     page.get_by_label("archived runs too").uncheck()
     expect(page.locator("#runs tbody tr")).to_have_count(1)
     page.locator("input[name=search]").fill("the one")

@@ -10,7 +10,7 @@ export { timeAxis } from "./axes.js";
 
 const FONT = '11px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif';
 const MARK = 3.5; // radius, in pixels
-const FEW_POINTS = 0.5; // a line with a smaller share of the points of its chart has a dot at each
+const FEW_POINTS = 0.5; // a line with a smaller share of the points that its chart has there has a dot at each
 const NEAR = 10; // pixels from the pointer to a point that it is about
 const ruler = document.createElement("canvas").getContext("2d");
 ruler.font = FONT;
@@ -115,7 +115,7 @@ function columns(drawn, off, colour) {
     };
     const stroke = () => colour(item.colour);
     const paths = item.marks ? () => null : item.steps ? uPlot.paths.stepped({ align: 1 }) : undefined;
-    item.columns = [add((point) => point.y, { stroke, width: 1.75, alpha: item.faint ? 0.3 : 1, paths, points: { show: !item.marks && item.points.length < FEW_POINTS * xs.length + 1, size: 1.5 * MARK } })];
+    item.columns = [add((point) => point.y, { stroke, width: 1.75, alpha: item.faint ? 0.3 : 1, paths, points: { show: !item.marks && item.points.length < FEW_POINTS * numWithin(xs, item.points) + 1, size: 1.5 * MARK } })];
     if (!item.points.some((point) => point.low !== undefined)) continue;
     const edge = { width: 0, stroke: "transparent", ...(item.marks ? { paths: () => null } : {}) };
     item.columns.push(add((point) => point.low ?? point.y, edge), add((point) => point.high ?? point.y, edge));
@@ -123,6 +123,9 @@ function columns(drawn, off, colour) {
   }
   return { data, series, bands };
 }
+
+/** How many values of x lie between the first and the last of some points. */
+const numWithin = (xs, points) => xs.filter((x) => x >= points[0].x && x <= points.at(-1).x).length;
 
 const CORNERS = { diamond: [[0, -1.3], [1.3, 0], [0, 1.3], [-1.3, 0]], square: [[-1, -1], [1, -1], [1, 1], [-1, 1]], triangle: [[0, -1.2], [1.2, 1], [-1.2, 1]] };
 

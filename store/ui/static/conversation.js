@@ -19,8 +19,8 @@ const KINDS = {
   tool: (item) => h("details", { class: "fold tool-call" },
     h("summary", {}, h("span", { class: "role tool" }, "tool"), h("b", {}, item.tool), h("span", { class: "quiet" }, shortened(item.arguments)),
       item.result === null ? h("span", { class: "quiet" }, "no result on record") : h("span", { class: "quiet" }, ["→ ", shortened(item.result)])),
-    h("h4", {}, "arguments"), h("pre", { tabindex: "0" }, pretty(item.arguments)),
-    item.result === null ? null : [h("h4", {}, "result"), h("pre", { tabindex: "0" }, pretty(item.result))]),
+    h("h3", {}, "arguments"), h("pre", { tabindex: "0" }, pretty(item.arguments)),
+    item.result === null ? null : [h("h3", {}, "result"), h("pre", { tabindex: "0" }, pretty(item.result))]),
   message: (item) => [
     h("div", { class: "turn-head" }, h("span", { class: `role ${KNOWN_ROLES.has(item.role) ? item.role : ""}` }, item.role),
       item.is_answer ? h("button", { type: "button", class: "to-tokens", click: () => document.getElementById(`call-${item.call}`)?.scrollIntoView() }, `tokens of call ${item.call}`) : null),

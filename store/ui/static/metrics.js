@@ -57,7 +57,7 @@ export function metricCharts({ listMetrics, loadSeries, axis, query, signal }) {
 }
 
 function metricBox(name, { title = name, unit = "", about = "" } = {}) {
-  const box = panel(title, { about: about ? `${about} In ${unit}.` : "", height: HEIGHT + 24 });
+  const box = panel(title, { about: about ? `${about} (${unit})` : "", height: HEIGHT + 24 });
   box.root.classList.add("third", "metric");
   box.root.dataset.metric = name;
   return { ...box, title };

@@ -25,7 +25,7 @@ export function filterForm(changed) {
   });
   const range = (name, step) => ["from", "to"].map((end) => text(`${name}_${end}`, { type: "number", step, placeholder: end, "aria-label": `${name} ${end}` }));
   const outcome = select("outcome", [h("option", { value: "" }, "any")]);
-  const choices = Object.fromEntries(Object.keys(CHOICES).map((name) => [name, field(name, name === "part" ? "reward" : name, select(name, [h("option", { value: "" }, "any")]))]));
+  const choices = Object.fromEntries(Object.keys(CHOICES).map((name) => [name, field(name, name === "part" ? "part of the reward" : name, select(name, [h("option", { value: "" }, "any")]))]));
   for (const item of Object.values(choices)) item.hidden = true; // until there is something to choose
   const root = h("form", { class: "filters", submit: (event) => event.preventDefault() },
     field("name", "task or rollout", text("name", { placeholder: "part of its name" })),
