@@ -1,7 +1,8 @@
 """Conversations whose tool calls are text: ``python text_calls.py --demonstrations FILE --count 256 --out FILE``.
 
-For a model whose chat template renders content alone, such as SmolLM2's: a call becomes text as Hermes writes it, which
-a runner also sends to such a model, and an engine reads with its parser ``hermes``. ``lightningbus sft`` takes the file.
+For a model whose chat template renders content alone, such as that of SmolLM2: a call becomes text as Hermes writes it.
+A runner sends calls to such a model so too, and an engine reads them with its parser ``hermes``. `lightningbus sft`
+takes the file.
 """
 
 import argparse
