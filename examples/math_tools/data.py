@@ -78,12 +78,13 @@ def tasks(records: Iterable[dict], parts: Iterable[str] = ()) -> Iterator[dict]:
             yield {"id": record["id"], "input": request, "labels": {"part": part}}
 
 
-def make_records(count: int, seed: int) -> list[dict]:
+def make_records(count: int, seed: int, max_operations: int = 2) -> list[dict]:
     """A stand-in: word problems of one or two operations; no numbers occur twice, in any order or problem."""
     rng = random.Random(seed)
+    problems = [(text, formula) for text, formula in PROBLEMS if len(formula.split()) <= 2 * max_operations + 1]
     records, seen = [], set()
     while len(records) < count:
-        text, formula = rng.choice(PROBLEMS)
+        text, formula = rng.choice(problems)
         letters = sorted(set("abc") & set(formula))
         numbers = {letter: rng.randint(LOW, HIGH) for letter in letters}
         key = tuple(sorted(numbers.values()))
@@ -129,13 +130,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--real", type=Path, help="folder with Calc-X or parts of it; default: a stand-in is made")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[], help="of the real ones; default: all")
+    parser.add_argument("--max-operations", type=int, choices=(1, 2), default=2, help="of a problem of the stand-in")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     folder, train, heldout = options.real, options.train, options.heldout
     if folder is None:
         folder = options.out / "standin"
         train, heldout = 4000 if train is None else train, 100 if heldout is None else heldout
-        records = make_records(train + heldout, options.seed)
+        records = make_records(train + heldout, options.seed, options.max_operations)
         write(folder / "data" / "train-00000-of-00001.jsonl", records[:train])
         write(folder / "data" / "test-00000-of-00001.jsonl", records[train:])
     rng = random.Random(options.seed)

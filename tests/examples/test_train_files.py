@@ -46,6 +46,9 @@ LLAMA = LlamaConfig(
         ("text_to_sql", "small.yaml", QWEN, "qwen2"),
         ("math_tools", "small.yaml", QWEN, "qwen2"),
         ("retrieval_qa", "small.yaml", QWEN, "qwen2"),
+        ("text_to_sql", "smollm2.yaml", QWEN, "qwen2"),
+        ("math_tools", "smollm2.yaml", QWEN, "qwen2"),
+        ("retrieval_qa", "smollm2.yaml", QWEN, "qwen2"),
     ],
 )
 def test_a_job_can_be_run(
