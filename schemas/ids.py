@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable
 from hashlib import sha256
 
+LATEST = "latest"
+"""Name that stands for the newest run."""
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
 
 

@@ -7,10 +7,11 @@ from types import TracebackType
 from typing import Any
 
 from lightningbus.run.errors import UserError
-from lightningbus.run.run_directory.directory import LATEST, RUNS, RunDirectory
+from lightningbus.run.run_directory.directory import RUNS, RunDirectory
 from lightningbus.run.run_directory.lookup import list_run_names
 from lightningbus.run.run_directory.occupancy import lock_run
 from lightningbus.run.run_directory.start_time import find_started_at
+from lightningbus.schemas.ids import LATEST
 
 DELETED = ".deleted-"
 """Prefix of a directory that is being deleted."""

@@ -17,12 +17,12 @@ import msgspec
 from lightningbus.bus.directory_lock import DirectoryInUseError, lock_directory
 from lightningbus.bus.errors import BusError
 from lightningbus.run.run_directory.labels import read_labels
+from lightningbus.schemas.ids import LATEST
 
 PARTS = ("logs", "bus", "store", "checkpoints", "work")
 LOCKED_PARTS = ("bus", "store", "checkpoints")
 """Parts of the directory that a role started by itself may work in."""
 RUNS = Path("runs")
-LATEST = "latest"
 MOVED_ASIDE = re.compile(r"-\d{8}-\d{6}$")
 """Suffix of a run's directory that was moved aside."""
 

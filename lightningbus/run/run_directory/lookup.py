@@ -4,7 +4,8 @@ from pathlib import Path
 
 from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.run.errors import UserError
-from lightningbus.run.run_directory.directory import LATEST, PARTS, RUNS, RunDirectory
+from lightningbus.run.run_directory.directory import PARTS, RUNS, RunDirectory
+from lightningbus.schemas.ids import LATEST
 
 
 def find_run(run: str | None, runs: Path = RUNS) -> RunDirectory | None:

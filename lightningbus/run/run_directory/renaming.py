@@ -5,11 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from lightningbus.run.errors import UserError
-from lightningbus.run.run_directory.directory import LATEST, RUNS, RunDirectory
+from lightningbus.run.run_directory.directory import RUNS, RunDirectory
 from lightningbus.run.run_directory.labels import change_labels
 from lightningbus.run.run_directory.lookup import find_changeable_run
 from lightningbus.run.run_directory.occupancy import lock_run
 from lightningbus.run.settings.policy_options import NAME
+from lightningbus.schemas.ids import LATEST
 
 
 def rename_run(old: str, new: str, runs: Path = RUNS) -> RunDirectory:

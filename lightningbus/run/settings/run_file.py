@@ -13,11 +13,11 @@ from lightningbus.graders.settings import GraderSettings
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
-from lightningbus.run.run_directory.directory import LATEST
 from lightningbus.run.settings.budget import BudgetSettings
 from lightningbus.run.settings.optimize import OptimizeSettings
 from lightningbus.run.settings.sources import find_source, merge, read_environment
 from lightningbus.runners.settings import RunnerSettings
+from lightningbus.schemas.ids import LATEST
 from lightningbus.schemas.subjects import DEFAULT_POLICY
 from lightningbus.store.settings import StoreSettings
 from lightningbus.tasks.task_source import TaskSourceSetting
