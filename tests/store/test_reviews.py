@@ -131,3 +131,13 @@ def test_rows_that_are_no_chat_are_left_out_of_a_file_of_chats() -> None:
     row = {"rollout_id": "a", "call": 0, "request_prefix_refs": [], "request": '{"prompt": "x"}', "response": "{}"}
     assert list(write_chats([row])) == []
     assert list(write_tasks([{"id": "a", "input": "text", "labels": {}}])) == ['{"id": "a", "input": "text"}']
+
+
+@pytest.mark.integration
+async def test_a_store_written_before_there_were_reviews_has_none(tmp_path: Path) -> None:
+    with prepared(tmp_path / "old") as store:
+        await asyncio.to_thread(store.sql.command, "DROP VIEW reviews")
+        server = UiServer(Reader(await asyncio.to_thread(connect, store.url)), "127.0.0.1", lambda: "no bus")
+        async with serve(server, "127.0.0.1", 0) as url, aiohttp.ClientSession(url) as session:
+            answer = await session.get("/api/rollout/reviews", params={"run_id": RUN, "rollout_id": ROLLOUT})
+            assert json.loads(await answer.text()) == {"reviews": [], "datasets": []}
