@@ -155,7 +155,7 @@ async def test_the_scripted_engine_answers_as_vllm_does(model: Path, tmp_path: P
 async def test_tools_that_the_template_ignores_are_said(tmp_path: Path) -> None:
     plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
     call = ModelCall(CHAT, {"model": "policy", "messages": MESSAGES, "tools": [TOOL], "max_tokens": 4})
-    described = [{"role": "system", "content": "You may call add."}, *MESSAGES]
+    described = [{"role": "system", "content": "Add, then answer."}, *MESSAGES]
     described_call = ModelCall(CHAT, {**call.body, "messages": described})
     node = node_of(make_model(tmp_path / "model", lambda template: plain), tmp_path, tool_parser="hermes")
     async with scripted_vllm(node, ["policy"]) as server:

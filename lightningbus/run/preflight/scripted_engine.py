@@ -96,11 +96,11 @@ def explain(status: int, text: str) -> str:
 
 
 async def _are_tools_ignored(engine: Engine, body: dict[str, Any]) -> bool:
-    """Return whether the chat template ignores a chat's tools, which the messages do not name either."""
+    """Return whether the chat template ignores a chat's tools, which the messages do not name either, in any case."""
     if not body.get("tools") or body.get("tool_choice") == "none" or "messages" not in body:
         return False
-    messages = json.dumps(body["messages"])
-    if any(name in messages for name in _tool_names(body)):
+    messages = json.dumps(body["messages"]).casefold()
+    if any(name.casefold() in messages for name in _tool_names(body)):
         return False
     chat: dict[str, Any] = {name: body[name] for name in ("model", "messages", "chat_template_kwargs") if name in body}
     without_tools = await _post(engine, "/tokenize", chat)
