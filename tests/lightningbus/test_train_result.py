@@ -106,7 +106,8 @@ async def test_a_picture_that_a_full_disk_does_not_take_is_said_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, job = job_of(tmp_path)
-    client: Any = SimpleNamespace(query=lambda *arguments, **named: SimpleNamespace(result_rows=[(0, 0.5, 0.1, 4)]))
+    point = {"version": 0, "mean_reward": 0.5, "standard_error": 0.1, "rollouts": 4}
+    client: Any = SimpleNamespace(query=lambda *_, **named: SimpleNamespace(named_results=lambda: iter([point])))
 
     def fail(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
