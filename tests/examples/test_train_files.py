@@ -35,6 +35,8 @@ LLAMA = LlamaConfig(
     tie_word_embeddings=True,
 )
 """Llama-3.2-3B-Instruct's."""
+LLAMA_CALL = "<|python_tag|>"
+"""Token that vLLM's parser of Llama's calls looks for in the tokenizer."""
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,9 @@ def brought(example: str, fields: dict[str, Any], config: PretrainedConfig, dire
     assert make_problems(example, directory / "problems", "--train", "50", "--heldout", "10").returncode == 0
     tasks, model = directory / "tasks.jsonl", directory / "model"
     tasks.write_text((directory / "problems" / "heldout.jsonl").read_text().splitlines(keepends=True)[0])
-    tiny_tokenizer(model)
+    tokenizer = tiny_tokenizer(model)
+    tokenizer.add_special_tokens({"additional_special_tokens": [LLAMA_CALL]})
+    tokenizer.save_pretrained(model)
     config.save_pretrained(model)
     without_tensors(model)
     fields["learner"] |= {"tasks": str(tasks), "model_path": str(model)}
