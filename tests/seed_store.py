@@ -309,7 +309,7 @@ def story(name: str) -> list[Event]:
                 attributes=values,
             )
         )
-    recorder.printed = "adding 2 and 2\ndone\n"
+    recorder.output_tail = "adding 2 and 2\ndone\n"
     recorder.finish("ok", 1.0, "", '{"reward": 1.0, "words": 4}', rewards={"correct": 1.0, "helpful": 1.0})
     span = build_producer_span(task, subjects.task("train", "default"), begun, begun + 10_000)
     record = TaskRecord(task=task, rollout_id=rollout, span=span)

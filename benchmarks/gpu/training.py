@@ -20,7 +20,7 @@ from lightningbus.run.preflight.memory_check import GIB, training_shape
 LORA_RANK = 32
 NEEDS_GPU = "needs a GPU"
 SEEDS = (0, 1)
-"""Of two steps' rows, which have other lengths."""
+"""Seeds of two steps' rows, which have other lengths."""
 WITH_PASS, UPDATE_ALONE = "behind a pass for log-probabilities", "update alone"
 Peers = tuple[float | None, float | None]
 """verl's tokens a second and GiB."""

@@ -94,18 +94,17 @@ def find_faster(model: ModelShape, how: TrainingShape, capacity: int, engine_sha
 
     Small kernels leave a GPU idle, so more tokens at once come first; then what needs no second forward pass.
     """
-    changes: list[Change] = []
 
-    def add(setting: str, changed: TrainingShape) -> bool:
-        peak = plan_memory(model, changed, engine_share).peak
-        if peak <= capacity:
-            changes.append(Change(setting, changed, peak))
-        return peak <= capacity
+    def peak_of(changed: TrainingShape) -> int:
+        return plan_memory(model, changed, engine_share).peak
 
     sizes = [how.tokens << shift for shift in range(8, 0, -1) if how.tokens << shift <= MOST_TOKENS]
-    any(add(f"{TOKENS}: {tokens}", replace(how, tokens=tokens)) for tokens in sizes)
-    if how.checkpointing:
-        add(f"{CHECKPOINTING}: false", replace(changes[-1].how if changes else how, checkpointing=False))
+    larger = [replace(how, tokens=tokens) for tokens in sizes]
+    largest = next((changed for changed in larger if peak_of(changed) <= capacity), how)
+    kept = replace(largest, checkpointing=False)
+    changes = [] if largest is how else [Change(f"{TOKENS}: {largest.tokens}", largest, peak_of(largest))]
+    if how.checkpointing and peak_of(kept) <= capacity:
+        changes.append(Change(f"{CHECKPOINTING}: false", kept, peak_of(kept)))
     return changes
 
 

@@ -4,8 +4,8 @@ Row by row, a GPU waits for the host between small kernels. And cuDNN, which tor
 builds a plan for each new length: rows of a training step always have new ones.
 """
 
-from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -17,12 +17,12 @@ CAUSAL = (-1, 0)
 
 
 class RowBounds(NamedTuple):
-    """Where rows begin and end among queries, and among the keys that they see."""
+    """Bounds of rows among queries, and among the keys that they see."""
 
     queries: Any
     """``int32[rows + 1]`` on the device."""
     keys: Any
-    """As ``queries``."""
+    """``int32[rows + 1]`` on the device, among ``key_places`` or all keys."""
     longest_query: int
     longest_key: int
     key_places: Any
@@ -36,7 +36,7 @@ def can_attend(module: Any, query: Any, named: Mapping[str, Any]) -> bool:
     size = query.shape[-1]
     return (
         query.is_cuda
-        and find_spec("torch.nn.attention.varlen") is not None
+        and load_attention() is not None
         and _dtype(query) in (torch.bfloat16, torch.float16)
         and size % 8 == 0
         and size <= MAX_HEAD_SIZE
@@ -46,21 +46,30 @@ def can_attend(module: Any, query: Any, named: Mapping[str, Any]) -> bool:
     )
 
 
+@cache
+def load_attention() -> Callable[..., Any] | None:
+    """Load torch's attention over rows, with fewer heads of keys than of queries; None where torch has none."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    attend: Any = varlen_attn
+    has_switch = "enable_gqa" in signature(attend).parameters  # versions without it always take fewer heads
+    return partial(attend, enable_gqa=True) if has_switch else attend
+
+
 def attend_to_rows(query: Any, key: Any, value: Any, lengths: Any, starts: Sequence[int], scaling: float | None) -> Any:
     """Attend within rows: ``[1, heads, tokens, size]`` each to ``[1, tokens, heads, size]``.
 
     ``lengths``: ``int64[rows]`` on the CPU. A row whose start p is above 0 also sees the first p tokens of the last row
     that started at 0.
     """
-    from torch.nn.attention.varlen import varlen_attn
-
     bounds: RowBounds = _find_bounds(lengths, tuple(starts), query.device)
     dtype = _dtype(query)
     queries, keys, values = (part[0].transpose(0, 1).to(dtype) for part in (query, key, value))
     if bounds.key_places is not None:
         keys, values = keys[bounds.key_places], values[bounds.key_places]
-    attend: Any = varlen_attn
-    named = {"enable_gqa": True} if "enable_gqa" in signature(attend).parameters else {}  # older ones always do it
+    attend: Any = load_attention()
     attended: Any = attend(
         queries,
         keys,
@@ -71,7 +80,6 @@ def attend_to_rows(query: Any, key: Any, value: Any, lengths: Any, starts: Seque
         bounds.longest_key,
         scale=scaling,
         window_size=CAUSAL,
-        **named,
     )
     return attended[None]
 

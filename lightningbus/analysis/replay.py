@@ -94,16 +94,12 @@ def train_offline(
 
 def write_chat(out: Path, rollouts: Sequence[Rollout]) -> int:
     """Write a line per conversation with all its messages; return the number of lines."""
-    lines = [line for rollout in rollouts for line in _iter_conversations(rollout)]
-    out.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    return len(lines)
+    return _write_lines(out, [line for rollout in rollouts for line in _iter_conversations(rollout)])
 
 
 def write_prompts(out: Path, rollouts: Sequence[Rollout]) -> int:
     """Write a task per model call that goes on from its prompt; return the number of lines."""
-    lines = [task for rollout in rollouts for task in list_prompt_tasks(rollout)]
-    out.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return len(lines)
+    return _write_lines(out, [task for rollout in rollouts for task in list_prompt_tasks(rollout)])
 
 
 def write_parquet(out: Path, rollouts: Sequence[Rollout]) -> int:
@@ -133,6 +129,11 @@ def write_parquet(out: Path, rollouts: Sequence[Rollout]) -> int:
         for call in build_transitions(rollout.calls)
     ]
     parquet.write_table(pa.Table.from_pylist(lines, schema), out)
+    return len(lines)
+
+
+def _write_lines(out: Path, lines: Sequence[dict[str, Any]]) -> int:
+    out.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     return len(lines)
 
 

@@ -133,7 +133,7 @@ class PythonExecutor(AgentExecutor):
 
     async def run(self, task: Any, rollout: RolloutInfo | None = None) -> dict[str, Any]:
         """Run one rollout."""
-        self._launcher.printed.clear()
+        self._launcher.output_tail.clear()
         job = next(self._requests)
         try:
             self._send({"job": job, "arguments": [task], "rollout": rollout})
@@ -155,7 +155,7 @@ class PythonExecutor(AgentExecutor):
 
     async def finish(self, recorder: AttemptRecorder) -> None:
         """Record the end of what the agent printed."""
-        recorder.printed = self._launcher.printed.take()
+        recorder.output_tail = self._launcher.output_tail.take()
 
     async def stop(self) -> None:
         """End the process and all it started."""
@@ -212,7 +212,7 @@ class CommandExecutor(AgentExecutor):
 
     async def finish(self, recorder: AttemptRecorder) -> None:
         """Record the end of what the program wrote to its standard error."""
-        recorder.printed = self._launcher.printed.take()
+        recorder.output_tail = self._launcher.output_tail.take()
 
     async def stop(self) -> None:
         """End the process and all it started."""

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from lightningbus.common.processes.subprocesses import set_child_subreaper, spawn
 from lightningbus.runners.agent.limits import ResourceLimits
-from lightningbus.runners.agent.output import OutputBudget, OutputForwarder, PrintedTail
+from lightningbus.runners.agent.output import OutputBudget, OutputForwarder, OutputTail
 from lightningbus.runners.agent.process import AgentProcess, ProcessWatchdog, RunningProcess, remove_directory
 
 DEFAULT_ENVIRONMENT = {"OTEL_BSP_SCHEDULE_DELAY": "500", "PYTHONUNBUFFERED": "1"}
@@ -37,8 +37,8 @@ class Launcher(Protocol):
         """Limits of each program."""
 
     @property
-    def printed(self) -> PrintedTail:
-        """What the programs have printed."""
+    def output_tail(self) -> OutputTail:
+        """End of the programs' output."""
 
     def check(self, program: str) -> None:
         """Raise `AgentStartError` if it is known that a program does not exist."""
@@ -61,7 +61,7 @@ class AgentLauncher:
     paths: dict[str, str]
     watchdog: ProcessWatchdog
     budget: OutputBudget = field(default_factory=OutputBudget)
-    printed: PrintedTail = field(default_factory=PrintedTail)
+    output_tail: OutputTail = field(default_factory=OutputTail)
 
     def check(self, program: str) -> None:
         """Raise `AgentStartError` if the program does not exist; a sandbox resolves its own."""
@@ -84,7 +84,7 @@ class AgentLauncher:
                 first = [*self.sandbox_command, *command][0]
                 raise AgentStartError(f"{first} cannot be started in {self.directory}: {error}") from error
             undo.pop_all()
-        process = AgentProcess(subprocess, scratch, self.limits, OutputForwarder(output, self.budget, self.printed))
+        process = AgentProcess(subprocess, scratch, self.limits, OutputForwarder(output, self.budget, self.output_tail))
         self.watchdog.watch(process)
         try:
             await process.connect(requests, replies)

@@ -16,7 +16,7 @@ READ_BYTES = 64 * 1024
 PAUSE_SECONDS = 0.01
 """Pause before reading again from an agent that prints too much, so that reading it takes little CPU time."""
 STANDARD_ERROR = 2
-MAX_PRINTED_BYTES = 16 * 1024
+MAX_TAIL_BYTES = 16 * 1024
 """End of what an agent printed that is kept for the record of a rollout."""
 
 
@@ -41,7 +41,7 @@ class OutputBudget:
         return not self._is_spent
 
 
-class PrintedTail:
+class OutputTail:
     """The end of what the processes of one slot have printed since it was cleared."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class PrintedTail:
         """Append output; only the end is kept."""
         self._text += data
         self._num_bytes += len(data)
-        del self._text[:-MAX_PRINTED_BYTES]
+        del self._text[:-MAX_TAIL_BYTES]
 
     def clear(self) -> None:
         """Forget what was printed until now."""
@@ -86,11 +86,11 @@ class OutputForwarder:
     The process has a pipe, not our own standard error: that may be a file, which it could read, shorten and fill.
     """
 
-    def __init__(self, end: int, budget: OutputBudget, printed: PrintedTail) -> None:
-        """Prepare to forward from the descriptor ``end``, which this object closes; all is added to ``printed``."""
+    def __init__(self, end: int, budget: OutputBudget, tail: OutputTail) -> None:
+        """Prepare to forward from the descriptor ``end``, which this object closes; all is added to ``tail``."""
         os.set_blocking(end, False)
-        self._end, self._budget, self._printed = end, budget, printed
-        printed.follow(self)
+        self._end, self._budget, self._tail = end, budget, tail
+        tail.follow(self)
         self._partial_line = b""
         self._dropped_bytes = 0
         self._loop = asyncio.get_running_loop()
@@ -103,7 +103,7 @@ class OutputForwarder:
         if self._pause is not None:
             self._pause.cancel()
         self.drain()
-        self._printed.leave(self)
+        self._tail.leave(self)
         os.close(self._end)
         if self._partial_line:
             self._log_lines(self._partial_line + b"\n")
@@ -130,7 +130,7 @@ class OutputForwarder:
 
     def _forward(self, data: bytes) -> bool:
         """Return whether the budget sufficed."""
-        self._printed.add(data)
+        self._tail.add(data)
         text = self._partial_line + data
         end = text.rfind(b"\n") + 1 or (len(text) if len(text) > READ_BYTES else 0)
         self._partial_line = text[end:]

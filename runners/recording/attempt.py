@@ -76,7 +76,7 @@ class AttemptRecorder:
     """The runner's own span of this attempt, where its traces are exported."""
     is_graded: bool = False
     """Whether graders on the bus give the reward, and so end the attempt."""
-    printed: str = ""
+    output_tail: str = ""
     """The end of what the agent printed; empty also where its process runs other rollouts meanwhile."""
     unrecordable_reason: str = ""
     """Reason why one of the agent's model calls cannot be recorded; empty while all can."""
@@ -312,8 +312,8 @@ class AttemptRecorder:
         if reward is not None:
             span_attributes[attributes.REWARD] = reward
         span_attributes |= {f"{attributes.NAMED_REWARD_PREFIX}{name}": value for name, value in rewards.items()}
-        if self.printed:
-            span_attributes[attributes.PRINTED] = self.printed
+        if self.output_tail:
+            span_attributes[attributes.AGENT_OUTPUT] = self.output_tail
         if self.dropped_spans:
             span_attributes[attributes.DROPPED_SPANS] = self.dropped_spans
         if outcome != "ok":

@@ -1,4 +1,4 @@
-"""How far a run's training is: the axes of its curves, and its speed. Queries, and pure functions of their rows."""
+"""Progress of a run's training: the axes of its curves, and its speed. Queries, and pure functions of their rows."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ FROM
 )
 GROUP BY model, intDiv(at, width) ORDER BY model, step
 """
-"""What each step ended at: its version, time, and the tokens and rollouts that were trained up to it."""
+"""Query of the version and time of each step, and of the tokens and rollouts trained until its end."""
 
 SPEED = f"""
 WITH (SELECT (min(started_at), max(ended_at)) FROM raw_attempts WHERE run_id = {{run_id:String}}) AS bounds
@@ -42,7 +42,7 @@ GROUP BY bounds
 COST = """
 SELECT sum(cost) AS cost FROM grades WHERE run_id = {run_id:String} HAVING cost > 0
 """
-"""What judges cost; no row where nobody knows a price."""
+"""Query of the cost of judges; no row where nobody knows a price."""
 
 
 def build_overview(

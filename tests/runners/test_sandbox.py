@@ -165,7 +165,7 @@ async def test_what_an_agent_prints_reaches_our_log_whole_lines_of_it_and_not_wi
 
 def printed_of(batch: SpanBatch) -> str:
     """What the record of a rollout says that its agent printed."""
-    return "".join(str(span.attributes.get(attributes.PRINTED, "")) for span in batch.spans)
+    return "".join(str(span.attributes.get(attributes.AGENT_OUTPUT, "")) for span in batch.spans)
 
 
 async def test_what_an_agent_prints_is_in_the_record_of_its_own_rollout(bus: Bus, engine: ScriptedEngine) -> None:

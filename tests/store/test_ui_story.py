@@ -5,7 +5,7 @@ from typing import Any
 
 from lightningbus.schemas.semconv import attributes
 from lightningbus.store.ui.rollouts.conversation import build_conversation
-from lightningbus.store.ui.rollouts.findings import add_usage, find_artifacts, find_judgements, find_printed
+from lightningbus.store.ui.rollouts.findings import add_usage, find_artifacts, find_judgements, find_output
 from lightningbus.store.ui.rollouts.rollout import build_calls
 from lightningbus.store.ui.rollouts.task_card import describe_task
 
@@ -89,7 +89,7 @@ def test_spans_hold_judgements_files_prints_and_the_tokens_of_outside_endpoints(
     assert (judgement["prompt_tokens"], judgement["response_tokens"], judgement["is_cached"]) == (40, 5, False)
     kept = span(ARTIFACT_NAME="a.txt", ARTIFACT_BYTES="3", ARTIFACT_ENCODING="utf-8", ARTIFACT_CONTENT="abc")
     assert [(file["name"], file["bytes"], file["content"]) for file in find_artifacts([kept])] == [("a.txt", 3, "abc")]
-    assert find_printed([kept, span(PRINTED="hello\n")]) == "hello\n" and find_printed([kept]) == ""
+    assert find_output([kept, span(AGENT_OUTPUT="hello\n")]) == "hello\n" and find_output([kept]) == ""
     calls = calls_of(([QUESTION], ANSWER))
     add_usage(calls, [span(INPUT_TOKENS="12", OUTPUT_TOKENS="3")])
     assert (calls[0]["prompt_tokens"], calls[0]["response_tokens"]) == (12, 3)

@@ -163,8 +163,7 @@ class _Training:
             await asyncio.to_thread(results.count, self._client)
             await self._draw()
             await self._write_prompts()
-        if self._settings.budget is not None:  # once the seconds of all phases are known
-            await asyncio.to_thread(results.count_cost, self._client, self._settings.budget)
+        await self._keep_budget()  # the seconds of all phases are known now
         results.is_finished = True
         results.write(self._stack.directory.path)
         return TrainResult(self._stack.directory.path, results.to_figures(), results.evaluations)

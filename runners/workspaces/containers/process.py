@@ -13,7 +13,7 @@ from typing import Any
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.runners.agent.launcher import AgentLauncher, AgentStartError
 from lightningbus.runners.agent.limits import ResourceLimits
-from lightningbus.runners.agent.output import OutputForwarder, PrintedTail
+from lightningbus.runners.agent.output import OutputForwarder, OutputTail
 from lightningbus.runners.agent.process import MAX_LINE, collect_output
 from lightningbus.runners.workspaces.containers import guest_script as wire
 from lightningbus.runners.workspaces.containers.guest import Channel, Guest, GuestLostError
@@ -36,7 +36,7 @@ class ContainerProcess:
         self._reader = asyncio.StreamReader(limit=MAX_LINE)
         self._num_unread = 0
         errors, self._errors = os.pipe()
-        self._forwarder = OutputForwarder(errors, launcher.budget, launcher.printed)
+        self._forwarder = OutputForwarder(errors, launcher.budget, launcher.output_tail)
         os.set_blocking(self._errors, False)
         self._sending = asyncio.Queue[tuple[bytes, bytes]]()
         self._tasks = [asyncio.create_task(work) for work in (self._pump(), self._send())]
@@ -164,9 +164,9 @@ class ContainerLauncher:
         return self.launcher.limits
 
     @property
-    def printed(self) -> PrintedTail:
-        """What the agent has printed."""
-        return self.launcher.printed
+    def output_tail(self) -> OutputTail:
+        """End of the agent's output."""
+        return self.launcher.output_tail
 
     def check(self, program: str) -> None:
         """Do nothing: only the image knows its programs."""

@@ -69,7 +69,7 @@ AND rollout_id IN {rollouts:Array(String)} LIMIT 1 BY rollout_id, execution_id
 """
 """The columns of the table, for the matching rollouts only."""
 
-GISTS = f"""
+EXCERPTS = f"""
 SELECT rollout_id, execution_id, any(first_request) AS request, any(last_answer) AS answer, any(text) AS input FROM
 (
     SELECT rollout_id, execution_id, argMin(request_preview, call) AS first_request,
@@ -116,10 +116,10 @@ def build_query(params: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
     return sql, {"part": "", **values, "model": params.get("model", ""), **rows}
 
 
-def add_gists(rows: Sequence[dict[str, Any]], gists: Sequence[Mapping[str, Any]]) -> None:
-    """Add ``question`` and ``answer`` to rows of the table, one short line each; ``gists`` are rows of `GISTS`."""
-    calls = {(gist["rollout_id"], gist["execution_id"]): gist for gist in gists}
-    inputs = {gist["rollout_id"]: gist["input"] for gist in gists if not gist["execution_id"]}
+def add_excerpts(rows: Sequence[dict[str, Any]], excerpts: Sequence[Mapping[str, Any]]) -> None:
+    """Add ``question`` and ``answer`` to rows, one short line each; ``excerpts`` are rows of `EXCERPTS`."""
+    calls = {(excerpt["rollout_id"], excerpt["execution_id"]): excerpt for excerpt in excerpts}
+    inputs = {excerpt["rollout_id"]: excerpt["input"] for excerpt in excerpts if not excerpt["execution_id"]}
     for row in rows:
         described = describe_task(inputs.get(row["rollout_id"], ""))
         call = calls.get((row["rollout_id"], row["execution_id"]), {"request": "", "answer": ""})

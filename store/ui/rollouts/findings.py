@@ -40,10 +40,15 @@ def find_artifacts(spans: Sequence[QueryRow]) -> list[QueryRow]:
     ]
 
 
-def find_printed(spans: Sequence[QueryRow]) -> str:
+def find_output(spans: Sequence[QueryRow]) -> str:
     """Return what the agent printed, or its end; empty: nothing."""
     return next(
-        (values[attributes.PRINTED] for span in spans if attributes.PRINTED in (values := span["attributes"])), ""
+        (
+            values[attributes.AGENT_OUTPUT]
+            for span in spans
+            if attributes.AGENT_OUTPUT in (values := span["attributes"])
+        ),
+        "",
     )
 
 

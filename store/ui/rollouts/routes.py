@@ -13,7 +13,7 @@ from lightningbus.store.ui.rollouts import filters
 from lightningbus.store.ui.rollouts import queries as rollout_queries
 from lightningbus.store.ui.rollouts.conversation import build_conversation
 from lightningbus.store.ui.rollouts.diff import align, transcript_of
-from lightningbus.store.ui.rollouts.findings import add_usage, find_artifacts, find_judgements, find_printed
+from lightningbus.store.ui.rollouts.findings import add_usage, find_artifacts, find_judgements, find_output
 from lightningbus.store.ui.rollouts.rollout import build_attempts, build_calls, expand_requests, select_attempt
 from lightningbus.store.ui.rollouts.task_card import describe_task
 from lightningbus.store.ui.rollouts.tree import build_tree
@@ -42,8 +42,10 @@ class RolloutRoutes:
         matches = await self._reader.query(sql, run_id=run_id, **values)
         names = [row["rollout_id"] for row in matches]
         which = {"run_id": run_id, "rollouts": names}
-        summaries, gists = await self._reader.query_all(which, filters.ROLLOUTS, filters.GISTS) if names else ([], [])
-        filters.add_gists(summaries, gists)
+        summaries, excerpts = (
+            await self._reader.query_all(which, filters.ROLLOUTS, filters.EXCERPTS) if names else ([], [])
+        )
+        filters.add_excerpts(summaries, excerpts)
         rows = {(row["rollout_id"], row["execution_id"]): row for row in summaries}
         return json_response(
             {
@@ -76,7 +78,7 @@ class RolloutRoutes:
                 "conversation": build_conversation(rows),
                 "judgements": find_judgements(spans),
                 "artifacts": find_artifacts(spans),
-                "printed": find_printed(spans),
+                "printed": find_output(spans),
                 "attempts": attempts,
                 "attempt": attempt,
                 "spans": await asyncio.to_thread(build_tree, spans, calls, contents, root),
