@@ -13,8 +13,9 @@ from lightningbus.graders.settings import GraderSettings
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.settings.budget import BudgetSettings
+from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.optimize import OptimizeSettings
-from lightningbus.run.settings.run_file import BusSettings, EvalSettings
+from lightningbus.run.settings.run_file import BusSettings
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.store.settings import StoreSettings
 from lightningbus.trackers.settings import TrackerSettings

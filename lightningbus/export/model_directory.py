@@ -132,7 +132,7 @@ async def _select_version(
 
 async def _find_best(registry: WeightRegistry, model: str, results: Results | None) -> int:
     """Find the version with the best held-out reward: of the run's results, else the one that is kept for it."""
-    best = find_best(results.evaluations) if results is not None else None
+    best = find_best(results.evaluations, results.best_by) if results is not None else None
     version = version_of(best, model) if best is not None else (await registry.refresh()).kept
     if version is None:
         raise UserError(f"no held-out reward of model {model!r} is known here: name a version, or the run by --run")

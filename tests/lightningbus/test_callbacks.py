@@ -10,7 +10,7 @@ from lightningbus.run.evaluation.evaluation import Evaluation
 from lightningbus.run.jobs.callbacks import Alert, Callback, CallbackCaller, Step
 from lightningbus.run.results.best_version import has_stopped_improving
 from lightningbus.run.results.train_result import TrainResult
-from lightningbus.run.settings.run_file import EvalSettings
+from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.schemas import fleet
 from tests import seed_store
 from tests.lightningbus.test_train_job import evaluation
@@ -79,6 +79,7 @@ def test_patience_ends_with_evaluations_that_are_no_better(means: list[float], h
     done = [evaluation("greedy", version, mean) for version, mean in enumerate(means)]
     done += [evaluation("sampled", len(means), 1.0)]
     assert has_stopped_improving(done, patience=2) is has_stopped
+    assert not has_stopped_improving(done, patience=2, best_by="sampled")
 
 
 def test_patience_wants_evaluations_during_training() -> None:

@@ -28,7 +28,9 @@ async def test_the_most_frequent_error_is_kept_with_the_evaluation(bus: Bus, nat
         failed = await answer("bad", [{}, {}])
         assert (failed.ok, failed.rollouts) == (0, 2)
         assert failed.failures.startswith("2 of 2 rollouts failed: agent_error: ") and "KeyError" in failed.failures
-        assert (await answer("mixed", [{}, right])).failures.startswith("1 of 2 rollouts failed: agent_error: ")
+        mixed = await answer("mixed", [{}, right])
+        assert mixed.failures.startswith("1 of 2 rollouts failed: agent_error: ")
+        assert {k: each.mean for k, each in mixed.pass_at.items()} == {1: 0.5}, "a failed answer has not passed"
         assert (await answer("good", [right])).failures == ""
 
 

@@ -23,7 +23,12 @@ pytestmark = [pytest.mark.e2e, pytest.mark.main_job]
 STEPS, GROUPS, SAMPLES, HELDOUT = 4, 2, 2, 3
 EVERY = 2
 """Versions from one evaluation to the next."""
-WAYS = [(label, version) for version in (0, EVERY, STEPS) for label in ("greedy", "sampled")]
+SUITE: dict[str, Any] = {"name": "hard", "tasks": "heldout.jsonl", "samples": 4, "sampling": ["sampled"], "every": 3}
+WAYS = [
+    (label, version)
+    for own_version, suite_version in ((0, 0), (EVERY, SUITE["every"]), (STEPS, STEPS))
+    for label, version in (("greedy", own_version), ("sampled", own_version), ("hard-sampled", suite_version))
+]
 
 
 def job(directory: Path) -> dict[str, Any]:
@@ -47,7 +52,7 @@ def job(directory: Path) -> dict[str, Any]:
             "seq_len": 128,
             "engine": {"check_model": False},  # the stand-in computes no model
         },
-        "eval": {"tasks": "heldout.jsonl", "samples": 2, "every": EVERY},
+        "eval": {"tasks": "heldout.jsonl", "samples": 2, "every": EVERY, "suites": [SUITE]},
     }
 
 
@@ -77,7 +82,8 @@ def test_a_job_that_was_killed_goes_on_to_figures_and_a_picture(tmp_path: Path) 
     assert figures["evaluations"][: len(kept)] == kept, "not evaluated again"
     assert [(each["label"], each["version"]) for each in figures["evaluations"]] == WAYS
     assert all(0 <= each["mean_reward"] <= 1 and each["standard_error"] >= 0 for each in figures["evaluations"])
-    assert figures["rollouts"] == STEPS * GROUPS * SAMPLES + 3 * HELDOUT * (1 + 2)
+    assert figures["rollouts"] == STEPS * GROUPS * SAMPLES + 3 * HELDOUT * (1 + 2 + SUITE["samples"])
+    assert [list(each["pass_at"]) for each in figures["evaluations"]][:3] == [["1"], ["1", "2"], ["1", "2", "4"]]
     assert (figures["steps"], figures["weight_versions"], figures["num_starts"]) == (STEPS, STEPS + 1, 2)
     assert (figures["rollouts_lost"], figures["rollouts_trained_twice"], figures["max_reward"]) == (0, 0, 1.0)
     assert figures["tokens_sampled"] > figures["tokens_trained"] > 0

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,15 +13,16 @@ from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.evaluation import Evaluation
-from lightningbus.run.evaluation.held_out import HeldOut, choose_due_versions
+from lightningbus.run.evaluation.held_out import HeldOutSet, build_held_out_request, choose_due_versions
 from lightningbus.run.evaluation.request import RolloutRequest
 from lightningbus.run.jobs.prompt_rounds import is_round_due, put_round
 from lightningbus.run.preflight.job_checks import TrainJob, parse_job
 from lightningbus.run.results.prompt_round import PromptRound
 from lightningbus.run.results.results import RESULTS, Results, compute_settings_sha256
 from lightningbus.run.results.run_record import check_resumable, describe_job, find_differences, write_record
+from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.optimize import OptimizeSettings
-from lightningbus.run.settings.run_file import EvalSettings, RunSettings
+from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas.training import TrainingStep
 from lightningbus.store.settings import StoreSettings
@@ -82,10 +82,76 @@ def test_a_version_is_complete_once_it_was_evaluated_in_the_ways_that_are_set(
 ) -> None:
     settings = EvalSettings.model_validate({"tasks": "heldout.jsonl", "sampling": sampling})
     ended = evaluation("sampled", 3, 0.5).model_copy(update={"versions": {"policy": 3}})
-    pins: Any = SimpleNamespace(main="policy")
-    nothing: Any = None
-    held_out = HeldOut(nothing, nothing, RolloutRequest(), [], settings, pins, [ended], nothing)
+    held_out = HeldOutSet(RolloutRequest(), settings, [], [ended])
     assert held_out.is_complete({"policy": 3}) == is_complete and not held_out.is_complete({"policy": 4})
+
+
+def test_suites_are_due_by_their_own_count_and_apart_from_each_other() -> None:
+    settings = EvalSettings.model_validate(
+        {
+            "tasks": "a.jsonl", "every": 4, "sampling": ["greedy"],
+            "suites": [
+                {"name": "hard", "tasks": "b.jsonl", "every": 2, "sampling": ["sampled"]},
+                {"name": "end", "tasks": "c.jsonl"},
+            ],
+        }
+    )  # fmt: skip
+    ended = [
+        evaluation(label, version, 0.5).model_copy(update={"versions": {"policy": version}})
+        for label, version in (("greedy", 0), ("hard-sampled", 0), ("hard-sampled", 2))
+    ]
+    main, hard, end = (HeldOutSet(RolloutRequest(), each, [], ended) for each in settings.sets)
+    assert main.choose_due(range(6), "policy") == [4] and hard.choose_due(range(6), "policy") == [4]
+    assert end.choose_due(range(6), "policy") == [] and settings.has_turns
+    assert [each.is_past_due(3, "policy") for each in (main, hard, end)] == [True, True, True]
+    assert [each.is_past_due(4, "policy") for each in (main, hard, end)] == [False, False, True]
+    assert hard.is_complete({"policy": 2}) and not main.is_complete({"policy": 2})
+
+
+def test_a_suite_has_its_own_reward_agent_and_names(tmp_path: Path) -> None:
+    suites: list[dict[str, Any]] = [
+        {"name": "hard", "tasks": str(tmp_path / "heldout.jsonl"), "reward": "exact", "samples": 4, "pass_reward": 0.5},
+        {"name": "same", "tasks": str(tmp_path / "heldout.jsonl")},
+    ]
+    settings, job = job_of(tmp_path, {"suites": suites, "best_by": "hard-sampled"}, reward="partial")
+    main, hard, same = (build_held_out_request(settings, each, job.learner) for each in job.eval.sets)
+    assert (main.reward, hard.reward, same.reward) == ("partial", "exact", "partial")
+    assert (hard.samples, hard.pass_reward, main.pass_reward) == (4, 0.5, 1.0)
+    names = [each.with_sampling("greedy").evaluation for each in (main, hard, same)]
+    assert names == ["greedy", "hard-greedy", "same-greedy"] and list(job.eval.suites[0].labels) == [
+        "hard-greedy",
+        "hard-sampled",
+    ]
+    suites[0]["agent"] = "other"
+    with pytest.raises(UserError, match=r"eval\.suites\.0\.agent: no runner here takes tasks of 'other'"):
+        job_of(tmp_path, {"suites": suites})
+
+
+def test_suites_with_one_name_and_an_unknown_best_are_refused() -> None:
+    suites = [{"name": "hard", "tasks": "b.jsonl"}] * 2
+    with pytest.raises(ValueError, match="suites: two have the name 'hard'"):
+        EvalSettings.model_validate({"tasks": "a.jsonl", "suites": suites})
+    with pytest.raises(ValueError, match="best_by: there is no evaluation 'hard', but greedy, sampled, hard-greedy"):
+        EvalSettings.model_validate({"tasks": "a.jsonl", "suites": suites[:1], "best_by": "hard"})
+    with pytest.raises(ValueError, match="patience counts evaluations during training"):
+        EvalSettings.model_validate(
+            {"tasks": "a.jsonl", "every": 2, "suites": suites[:1], "best_by": "hard-greedy", "patience": 2}
+        )
+
+
+def test_a_resume_may_add_a_suite_but_not_change_one(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    suite = {"name": "hard", "tasks": str(tmp_path / "heldout.jsonl")}
+    _, plain = job_of(tmp_path)
+    _, with_suite = job_of(tmp_path, {"suites": [suite]})
+    _, changed = job_of(tmp_path, {"suites": [suite | {"samples": 7}]})
+    write_record(directory, describe_job(plain.learners, plain.eval))
+    check_resumable(directory, describe_job(with_suite.learners, with_suite.eval), 4)
+    write_record(directory, describe_job(with_suite.learners, with_suite.eval))
+    check_resumable(directory, describe_job(plain.learners, plain.eval), 4)
+    with pytest.raises(UserError, match=r"eval\.suites\.hard\.samples was 2 and is 7 now"):
+        check_resumable(directory, describe_job(changed.learners, changed.eval), 4)
 
 
 def test_a_learner_keeps_every_version_that_may_be_evaluated(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 import errno
 import json
+from itertools import combinations
+from math import sqrt
 from pathlib import Path
+from statistics import fmean, stdev
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 from lightningbus.run.display.terminal import render_text
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.evaluation import Evaluation
+from lightningbus.run.evaluation.pass_at_k import estimate_pass_at_k
 from lightningbus.run.results import reward_picture
 from lightningbus.run.results.results import Results
 from lightningbus.run.results.train_result import TrainResult, evaluations_table, find_warnings
@@ -63,6 +67,30 @@ def test_the_table_has_the_own_reward_of_each_model() -> None:
 def test_the_table_of_one_model_does_not_name_it() -> None:
     table = render_text(evaluations_table([evaluation("greedy", 3, 0.5)], {"policy": {"evaluations": []}}, "policy"))
     assert "model" not in table and "policy" not in table and "0.50 ± 0.10" in table
+
+
+def test_the_table_has_a_column_for_each_suite_and_for_pass_at_k() -> None:
+    passes = estimate_pass_at_k([4, 4], [1, 4])
+    suite = evaluation("hard-sampled", 3, 0.25).model_copy(update={"pass_at": passes})
+    lines = render_text(evaluations_table([evaluation("greedy", 3, 0.5), suite], {}, "policy")).splitlines()
+    assert lines[1].split("  ")[-1].strip() == "hard-sampled pass@4"
+    assert lines[2].split() == ["3", "0.50", "±", "0.10", "0.25", "±", "0.10", "1.00", "±", "0.00"]
+
+
+def test_pass_at_k_is_the_share_of_choices_of_k_answers_with_a_right_one() -> None:
+    """Counted over all choices of k answers, with tasks that have too few answers left out."""
+    num_answers, num_passed = [5, 4, 1], [2, 0, 1]
+    estimates = estimate_pass_at_k(num_answers, num_passed)
+    assert list(estimates) == [1, 2, 4]
+    for k, estimate in estimates.items():
+        shares = []
+        for n, c in zip(num_answers, num_passed, strict=True):
+            choices = list(combinations([True] * c + [False] * (n - c), k))
+            shares += [fmean(map(any, choices))] if choices else []
+        assert estimate.mean == pytest.approx(fmean(shares))
+        assert estimate.standard_error == pytest.approx(stdev(shares) / sqrt(len(shares)))
+    assert estimate_pass_at_k([], []) == {} and estimate_pass_at_k([0], [0]) == {}
+    assert estimate_pass_at_k([1], [1])[1].standard_error is None
 
 
 @pytest.mark.parametrize("share", [None, 0.5, 1.0])

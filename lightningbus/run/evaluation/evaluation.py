@@ -12,17 +12,20 @@ from lightningbus.bus.client import Bus
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.batch import RolloutBatch
 from lightningbus.run.evaluation.failures import describe_failures
+from lightningbus.run.evaluation.pass_at_k import PassAtK, estimate_pass_at_k
 from lightningbus.run.evaluation.request import RolloutRequest
 from lightningbus.run.evaluation.retrying_store import RetryingStore
 from lightningbus.tasks.task_loading import TaskInput
 
 # By task first: the answers to one task are not independent of each other.
 RESULTS = """
-SELECT sum(num_ok), ifNull(avg(reward), 0.), if(count(reward) > 1, stddevSamp(reward) / sqrt(count(reward)), NULL)
+SELECT sum(num_ok), ifNull(avg(reward), 0.), if(count(reward) > 1, stddevSamp(reward) / sqrt(count(reward)), NULL),
+    groupArray(num_graded), groupArray(num_passed)
 FROM (
     SELECT countIf(outcome = 'ok') AS num_ok,
-        sumIf(own_reward, outcome = 'ok')
-            / nullIf(countIf(outcome NOT IN ('grading_failed', 'reward_timeout')), 0) AS reward
+        countIf(outcome NOT IN ('grading_failed', 'reward_timeout')) AS num_graded,
+        countIf(outcome = 'ok' AND own_reward >= {pass_reward:Float64}) AS num_passed,
+        sumIf(own_reward, outcome = 'ok') / nullIf(num_graded, 0) AS reward
     FROM
     (
         SELECT task_id, outcome, ifNull(if({reward:String} = '', reward, rewards[{reward:String}]), 0) AS own_reward
@@ -51,7 +54,7 @@ class Evaluation(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    label: str = Field(description="how the tasks were answered: greedy or sampled")
+    label: str = Field(description="how the tasks were answered: greedy or sampled; of a suite NAME-greedy")
     version: int = Field(description="weight version of the model that agents call by name")
     versions: dict[str, int] = Field({}, description="weight version of each model that was pinned")
     prompt_versions: dict[str, int] = Field({}, description="version of each prompt that was pinned")
@@ -59,6 +62,9 @@ class Evaluation(BaseModel):
         description="mean reward of all rollouts; a failed one counts as 0, and one without a grade not at all"
     )
     standard_error: float | None = Field(description="of that mean, over tasks; none for a single task")
+    pass_at: dict[int, PassAtK] = Field(
+        {}, description="pass@k by k: 1, 2, 4, ..., at most the samples of a task; a failed answer has not passed"
+    )
     num_tasks: int = Field(description="held-out tasks")
     rollouts: int = Field(description="answers: tasks times samples")
     ok: int = Field(description="answers whose agent ended well")
@@ -103,13 +109,18 @@ async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, tasks: Sequen
     prompts = f"p{format_versions(request.prompt_versions)}" if request.prompt_versions else ""
     request = replace(request, id_parts=(label, f"v{format_versions(versions)}", prompts))
     batch = RolloutBatch(request, tasks)
-    parameters = {"run_id": request.run, "suffix": request.id_suffix, "reward": request.reward}
+    parameters = {
+        "run_id": request.run,
+        "suffix": request.id_suffix,
+        "reward": request.reward,
+        "pass_reward": request.pass_reward,
+    }
 
     def read(client: Client) -> list[Sequence[Sequence[Any]]]:
         return [client.query(sql, parameters=parameters).result_rows for sql in (VERSIONS, RESULTS, FAILED)]
 
     async with bus.fleet("store") as stores:
-        actual_versions, ((num_ok, mean, standard_error),), failed = await batch.run(
+        actual_versions, ((num_ok, mean, standard_error, num_graded, num_passed),), failed = await batch.run(
             bus,
             RetryingStore(sql, stores),
             read,
@@ -127,6 +138,7 @@ async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, tasks: Sequen
         prompt_versions=dict(request.prompt_versions),
         mean_reward=mean,
         standard_error=standard_error,
+        pass_at=estimate_pass_at_k(num_graded, num_passed),
         num_tasks=len(tasks),
         rollouts=len(batch.tasks),
         ok=num_ok,

@@ -42,6 +42,8 @@ class RolloutRequest:
     """Seconds without the end of a rollout, beyond ``rollout_timeout``, after which they are given up."""
     reward: str = ""
     """Name of the reward that counts; empty: the main one."""
+    pass_reward: float = 1.0
+    """Reward from which on a rollout has passed."""
     id_parts: Sequence[str] = ()
     """Parts of task ids after the run's name: what keeps rollouts under other conditions apart."""
 

@@ -21,7 +21,8 @@ from lightningbus.run.processes.stack import LocalStack, start_stack
 from lightningbus.run.projects.template import make_tasks, read_call_example
 from lightningbus.run.results.train_result import TrainResult, report
 from lightningbus.run.run_directory.directory import RunDirectory
-from lightningbus.run.settings.run_file import BusSettings, EvalSettings, RunSettings
+from lightningbus.run.settings.evaluation import EvalSettings
+from lightningbus.run.settings.run_file import BusSettings, RunSettings
 from lightningbus.store.clickhouse.client import connect, query_row
 
 POLL_SECONDS = 0.2

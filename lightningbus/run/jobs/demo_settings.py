@@ -9,7 +9,8 @@ from lightningbus.learner.settings.algorithm import ActorSettings, OptimSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.weights import WeightSettings
 from lightningbus.run.evaluation.request import SAMPLINGS
-from lightningbus.run.settings.run_file import EvalSettings, RunSettings
+from lightningbus.run.settings.evaluation import EvalSettings
+from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.store.settings import StoreSettings
 

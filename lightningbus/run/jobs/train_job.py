@@ -14,7 +14,7 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.display.live_view import console
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.evaluation import Evaluation, format_label
-from lightningbus.run.evaluation.held_out import HeldOut, build_held_out_request
+from lightningbus.run.evaluation.held_out import HeldOut, HeldOutSet, build_held_out_request
 from lightningbus.run.evaluation.pinned_version import VersionPins, wait_for_evaluations
 from lightningbus.run.evaluation.version_turns import Turn, take_turns
 from lightningbus.run.jobs.callbacks import Callback, CallbackCaller
@@ -38,7 +38,8 @@ from lightningbus.run.results.reward_picture import draw_rewards
 from lightningbus.run.results.run_record import check_resumable, describe_job, write_record
 from lightningbus.run.results.train_result import TrainResult
 from lightningbus.run.run_directory.directory import RunDirectory
-from lightningbus.run.settings.run_file import EvalSettings, RunSettings
+from lightningbus.run.settings.evaluation import EvalSettings
+from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.store.clickhouse.client import query_row
 from lightningbus.tasks.task_loading import load_tasks
 
@@ -122,17 +123,17 @@ class _Training:
 
     async def run(self, ready: Awaitable[object] | None) -> TrainResult:
         """See `train`."""
-        results, tasks = self._results, load_tasks(self._heldout.tasks)
+        results, learner = self._results, self._learners[0]
+        sets = [
+            HeldOutSet(build_held_out_request(self._settings, each, learner), each, tasks, results.evaluations)
+            for each, tasks in [(each, load_tasks(each.tasks)) for each in self._heldout.sets]
+        ]
         async with self._phase("starting", "starting"):
             self._client = await self._start_children(ready)
             await self._callbacks.begin(self._client)
             models = [learner.model for learner in self._learners]
             self._pins = VersionPins(self._stack.bus, results.run, models)
-            request = build_held_out_request(self._settings, self._heldout, self._learners[0])
-            self._held_out = HeldOut(
-                self._stack, self._client, request, tasks,
-                self._heldout, self._pins, results.evaluations, self._add_evaluation,
-            )  # fmt: skip
+            self._held_out = HeldOut(self._stack, self._client, sets, self._pins, self._add_evaluation)
             self._rounds: list[Turn] = []
             if self._runner is not None:
                 await self._runner.publish_originals(self._stack.bus)
@@ -239,7 +240,7 @@ class _Training:
     async def _train(self) -> None:
         """Train to the last step; evaluations and rounds of prompt optimisation that are due have ended too."""
         learner, is_over = self._learners[0], asyncio.Event()
-        turns: list[Turn] = [*([self._held_out] if self._heldout.every is not None else []), *self._rounds]
+        turns: list[Turn] = [*([self._held_out] if self._heldout.has_turns else []), *self._rounds]
         size = f"{learner.max_steps} steps of {learner.groups_per_step} x {learner.group_size} rollouts"
         async with self._phase("training", f"training: {size}"), self._counting_steps():
             for name, settings in zip(self._names, self._learners, strict=True):
@@ -278,8 +279,9 @@ class _Training:
         async with self._phase("evaluating", "held-out tasks under the newest version"):
             versions = {learner.model: await self._wait_for_version(learner.model) for learner in self._learners}
             what = format_label(versions)
-            self._stack.view.set_phase(f"held-out tasks under {what}: {', then '.join(self._heldout.sampling)}")
-            await self._held_out.run(versions)
+            labels = [label for each in self._heldout.sets for label in each.labels]
+            self._stack.view.set_phase(f"held-out tasks under {what}: {', then '.join(labels)}")
+            await self._held_out.run_all(versions)
 
     async def _add_evaluation(self, evaluation: Evaluation) -> None:
         """Show and keep an evaluation that has ended."""
@@ -287,7 +289,7 @@ class _Training:
         self._results.write(self._stack.directory.path)
         await self._keep_best()
         patience = self._heldout.patience
-        if patience is not None and has_stopped_improving(self._results.evaluations, patience):
+        if patience is not None and has_stopped_improving(self._results.evaluations, patience, self._heldout.best_by):
             self._callbacks.stop(f"no higher held-out reward in {patience} evaluations (eval.patience)")
         await self._callbacks.report_evaluation(evaluation)
         what = format_label(evaluation.versions)
@@ -299,7 +301,7 @@ class _Training:
 
     async def _keep_best(self) -> None:
         """Let the files of the best version so far stay, of each model whose learner wants that."""
-        best = find_best(self._results.evaluations)
+        best = find_best(self._results.evaluations, self._heldout.best_by)
         for learner in self._learners:
             if learner.weights.keep_best and best is not None:
                 reason = f"the best so far: held-out reward {best.format_mean()}, {best.label}"

@@ -20,7 +20,8 @@ from lightningbus.run.preflight.setting_conflicts import find_differences, find_
 from lightningbus.run.preflight.trial_rollout import TrialTask, WantedReward, try_agent
 from lightningbus.run.processes.stack import complete_learner_settings
 from lightningbus.run.results.prompt_files import read_prompt_text
-from lightningbus.run.settings.run_file import EvalSettings, RunSettings, describe_problems
+from lightningbus.run.settings.evaluation import EvalSettings
+from lightningbus.run.settings.run_file import RunSettings, describe_problems
 from lightningbus.runners.protocol.prompts import PromptChoice
 from lightningbus.schemas.base import Mode
 from lightningbus.schemas.subjects import TRAIN_ROLLOUTS
@@ -59,7 +60,7 @@ def parse_job(settings: RunSettings, source: str) -> TrainJob:
     problems = [problem for learner in learners for problem in find_inconsistencies(settings, learner, heldout)]
     if problems := list(dict.fromkeys([*problems, *find_differences(learners)])):
         raise UserError(describe_problems(source, problems))
-    has_turns = heldout.every is not None or settings.optimizes_in_turns
+    has_turns = heldout.has_turns or settings.optimizes_in_turns
     return TrainJob(tuple(_keep_versions_ahead(each) if has_turns else each for each in learners), heldout)
 
 
@@ -81,7 +82,7 @@ def run_checks(
     is_here = target.gpu_memory_gib is None
     if is_here:
         check_ports(settings)
-    for path in (*job.learner.task_sources, job.eval.tasks):
+    for path in (*job.learner.task_sources, *(each.tasks for each in job.eval.sets)):
         problems = load_tasks(path)
         yield f"{path}: {len(problems)} tasks"
     for learner in job.learners:
@@ -127,13 +128,14 @@ def describe_trial(settings: RunSettings, job: TrainJob, agent: str) -> TrialTas
     """Return the first task of a job for an agent: a training task if it gets any, else one of the evaluation."""
     learner, heldout = job.learner, job.eval
     assert learner.tasks is not None
-    mode: Mode = "train" if agent == learner.agent or agent != heldout.agent else "eval"
-    if mode == "train":
+    held_out = next((each for each in heldout.sets if each.agent == agent), None)
+    mode: Mode = "train" if agent == learner.agent or held_out is None else "eval"
+    if held_out is None or mode == "train":
         task = load_tasks(learner.tasks)[0]
         wanted = list(_list_wanted_rewards(settings, job, task.id))
         seconds, sampling_params = learner.rollout_timeout_seconds, learner.sampling_params
     else:
-        task, wanted = load_tasks(heldout.tasks)[0], []
+        task, wanted = load_tasks(held_out.tasks)[0], []
         seconds, sampling_params = learner.rollout_timeout_seconds, dict[str, Any]()
     return TrialTask(
         task,

@@ -7,7 +7,8 @@ from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.dispatch.dispatch_mark import SHARED_SETTINGS
 from lightningbus.learner.settings.algorithm import TaskSelectionSettings
 from lightningbus.learner.settings.learner import LearnerSettings
-from lightningbus.run.settings.run_file import EvalSettings, RunSettings
+from lightningbus.run.settings.evaluation import EvalSettings
+from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.runners.protocol.answers.continuation import TOKEN_LIMITS
 from lightningbus.runners.protocol.request import SAMPLING_FIELDS
 
@@ -27,6 +28,7 @@ def find_inconsistencies(settings: RunSettings, learner: LearnerSettings, heldou
     """Yield the settings of a run file that cannot work together, for one of its learners."""
     agents = {runner.agent_name for runner in settings.runners}
     named = [("learner.agent", learner.agent), ("eval.agent", heldout.agent)]
+    named += [(f"eval.suites.{number}.agent", suite.agent) for number, suite in enumerate(heldout.suites)]
     if settings.optimize is not None and settings.optimizes_in_turns:
         named.append(("optimize.agent", settings.optimize.agent))
         if settings.optimize.model != settings.main_model:
@@ -50,7 +52,7 @@ def find_inconsistencies(settings: RunSettings, learner: LearnerSettings, heldou
                 f"learner.sampling_params.{name}: {limit} leaves no room for a prompt: max_model_len of a node is "
                 f"{node.max_model_len}"
             )
-    if heldout.every is not None and learner.staleness.admission == "unbounded":
+    if heldout.has_turns and learner.staleness.admission == "unbounded":
         yield "eval.every: it needs staleness.admission bounded, or versions expire unevaluated"
     if settings.optimizes_in_turns and learner.staleness.admission == "unbounded":
         yield "optimize.every: it needs staleness.admission bounded, or versions expire amid a round"

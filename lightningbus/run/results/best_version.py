@@ -5,24 +5,28 @@ from collections.abc import Sequence
 from lightningbus.run.evaluation.evaluation import Evaluation
 
 
-def find_best(evaluations: Sequence[Evaluation]) -> Evaluation | None:
+def find_best(evaluations: Sequence[Evaluation], best_by: str = "") -> Evaluation | None:
     """Return the evaluation with the highest mean reward, of equal ones the newest; None where there is none.
 
-    Only evaluations with the sampling of the first one are compared, which is the first of ``eval.sampling``.
+    Only evaluations with the label ``best_by`` are compared; empty: with that of the first one, which is the first of
+    ``eval.sampling``.
     """
-    comparable = [each for each in evaluations if each.label == evaluations[0].label]
-    return max(comparable, key=lambda each: (each.mean_reward, each.version), default=None)
+    return max(_list_comparable(evaluations, best_by), key=lambda each: (each.mean_reward, each.version), default=None)
 
 
-def has_stopped_improving(evaluations: Sequence[Evaluation], patience: int) -> bool:
+def has_stopped_improving(evaluations: Sequence[Evaluation], patience: int, best_by: str = "") -> bool:
     """Return whether the last ``patience`` evaluations all have no higher mean reward than one before them.
 
-    Only evaluations with the sampling of the first one are compared.
+    Only evaluations with the label ``best_by`` are compared; empty: with that of the first one.
     """
-    means = [each.mean_reward for each in evaluations if each.label == evaluations[0].label]
+    means = [each.mean_reward for each in _list_comparable(evaluations, best_by)]
     return len(means) > patience and max(means[-patience:]) <= max(means[:-patience])
 
 
 def version_of(evaluation: Evaluation, model: str) -> int:
     """Return the weight version of a model in an evaluation."""
     return evaluation.versions.get(model, evaluation.version)
+
+
+def _list_comparable(evaluations: Sequence[Evaluation], best_by: str) -> list[Evaluation]:
+    return [each for each in evaluations if each.label == (best_by or evaluations[0].label)]

@@ -18,7 +18,8 @@ from lightningbus.run.results.prompt_files import PromptFile
 from lightningbus.run.results.prompt_round import PromptRound
 from lightningbus.run.run_directory.whole_file import write_whole
 from lightningbus.run.settings.budget import BudgetSettings
-from lightningbus.run.settings.run_file import EvalSettings, RunSettings
+from lightningbus.run.settings.evaluation import EvalSettings
+from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.store.clickhouse.client import query_row
 
 RESULTS = "results.json"
@@ -68,6 +69,9 @@ class Results(BaseModel):
     seed: int = Field(description="seed of the order of tasks and of random choices in training")
     max_steps: int = Field(description="training steps that the job was set to make")
     max_reward: float = Field(description="reward of a perfect policy")
+    best_by: str = Field(
+        "", description="evaluation that decides which version is the best; empty: the first of `eval.sampling`"
+    )
     steps: int = Field(0, description="training steps made; of several models, those of the slowest")
     reward: float | None = Field(None, description="mean reward of the last training step of `model`; none: no step")
     stop_reason: str = Field("", description="reason why training ended before `max_steps`; empty: it did not")
@@ -133,6 +137,7 @@ class Results(BaseModel):
             seed=learner.seed,
             max_steps=learner.max_steps,
             max_reward=heldout.max_reward,
+            best_by=heldout.best_by,
             hardware=read_hardware(),
             packages=read_versions(),
         )

@@ -9,8 +9,8 @@ from typing import Any
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.results.results import Results
+from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.optimize import OptimizeSettings
-from lightningbus.run.settings.run_file import EvalSettings
 from lightningbus.tasks.task_loading import load_tasks
 from lightningbus.tasks.task_source import NamedTaskSource, TaskSource
 
@@ -22,7 +22,7 @@ CHANGEABLE = {
         *("checkpoint_max_overhead", "checkpoint_max_repeat_seconds"),
         *("health_address", "max_failed_groups"),
     },
-    "eval": {"every", "deadline"},
+    "eval": {"every", "deadline", "suites", "best_by"},
     "optimize": {"every", "budget", "round_budget", "max_iterations", "deadline", "reflection"},
 }
 """Settings that affect neither training nor its measurement; a resume may change them."""
@@ -38,6 +38,9 @@ def describe_job(
     Raises `lightningbus.tasks.errors.TaskFileError`.
     """
     job = {"eval": _without("eval", heldout.model_dump(mode="json")) | {"tasks": _digest(heldout.tasks)}}
+    for suite in heldout.suites:
+        fields = _without("eval", suite.model_dump(mode="json"))
+        job[f"eval.suites.{suite.name}"] = fields | {"tasks": _digest(suite.tasks)}
     for learner in learners:
         section = "learner" if len(learners) == 1 else f"learners.{learner.model}"
         job[section] = _without("learner", learner.model_dump(mode="json")) | {
@@ -79,6 +82,8 @@ def check_resumable(directory: Path, job: Mapping[str, Any], max_steps: int) -> 
     except (OSError, ValueError) as error:
         raise UserError(f"{directory / RECORD} cannot be read ({error}): start the run without --resume") from error
     for path, before, now in find_differences(record, job):
+        if path.startswith("eval.suites.") and path.count(".") == 2:  # a suite was added or left out
+            continue
         what = f"{path} was {_quote(before)} and is {_quote(now)} now"
         if path.endswith((".tasks", ".heldout")):
             what = f"{path} holds other tasks than before"

@@ -35,7 +35,7 @@ class TrainResult:
     @property
     def best_version(self) -> int | None:
         """Weight version of the main model with the highest held-out reward, of equal ones the newest; None: none."""
-        best = find_best(self.evaluations)
+        best = find_best(self.evaluations, self.figures.get("best_by", ""))
         return None if best is None else best.version
 
     def render(self) -> Group:
@@ -100,14 +100,20 @@ def find_warnings(figures: Mapping[str, Any]) -> Iterator[str]:
 def evaluations_table(evaluations: list[Evaluation], models: Mapping[str, Any], main: str) -> Table:
     """Build a table of held-out rewards: a row for each weight version and versions of optimised prompts.
 
+    It has a column for each way of sampling and each suite, and one for pass@k where tasks have several answers.
     ``models``: with several, each has rows with the reward that it is trained on. ``main``: the model of
     ``evaluations``.
     """
     table = Table(title="held-out reward", title_style="bold", box=None, header_style="bold")
     has_prompts, has_models = any(each.prompt_versions for each in evaluations), len(models) > 1
-    for column in (*(["model"] if has_models else []), "version", *(["prompts"] if has_prompts else []), *SAMPLINGS):
+    labels = list(dict.fromkeys([*SAMPLINGS, *(column for each in evaluations for column in _format_cells(each))]))
+    for column in (*(["model"] if has_models else []), "version", *(["prompts"] if has_prompts else []), *labels):
         table.add_column(column, justify="left" if column == "model" else "right")
-    means = {(main, each.version, _format_prompts(each), each.label): each.format_mean() for each in evaluations}
+    means = {
+        (main, each.version, _format_prompts(each), column): cell
+        for each in evaluations
+        for column, cell in _format_cells(each).items()
+    }
     for model, figures in models.items() if has_models else ():
         for each in figures.get("evaluations", ()) if model != main else ():
             mean = format_mean(each["mean_reward"], each["standard_error"])
@@ -115,8 +121,18 @@ def evaluations_table(evaluations: list[Evaluation], models: Mapping[str, Any], 
     order = sorted(means, key=lambda each: (each[0] != main, each))
     for model, version, prompts in dict.fromkeys(key[:3] for key in order):
         columns = [*([model] if has_models else []), str(version), *([prompts] if has_prompts else [])]
-        table.add_row(*columns, *(means.get((model, version, prompts, label), "") for label in SAMPLINGS))
+        table.add_row(*columns, *(means.get((model, version, prompts, label), "") for label in labels))
     return table
+
+
+def _format_cells(evaluation: Evaluation) -> dict[str, str]:
+    """Format the mean reward and, where tasks have several answers, pass@k of the largest k; by column."""
+    cells = {evaluation.label: evaluation.format_mean()}
+    k = max(evaluation.pass_at, default=1)
+    if k > 1:
+        estimate = evaluation.pass_at[k]
+        cells[f"{evaluation.label} pass@{k}"] = format_mean(estimate.mean, estimate.standard_error)
+    return cells
 
 
 def _format_prompts(evaluation: Evaluation) -> str:

@@ -1,7 +1,7 @@
 """The run file: a whole run in one YAML file, as `lightningbus up -c run.yaml` reads it."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -14,13 +14,13 @@ from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.settings.budget import BudgetSettings
+from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.optimize import OptimizeSettings
 from lightningbus.run.settings.sources import find_source, merge, read_environment
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas.ids import LATEST
 from lightningbus.schemas.subjects import DEFAULT_POLICY
 from lightningbus.store.settings import StoreSettings
-from lightningbus.tasks.task_source import TaskSourceSetting
 from lightningbus.trackers.settings import TrackerSettings
 
 if TYPE_CHECKING:
@@ -57,46 +57,6 @@ class BusSettings(BaseModel):
         description="run without users, also on addresses beyond loopback: only for a network nobody else can reach",
     )
     streams: StreamSizes = StreamSizes()
-
-
-class EvalSettings(BaseModel):
-    """Evaluation: tasks the model is never trained on, run before and after training and, on request, during it."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    tasks: TaskSourceSetting = Field(description="held-out tasks, in the form of `learner.tasks`")
-    sampling: list[Literal["greedy", "sampled"]] = Field(
-        ["greedy", "sampled"],
-        min_length=1,
-        description="ways of sampling, each an evaluation of its own: greedy (temperature 0), sampled, or both",
-    )
-    samples: int = Field(2, ge=1, description="rollouts of each task in the evaluation `sampled`")
-    every: int | None = Field(
-        None,
-        ge=1,
-        description="weight versions between two evaluations during training; nodes keep a version until its "
-        "evaluation has ended; none: evaluate only before and after training",
-    )
-    patience: int | None = Field(
-        None,
-        ge=1,
-        description="evaluations in a row without a higher held-out reward after which training ends; wants `every`; "
-        "none: train to the last step",
-    )
-    deadline: float = Field(
-        120.0,
-        gt=0,
-        description="seconds without the end of a rollout, beyond learner.rollout_timeout_seconds, after which an "
-        "evaluation fails",
-    )
-    agent: str = Field("default", description="name of the agent that runs the held-out tasks")
-    max_reward: float = Field(1.0, description="reward of a perfect policy, for comparison")
-
-    @model_validator(mode="after")
-    def _patience(self) -> Self:
-        if self.patience is not None and self.every is None:
-            raise ValueError("patience counts evaluations during training: set `every` too")
-        return self
 
 
 class RunSettings(BaseModel):
