@@ -1,5 +1,6 @@
 """Tasks of files and data sets: a JSON object a line, or a row of a table."""
 
+import gzip
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ import msgspec
 from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.schemas.base import Labels
 from lightningbus.schemas.codec import MAX_BYTES
+from lightningbus.tasks.benchmark_forms import read_form
 from lightningbus.tasks.errors import TaskFileError
 from lightningbus.tasks.task_source import SET_LABEL, SET_SEPARATOR, NamedTaskSource, TaskSource, as_task_source
 from lightningbus.tasks.task_tables import TASK_KEYS as KEYS
@@ -65,6 +67,7 @@ def _read_tasks(source: TaskSource) -> Iterator[tuple[str, TaskInput]]:
     """Yield each task with its place in the file; raise `TaskFileError`."""
     is_rows = is_table(source)
     rows = read_rows(source) if is_rows else _read_lines(Path(source.path))
+    answers = _read_answers(source)
     number = 0
     while True:
         try:
@@ -83,15 +86,30 @@ def _read_tasks(source: TaskSource) -> Iterator[tuple[str, TaskInput]]:
                 fields = parse_json_object(row)
             else:
                 fields = dict(row)
-            if is_rows or source.has_map:
+            if source.form is not None:
+                fields = read_form(source.form, fields, answers.get(fields.get("id")))
+            elif is_rows or source.has_map:
                 fields = map_row(fields, source, is_rows)
             yield where, parse_task(fields, number)
         except ValueError as error:
             raise TaskFileError(f"{source} {where}: {error}") from error
 
 
+def _read_answers(source: TaskSource) -> dict[Any, Any]:
+    """Read the answers of BFCL by id: they are in a file of the same name in the directory ``possible_answer``."""
+    path = Path(source.path).parent / "possible_answer" / Path(source.path).name
+    if source.form != "bfcl" or not path.exists():
+        return {}
+    try:
+        rows = map(parse_json_object, _read_lines(path))
+        return {row["id"]: row["ground_truth"] for row in rows}
+    except (OSError, ValueError, KeyError) as error:
+        raise TaskFileError(f"{path} has no answers of BFCL: {error}") from error
+
+
 def _read_lines(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8", newline="\n") as file:  # no other line end: a text may contain those
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8", newline="\n") as file:  # no other line end: a text may contain those
         yield from file
 
 

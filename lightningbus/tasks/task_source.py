@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from lightningbus.common.name_suggestions import suggest_name
 
@@ -32,8 +32,19 @@ class TaskSource(BaseModel):
     labels: dict[str, str] = Field(
         {}, description="labels of a task by the column they are read from, as {level: difficulty}"
     )
+    form: Literal["gsm8k", "math", "humaneval", "mbpp", "bfcl", "ifeval"] | None = Field(
+        None,
+        description="benchmark whose files the rows are from, in place of `columns`, `id` and `labels`; answers are "
+        "scored by `lightningbus.graders.benchmark_scores:score`",
+    )
     split: str = Field("train", description="split of the data set")
     config: str | None = Field(None, description="configuration of the data set, where it has several")
+
+    @model_validator(mode="after")
+    def _form(self) -> Self:
+        if self.form is not None and self.has_map:
+            raise ValueError("form: it says what the columns are; leave out columns, id and labels")
+        return self
 
     @property
     def has_map(self) -> bool:

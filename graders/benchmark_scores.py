@@ -1,0 +1,170 @@
+"""Scores of answers to public benchmarks, as functions of a grader: ``lightningbus.graders.benchmark_scores:score``."""
+
+import json
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+CODE_BLOCK = re.compile(r"```(?:python|py)?[^\S\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
+FUNCTION = re.compile(r"^(?:async )?def (\w+)", re.MULTILINE)
+IGNORED_CHARACTERS = re.compile(r"[ ,./\-_*^]")
+CODE_SECONDS = 10.0
+CODE_BYTES = 512 * 1024 * 1024
+SANDBOX = [
+    *("bwrap", "--die-with-parent", "--unshare-all", "--new-session", "--clearenv"),
+    *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--chdir", "/tmp"),
+    *(
+        word
+        for path in ("/usr", "/bin", "/lib", "/lib64", sys.base_prefix, sys.prefix)
+        for word in ("--ro-bind-try", path, path)
+    ),
+]
+RUN = """
+import json, resource, sys
+answer = json.load(sys.stdin)
+resource.setrlimit(resource.RLIMIT_AS, (answer["max_bytes"],) * 2)
+print(answer["words"][0], flush=True)
+names = {"__name__": "answer"}
+exec(answer["code"], names)
+exec(answer["tests"], names)
+print("", answer["words"][1], sep=chr(10))
+"""
+"""Prints a word before the code and another one after its tests, neither of which the code knows."""
+
+
+def score(input: Any, result: Any, rollout: Mapping[str, Any]) -> float:
+    """Score an answer by the benchmark that its task comes from: 1 for a right one, else 0.
+
+    The field ``benchmark`` of the input names it, see `lightningbus.tasks.benchmark_forms`. The answer is what the
+    agent returned if that is text, else the last message of the model. A task of no benchmark has the reward that the
+    agent gave itself. Raises ValueError where nothing can be scored: the grading has failed then.
+    """
+    name = input.get("benchmark") if isinstance(input, Mapping) else None
+    if name is None:
+        if rollout["agent"] is None:
+            raise ValueError("the task is of no benchmark, and the agent gave no reward")
+        return float(rollout["agent"])
+    messages = rollout["messages"]
+    last: Mapping[str, Any] = messages[-1] if messages else {}
+    if name == "bfcl":
+        return float(match_calls(last.get("tool_calls") or (), input["calls"]))
+    if name not in SCORES:
+        raise ValueError(f"answers to {name} cannot be scored here: write a function that does")
+    text = result if isinstance(result, str) else last.get("content")
+    return float(isinstance(text, str) and SCORES[name](text, input))
+
+
+def match_number(text: str, answer: str) -> bool:
+    """Return whether the last number of a text is the answer; thousands may have commas."""
+    numbers = NUMBER.findall(text)
+    return bool(numbers) and float(numbers[-1].replace(",", "")) == float(answer)
+
+
+def match_mathematics(text: str, answer: str) -> bool:
+    """Return whether a text has the mathematical value of the answer, by math-verify, a package of its own."""
+    try:
+        from math_verify import parse, verify
+    except ModuleNotFoundError as error:
+        raise ValueError("answers to math are compared by math-verify: pip install math-verify") from error
+    return bool(verify(parse(f"${answer}$"), parse(text)))
+
+
+def passes_tests(text: str, start: str, tests: str) -> bool:
+    """Return whether the code in a text passes tests, in bubblewrap and within seconds.
+
+    The code is the last block in backticks, else the whole text. It goes on after ``start`` unless it defines
+    what ``start`` defines. Code that ends its process early has not passed. Raises ValueError where
+    bubblewrap is missing or cannot run it.
+    """
+    if shutil.which("bwrap") is None:
+        raise ValueError("bubblewrap is not installed: code of a model is run in nothing else")
+    blocks = CODE_BLOCK.findall(text)
+    code = blocks[-1] if blocks else text
+    functions = FUNCTION.findall(start)
+    is_whole = not functions or functions[-1] in FUNCTION.findall(code)
+    lines = start.splitlines(keepends=True) if is_whole else []
+    imports = "".join(line for line in lines if line.startswith(("import ", "from ")))
+    words = secrets.token_hex(16), secrets.token_hex(16)
+    fields = {"code": (imports if is_whole else start) + code, "tests": tests}
+    command = [*SANDBOX, sys.executable, "-I", "-c", RUN]
+    request = json.dumps({**fields, "words": words, "max_bytes": CODE_BYTES})
+    try:
+        done = subprocess.run(
+            command, input=request, capture_output=True, text=True, errors="replace", timeout=CODE_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    printed = done.stdout.splitlines()
+    if printed[:1] != [words[0]]:
+        raise ValueError(f"bubblewrap cannot run code here: {done.stderr.strip()[-300:]}")
+    return printed[-1:] == [words[1]]
+
+
+def match_calls(calls: Sequence[Mapping[str, Any]], wanted: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether tool calls are those wanted, in any order: each with a value that is allowed for each argument.
+
+    ``wanted``: name, and the allowed values by argument; an empty text among them allows the argument to be left out.
+    Numbers are equal by value; texts without regard to case, blanks and some punctuation, as BFCL compares them.
+    """
+    left = list(wanted)
+    if len(calls) != len(wanted):
+        return False
+    for call in calls:
+        function = call.get("function")
+        fitting = (each for each in left if isinstance(function, Mapping) and _is_call(function, each))
+        match = next(fitting, None)
+        if match is None:
+            return False
+        left.remove(match)
+    return True
+
+
+def _is_call(function: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    try:
+        arguments = json.loads(function.get("arguments") or "{}")
+    except (TypeError, ValueError):
+        return False
+    if function.get("name") != wanted["name"] or not isinstance(arguments, dict):
+        return False
+    allowed = wanted["arguments"]
+    is_known = all(name in allowed for name in arguments)
+    return is_known and all(
+        _is_allowed(arguments[name], values) if name in arguments else "" in values for name, values in allowed.items()
+    )
+
+
+def _is_allowed(value: Any, allowed: Any) -> bool:
+    return any(_is_equal(value, each) for each in (allowed if isinstance(allowed, list) else [allowed]))
+
+
+def _is_equal(value: Any, wanted: Any) -> bool:
+    """Compare an argument with an allowed value; a field of an object has one value or a list of allowed ones."""
+    if isinstance(value, str) and isinstance(wanted, str):
+        return _simplify(value) == _simplify(wanted)
+    if isinstance(value, bool) or isinstance(wanted, bool):
+        return value is wanted
+    if isinstance(value, dict) and isinstance(wanted, dict):
+        return value.keys() <= wanted.keys() and all(
+            _is_allowed(value[name], values) if name in value else "" in values for name, values in wanted.items()
+        )
+    if isinstance(value, list) and isinstance(wanted, list):
+        return len(value) == len(wanted) and all(map(_is_equal, value, wanted))
+    return bool(value == wanted)
+
+
+def _simplify(text: str) -> str:
+    return IGNORED_CHARACTERS.sub("", text).lower().replace("'", '"')
+
+
+SCORES: Mapping[str, Callable[[str, Mapping[str, Any]], bool]] = {
+    "gsm8k": lambda text, input: match_number(text, input["answer"]),
+    "math": lambda text, input: match_mathematics(text, input["answer"]),
+    "humaneval": lambda text, input: passes_tests(text, input["start"], input["tests"]),
+    "mbpp": lambda text, input: passes_tests(text, input["start"], input["tests"]),
+}
+"""Score of a text, by the name of the benchmark."""
