@@ -1,4 +1,4 @@
-"""Page, Grafana and Ingress as components of an overlay: valid by two versions of Kubernetes, true to their ports."""
+"""Components of an overlay: page, Grafana, Ingress and backups, valid by two versions of Kubernetes."""
 
 import os
 import re
@@ -10,10 +10,16 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from lightningbus.cli.commands.roles.store import ADMIN_VARIABLE, BACKUP_KEYS, BACKUP_VARIABLE
 from tests.deploy.commands import DEPLOY, ROOT, Commands, Document
 from tests.polling import HANG_SECONDS
 
-COMPONENTS = [DEPLOY / "kubernetes" / "page", DEPLOY / "grafana", DEPLOY / "kubernetes" / "ingress"]
+COMPONENTS = [
+    DEPLOY / "kubernetes" / "page",
+    DEPLOY / "grafana",
+    DEPLOY / "kubernetes" / "ingress",
+    DEPLOY / "kubernetes" / "backups",
+]
 VERSIONS = ("1.37", "1.33")
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
 GRAFANA = COMPOSE["grafana"]
@@ -33,9 +39,16 @@ def of(kind: str) -> dict[str, Document]:
     return {document["metadata"]["name"]: document for document in DOCUMENTS if document["kind"] == kind}
 
 
+def pods() -> dict[str, Document]:
+    """The pods of Deployments and CronJobs, by name."""
+    specs = {name: document["spec"] for name, document in of("Deployment").items()}
+    specs |= {name: document["spec"]["jobTemplate"]["spec"] for name, document in of("CronJob").items()}
+    return {name: spec["template"]["spec"] for name, spec in specs.items()}
+
+
 def container(name: str) -> Document:
-    """The one container of a Deployment."""
-    (actual,) = of("Deployment")[name]["spec"]["template"]["spec"]["containers"]
+    """The one container of a Deployment or CronJob."""
+    (actual,) = pods()[name]["containers"]
     return dict(actual)
 
 
@@ -85,11 +98,18 @@ def test_the_pages_command_is_one_of_ours_and_listens_where_it_is_asked(commands
     assert published.endswith(f":{page['ports'][0]['containerPort']}")
 
 
+def test_a_backup_is_a_command_of_ours_with_the_variables_that_it_reads(commands: Commands) -> None:
+    backups = container("backups")
+    assert commands.begun(backups["args"], {}) is None
+    assert {entry["name"] for entry in backups["env"]} == {ADMIN_VARIABLE, BACKUP_VARIABLE, *BACKUP_KEYS}
+    (policy,) = (each for name, each in of("NetworkPolicy").items() if name == "backups")
+    assert [port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]] == [8123, 8443]
+
+
 def test_no_pod_runs_as_root_or_holds_a_secret_of_its_own() -> None:
     documented = (ROOT / "docs" / "deployment.md").read_text()
     assert not of("Secret")
-    for name, deployment in of("Deployment").items():
-        pod = deployment["spec"]["template"]["spec"]
+    for name, pod in pods().items():
         assert pod["securityContext"]["runAsNonRoot"] and not pod["automountServiceAccountToken"]
         assert container(name)["securityContext"]["allowPrivilegeEscalation"] is False
     secrets = set(re.findall(r"(?:secretRef|secretKeyRef): \{name: ([\w-]+)", "".join(

@@ -1,8 +1,9 @@
-"""``lightningbus store``: write events into ClickHouse, answer SQL, and create users of a ClickHouse server."""
+"""``lightningbus store``: write events into ClickHouse, answer SQL; users and backups of a ClickHouse server."""
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +24,9 @@ from lightningbus.run.errors import exit_with
 from lightningbus.run.processes.role_process import run_role
 from lightningbus.run.run_directory.discovery import discover_bus
 
+if TYPE_CHECKING:
+    from lightningbus.store.clickhouse.backups import BackupPlace
+
 app = typer.Typer(rich_markup_mode=None, cls=RoleGroup)
 
 
@@ -31,6 +35,26 @@ READER_VARIABLE, WRITER_VARIABLE = "LIGHTNINGBUS_READER_PASSWORD", "LIGHTNINGBUS
 
 URL_VARIABLE, ADMIN_VARIABLE = "LIGHTNINGBUS_STORE_URL", "LIGHTNINGBUS_ADMIN_SQL"
 """Environment variables for addresses with a password: arguments of a process are visible to all users of a machine."""
+BACKUP_VARIABLE, BACKUP_KEYS = "LIGHTNINGBUS_BACKUP_URL", ("LIGHTNINGBUS_BACKUP_ACCESS", "LIGHTNINGBUS_BACKUP_SECRET")
+BACKUP_SECONDS = 24 * 3600
+AdminOption = Annotated[
+    str | None,
+    typer.Option(
+        "--sql",
+        envvar=ADMIN_VARIABLE,
+        show_envvar=False,
+        help=f"ClickHouse URL of a user with that right [default: ${ADMIN_VARIABLE}]",
+    ),
+]
+PlaceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--place",
+        envvar=BACKUP_VARIABLE,
+        show_envvar=False,
+        help=f"URL of the directory of backups in S3, as the server reaches it [default: ${BACKUP_VARIABLE}]",
+    ),
+]
 
 
 @app.callback(invoke_without_command=True, context_settings=ANY_SETTING)
@@ -89,11 +113,7 @@ def create_users(
     not created.
     """
     with require_extra("store"):
-        from clickhouse_connect.driver.exceptions import ClickHouseError
-
         from lightningbus.store.clickhouse import users
-        from lightningbus.store.clickhouse.client import StoreUnreachableError, connect
-        from lightningbus.store.clickhouse.query_limits import explain_error
 
     check_names(database=database, **({"cluster": cluster} if cluster else {}))
     reader, writer = (os.environ.get(name, "") for name in (READER_VARIABLE, WRITER_VARIABLE))
@@ -103,12 +123,76 @@ def create_users(
     if sql is None:
         print(";\n".join(statements) + ";")
         return
+    _execute(sql, *statements)
+    print(f"made: {', '.join(name for name, password in ((users.READER, reader), (users.WRITER, writer)) if password)}")
+
+
+@app.command("backup")
+def backup(
+    name: Annotated[
+        str | None, typer.Argument(help="name of the backup [default: the time, as 20260131T235959]")
+    ] = None,
+    sql: AdminOption = None,
+    place: PlaceOption = None,
+    base: Annotated[str, typer.Option(help="earlier backup: only what is new since is written")] = "",
+    database: DatabaseOption = "lightningbus",
+) -> None:
+    """Back up the database of a ClickHouse server to S3, and print the backup's name.
+
+    The keys of S3 are in $LIGHTNINGBUS_BACKUP_ACCESS and $LIGHTNINGBUS_BACKUP_SECRET. Without them the server takes its
+    own. Runs go on meanwhile.
+    """
+    from lightningbus.store.clickhouse.backups import build_backup
+
+    name = name or datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+    check_names(database=database, name=name, **({"base": base} if base else {}))
+    _execute(sql, build_backup(database, _find_place(place), name, base), timeout_seconds=BACKUP_SECONDS)
+    print(name)
+
+
+@app.command("restore")
+def restore(
+    name: Annotated[str, typer.Argument(help="name of the backup")],
+    sql: AdminOption = None,
+    place: PlaceOption = None,
+    new_name: Annotated[
+        str, typer.Option("--as", help="name of the database that is made [default: its old one]")
+    ] = "",
+    database: DatabaseOption = "lightningbus",
+) -> None:
+    """Restore a database of a ClickHouse server from a backup; one that holds tables is refused.
+
+    Keys are as for `lightningbus store backup`. A backup with a base needs that one too.
+    """
+    from lightningbus.store.clickhouse.backups import build_restore
+
+    check_names(database=database, name=name, **({"as": new_name} if new_name else {}))
+    _execute(sql, build_restore(database, _find_place(place), name, new_name), timeout_seconds=BACKUP_SECONDS)
+
+
+def _find_place(url: str | None) -> "BackupPlace":
+    from lightningbus.store.clickhouse.backups import BackupPlace
+
+    if not url:
+        exit_with(f"say where backups are by --place or ${BACKUP_VARIABLE}: https://BUCKET.s3.amazonaws.com/DIRECTORY")
+    return BackupPlace(url, *(os.environ.get(variable, "") for variable in BACKUP_KEYS))
+
+
+def _execute(sql: str | None, *statements: str, timeout_seconds: int = 60) -> None:
+    """Execute statements on a ClickHouse server; end the program with a sentence where it refuses one."""
+    with require_extra("store"):
+        from clickhouse_connect.driver.exceptions import ClickHouseError
+
+        from lightningbus.store.clickhouse.client import StoreUnreachableError, connect
+        from lightningbus.store.clickhouse.query_limits import explain_error
+
+    if sql is None:
+        exit_with(f"say which ClickHouse server by --sql or ${ADMIN_VARIABLE}")
     try:
-        client = connect(sql, None)
+        client = connect(sql, None, timeout_seconds)
         for statement in statements:
             client.command(statement)
     except StoreUnreachableError as error:
         exit_with(error)
     except ClickHouseError as error:
         exit_with(explain_error(error))
-    print(f"made: {', '.join(name for name, password in ((users.READER, reader), (users.WRITER, writer)) if password)}")
