@@ -113,9 +113,15 @@ STEP_METRICS: tuple[StepMetric, ...] = (
     StepMetric("tokens/sampled", "tokens sampled", "tokens", "Tokens of the model's answers in trained rollouts."),
     StepMetric(
         "tokens/scored",
-        "tokens scored by the teacher",
+        "tokens scored by teachers",
         "tokens",
-        "Trained tokens that the teacher has scored; absent without one.",
+        "Trained tokens that a teacher has scored; absent without one.",
+    ),
+    StepMetric(
+        "tokens/scored/{teacher}",
+        "tokens scored by {teacher}",
+        "tokens",
+        "Trained tokens that one of several teachers has scored.",
     ),
     StepMetric("tokens/excluded", "tokens left out", "tokens", "Tokens of calls that were left out."),
     StepMetric(

@@ -83,8 +83,7 @@ class RolloutBuilder:
         """Return this model's calls in a rollout; None if one is malformed or has token ids beyond the vocabulary."""
         try:
             transitions = build_transitions(rollout.calls, self._settings.model)
-            if rollout.teacher_logprobs is not None:
-                transitions = add_teacher_scores(transitions, rollout.teacher_logprobs)
+            transitions = add_teacher_scores(transitions, rollout.teacher_scores)
         except (ValueError, LookupError, OverflowError):
             return None
         token_ids = (ids for call in transitions for ids in (call.prompt_ids, call.response_ids))

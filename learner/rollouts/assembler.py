@@ -39,8 +39,8 @@ class Rollout:
     """The runner's error message."""
     problem: str = ""
     """Reason why it cannot be read; empty: it can."""
-    teacher_logprobs: NDArray[np.float32] | None = field(default=None, compare=False)
-    """Scores of all tokens of the trained model's answers, call after call; None: no teacher has scored them."""
+    teacher_scores: Mapping[str, NDArray[np.float32]] = field(default_factory=dict, compare=False)
+    """By teacher: scores of all tokens of the trained model's answers, call after call, NaN where it has none."""
 
     @property
     def models(self) -> dict[str, list[int]]:

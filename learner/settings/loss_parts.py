@@ -1,9 +1,12 @@
 """Settings of the parts of a loss, and of what they learn from beside rewards."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from lightningbus.common.parsed_models import parse_model
 
 
 class LossWeights(BaseModel):
@@ -49,6 +52,17 @@ class TeacherSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
+    name: str = Field(
+        "teacher",
+        description="name of the teacher in metrics; each of a list needs one",
+        pattern=r"^[A-Za-z0-9_-]{1,64}$",
+    )
+    labels: dict[str, str] = Field(
+        {}, description="labels of the tasks that it scores, as {task_set: math}; none: all tasks"
+    )
+    roles: list[str] = Field(
+        [], description="roles whose calls it scores (the part after ':' in the model name); none: all roles"
+    )
     url: str | None = Field(None, description="address of a vLLM server, such as http://10.0.0.5:8000")
     served_model: str | None = Field(None, description="name of the teacher at `url`, where that serves several models")
     model: str | None = Field(
@@ -60,6 +74,16 @@ class TeacherSettings(BaseModel):
     max_requests: int = Field(8, ge=1, description="requests to the teacher at once")
     timeout_seconds: float = Field(300.0, gt=0, description="seconds until a request is tried again")
 
+    @property
+    def has_condition(self) -> bool:
+        """Whether it scores some calls alone."""
+        return bool(self.labels or self.roles)
+
+    def matches(self, labels: Mapping[str, str], role: str) -> bool:
+        """Return whether it scores a role's calls in a task with these labels."""
+        has_labels = all(labels.get(name) == value for name, value in self.labels.items())
+        return has_labels and (not self.roles or role in self.roles)
+
     @model_validator(mode="after")
     def _one_place(self) -> Self:
         if (self.url is None) == (self.model is None):
@@ -67,3 +91,28 @@ class TeacherSettings(BaseModel):
         if self.model is not None and self.served_model is not None:
             raise ValueError("served_model is for a teacher at `url`")
         return self
+
+
+def parse_teachers(value: Any) -> Any:
+    """Convert a mapping to a teacher, and a list to several; raise ValueError naming what is wrong."""
+    if not isinstance(value, list):
+        if not isinstance(value, Mapping | TeacherSettings | None):
+            raise ValueError(f"{value!r} is neither the fields of a teacher nor a list of teachers")
+        return parse_model(value, TeacherSettings)
+    teachers = [parse_model(each, TeacherSettings) for each in value]
+    if not teachers or not all(isinstance(each, TeacherSettings) for each in teachers):
+        raise ValueError("a list of teachers has the fields of at least one")
+    names = [each.name for each in teachers]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"two teachers have the name {twice!r}: give each a `name` of its own")
+    for number, each in enumerate(teachers[:-1]):
+        if not each.has_condition:
+            raise ValueError(
+                f"teacher {each.name!r} scores every call, so {names[number + 1]!r} after it would score none: "
+                "put it last"
+            )
+    return teachers
+
+
+TeacherSetting = Annotated[TeacherSettings | list[TeacherSettings], BeforeValidator(parse_teachers)]
+"""The type of a setting: one teacher, or several, of which the first scores a call whose conditions hold."""

@@ -1,10 +1,11 @@
 """The tokens of a rollout that a teacher scores, and its scores by call. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from lightningbus.learner.settings.loss_parts import TeacherSettings
 from lightningbus.learner.trainer import Floats
 from lightningbus.learner.transitions.sequences import SequenceConfig, TrainSequence, build_sequences
 from lightningbus.learner.transitions.transitions import Transition
@@ -23,9 +24,10 @@ class ScoredRollout:
     sequences: Sequence[TrainSequence]
 
     @classmethod
-    def of_calls(cls, rollout_id: str, calls: Sequence[Transition]) -> "ScoredRollout":
-        """Leave out calls that were sampled at another temperature than 1."""
-        others = {place: "temperature" for place, call in enumerate(calls) if call.temperature != TEMPERATURE}
+    def of_calls(cls, rollout_id: str, calls: Sequence[Transition], chosen: Collection[int]) -> "ScoredRollout":
+        """Score the calls at the ``chosen`` places, but for those that were sampled at another temperature than 1."""
+        others = {place: "teacher" for place in range(len(calls)) if place not in chosen}
+        others |= {place: "temperature" for place, call in enumerate(calls) if call.temperature != TEMPERATURE}
         return cls(calls, build_sequences(rollout_id, calls, WHOLE, others)[0])
 
     def merge(self, scores: Sequence[Floats]) -> Floats:
@@ -45,3 +47,18 @@ class ScoredRollout:
     def num_tokens(self) -> int:
         """Tokens of all answers."""
         return sum(call.num_tokens for call in self.calls)
+
+
+def assign_calls(
+    teachers: Sequence[TeacherSettings], labels: Mapping[str, str], calls: Sequence[Transition]
+) -> dict[str, list[int]]:
+    """Return the places of the calls that each teacher scores, by its name: the first that matches scores a call.
+
+    ``labels`` are those of the calls' task. A call that no teacher matches is in none of the lists.
+    """
+    places: dict[str, list[int]] = {}
+    for place, call in enumerate(calls):
+        teacher = next((each for each in teachers if each.matches(labels, call.role)), None)
+        if teacher is not None:
+            places.setdefault(teacher.name, []).append(place)
+    return places

@@ -147,8 +147,9 @@ class RunSettings(BaseModel):
         known = {*models, *(node.model for node in self.inference), self.main_model}
         known.update(name for runner in self.runners for name in runner.endpoints)
         for learner in self.all_learners:
-            teacher = learner.teacher.model if learner.teacher is not None else None
-            if teacher is not None and self.inference and teacher not in {node.model for node in self.inference}:
+            served = {node.model for node in self.inference} | {None}
+            teacher = next((each.model for each in learner.teachers if each.model not in served), None)
+            if teacher is not None and self.inference:
                 raise ValueError(
                     f"teacher.model of model {learner.model!r}: no inference node here serves {teacher!r}; give one "
                     "with this `model` and `frozen: true`, or teacher.url"
