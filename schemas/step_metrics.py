@@ -204,7 +204,7 @@ STEP_METRICS: tuple[StepMetric, ...] = (
         "actor/teacher_kl",
         "divergence from the teacher",
         "nats",
-        "k3 estimate of the divergence from the teacher; absent without one.",
+        "Divergence from the teacher: with `top_k` itself, else its k3 estimate; absent without one.",
     ),
     StepMetric("actor/kl_loss", "divergence from the reference", "nats", "Mean divergence from the reference model."),
     StepMetric("actor/entropy", "entropy", "nats", "Mean entropy of the policy over trained tokens."),

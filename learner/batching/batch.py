@@ -69,8 +69,8 @@ class Batch:
             ]
             if self.imitated:
                 arrays.append(spread_over_tokens(sequence, self.imitated))
-            if sequence.teacher_logprobs is not None:
-                arrays.append(sequence.teacher_logprobs)
+            if (scores := sequence.teacher_scores) is not None:
+                arrays += [scores.logprobs, scores.top_ids, scores.top_logprobs]
             for array in arrays:
                 digest.update(np.ascontiguousarray(array).tobytes())
         for pair in self.pairs:

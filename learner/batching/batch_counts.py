@@ -62,8 +62,8 @@ def count_scored(built: Sequence[BuiltRollout]) -> Counter[str]:
     for each in (each for each in built if not each.reason):
         teachers = {call.index: call.teacher for call in each.calls or ()}
         for row in each.sequences:
-            if row.teacher_logprobs is not None:
-                scored = row.call_index[row.trained & np.isfinite(row.teacher_logprobs)]
+            if row.teacher_scores is not None:
+                scored = row.call_index[row.trained & row.teacher_scores.is_scored]
                 counts.update(teachers[call] for call in scored.tolist())
     return counts
 

@@ -20,6 +20,7 @@ from lightningbus.learner.settings.algorithm import (
 )
 from lightningbus.learner.settings.engine import EngineSettings
 from lightningbus.learner.settings.loss_parts import (
+    Direction,
     LossWeights,
     PreferenceSettings,
     SupervisedSettings,
@@ -236,6 +237,11 @@ class LearnerSettings(ModelRoleSettings):
     def teachers(self) -> Sequence[TeacherSettings]:
         """The teachers, in the order in which they are tried for a call."""
         return self.teacher if isinstance(self.teacher, list) else [self.teacher] if self.teacher is not None else []
+
+    @property
+    def direction(self) -> Direction:
+        """The divergence of teachers that give their likeliest tokens."""
+        return next((each.direction for each in self.teachers if each.top_k), "reverse")
 
     @property
     def max_group_size(self) -> int:

@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from lightningbus.common.parsed_models import parse_model
+
+Direction = Literal["reverse", "forward"]
+"""Whose tokens a divergence of policy and teacher is the mean over: the policy's, or the teacher's."""
 
 
 class LossWeights(BaseModel):
@@ -71,6 +74,17 @@ class TeacherSettings(BaseModel):
     api_key_file: Path | None = Field(
         None, description="file with the server's API key; default for nodes of the run: their own key"
     )
+    top_k: int = Field(
+        0,
+        ge=0,
+        description="likeliest tokens of the teacher at each place to learn from, beside the rest as one; 0: the "
+        "sampled token alone. vLLM gives as many as its --max-logprobs (20), which nodes of the run get",
+    )
+    direction: Direction = Field(
+        "reverse",
+        description="divergence with top_k. reverse: the policy gives up what the teacher finds unlikely; forward: it "
+        "covers all that the teacher finds likely",
+    )
     max_requests: int = Field(8, ge=1, description="requests to the teacher at once")
     timeout_seconds: float = Field(300.0, gt=0, description="seconds until a request is tried again")
 
@@ -90,6 +104,8 @@ class TeacherSettings(BaseModel):
             raise ValueError("name the teacher by `url`, or by `model` of a node of the run: one of them")
         if self.model is not None and self.served_model is not None:
             raise ValueError("served_model is for a teacher at `url`")
+        if self.direction == "forward" and not self.top_k:
+            raise ValueError("direction: forward needs top_k of at least 1: sampled tokens estimate the reverse alone")
         return self
 
 
@@ -111,6 +127,8 @@ def parse_teachers(value: Any) -> Any:
                 f"teacher {each.name!r} scores every call, so {names[number + 1]!r} after it would score none: "
                 "put it last"
             )
+    if len({each.direction for each in teachers if each.top_k}) > 1:
+        raise ValueError("two teachers have different directions: a step has one `direction`")
     return teachers
 
 

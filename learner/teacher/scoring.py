@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lightningbus.learner.rollouts.teacher_scores import TeacherScores
 from lightningbus.learner.settings.loss_parts import TeacherSettings
-from lightningbus.learner.trainer import Floats
 from lightningbus.learner.transitions.sequences import SequenceConfig, TrainSequence, build_sequences
 from lightningbus.learner.transitions.transitions import Transition
 
@@ -30,18 +30,18 @@ class ScoredRollout:
         others |= {place: "temperature" for place, call in enumerate(calls) if call.temperature != TEMPERATURE}
         return cls(calls, build_sequences(rollout_id, calls, WHOLE, others)[0])
 
-    def merge(self, scores: Sequence[Floats]) -> Floats:
-        """Return one value for each token of all answers, from those of each sequence; NaN where there is none."""
-        by_call: dict[int, Floats] = {}
+    def merge(self, scores: Sequence[TeacherScores], top_k: int = 0) -> TeacherScores:
+        """Return the scores of all answers' tokens, from those of each sequence."""
+        by_call: dict[int, TeacherScores] = {}
         for sequence, values in zip(self.sequences, scores, strict=True):
             by_call |= dict.fromkeys(np.unique(sequence.call_index[sequence.trained]).tolist(), values)
         parts = [
             by_call[call.index][len(call.prompt_ids) : call.length]
             if call.index in by_call
-            else np.full(call.num_tokens, np.nan, np.float32)
+            else TeacherScores.empty(call.num_tokens)
             for call in self.calls
         ]
-        return np.concatenate([np.zeros(0, np.float32), *parts])
+        return TeacherScores.join(parts, top_k)
 
     @property
     def num_tokens(self) -> int:

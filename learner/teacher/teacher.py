@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from lightningbus.common.backoff import Backoff, RetryPolicy
+from lightningbus.learner.rollouts.teacher_scores import TeacherScores
 from lightningbus.learner.settings.loss_parts import TeacherSettings
 from lightningbus.learner.teacher.client import TeacherClient, TeacherUnreachableError
-from lightningbus.learner.trainer import Floats
 
 log = logging.getLogger(__name__)
 RETRY = RetryPolicy(0.5, 15.0)
@@ -33,7 +33,7 @@ class Teacher:
         self.problem = ""
         """Reason why the teacher scores nothing now; empty: it does."""
 
-    async def score(self, token_ids: list[int]) -> Floats:
+    async def score(self, token_ids: list[int]) -> TeacherScores:
         """Score a sequence, however often that must be tried; see `TeacherClient.score`.
 
         Raises `UnscorableError`, and `LearnerError` where it can never score one.
@@ -43,17 +43,17 @@ class Teacher:
             return await self._retry(partial(self._client.score, token_ids=token_ids))
 
     async def check(self) -> None:
-        """Compare the tokenizers, however often that must be tried; raise `LearnerError` for another one."""
-        await self._retry(self._check_tokenizer)
+        """Check once what `TeacherClient.check` does, however often that must be tried; raise `LearnerError`."""
+        await self._retry(self._check_once)
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.close()
 
-    async def _check_tokenizer(self, address: str) -> None:
+    async def _check_once(self, address: str) -> None:
         async with self._checking:
             if not self._is_checked:
-                await self._client.check_tokenizer(address, self._model_path)
+                await self._client.check(address, self._model_path)
                 self._is_checked = True
 
     async def _retry(self, ask: Callable[[str], Awaitable[T]]) -> T:

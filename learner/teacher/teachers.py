@@ -6,25 +6,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
-
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.learner.dispatch.group_tasks import find_input_id
 from lightningbus.learner.errors import LearnerError
 from lightningbus.learner.rollouts.assembler import Rollout, training_reward
 from lightningbus.learner.rollouts.groups import RolloutGroup
+from lightningbus.learner.rollouts.teacher_scores import TeacherScores
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.loss_parts import TeacherSettings
 from lightningbus.learner.teacher.client import UnscorableError
 from lightningbus.learner.teacher.score_file import ScoreFile
 from lightningbus.learner.teacher.scoring import ScoredRollout, assign_calls
 from lightningbus.learner.teacher.teacher import Teacher
-from lightningbus.learner.trainer import Floats
 from lightningbus.learner.transitions.transitions import Transition, build_transitions
 from lightningbus.tasks.task_loading import TaskInput
 
 log = logging.getLogger(__name__)
-Scores = Mapping[str, Floats]
+Scores = Mapping[str, TeacherScores]
 """Scores of a rollout by teacher, see `Rollout.teacher_scores`."""
 
 
@@ -48,6 +46,7 @@ class Teachers:
         self._teachers = {
             each.name: Teacher(each, settings.model_path, partial(find_address, each)) for each in settings.teachers
         }
+        self._top_k = {each.name: each.top_k for each in settings.teachers}
         self._file = ScoreFile(settings.checkpoint_dir)
         self._scoring: dict[str, asyncio.Task[Scores]] = {}
 
@@ -87,10 +86,7 @@ class Teachers:
                     group.members[name] = replace(rollout, teacher_scores=await scoring[rollout.execution_id])
 
     async def check(self) -> None:
-        """Compare each teacher's tokenizer with the student's; raise `LearnerError` for another one.
-
-        Waits for teachers that are away.
-        """
+        """Check each teacher; raise `LearnerError` for one that can be none. Waits for teachers that are away."""
         await asyncio.gather(*(teacher.check() for teacher in self._teachers.values()))
 
     async def close(self) -> None:
@@ -125,19 +121,20 @@ class Teachers:
 
     async def _score_calls(
         self, name: str, rollout: Rollout, calls: Sequence[Transition], chosen: Sequence[int]
-    ) -> Floats:
+    ) -> TeacherScores:
         """Return one teacher's scores of the calls at the ``chosen`` places, from the file if it has them."""
-        known = self._file.find(rollout.execution_id, name)
+        teacher, top_k = self._teachers[name], self._top_k[name]
+        known = self._file.find(rollout.execution_id, name, top_k)
         if known is not None:
             return known
         request = ScoredRollout.of_calls(rollout.id, calls, chosen)
         try:
-            scores = [await self._teachers[name].score(sequence.token_ids.tolist()) for sequence in request.sequences]
+            scores = [await teacher.score(sequence.token_ids.tolist()) for sequence in request.sequences]
         except UnscorableError as error:
             log.warning("teacher %r does not score rollout %s: %s", name, rollout.id, error)
-            merged = np.full(request.num_tokens, np.nan, np.float32)
+            merged = TeacherScores.empty(request.num_tokens, top_k)
         else:
-            merged = request.merge(scores)
+            merged = request.merge(scores, top_k)
         self._file.add(rollout.execution_id, name, merged)
         return merged
 

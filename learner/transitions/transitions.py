@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from lightningbus.learner.rollouts.teacher_scores import TeacherScores
 from lightningbus.learner.transitions.truncation import MIN_TEMPERATURE, find_forced, find_truncations
 from lightningbus.schemas.spans import ModelCall
 from lightningbus.schemas.trajectory.prefix_encoding import expand_calls
@@ -28,8 +29,8 @@ class Transition:
     """``int64[T]``: the weight version that made each token."""
     forced: NDArray[np.bool_] | None = None
     """``bool[T]``: tokens that nobody sampled, which are not trained; None: all were sampled."""
-    teacher_logprobs: NDArray[np.float32] | None = None
-    """``float32[T]``: log-probabilities of the tokens under a teacher; None: no teacher has scored them."""
+    teacher_scores: TeacherScores | None = None
+    """Scores of the response by a teacher; None: no teacher has scored it."""
     teacher: str = ""
     """Name of that teacher."""
     truncations: tuple[str, ...] = ()
@@ -59,10 +60,10 @@ def build_transitions(calls: Sequence[ModelCall], model: str | None = None) -> l
     return [_transition(call) for call in expand_calls(calls) if model in (None, call.model)]
 
 
-def add_teacher_scores(calls: Sequence[Transition], scores: Mapping[str, NDArray[np.float32]]) -> list[Transition]:
+def add_teacher_scores(calls: Sequence[Transition], scores: Mapping[str, TeacherScores]) -> list[Transition]:
     """Return copies of a rollout's calls with the scores of the first teacher that has any.
 
-    ``scores``, by teacher, come call after call, NaN where there is none. Raises ValueError for scores of other calls.
+    ``scores``, by teacher, come call after call. Raises ValueError for scores of other calls.
     """
     starts = np.cumsum([0, *(call.num_tokens for call in calls)], dtype=np.int64)
     if any(len(values) != starts[-1] for values in scores.values()):
@@ -71,8 +72,8 @@ def add_teacher_scores(calls: Sequence[Transition], scores: Mapping[str, NDArray
     for place, call in enumerate(calls):
         for teacher, values in scores.items():
             part = values[starts[place] : starts[place + 1]]
-            if np.isfinite(part).any():
-                scored[place] = replace(call, teacher_logprobs=part, teacher=teacher)
+            if part.is_scored.any():
+                scored[place] = replace(call, teacher_scores=part, teacher=teacher)
                 break
     return scored
 

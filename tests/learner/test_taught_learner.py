@@ -33,7 +33,7 @@ async def test_teachers_and_learners_that_go_lose_and_repeat_nothing(
             groups_per_step=2, max_steps=STEPS, max_staleness=BOUND, checkpoint_interval=3,
             teacher=[
                 {"name": "even", "url": even.url, "max_requests": REQUESTS, "labels": {"half": "0"}},
-                {"name": "rest", "url": rest.url, "max_requests": REQUESTS},
+                {"name": "rest", "url": rest.url, "max_requests": REQUESTS, "top_k": 4},
             ],
             loss_weights={"rl": 0.0},
         )  # fmt: skip
@@ -58,7 +58,8 @@ async def test_teachers_and_learners_that_go_lose_and_repeat_nothing(
     kept = [event for event in run.kept if event.batch_sha256]
     assert [event.step for event in kept] == [*range(1, STEPS + 1)]
     for event in kept:
-        assert event.metrics["tokens/scored"] == event.metrics["tokens"] > 0 and event.metrics["actor/teacher_kl"] >= 0
+        assert event.metrics["tokens/scored"] == event.metrics["tokens"] > 0
+        assert event.metrics["actor/teacher_kl"] > -1e-6  # rounding of a divergence of nearly equal models
         by_teacher = [event.metrics[f"tokens/scored/{name}"] for name in ("even", "rest")]
         halves = Counter(
             int(use.task_id.removeprefix("q").partition("@")[0]) % 2 for use in event.rollouts if use.trained

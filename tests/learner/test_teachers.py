@@ -74,8 +74,8 @@ async def test_calls_are_scored_by_the_first_teacher_of_their_role(paths: list[P
         assert [list(server.counts) for server in servers] == [[(1, 2, 3, 4, 5, 6, 7, 8)], [(1, 2, 3, 4, 5)]]
         whole, part = servers[0].score([1, 2, 3, 4, 5, 6, 7, 8]), servers[1].score([1, 2, 3, 4, 5])
         scores = groups[0].rollouts[0].teacher_scores
-        np.testing.assert_allclose(scores["a"], [*whole[1:3], np.nan, *whole[4:7], np.nan], atol=1e-5)
-        np.testing.assert_allclose(scores["b"], [np.nan, np.nan, part[3], *[np.nan] * 4], atol=1e-5)
+        np.testing.assert_allclose(scores["a"].logprobs, [*whole[1:3], np.nan, *whole[4:7], np.nan], atol=1e-5)
+        np.testing.assert_allclose(scores["b"].logprobs, [np.nan, np.nan, part[3], *[np.nan] * 4], atol=1e-5)
         batch = builder_for(settings).build(groups, 0)
     names = ("tokens", "tokens/scored", "tokens/scored/a", "tokens/scored/b")
     assert [batch.metrics[name] for name in names] == [14, 12, 10, 2]
@@ -188,6 +188,13 @@ def test_labels_that_no_task_has_are_refused(tmp_path: Path) -> None:
         ([{"name": "a"}], "name the teacher by `url`, or by `model`"),
         ([{"name": "a", "model": "policy", "roles": ["x"]}, {"name": "b", "url": "u"}], "is the model that is trained"),
         ({"url": "u", "labels": {"a": "b"}}, "teacher.labels needs `tasks`"),
+        (
+            [
+                {"name": "a", "url": "u", "roles": ["x"], "top_k": 2},
+                {"name": "b", "url": "u", "top_k": 2, "direction": "forward"},
+            ],
+            "two teachers have different directions",
+        ),
     ],
 )
 def test_settings_of_no_teachers_are_refused(teacher: Any, sentence: str) -> None:

@@ -138,11 +138,12 @@ def test_a_job_goes_on_with_the_same_teachers_for_the_same_calls(tmp_path: Path)
         _, job = job_of(tmp_path, teacher=teacher)
         return describe_job(job.learners, job.eval)["learner"]["teacher"]  # type: ignore[no-any-return]
 
-    one = {"url": "http://t"}
-    assert described(one) == described({**one, "max_requests": 3}) == {"model": None, "served_model": None}
-    both = [{**one, "name": "a", "roles": ["writer"]}, {**one, "name": "b"}]
+    alone = {"url": "http://t"}
+    assert described(alone) == described({**alone, "max_requests": 3}) == {"model": None, "served_model": None}
+    both = [{**alone, "name": "a", "roles": ["writer"]}, {**alone, "name": "b"}]
     assert described([{**both[0], "url": "http://u"}, both[1]]) == described(both)
     assert described([{**both[0], "roles": ["reader"]}, both[1]]) != described(both)
+    assert described({**alone, "top_k": 2}) != described(alone)
 
 
 def a_round(version: int, state: str = "finished") -> PromptRound:

@@ -162,6 +162,15 @@ class RunSettings(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _top_k(self) -> Self:
+        """Let nodes give as many log-probabilities of a token as teachers on them are asked for."""
+        for teacher in (teacher for learner in self.all_learners for teacher in learner.teachers if teacher.top_k):
+            self.inference = [
+                node.allow_logprobs(teacher.top_k) if node.model == teacher.model else node for node in self.inference
+            ]
+        return self
+
+    @model_validator(mode="after")
     def _budget(self) -> Self:
         judges = self.grader.graders.values() if self.grader is not None else ()
         has_price = any(
