@@ -347,8 +347,10 @@ class LearnerSettings(ModelRoleSettings):
             raise ValueError("teacher scores rollouts: it needs groups_per_step of at least 1")
         if self.teacher is not None and self.sampling_params.get("temperature", 1.0) != 1.0:
             raise ValueError("teacher needs sampling_params.temperature 1: its probabilities are those at 1")
-        if any(each.model == self.model for each in self.teachers):
-            raise ValueError(f"teacher.model: {self.model!r} is the model that is trained: name another one")
+        if any(each.model == self.model and each.hint is None for each in self.teachers):
+            raise ValueError(
+                f"teacher.model: {self.model!r} is the model that is trained: name another one, or give it a `hint`"
+            )
         if self.tasks is None and any(each.labels for each in self.teachers):
             raise ValueError("teacher.labels needs `tasks`: the learner does not know the labels of others' tasks")
         if self.loss_weights.rl == 0 and self.teacher is None and self.supervised is None:

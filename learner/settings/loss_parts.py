@@ -74,6 +74,12 @@ class TeacherSettings(BaseModel):
     api_key_file: Path | None = Field(
         None, description="file with the server's API key; default for nodes of the run: their own key"
     )
+    hint: str | None = Field(
+        None,
+        min_length=1,
+        description="message of the user that it reads before each answer, and the student does not; with it, the "
+        "trained model may be its own teacher. None: it reads what the student reads",
+    )
     top_k: int = Field(
         0,
         ge=0,

@@ -127,7 +127,10 @@ class Teachers:
         known = self._file.find(rollout.execution_id, name, top_k)
         if known is not None:
             return known
-        request = ScoredRollout.of_calls(rollout.id, calls, chosen)
+        hinted = await teacher.add_hint(calls)
+        chosen = [place for place in chosen if hinted[place] is not None]
+        read = [call if other is None else other for call, other in zip(calls, hinted, strict=True)]
+        request = ScoredRollout.of_calls(rollout.id, read, chosen)
         try:
             scores = [await teacher.score(sequence.token_ids.tolist()) for sequence in request.sequences]
         except UnscorableError as error:

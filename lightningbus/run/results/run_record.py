@@ -61,7 +61,7 @@ def _describe_teachers(learner: LearnerSettings) -> Any:
     """Return what a resume must keep of a learner's teachers: one alone, a list of several, or None."""
     kept = [
         each.model_dump(include={"model", "served_model"})
-        | each.model_dump(include={"name", "labels", "roles", "top_k", "direction"}, exclude_defaults=True)
+        | each.model_dump(include={"name", "labels", "roles", "top_k", "direction", "hint"}, exclude_defaults=True)
         for each in learner.teachers
     ]
     return kept if isinstance(learner.teacher, list) else kept[0] if kept else None
