@@ -24,6 +24,7 @@ from lightningbus.learner.settings.loss_parts import (
     LossWeights,
     PreferenceSettings,
     SupervisedSettings,
+    TeacherList,
     TeacherSetting,
     TeacherSettings,
 )
@@ -201,7 +202,7 @@ class LearnerSettings(ModelRoleSettings):
     preferences: PreferenceSettings | None = Field(
         None, description="pairs of a better and a worse answer, with `groups_per_step: 0`; none: no pairs"
     )
-    teacher: TeacherSetting | None = Field(
+    teacher: TeacherSetting = Field(
         None,
         description="model to agree with, or a list of several: the first whose `labels` and `roles` fit scores a "
         "call; none: no distillation",
@@ -236,7 +237,9 @@ class LearnerSettings(ModelRoleSettings):
     @property
     def teachers(self) -> Sequence[TeacherSettings]:
         """The teachers, in the order in which they are tried for a call."""
-        return self.teacher if isinstance(self.teacher, list) else [self.teacher] if self.teacher is not None else []
+        if isinstance(self.teacher, TeacherList):
+            return self.teacher.root
+        return [] if self.teacher is None else [self.teacher]
 
     @property
     def direction(self) -> Direction:

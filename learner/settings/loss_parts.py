@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, model_validator
 
 from lightningbus.common.parsed_models import parse_model
 
@@ -115,10 +115,14 @@ class TeacherSettings(BaseModel):
         return self
 
 
+class TeacherList(RootModel[list[TeacherSettings]]):
+    """Several teachers: a model, because a setting that may be a list has no flags for the fields of one."""
+
+
 def parse_teachers(value: Any) -> Any:
     """Convert a mapping to a teacher, and a list to several; raise ValueError naming what is wrong."""
     if not isinstance(value, list):
-        if not isinstance(value, Mapping | TeacherSettings | None):
+        if not isinstance(value, Mapping | TeacherSettings | TeacherList | None):
             raise ValueError(f"{value!r} is neither the fields of a teacher nor a list of teachers")
         return parse_model(value, TeacherSettings)
     teachers = [parse_model(each, TeacherSettings) for each in value]
@@ -135,8 +139,8 @@ def parse_teachers(value: Any) -> Any:
             )
     if len({each.direction for each in teachers if each.top_k}) > 1:
         raise ValueError("two teachers have different directions: a step has one `direction`")
-    return teachers
+    return TeacherList(teachers)
 
 
-TeacherSetting = Annotated[TeacherSettings | list[TeacherSettings], BeforeValidator(parse_teachers)]
-"""The type of a setting: one teacher, or several, of which the first scores a call whose conditions hold."""
+TeacherSetting = Annotated[TeacherSettings | TeacherList | None, BeforeValidator(parse_teachers)]
+"""The type of a setting: one teacher, several, of which the first that matches scores a call, or none."""

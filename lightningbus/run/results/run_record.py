@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.settings.loss_parts import TeacherList
 from lightningbus.run.errors import UserError
 from lightningbus.run.results.results import Results
 from lightningbus.run.settings.optimize import OptimizeSettings
@@ -64,7 +65,7 @@ def _describe_teachers(learner: LearnerSettings) -> Any:
         | each.model_dump(include={"name", "labels", "roles", "top_k", "direction", "hint"}, exclude_defaults=True)
         for each in learner.teachers
     ]
-    return kept if isinstance(learner.teacher, list) else kept[0] if kept else None
+    return kept if isinstance(learner.teacher, TeacherList) else kept[0] if kept else None
 
 
 def _without(section: str, fields: dict[str, Any]) -> dict[str, Any]:

@@ -51,6 +51,7 @@ def learner(
         from lightningbus.learner import learner as role
         from lightningbus.learner.checkpointing import checkpoint
         from lightningbus.learner.settings.learner import LearnerSettings
+        from lightningbus.learner.settings.loss_parts import TeacherList
         from lightningbus.learner.training import distributed
 
     options = {
@@ -85,6 +86,6 @@ def learner(
         for each in checked.teachers
     ]
     if teachers:
-        teacher = teachers if isinstance(checked.teacher, list) else teachers[0]
+        teacher = TeacherList(teachers) if isinstance(checked.teacher, TeacherList) else teachers[0]
         checked = checked.model_copy(update={"teacher": teacher})
     run_role(at, "learner", role.run, checked, *expected)
