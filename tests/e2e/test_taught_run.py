@@ -1,4 +1,4 @@
-"""A step that learns from the likeliest tokens of a frozen node: real vLLM, and what the learner has of its scores."""
+"""A step that learns from the likeliest tokens of a frozen node and of its own with a hint: real vLLM, real scores."""
 
 import json
 from pathlib import Path
@@ -10,14 +10,17 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
+from lightningbus.learner.rollouts.teacher_scores import TeacherScores
 from lightningbus.learner.teacher.score_file import ScoreFile
 from tests.commands import python
-from tests.learner.conftest import tiny_model
+from tests.learner.conftest import tiny_model, tiny_tokenizer
+from tests.learner.test_hint import CHAT, TEXT
 
-TOP_K, SAMPLES = 24, 2
+TASKS, SAMPLES, TOP_K = 4, 2, 24
 CALLS = """
 SELECT execution_id, prompts.prompt_ids AS prompt_ids, completions.response_ids AS response_ids
 FROM completions INNER JOIN prompts USING (execution_id, call)
+WHERE completions.rollout_id IN (SELECT rollout_id FROM training_rollouts WHERE trained)
 """
 METRICS = "SELECT metrics FROM training_steps WHERE step = 1"
 
@@ -27,17 +30,43 @@ pytestmark = pytest.mark.timeout(900)
 def sized(directory: Path, layers: int) -> Path:
     """A model with the head size of vLLM's attention on CPUs."""
     sizes = {"vocab_size": 320, "hidden_size": 64, "max_position_embeddings": 512, "num_hidden_layers": layers}
-    return tiny_model(directory, **sizes)
+    path = tiny_model(directory, **sizes)
+    tokenizer = tiny_tokenizer(path)
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def check(model: Any, scores: TeacherScores, prompt: list[int], response: list[int]) -> None:
+    """Compare scores with a model's own log-probabilities."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+    every = torch.log_softmax(logits, -1)
+    np.testing.assert_allclose(scores.logprobs, every.gather(1, torch.tensor(response)[:, None])[:, 0], atol=1e-3)
+    np.testing.assert_allclose(scores.top_logprobs, every.topk(TOP_K).values, atol=1e-3)
+    by_id = every.gather(1, torch.from_numpy(scores.top_ids.astype(np.int64)))
+    np.testing.assert_allclose(scores.top_logprobs, by_id, atol=1e-3)
 
 
 def test_a_step_learns_from_the_likeliest_tokens_that_vllm_gives(tmp_path: Path) -> None:
-    """More of them than vLLM gives by itself; each score is the frozen model's own."""
+    """More of them than vLLM gives by itself; each score is that of the node's model behind the teacher's prompt."""
+    student, large = sized(tmp_path / "student", 1), sized(tmp_path / "large", 2)
+    tokenizer = tiny_tokenizer(tmp_path)
+
+    def ids(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
     lines = [
-        {"id": f"t{number}", "input": {"prompt_ids": [5 + number, 6, 7, 8], "max_tokens": 6}} for number in range(4)
+        {
+            "id": f"t{number}",
+            "input": {"prompt_ids": ids(f"#user {number}\n#a "), "max_tokens": 6},
+            "labels": {"half": str(number % 2)},
+        }
+        for number in range(TASKS)
     ]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     engine = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 8, "cpu_threads": 1}
-    student, teacher = sized(tmp_path / "student", 1), sized(tmp_path / "teacher", 2)
+    top = {"top_k": TOP_K, "direction": "forward"}
     job: dict[str, Any] = {
         "name": "taught",
         "runs": str(tmp_path / "runs"),
@@ -45,13 +74,16 @@ def test_a_step_learns_from_the_likeliest_tokens_that_vllm_gives(tmp_path: Path)
         "store": {"http_port": 0, "flush_interval_seconds": 0.1},
         "inference": [
             {"model_path": str(student), **engine},
-            {"model_path": str(teacher), "model": "large", "frozen": True, **engine},
+            {"model_path": str(large), "model": "large", "frozen": True, **engine},
         ],
         "runners": [{"entrypoint": "lightningbus.tasks.recorded_prompts:answer", "concurrency": 2}],
         "learner": {
             "model_path": str(student), "tasks": str(tmp_path / "tasks.jsonl"), "group_size": SAMPLES,
-            "groups_per_step": 2, "max_steps": 1, "cpu_threads": 1, "seq_len": 64,
-            "teacher": {"model": "large", "top_k": TOP_K, "direction": "forward"}, "loss_weights": {"rl": 0},
+            "groups_per_step": TASKS, "max_steps": 1, "cpu_threads": 1, "seq_len": 64, "loss_weights": {"rl": 0},
+            "teacher": [
+                {"name": "large", "model": "large", "labels": {"half": "0"}, **top},
+                {"name": "itself", "model": "policy", "hint": TEXT, **top},
+            ],
         },
         "eval": {"tasks": str(tmp_path / "tasks.jsonl"), "samples": 1, "every": 1},
     }  # fmt: skip
@@ -64,22 +96,22 @@ def test_a_step_learns_from_the_likeliest_tokens_that_vllm_gives(tmp_path: Path)
     (row,) = query(METRICS)
     metrics = json.loads(row["metrics"]) if isinstance(row["metrics"], str) else row["metrics"]
     assert metrics["tokens/scored"] == metrics["tokens"] > 0 and metrics["actor/teacher_kl"] > 0
+    assert metrics["tokens/scored/large"] > 0 and metrics["tokens/scored/itself"] > 0
     assert metrics["actor/loss"] == pytest.approx(metrics["actor/teacher_kl"])
-    model = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
+    models = {
+        name: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        for name, path in (("large", large), ("itself", student))
+    }
     (path,) = tmp_path.rglob("teacher.sqlite")
-    file, num_checked = ScoreFile(path.parent), 0
+    file, checked = ScoreFile(path.parent), list[str]()
     for call in query(CALLS):
-        scores = file.find(call["execution_id"], "teacher", TOP_K)
-        if scores is None:
-            continue  # of an evaluation
-        prompt, response = call["prompt_ids"], call["response_ids"]
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
-        values, _ = (every := torch.log_softmax(logits, -1)).topk(TOP_K)
-        np.testing.assert_allclose(scores.logprobs, every.gather(1, torch.tensor(response)[:, None])[:, 0], atol=1e-3)
-        np.testing.assert_allclose(scores.top_logprobs, values, atol=1e-3)
-        by_id = every.gather(1, torch.from_numpy(scores.top_ids.astype(np.int64)))
-        np.testing.assert_allclose(scores.top_logprobs, by_id, atol=1e-3)
-        num_checked += 1
+        for name, model in models.items():
+            scores, prompt = file.find(call["execution_id"], name, TOP_K), call["prompt_ids"]
+            if scores is None:
+                continue
+            begin = ids("#a ")
+            hint = ids(f"#user {TEXT}\n") if name == "itself" else []
+            check(model, scores, [*prompt[: -len(begin)], *hint, *begin], call["response_ids"])
+            checked.append(name)
     file.close()
-    assert num_checked >= 2 * SAMPLES
+    assert sorted(checked) == ["itself"] * (TASKS * SAMPLES // 2) + ["large"] * (TASKS * SAMPLES // 2)
