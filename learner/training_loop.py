@@ -129,6 +129,7 @@ class TrainingLoop:
 
     async def _next_groups(self) -> list[RolloutGroup]:
         while self.settings.groups_per_step:
+            self.consumer.attempt_ended.clear()  # first of all: what ends from here on is looked at again
             seconds_left = self.consumer.expire()
             self.consumer.groups.drop(self.dispatcher.take_surplus())
             await self.dispatcher.replace_dropped(self.excluded.collect())
@@ -145,7 +146,6 @@ class TrainingLoop:
                 return groups
             await self._checkpoint_if_filling()
             self.dispatcher.wake()
-            self.consumer.attempt_ended.clear()
             waits = [seconds_left, self.slow_groups.seconds_left]
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min((wait for wait in waits if wait is not None), default=None)):

@@ -148,6 +148,28 @@ async def test_a_teacher_that_is_away_holds_up_its_own_groups_alone(paths: list[
         await teachers.close()
 
 
+async def test_scores_that_come_while_a_checkpoint_is_written_are_not_missed() -> None:
+    """The step goes on, though nothing else ends any more."""
+    loop = Loop(fake_trainer())
+    training, consumer, ended = loop.training, loop.training.consumer, asyncio.Event()
+    consumer.attempt_ended, consumer.expire = ended, Mock(return_value=None)  # type: ignore[method-assign]
+    loop.dispatcher.order_by_deadline, loop.dispatcher.find_awaited = list, Mock(return_value=[])
+    loop.dispatcher.find_replacements_of_others = loop.dispatcher.take_surplus = Mock(return_value=[])
+    waiting = {"a", "b"}
+    training.teachers = Mock(find_waiting=Mock(side_effect=lambda groups: set(waiting)))
+
+    async def write_checkpoint() -> None:
+        waiting.clear()
+        ended.set()
+
+    training._checkpoint_if_filling = write_checkpoint  # type: ignore[method-assign]
+    for task in ("a", "b"):
+        for sample in range(2):
+            loop.groups.add(rollout(task, sample, float(sample), samples=2), 0.0)
+    async with asyncio.timeout(HANG_SECONDS):
+        assert [each.task_id for each in await training._next_groups()] == ["a", "b"]
+
+
 async def test_each_teacher_has_its_own_limit_and_tokenizer_check(paths: list[Path], tmp_path: Path) -> None:
     other = tiny_model(tmp_path / "other", vocab_size=64)
     from tests.learner.conftest import tiny_tokenizer
