@@ -10,6 +10,8 @@ from lightningbus.schemas.base import MAX_POLICIES
 
 MAX_REQUESTS = 4096
 """Requests that a gateway handles at once."""
+MAX_LOGPROBS = 20
+"""Log-probabilities of a token that vLLM gives at most, unless its --max-logprobs says otherwise."""
 
 
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
@@ -109,6 +111,24 @@ class InferenceSettings(ModelRoleSettings):
     def models(self) -> list[str]:
         """Names of the models that this node serves."""
         return (self.lora.models if self.lora else []) or [self.model]
+
+    def find_vllm_argument(self, flag: str) -> str | None:
+        """Return the value of a flag in `vllm_args`, such as ``--max-logprobs``; None: it is not there."""
+        words = [word for argument in self.vllm_args for word in argument.split("=", 1)]
+        names = [word.replace("_", "-") for word in words]
+        return next(iter(words[names.index(flag) + 1 :]), "") if flag in names else None
+
+    def allow_logprobs(self, count: int) -> Self:
+        """Return a copy whose engine gives ``count`` log-probabilities of a token.
+
+        Raises ValueError if `vllm_args` allow fewer.
+        """
+        limit = self.find_vllm_argument("--max-logprobs")
+        if limit is None and count > MAX_LOGPROBS:
+            return self.model_copy(update={"vllm_args": [*self.vllm_args, "--max-logprobs", str(count)]})
+        if limit is not None and limit.isdigit() and int(limit) < count:
+            raise ValueError(f"inference.vllm_args: --max-logprobs {limit} is below the {count} of teacher.top_k")
+        return self
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:

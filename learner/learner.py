@@ -35,8 +35,9 @@ from lightningbus.learner.rollouts.consumer import RolloutConsumer
 from lightningbus.learner.rollouts.served_version import ServedVersion
 from lightningbus.learner.selection.selector import TaskSelector
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.settings.loss_parts import TeacherSettings
 from lightningbus.learner.settings.own_function import OwnFunctionError
-from lightningbus.learner.teacher.teacher import Teacher
+from lightningbus.learner.teacher.teachers import Teachers
 from lightningbus.learner.trainer import ModelProbe, Trainer
 from lightningbus.learner.training_loop import TrainingLoop
 from lightningbus.schemas.codec import decode
@@ -88,7 +89,7 @@ class Learner:
         self._thread = ThreadPoolExecutor(1, "trainer")  # one, because torch's thread count belongs to a thread
         self._initial_state = LearnerState(run_id=settings.run, model=settings.model)
         self._loop: TrainingLoop | None = None
-        self._teacher: Teacher | None = None
+        self._teachers: Teachers | None = None
         self._is_leaving = False
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -104,6 +105,7 @@ class Learner:
                     loop.recovery.run(),
                     loop.committer.writer.watch(),
                     self._watch_nodes(loop.dispatcher),
+                    self._check_teachers(),
                     watch_engine_check(self._bus, self._settings.model, self._publisher, self._nodes),
                     self._publisher.wait_until_fenced(loop.state.epoch),
                     self._publisher.keep_published(loop.consumer.was_reset),
@@ -117,8 +119,8 @@ class Learner:
                 # A step that is interrupted is lost: the last checkpoint counts.
                 if self._loop is not None:
                     await self._loop.committer.writer.abandon()
-                if self._teacher is not None:
-                    await self._teacher.close()
+                if self._teachers is not None:
+                    await self._teachers.close()
                 await asyncio.to_thread(self._thread.shutdown)
 
     async def _start(self) -> TrainingLoop:
@@ -145,9 +147,9 @@ class Learner:
         )
         consumer.groups.members_at_close = replay.find_members()
         await self._check_capacity(consumer)
-        if settings.teacher is not None:
-            self._teacher = Teacher(settings, self._find_teacher)
-            consumer.on_rollout = self._teacher.begin
+        if settings.teachers:
+            self._teachers = Teachers(settings, self._find_teacher, task_inputs, consumer.attempt_ended.set)
+            consumer.on_rollout = self._teachers.begin
         try:
             builder, trainer, probe = await self._in_thread(
                 self._load_trainer, checkpoint[0] / TRAINER if checkpoint else None
@@ -184,7 +186,7 @@ class Learner:
             nodes=self._nodes,
             audits=AuditLog(self._bus, settings.model, from_leader=True),
             in_thread=self._in_thread,
-            teacher=self._teacher,
+            teachers=self._teachers,
             replay=replay,
         )
         if checkpoint is None:
@@ -239,14 +241,18 @@ class Learner:
         served = self._served_version.oldest(self._nodes.members(), time.monotonic())
         return self._publisher.last.version if served is None and self._publisher.last is not None else served
 
-    def _find_teacher(self) -> str | None:
-        """Return the address of the teacher: its URL, else that of a node which serves it; None: there is none."""
-        teacher = self._settings.teacher
-        assert teacher is not None
+    def _find_teacher(self, teacher: TeacherSettings) -> str | None:
+        """Return the address of a teacher: its URL, else that of a node which serves it; None: there is none."""
         if teacher.url is not None:
             return teacher.url
         nodes = [beat for beat in self._nodes.members() if beat.model == teacher.model and is_ready(beat.state)]
         return random.choice(nodes).address if nodes else None
+
+    async def _check_teachers(self) -> None:
+        """Check the teachers once each; end only by an error."""
+        if self._teachers is not None:
+            await self._teachers.check()
+        await asyncio.Event().wait()
 
     async def _watch_nodes(self, dispatcher: Dispatcher) -> None:
         while True:
@@ -298,8 +304,8 @@ class Learner:
 
 def _find_blocker(loop: TrainingLoop) -> str:
     """Say what the loop waits for, other than rollouts; empty if there is nothing."""
-    if loop.teacher is not None and loop.teacher.problem:
-        return f"the teacher: {loop.teacher.problem}"
+    if loop.teachers is not None and loop.teachers.problem:
+        return f"a teacher: {loop.teachers.problem}"
     if loop.slow_groups.awaited:
         return f"{len(loop.slow_groups.awaited)} slow groups, which the next step would put beyond max_staleness"
     version = loop.missing_version if loop.missing_version is not None else loop.dispatcher.missing_version

@@ -46,7 +46,7 @@ from lightningbus.learner.rollouts.fresh_node import wait_for_version
 from lightningbus.learner.rollouts.groups import RolloutGroup
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.own_function import OwnFunctionError
-from lightningbus.learner.teacher.teacher import Teacher
+from lightningbus.learner.teacher.teachers import Teachers
 from lightningbus.learner.trainer import Trainer
 from lightningbus.schemas import ids, subjects
 from lightningbus.schemas.audits.events import AuditVerdict
@@ -74,7 +74,7 @@ class TrainingLoop:
     nodes: Fleet
     audits: AuditLog
     in_thread: InThread
-    teacher: Teacher | None = None
+    teachers: Teachers | None = None
     replay: StepReplay = field(default_factory=StepReplay)
     """Steps since the checkpoint, which are repeated first."""
     last_event: TrainingStep | None = None
@@ -98,8 +98,8 @@ class TrainingLoop:
             with tracing.start_as_current_span("step", {attributes.RUN: self.settings.run}) as span:
                 with tracing.start_as_current_span("wait"):
                     groups = await self._next_groups()
-                    if self.teacher is not None:
-                        await self.teacher.score(groups)
+                    if self.teachers is not None:
+                        await self.teachers.score(groups)
                 self.phase = "training"
                 await self._train_on(groups, time.monotonic() - waited_since)
                 span.set_attributes({attributes.STEP: self.state.step, attributes.WEIGHT_VERSION: self.state.version})
@@ -129,6 +129,7 @@ class TrainingLoop:
 
     async def _next_groups(self) -> list[RolloutGroup]:
         while self.settings.groups_per_step:
+            self.consumer.attempt_ended.clear()  # first of all: what ends from here on is looked at again
             seconds_left = self.consumer.expire()
             self.consumer.groups.drop(self.dispatcher.take_surplus())
             await self.dispatcher.replace_dropped(self.excluded.collect())
@@ -145,7 +146,6 @@ class TrainingLoop:
                 return groups
             await self._checkpoint_if_filling()
             self.dispatcher.wake()
-            self.consumer.attempt_ended.clear()
             waits = [seconds_left, self.slow_groups.seconds_left]
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min((wait for wait in waits if wait is not None), default=None)):
@@ -159,8 +159,15 @@ class TrainingLoop:
             return self.replay.take(groups)
         groups.drop(self.dispatcher.find_replacements_of_others(groups.ready))
         await self.gate.set_aside(groups)
-        choose = partial(self.slow_groups.choose, closed=groups.closed)
-        return groups.pop_ready(self.settings.groups_per_step, choose)
+        return groups.pop_ready(self.settings.groups_per_step, self._choose)
+
+    def _choose(self, ready: Sequence[RolloutGroup]) -> Sequence[RolloutGroup]:
+        """Choose the groups to train next; one that waits for a teacher counts as one that waits for a rollout."""
+        closed = self.consumer.groups.closed.keys()
+        if self.teachers is not None and (waiting := self.teachers.find_waiting(ready)):
+            ready = [group for group in ready if group.task_id not in waiting]
+            return self.slow_groups.choose(ready, closed - waiting)
+        return self.slow_groups.choose(ready, closed)
 
     def abandon_replay(self) -> None:
         """Give up repeating steps: their groups are trained as any other."""

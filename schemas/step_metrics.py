@@ -113,9 +113,15 @@ STEP_METRICS: tuple[StepMetric, ...] = (
     StepMetric("tokens/sampled", "tokens sampled", "tokens", "Tokens of the model's answers in trained rollouts."),
     StepMetric(
         "tokens/scored",
-        "tokens scored by the teacher",
+        "tokens scored by teachers",
         "tokens",
-        "Trained tokens that the teacher has scored; absent without one.",
+        "Trained tokens that a teacher has scored; absent without one.",
+    ),
+    StepMetric(
+        "tokens/scored/{teacher}",
+        "tokens scored by {teacher}",
+        "tokens",
+        "Trained tokens that one of several teachers has scored.",
     ),
     StepMetric("tokens/excluded", "tokens left out", "tokens", "Tokens of calls that were left out."),
     StepMetric(
@@ -198,7 +204,7 @@ STEP_METRICS: tuple[StepMetric, ...] = (
         "actor/teacher_kl",
         "divergence from the teacher",
         "nats",
-        "k3 estimate of the divergence from the teacher; absent without one.",
+        "Divergence from the teacher: with `top_k` itself, else its k3 estimate; absent without one.",
     ),
     StepMetric("actor/kl_loss", "divergence from the reference", "nats", "Mean divergence from the reference model."),
     StepMetric("actor/entropy", "entropy", "nats", "Mean entropy of the policy over trained tokens."),

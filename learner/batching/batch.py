@@ -69,8 +69,8 @@ class Batch:
             ]
             if self.imitated:
                 arrays.append(spread_over_tokens(sequence, self.imitated))
-            if sequence.teacher_logprobs is not None:
-                arrays.append(sequence.teacher_logprobs)
+            if (scores := sequence.teacher_scores) is not None:
+                arrays += [scores.logprobs, scores.top_ids, scores.top_logprobs]
             for array in arrays:
                 digest.update(np.ascontiguousarray(array).tobytes())
         for pair in self.pairs:
@@ -157,8 +157,11 @@ class BatchBuilder:
         if self._settings.algorithm.adv_estimator != GAE:  # whose advantages come from the critic
             batch.metrics[WITHOUT_SIGNAL] = float(count_without_signal(built))
         batch.metrics.update(compute_metrics(counts, batch.dispositions, batch.sequences, version))
-        if self._settings.teacher is not None:
-            batch.metrics["tokens/scored"] = float(count_scored(batch.sequences))
+        if teachers := self._settings.teachers:
+            scored = count_scored(built)
+            batch.metrics["tokens/scored"] = float(scored.total())
+            if len(teachers) > 1:
+                batch.metrics.update({f"tokens/scored/{each.name}": float(scored[each.name]) for each in teachers})
         return batch
 
     def _add_demonstrations(self, batch: Batch, step: int) -> Batch:

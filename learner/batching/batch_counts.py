@@ -56,13 +56,16 @@ def count_rollout(built: BuiltRollout, settings: LearnerSettings, detokenize: De
     return counts
 
 
-def count_scored(sequences: Sequence[TrainSequence]) -> int:
-    """Count the trained tokens that a teacher has scored."""
-    return sum(
-        int((sequence.trained & np.isfinite(sequence.teacher_logprobs)).sum())
-        for sequence in sequences
-        if sequence.teacher_logprobs is not None
-    )
+def count_scored(built: Sequence[BuiltRollout]) -> Counter[str]:
+    """Count the trained tokens that each teacher has scored, by its name."""
+    counts = Counter[str]()
+    for each in (each for each in built if not each.reason):
+        teachers = {call.index: call.teacher for call in each.calls or ()}
+        for row in each.sequences:
+            if row.teacher_scores is not None:
+                scored = row.call_index[row.trained & row.teacher_scores.is_scored]
+                counts.update(teachers[call] for call in scored.tolist())
+    return counts
 
 
 def count_without_signal(built: Sequence[BuiltRollout]) -> int:

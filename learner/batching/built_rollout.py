@@ -83,8 +83,9 @@ class RolloutBuilder:
         """Return this model's calls in a rollout; None if one is malformed or has token ids beyond the vocabulary."""
         try:
             transitions = build_transitions(rollout.calls, self._settings.model)
-            if rollout.teacher_logprobs is not None:
-                transitions = add_teacher_scores(transitions, rollout.teacher_logprobs)
+            scores = rollout.teacher_scores.items()
+            known = {name: values.drop_beyond(self._vocabulary_size) for name, values in scores}
+            transitions = add_teacher_scores(transitions, known)
         except (ValueError, LookupError, OverflowError):
             return None
         token_ids = (ids for call in transitions for ids in (call.prompt_ids, call.response_ids))

@@ -193,9 +193,9 @@ class Dispatcher:
             return oldest_first(ready, self._groups)
         return order_by_deadline(ready, self._groups, self._bound.pace())
 
-    def find_awaited(self, batch: Collection[str]) -> list[str]:
-        """Find open groups that would exceed the bound later if a batch of tasks were trained now, without them."""
-        return find_awaited(batch, self._groups, self._closed, self._bound.pace()) if self._bound.is_bounded else []
+    def find_awaited(self, batch: Collection[str], closed: Collection[str]) -> list[str]:
+        """Find groups not ``closed`` that would exceed the bound later if a batch of tasks were trained now."""
+        return find_awaited(batch, self._groups, closed, self._bound.pace()) if self._bound.is_bounded else []
 
     def give_up(self, tasks: Iterable[str]) -> None:
         """Stop waiting for these open groups: they will be trained late."""

@@ -23,18 +23,21 @@ class SlowGroups:
     def choose(self, ready: Sequence[RolloutGroup], closed: Collection[str]) -> Sequence[RolloutGroup]:
         """Choose the groups to train next, in order; return none while training waits for an older one.
 
-        ``closed`` are the tasks that wait for no further rollout.
+        ``closed`` are the tasks that wait for no further rollout, and for no teacher.
         """
         dispatched = self._dispatcher.outstanding_tasks
         if self._settings.staleness.order == "dispatch" and dispatched:
             return in_dispatch_order(ready, dispatched, closed)
         chosen = self._dispatcher.order_by_deadline(ready)[: self._settings.groups_per_step]
-        return [] if self.must_be_waited_for({group.task_id for group in chosen}) else chosen
+        return [] if self.must_be_waited_for({group.task_id for group in chosen}, closed) else chosen
 
-    def must_be_waited_for(self, batch: Collection[str]) -> bool:
-        """Return whether a step on this batch would leave groups beyond the bound that may still be waited for."""
+    def must_be_waited_for(self, batch: Collection[str], closed: Collection[str]) -> bool:
+        """Return whether a step on this batch would leave groups beyond the bound that may still be waited for.
+
+        ``closed``: as for `choose`.
+        """
         is_whole = len(batch) == self._settings.groups_per_step
-        self.awaited = self._dispatcher.find_awaited(batch) if is_whole else []
+        self.awaited = self._dispatcher.find_awaited(batch, closed) if is_whole else []
         if not self.awaited:
             self._waits_since = None
             return False

@@ -102,13 +102,22 @@ def make_engine(
 def _compute_in_chunks(*, has_entropy_gradient: bool) -> None:
     """Compute log-probabilities and entropy from some tokens' logits at a time, without a float32 copy of all.
 
-    verl calls the first where there is no flash-attention. Without an entropy bonus nothing is kept for its gradient.
+    verl calls the first where there is no flash-attention, and it is called for several tokens at a place. Without an
+    entropy bonus nothing is kept for its gradient.
     """
     from verl.utils import torch_functional
+    from verl.workers.engine import fsdp
 
     from lightningbus.learner.engine.token_log_probs import entropy_from_logits, log_probs_from_logits
 
+    def choose(logits: Any, labels: Any, inplace_backward: bool = True) -> Any:
+        if labels.dim() == logits.dim():  # which flash-attention's cross-entropy does not take
+            return log_probs_from_logits(logits, labels)
+        return torch_functional.logprobs_from_logits(logits, labels, inplace_backward)
+
     torch_functional.logprobs_from_logits_v2 = log_probs_from_logits
+    engines: Any = fsdp.transformer_impl
+    engines.logprobs_from_logits = choose
     torch_functional.entropy_from_logits = _entropy_with_gradient if has_entropy_gradient else entropy_from_logits
 
 

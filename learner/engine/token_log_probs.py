@@ -1,8 +1,9 @@
 """Log-probabilities of the tokens that follow, from logits, some thousand tokens at a time.
 
 verl's own, without flash-attention, loops over tokens one by one. torch's cross-entropy keeps a float32 copy of the
-logits of all tokens until the backward pass. Here a chunk at a time is computed in float32, and once more backwards.
-The entropy comes from the same sums, which are computed once for both.
+logits of all tokens until the backward pass. Here a chunk at a time is computed in float32, and once more backwards,
+whether one token at a place is asked for or several. The entropy comes from the same sums, which are computed once for
+both.
 """
 
 import weakref
@@ -48,14 +49,18 @@ def _take_sums(logits: Any) -> Any | None:
 
 
 def log_probs_from_logits(logits: Any, labels: Any) -> Any:
-    """Compute ``float32[...]`` from ``[..., vocabulary]`` and ``int64[...]``: the log-softmax at the labels."""
-    sums = _take_sums(logits)
-    flat = _LogProbs.apply(logits.flatten(0, -2), labels.flatten(), sums)  # type: ignore[no-untyped-call]
-    return flat.view(labels.shape)
+    """Compute ``float32`` of the labels' shape from ``[..., vocabulary]``: the log-softmax at the labels.
+
+    ``labels`` are ``int64[...]``, one at each place, or ``int64[..., m]``, several. The passes over logits and their
+    gradient are the same for several as for one.
+    """
+    sums, rows = _take_sums(logits), logits.flatten(0, -2)
+    values = _LogProbs.apply(rows, labels.reshape(len(rows), -1), sums)  # type: ignore[no-untyped-call]
+    return values.view(labels.shape)
 
 
 class _LogProbs(torch.autograd.Function):
-    """``log p = x_label - logsumexp(x)``, whose gradient is ``[x is label] - p``."""
+    """``log p = x_label - logsumexp(x)``, whose gradient is ``[x is label] - p``, for ``int64[n, m]`` labels."""
 
     @staticmethod
     def forward(ctx: Any, logits: Any, labels: Any, sums: Any) -> Any:
@@ -63,9 +68,9 @@ class _LogProbs(torch.autograd.Function):
             sums = torch.empty(len(labels), dtype=torch.float32, device=logits.device)
             for part in _chunks(len(labels)):
                 sums[part] = torch.logsumexp(logits[part].float(), -1)
-        chosen = logits.gather(-1, labels[:, None]).squeeze(-1).float()
+        chosen = logits.gather(-1, labels).float()
         ctx.save_for_backward(logits, labels, sums)
-        return chosen - sums
+        return chosen - sums[:, None]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -73,9 +78,9 @@ class _LogProbs(torch.autograd.Function):
         (gradient,) = gradients
         out = torch.empty_like(logits)
         for part in _chunks(len(labels)):
-            scale = -gradient[part, None].float()
-            chunk = (logits[part].float() - sums[part, None]).exp_().mul_(scale)
-            chunk.scatter_add_(-1, labels[part, None], -scale)
+            scale = gradient[part].float()
+            chunk = (logits[part].float() - sums[part, None]).exp_().mul_(-scale.sum(-1, keepdim=True))
+            chunk.scatter_add_(-1, labels[part], scale)
             out[part] = chunk.to(out.dtype)
         return out, None, None
 

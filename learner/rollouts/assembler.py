@@ -3,10 +3,8 @@
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from lightningbus.learner.rollouts.intermediate_rewards import intermediate_rewards
+from lightningbus.learner.rollouts.teacher_scores import TeacherScores
 from lightningbus.learner.settings.algorithm import AirRule
 from lightningbus.schemas import ids
 from lightningbus.schemas.base import Outcome
@@ -39,8 +37,8 @@ class Rollout:
     """The runner's error message."""
     problem: str = ""
     """Reason why it cannot be read; empty: it can."""
-    teacher_logprobs: NDArray[np.float32] | None = field(default=None, compare=False)
-    """Scores of all tokens of the trained model's answers, call after call; None: no teacher has scored them."""
+    teacher_scores: Mapping[str, TeacherScores] = field(default_factory=dict, compare=False)
+    """By teacher: scores of all tokens of the trained model's answers, call after call."""
 
     @property
     def models(self) -> dict[str, list[int]]:

@@ -20,9 +20,12 @@ from lightningbus.learner.settings.algorithm import (
 )
 from lightningbus.learner.settings.engine import EngineSettings
 from lightningbus.learner.settings.loss_parts import (
+    Direction,
     LossWeights,
     PreferenceSettings,
     SupervisedSettings,
+    TeacherList,
+    TeacherSetting,
     TeacherSettings,
 )
 from lightningbus.learner.settings.verl import VerlSettings
@@ -199,7 +202,11 @@ class LearnerSettings(ModelRoleSettings):
     preferences: PreferenceSettings | None = Field(
         None, description="pairs of a better and a worse answer, with `groups_per_step: 0`; none: no pairs"
     )
-    teacher: TeacherSettings | None = Field(None, description="model to agree with; none: no distillation")
+    teacher: TeacherSetting = Field(
+        None,
+        description="model to agree with, or a list of several: the first whose `labels` and `roles` fit scores a "
+        "call; none: no distillation",
+    )
     critic: CriticSettings = CriticSettings()
     lora: LoraSettings = LoraSettings()
     engine: EngineSettings = EngineSettings()
@@ -226,6 +233,18 @@ class LearnerSettings(ModelRoleSettings):
         if isinstance(self.tasks, list):
             return self.tasks
         return [] if self.tasks is None else [self.tasks]
+
+    @property
+    def teachers(self) -> Sequence[TeacherSettings]:
+        """The teachers, in the order in which they are tried for a call."""
+        if isinstance(self.teacher, TeacherList):
+            return self.teacher.root
+        return [] if self.teacher is None else [self.teacher]
+
+    @property
+    def direction(self) -> Direction:
+        """The divergence of teachers that give their likeliest tokens."""
+        return next((each.direction for each in self.teachers if each.top_k), "reverse")
 
     @property
     def max_group_size(self) -> int:
@@ -331,8 +350,12 @@ class LearnerSettings(ModelRoleSettings):
             raise ValueError("teacher scores rollouts: it needs groups_per_step of at least 1")
         if self.teacher is not None and self.sampling_params.get("temperature", 1.0) != 1.0:
             raise ValueError("teacher needs sampling_params.temperature 1: its probabilities are those at 1")
-        if self.teacher is not None and self.teacher.model == self.model:
-            raise ValueError(f"teacher.model: {self.model!r} is the model that is trained: name another one")
+        if any(each.model == self.model and each.hint is None for each in self.teachers):
+            raise ValueError(
+                f"teacher.model: {self.model!r} is the model that is trained: name another one, or give it a `hint`"
+            )
+        if self.tasks is None and any(each.labels for each in self.teachers):
+            raise ValueError("teacher.labels needs `tasks`: the learner does not know the labels of others' tasks")
         if self.loss_weights.rl == 0 and self.teacher is None and self.supervised is None:
             raise ValueError("loss_weights.rl: 0 leaves nothing to learn from without `teacher` or `supervised`")
         return self

@@ -1,18 +1,18 @@
 """A teacher over HTTP: vLLM, which scores the tokens of a prompt."""
 
 import asyncio
-import json
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
+import msgspec
 import numpy as np
 
 from lightningbus.learner.errors import LearnerError
+from lightningbus.learner.rollouts.teacher_scores import TeacherScores
 from lightningbus.learner.settings.loss_parts import TeacherSettings
-from lightningbus.learner.trainer import Floats
 
 AGAIN = (408, 409, 425, 429)
 """Statuses below 500 with which a server asks to try again."""
@@ -21,6 +21,9 @@ UNSCORABLE = (400, 413, 422)
 PROBE_TOKENS = 2000
 """Most tokens of the vocabulary whose text both tokenizers are compared on."""
 SAMPLE = "Grüße, 你好, مرحبا 👋🏽\n\tdef f(x):  return x**2 # 1234567.89"
+
+
+M = TypeVar("M")
 
 
 class TeacherUnreachableError(Exception):
@@ -47,47 +50,52 @@ class TeacherClient:
                     f"teacher.api_key_file: {settings.api_key_file} cannot be read: {error.strerror}"
                 ) from error
 
-    async def score(self, address: str, token_ids: Sequence[int]) -> Floats:
-        """Return ``float32[N]``: the log-probability of each token after those before it; NaN for the first.
+    async def score(self, address: str, token_ids: Sequence[int]) -> TeacherScores:
+        """Return the scores of each token after those before it; the first has none.
 
         Raises `TeacherUnreachableError`, `UnscorableError`, and `LearnerError` where the server can be no teacher.
         """
-        body = {"prompt": list(token_ids), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
-        answer = await self._post(address, "/v1/completions", body)
-        try:
-            entries = answer["choices"][0]["prompt_logprobs"]
-            pairs = zip(entries[1:], token_ids[1:], strict=True)
-            values = [np.nan, *(float(entry[str(token)]["logprob"]) for entry, token in pairs)]
-        except (LookupError, TypeError, ValueError) as error:
-            raise LearnerError(
-                f"the teacher at {address} gives no prompt_logprobs: it has to be vLLM's OpenAI server"
-            ) from error
-        scores = np.array(values, np.float32)
-        scores[~np.isfinite(scores)] = np.nan
-        return scores
+        data = await self._post(address, "/v1/completions", self._body(token_ids))
+        return await asyncio.to_thread(_read_scores, data, address, token_ids, self._settings.top_k)
 
-    async def check_tokenizer(self, address: str, model_path: Path) -> None:
-        """Raise `LearnerError` unless the teacher reads text as the tokens that the model in ``model_path`` does."""
+    async def check(self, address: str, model_path: Path) -> None:
+        """Raise `LearnerError` for a server that can be no teacher of the model in ``model_path``.
+
+        It has to read text as the same tokens, and to give ``top_k`` log-probabilities.
+        """
         text, expected = await asyncio.to_thread(_make_probe, model_path)
         body = {"prompt": text, "add_special_tokens": False}
         try:
-            answer = await self._post(address, "/tokenize", body)
+            actual = _decode(await self._post(address, "/tokenize", body), _Tokenized, address).tokens
         except UnscorableError as error:
             raise LearnerError(f"the teacher at {address} does not tokenize a text: {error}") from error
-        actual = answer.get("tokens")
         if actual != expected:
             raise LearnerError(
                 f"the teacher at {address} has another tokenizer than {model_path}: it reads a text of "
                 f"{len(expected)} tokens as {_describe(actual, expected)}. A teacher scores the student's tokens, so "
                 "take one of the same family"
             )
+        top_k = self._settings.top_k
+        if not top_k:
+            return
+        try:
+            await self._post(address, "/v1/completions", self._body([0, 0]))
+        except UnscorableError as error:
+            raise LearnerError(
+                f"teacher.top_k: the teacher at {address} gives no {top_k} log-probabilities of a token: start its "
+                f"server with --max-logprobs {top_k}, or take a smaller top_k ({error})"
+            ) from error
 
     async def close(self) -> None:
         """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
-    async def _post(self, address: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _body(self, token_ids: Sequence[int]) -> dict[str, Any]:
+        top_k = self._settings.top_k
+        return {"prompt": list(token_ids), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": top_k}
+
+    async def _post(self, address: str, path: str, body: dict[str, Any]) -> bytes:
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=self._settings.timeout_seconds)
             self._session = aiohttp.ClientSession(timeout=timeout, headers=self._headers)
@@ -95,22 +103,64 @@ class TeacherClient:
         url = address.rstrip("/").removesuffix("/v1") + path
         try:
             async with self._session.post(url, json=body) as response:
-                text = await response.text()
+                data = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise TeacherUnreachableError(f"{url}: {error or type(error).__name__}") from error
+        text = data.decode(errors="replace")[:200] if response.status != 200 else ""
         if response.status >= 500 or response.status in AGAIN:
-            raise TeacherUnreachableError(f"{url} answers {response.status}: {text[:200]}")
+            raise TeacherUnreachableError(f"{url} answers {response.status}: {text}")
         if response.status in UNSCORABLE:
-            raise UnscorableError(text[:200])
+            raise UnscorableError(text)
         if response.status != 200:
-            raise LearnerError(f"the teacher at {url} answers {response.status}: {text[:200]}")
-        try:
-            answer = json.loads(text)
-        except ValueError as error:
-            raise TeacherUnreachableError(f"{url} answers no JSON") from error
-        if not isinstance(answer, dict):
-            raise TeacherUnreachableError(f"{url} answers no JSON object")
-        return answer
+            raise LearnerError(f"the teacher at {url} answers {response.status}: {text}")
+        return data
+
+
+class _Entry(msgspec.Struct):
+    logprob: float
+
+
+class _Choice(msgspec.Struct):
+    prompt_logprobs: list[dict[int, _Entry] | None]
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice]
+
+
+class _Tokenized(msgspec.Struct):
+    tokens: list[int]
+
+
+def _decode(data: bytes, kind: type[M], address: str) -> M:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise LearnerError(
+            f"the teacher at {address} gives no prompt_logprobs or tokens: it has to be vLLM's OpenAI server ({error})"
+        ) from error
+    except msgspec.DecodeError as error:
+        raise TeacherUnreachableError(f"{address} answers no JSON") from error
+
+
+def _read_scores(data: bytes, address: str, token_ids: Sequence[int], top_k: int) -> TeacherScores:
+    """Read a completion's ``prompt_logprobs``: at each place the token's own, and those of the likeliest ones."""
+    scores = TeacherScores.empty(len(token_ids), top_k)
+    try:
+        entries = _decode(data, _Completion, address).choices[0].prompt_logprobs
+        for place, (token, by_id) in enumerate(zip(token_ids, entries, strict=True)):
+            if place == 0 or by_id is None:
+                continue
+            scores.logprobs[place] = by_id[token].logprob
+            best = sorted((-entry.logprob, id) for id, entry in by_id.items())[:top_k]
+            for rank, (cost, id) in enumerate(best):
+                scores.top_ids[place, rank], scores.top_logprobs[place, rank] = id, -cost
+    except (LookupError, ValueError) as error:
+        raise LearnerError(
+            f"the teacher at {address} gives prompt_logprobs of other tokens than the prompt's"
+        ) from error
+    scores.logprobs[~np.isfinite(scores.logprobs)] = np.nan
+    return scores
 
 
 def _make_probe(model_path: Path) -> tuple[str, list[int]]:
@@ -124,8 +174,6 @@ def _make_probe(model_path: Path) -> tuple[str, list[int]]:
     return text, list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _describe(actual: object, expected: Sequence[int]) -> str:
-    if not isinstance(actual, list):
-        return "something that is no list of tokens"
+def _describe(actual: Sequence[int], expected: Sequence[int]) -> str:
     num_equal = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(actual, expected, strict=False))))
     return f"{len(actual)} tokens, of which number {num_equal} is the first to differ"

@@ -1,21 +1,31 @@
 """Scores of a teacher on disk, beside the checkpoints: what was scored is not scored again after a restart."""
 
 import sqlite3
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightningbus.learner.rollouts.groups import RolloutGroup
-from lightningbus.learner.trainer import Floats
+from lightningbus.learner.rollouts.teacher_scores import TeacherScores
+from lightningbus.learner.settings.loss_parts import TeacherSettings
 
 FILE = "teacher.sqlite"
-TABLE = "CREATE TABLE IF NOT EXISTS scores (execution_id TEXT PRIMARY KEY, logprobs BLOB NOT NULL) WITHOUT ROWID"
+TABLE = (
+    "CREATE TABLE IF NOT EXISTS teacher_scores (execution_id TEXT, teacher TEXT, top_k INTEGER, logprobs BLOB, "
+    "top_ids BLOB, top_logprobs BLOB, PRIMARY KEY (execution_id, teacher, top_k))"
+)
+QUERY = "SELECT {} FROM teacher_scores WHERE execution_id = ? AND teacher = ? AND top_k = ?"
+COLUMNS = {"logprobs": "<f4", "top_ids": "<i4", "top_logprobs": "<f4"}
+"""Arrays of scores, and the form of a value. A blob has the first bytes of all values, then the second, compressed."""
 
 
 class ScoreFile:
-    """Scores of each execution: a log-probability for every token of the model's answers in it, call after call."""
+    """Scores of each execution by each teacher: those of every token of the model's answers, call after call."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -23,23 +33,28 @@ class ScoreFile:
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute(TABLE)
 
-    def find(self, execution_id: str) -> Floats | None:
-        """Return the scores of an execution; None if it is not scored."""
-        row = self._connection.execute("SELECT logprobs FROM scores WHERE execution_id = ?", (execution_id,)).fetchone()
-        return np.frombuffer(row[0], "<f4").astype(np.float32) if row is not None else None
+    def find(self, execution_id: str, teacher: str, top_k: int) -> TeacherScores | None:
+        """Return a teacher's scores of an execution with ``top_k`` likeliest tokens; None if there are none."""
+        key = execution_id, teacher, top_k
+        row = self._connection.execute(QUERY.format(", ".join(COLUMNS)), key).fetchone()
+        if row is None:
+            return None
+        logprobs, *top = (_unpack(blob, form) for blob, form in zip(row, COLUMNS.values(), strict=True))
+        return TeacherScores(logprobs, *(values.reshape(len(logprobs), top_k) for values in top))
 
-    def add(self, execution_id: str, scores: Floats) -> None:
-        """Keep the scores of an execution; the first ones count."""
-        blob = scores.astype("<f4").tobytes()
-        self._connection.execute("INSERT OR IGNORE INTO scores VALUES (?, ?)", (execution_id, blob))
+    def add(self, execution_id: str, teacher: str, scores: TeacherScores) -> None:
+        """Keep a teacher's scores of an execution; the first ones count."""
+        blobs = [_pack(getattr(scores, name), form) for name, form in COLUMNS.items()]
+        row = execution_id, teacher, scores.top_k, *blobs
+        self._connection.execute(f"INSERT OR IGNORE INTO teacher_scores VALUES ({', '.join('?' * len(row))})", row)
 
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
 
 
-def add_recorded_scores(groups: Iterable[RolloutGroup], directory: Path) -> None:
-    """Add the scores of a learner's directory to the rollouts that it has trained; those without any stay as they are.
+def add_recorded_scores(groups: Iterable[RolloutGroup], directory: Path, teachers: Sequence[TeacherSettings]) -> None:
+    """Add the teachers' scores in a learner's directory to the rollouts that it has trained.
 
     Raises FileNotFoundError if the directory has no scores.
     """
@@ -49,6 +64,19 @@ def add_recorded_scores(groups: Iterable[RolloutGroup], directory: Path) -> None
     try:
         for group in groups:
             for name, rollout in list(group.members.items()):
-                group.members[name] = replace(rollout, teacher_logprobs=scores.find(rollout.execution_id))
+                by_teacher = {each.name: scores.find(rollout.execution_id, each.name, each.top_k) for each in teachers}
+                scored = {teacher: values for teacher, values in by_teacher.items() if values is not None}
+                group.members[name] = replace(rollout, teacher_scores=scored)
     finally:
         scores.close()
+
+
+def _pack(values: NDArray[Any], form: str) -> bytes:
+    planes = np.ascontiguousarray(values, form).reshape(-1).view(np.uint8).reshape(-1, 4).T
+    return zlib.compress(planes.tobytes(), 1)
+
+
+def _unpack(blob: bytes, form: str) -> NDArray[Any]:
+    planes = np.frombuffer(zlib.decompress(blob), np.uint8).reshape(4, -1)
+    values = np.ascontiguousarray(planes.T).reshape(-1).view(form)
+    return values.astype(values.dtype.newbyteorder("="))

@@ -97,4 +97,4 @@ def _join_sequences(
     joined: dict[str, Any] = {
         name: _join([getattr(row, name) for row in sequences], [indices], places)[0] for name in names
     }
-    return replace(first, **joined, teacher_logprobs=None)  # which is a field by then
+    return replace(first, **joined, teacher_scores=None)  # which are fields by then

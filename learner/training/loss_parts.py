@@ -3,14 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lightningbus.learner.engine.policy_engine import TOP_LOG_PROBS
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.trainer import Floats
 from lightningbus.learner.training.effective_sample import EffectiveSample
 from lightningbus.learner.training.loss import has_no_gradient_at_zero, policy_loss, sum_metric
-from lightningbus.learner.training.token_weights import CE, KL, PREFERENCE, RL
-
-MAX_RATIO = 2.0
-"""Largest weight of a token that the policy samples more often by now than the one that sampled it."""
+from lightningbus.learner.training.teacher_loss import teacher_loss
+from lightningbus.learner.training.token_weights import CE, KL, PREFERENCE, RL, select_tokens
 
 
 def step_loss(
@@ -22,8 +21,9 @@ def step_loss(
 ) -> tuple[Any, Any]:
     """Compute loss and metrics of one micro-batch: the policy loss and, where ``data`` has their weights, other parts.
 
-    ``data``: as of `policy_loss`; the weights of `CE`; those of `PREFERENCE`; those of `KL`, with log-probabilities of
-    teacher and sampler.
+    ``data``: as of `policy_loss`; the weights of `CE`; those of `PREFERENCE`; those of `KL`, with the fields of
+    `make_teacher_fields`. The log-probabilities of several tokens at a place are taken out of ``model_output``, as verl
+    keeps it until the last micro-batch.
     """
     coefficients = settings.loss_weights
     policy, metrics = policy_loss(settings, model_output, data, dp_group, effective_sample)
@@ -34,34 +34,16 @@ def step_loss(
     if PREFERENCE in fields:
         loss = loss + imitation_loss(log_probs, data, PREFERENCE)
     if KL in fields:
-        surrogate, divergence = teacher_loss(log_probs, data)
+        surrogate, divergence = teacher_loss(model_output, data, settings.direction)
+        model_output.pop(TOP_LOG_PROBS, None)
         loss, metrics["actor/teacher_kl"] = loss + coefficients.kl * surrogate, sum_metric(divergence)
     return loss, metrics | {"actor/loss": sum_metric(loss)}
 
 
 def imitation_loss(log_probs: Any, data: Any, part: str) -> Any:
     """Compute the weighted sum of -log pi over the tokens of a part; a negative weight makes them less likely."""
-    positions, weights = _select(data, part)
+    positions, weights = select_tokens(data, part)
     return -(log_probs[positions - 1] * weights).sum()
-
-
-def teacher_loss(log_probs: Any, data: Any) -> tuple[Any, Any]:
-    """Compute a loss with the gradient of the divergence KL(pi, teacher) on sampled tokens, and its k3 estimate.
-
-    With d = log pi - log teacher, d^2 / 2 has the gradient d * grad log pi, whose mean over tokens of pi is that of the
-    divergence. Tokens of another policy mu weigh min(pi / mu, `MAX_RATIO`).
-    """
-    from verl.trainer.ppo.core_algos import kl_penalty
-
-    positions, weights = _select(data, KL)
-    now, teacher, behavior = (
-        log_probs[positions - 1],
-        data["teacher_log_probs"].values()[positions],
-        data["behavior_log_probs"].values()[positions],
-    )
-    ratio = (now.detach() - behavior).exp().clamp(max=MAX_RATIO)
-    surrogate = (0.5 * ratio * (now - teacher).square() * weights).sum()
-    return surrogate, (kl_penalty(now.detach(), teacher, "low_var_kl") * weights).sum()
 
 
 def find_rows_with_gradient(settings: LearnerSettings, fields: Mapping[str, Sequence[Floats]]) -> list[int]:
@@ -78,10 +60,3 @@ def find_rows_with_gradient(settings: LearnerSettings, fields: Mapping[str, Sequ
             needed[index] |= bool((weights * advantages[index] if skips else weights).any())
     shortest = min(needed, key=lambda index: len(advantages[index]))
     return [index for index, is_needed in needed.items() if is_needed] or [shortest]
-
-
-def _select(data: Any, part: str) -> tuple[Any, Any]:
-    """Return the positions in the micro-batch of a part's tokens, and their weights, times the number of ranks."""
-    weights = data[part].values()
-    (positions,) = weights.nonzero(as_tuple=True)
-    return positions, weights[positions] * data["dp_size"]

@@ -40,7 +40,7 @@ class ForwardConfig:
 
 @dataclass(frozen=True, slots=True)
 class TokenInputs:
-    """``S`` sequences, and for each field ``S`` arrays with one value per token."""
+    """``S`` sequences, and for each field ``S`` arrays with one value, or one row of values, per token."""
 
     sequences: Sequence[TrainSequence]
     fields: Mapping[str, Sequence[NDArray[Any]]]
@@ -52,7 +52,10 @@ class TokenInputs:
 
     def pad(self, count: int) -> Self:
         """Return a copy with ``count`` times `PADDING` at the end."""
-        blank = {name: np.zeros(len(PADDING.token_ids), arrays[0].dtype) for name, arrays in self.fields.items()}
+        length = len(PADDING.token_ids)
+        blank = {
+            name: np.zeros((length, *arrays[0].shape[1:]), arrays[0].dtype) for name, arrays in self.fields.items()
+        }
         meanings = {"segments": PADDING.call_index, "position_ids": np.arange(len(PADDING.token_ids))}
         blank |= {name: values for name, values in meanings.items() if name in blank}
         fields = {name: [*arrays, *[blank[name]] * count] for name, arrays in self.fields.items()}

@@ -6,6 +6,7 @@ A training step learns from rewards (`RL`), from calls that it imitates (`CE`) a
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,7 @@ def find_part_factors(batch: Batch) -> dict[str, list[Floats]]:
     if batch.imitated:
         factors[CE] = [spread_over_tokens(sequence, batch.imitated) for sequence in batch.sequences]
     scored = [
-        np.zeros_like(factor) if sequence.teacher_logprobs is None else factor * np.isfinite(sequence.teacher_logprobs)
+        np.zeros_like(factor) if sequence.teacher_scores is None else factor * sequence.teacher_scores.is_scored
         for sequence, factor in zip(batch.sequences, factors[RL], strict=True)
     ]
     return factors | ({KL: scored} if any(factor.any() for factor in scored) else {})
@@ -80,3 +81,10 @@ def loss_weights(
     if loss_agg_mode == "seq-mean-token-mean":
         return [1.0 / (len(tokens) * tokens[sequence.rollout_id]) for sequence in sequences]
     raise ValueError(f"loss_agg_mode {loss_agg_mode!r} is not known")
+
+
+def select_tokens(data: Any, part: str) -> tuple[Any, Any]:
+    """Return the positions in a micro-batch of a part's tokens, and their weights, times the number of ranks."""
+    weights = data[part].values()
+    (positions,) = weights.nonzero(as_tuple=True)
+    return positions, weights[positions] * data["dp_size"]

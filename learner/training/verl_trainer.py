@@ -1,7 +1,7 @@
 """Training by verl: log-probabilities, correction, mini-batches, and the resulting weights."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
@@ -42,9 +42,10 @@ from lightningbus.learner.training.mini_batches import split_mini_batches
 from lightningbus.learner.training.preference_weights import spread_weights, sum_log_probs, weigh_pairs
 from lightningbus.learner.training.skipped_updates import MAX_SCALED_STEPS, MAX_STEPS, SkippedSteps, count_skipped
 from lightningbus.learner.training.state_saver import StateSaver
+from lightningbus.learner.training.teacher_loss import make_teacher_fields
 from lightningbus.learner.training.tensors import ForwardConfig, Segments, TokenInputs, from_output
 from lightningbus.learner.training.token_weights import KL, PREFERENCE, RL, find_part_factors, weigh_parts
-from lightningbus.learner.transitions.sequences import CONTEXT, TrainSequence
+from lightningbus.learner.transitions.sequences import TrainSequence
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -155,7 +156,7 @@ class VerlTrainer:
         }
         compared = self._compare(batch, fields)
         if KL in factors:
-            fields |= _teacher_fields(sequences, fields)
+            fields |= make_teacher_fields(sequences, fields)
         if self._critic is not None:
             values = self._infer(self._critic.engine, sequences, "values")
             targets = compute_gae(segments, fields["advantages"], values, settings)
@@ -337,23 +338,6 @@ class VerlTrainer:
             self._critic.engine.lr_scheduler_step()
         self._engine.lr_scheduler_step()
         return float(rate)
-
-
-def _teacher_fields(
-    sequences: Sequence[TrainSequence], fields: Mapping[str, Sequence[NDArray[Any]]]
-) -> dict[str, Sequence[NDArray[Any]]]:
-    """Return the fields of the teacher's part; a token that the correction rejects is not in it."""
-    scores = [
-        np.zeros(len(row.token_ids), np.float32)
-        if row.teacher_logprobs is None
-        else np.nan_to_num(row.teacher_logprobs)
-        for row in sequences
-    ]
-    return {
-        "teacher_log_probs": scores,
-        "behavior_log_probs": [sequence.logprobs for sequence in sequences],
-        KL: [factor * (ids != CONTEXT) for factor, ids in zip(fields[KL], fields["segments"], strict=True)],
-    }
 
 
 def _to_float(value: Any) -> float:

@@ -8,6 +8,7 @@ from typing import Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from lightningbus.learner.rollouts.teacher_scores import TeacherScores
 from lightningbus.learner.transitions.prefix_tree import find_parents
 from lightningbus.learner.transitions.transitions import Ids, Transition
 
@@ -24,7 +25,7 @@ class TrainSequence:
 
     ``token_ids`` is ``int64[N]``. ``call_index`` (``int64[N]``) is the call that sampled a trained token, `CONTEXT` for
     the others. ``logprobs`` (``float32[N]``) and ``weight_versions`` (``int64[N]``) have no meaning for context.
-    ``teacher_logprobs`` (``float32[N]``) is NaN for a token that no teacher has scored; None: it has scored none.
+    ``teacher_scores`` are of all ``N`` tokens; None: no teacher has scored any.
     """
 
     rollout_id: str
@@ -33,7 +34,7 @@ class TrainSequence:
     call_index: Ids
     logprobs: NDArray[np.float32]
     weight_versions: Ids
-    teacher_logprobs: NDArray[np.float32] | None = None
+    teacher_scores: TeacherScores | None = None
 
     @property
     def trained(self) -> NDArray[np.bool_]:
@@ -125,16 +126,23 @@ def _build_sequence(rollout_id: str, last: Transition, trained: Sequence[Transit
     call_index = np.full(len(token_ids), CONTEXT, dtype=np.int64)
     logprobs = np.zeros(len(token_ids), dtype=np.float32)
     versions = np.full(len(token_ids), CONTEXT, dtype=np.int64)
-    is_scored = any(call.teacher_logprobs is not None for call in trained)
-    teacher = np.full(len(token_ids), np.nan, dtype=np.float32) if is_scored else None
     for call in trained:
         response = slice(len(call.prompt_ids), call.length)
         call_index[response], logprobs[response], versions[response] = call.index, call.logprobs, call.versions
         if call.forced is not None:
             call_index[response][call.forced] = CONTEXT
-        if teacher is not None and call.teacher_logprobs is not None:
-            teacher[response] = call.teacher_logprobs
-    return TrainSequence(rollout_id, last.temperature, token_ids, call_index, logprobs, versions, teacher)
+    scores = _spread_scores(trained, len(token_ids))
+    return TrainSequence(rollout_id, last.temperature, token_ids, call_index, logprobs, versions, scores)
+
+
+def _spread_scores(trained: Sequence[Transition], length: int) -> TeacherScores | None:
+    """Return the scores of a path's calls, which come in the reverse of its order, at their places in the path."""
+    parts, end = list[TeacherScores](), 0
+    for call in sorted(trained, key=lambda call: call.length):
+        if call.teacher_scores is not None:
+            parts += [TeacherScores.empty(len(call.prompt_ids) - end), call.teacher_scores]
+            end = call.length
+    return TeacherScores.join([*parts, TeacherScores.empty(length - end)]) if parts else None
 
 
 def _sliding_windows(rollout_id: str, call: Transition, max_tokens: int) -> list[TrainSequence]:
@@ -155,7 +163,7 @@ def _sliding_windows(rollout_id: str, call: Transition, max_tokens: int) -> list
                 call_index[window],
                 whole.logprobs[window],
                 whole.weight_versions[window],
-                whole.teacher_logprobs[window] if whole.teacher_logprobs is not None else None,
+                whole.teacher_scores[window] if whole.teacher_scores is not None else None,
             )
         )
     return windows

@@ -1,12 +1,13 @@
 """LightningRL's transitions: each model call of a rollout as arrays (input, output, sampling)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightningbus.learner.rollouts.teacher_scores import TeacherScores
 from lightningbus.learner.transitions.truncation import MIN_TEMPERATURE, find_forced, find_truncations
 from lightningbus.schemas.spans import ModelCall
 from lightningbus.schemas.trajectory.prefix_encoding import expand_calls
@@ -28,8 +29,10 @@ class Transition:
     """``int64[T]``: the weight version that made each token."""
     forced: NDArray[np.bool_] | None = None
     """``bool[T]``: tokens that nobody sampled, which are not trained; None: all were sampled."""
-    teacher_logprobs: NDArray[np.float32] | None = None
-    """``float32[T]``: log-probabilities of the tokens under a teacher; None: no teacher has scored them."""
+    teacher_scores: TeacherScores | None = None
+    """Scores of the response by a teacher; None: no teacher has scored it."""
+    teacher: str = ""
+    """Name of that teacher."""
     truncations: tuple[str, ...] = ()
     """Settings by which it was sampled from another distribution than the learner's, as of `find_truncations`."""
 
@@ -57,16 +60,22 @@ def build_transitions(calls: Sequence[ModelCall], model: str | None = None) -> l
     return [_transition(call) for call in expand_calls(calls) if model in (None, call.model)]
 
 
-def add_teacher_scores(calls: Sequence[Transition], scores: NDArray[np.float32]) -> list[Transition]:
-    """Return copies of a rollout's calls with a teacher's scores, which come call after call.
+def add_teacher_scores(calls: Sequence[Transition], scores: Mapping[str, TeacherScores]) -> list[Transition]:
+    """Return copies of a rollout's calls with the scores of the first teacher that has any.
 
-    Raises ValueError for scores of other calls.
+    ``scores``, by teacher, come call after call. Raises ValueError for scores of other calls.
     """
-    ends = np.cumsum([call.num_tokens for call in calls], dtype=np.int64)
-    if len(scores) != (ends[-1] if calls else 0):
+    starts = np.cumsum([0, *(call.num_tokens for call in calls)], dtype=np.int64)
+    if any(len(values) != starts[-1] for values in scores.values()):
         raise ValueError("a teacher's scores are of other calls than the rollout's")
-    parts = np.split(scores, ends[:-1]) if calls else []
-    return [replace(call, teacher_logprobs=part) for call, part in zip(calls, parts, strict=True)]
+    scored = list(calls)
+    for place, call in enumerate(calls):
+        for teacher, values in scores.items():
+            part = values[starts[place] : starts[place + 1]]
+            if part.is_scored.any():
+                scored[place] = replace(call, teacher_scores=part, teacher=teacher)
+                break
+    return scored
 
 
 def token_versions(call: ModelCall) -> Ids:

@@ -143,9 +143,9 @@ def _batch(history: RunHistory, step: RecordedStep, settings: LearnerSettings) -
     except ValueError as error:
         raise UserError(str(error)) from error
     groups, quarantined = history.groups(step), history.quarantined(step)
-    if settings.teacher is not None:
+    if settings.teachers:
         try:
-            add_recorded_scores(groups, settings.checkpoint_dir)
+            add_recorded_scores(groups, settings.checkpoint_dir, settings.teachers)
         except FileNotFoundError as error:
             raise UserError(f"step {step.number} was taught, and {error}") from error
     try:

@@ -1,12 +1,12 @@
 """Source of tasks: a file or a data set, and the columns that make a task. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.common.parsed_models import parse_model
 
 HUB_PREFIX = "hf:"
 """Before the name of a data set on the Hugging Face Hub."""
@@ -82,16 +82,7 @@ def parse_columns(words: Sequence[str]) -> dict[str, str]:
 
 def parse_task_source(value: Any, kind: type[TaskSource] = TaskSource) -> Any:
     """Convert a mapping to the source it names, and return anything else; raise ValueError naming the wrong field."""
-    if not isinstance(value, Mapping):
-        return value
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        if first["type"] == "extra_forbidden":
-            raise ValueError(f"{name}: no such setting; {suggest_name(name, kind.model_fields)}") from error
-        raise ValueError(f"{name}: {'it is needed' if first['type'] == 'missing' else first['msg']}") from error
+    return parse_model(value, kind)
 
 
 TaskSourceSetting = Annotated[Path | TaskSource, BeforeValidator(lambda value: parse_task_source(value))]

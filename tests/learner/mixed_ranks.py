@@ -1,6 +1,7 @@
 """Run by torchrun: the gradient of a step with all parts of a loss, or on pairs; the first rank writes it."""
 
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -15,7 +16,7 @@ from lightningbus.learner.batching.preferences import Preferences  # noqa: E402
 from lightningbus.learner.training.verl_trainer import VerlTrainer  # noqa: E402
 from tests.learner.conftest import settings_for, tiny_model  # noqa: E402
 from tests.learner.test_joined_rows import groups_of_two_turns  # noqa: E402
-from tests.learner.test_loss_parts import MIXES, MODES, mixed_batch, settings_of  # noqa: E402
+from tests.learner.test_loss_parts import MIXES, MODES, SAMPLED, TOPS, mixed_batch, settings_of  # noqa: E402
 from tests.learner.test_preference_weights import answers, batch_of, preferring  # noqa: E402
 from tests.learner.test_trainer import conversations, sampled_by, whole  # noqa: E402
 
@@ -23,7 +24,11 @@ from tests.learner.test_trainer import conversations, sampled_by, whole  # noqa:
 def main(model_path: Path, out: Path, kind: str) -> None:
     """One step on eight rollouts and three demonstrations, or on five pairs away from the start."""
     mix = MIXES[-1]
-    settings = preferring(model_path) if kind == "pairs" else settings_for(model_path, **settings_of(mix, MODES[0]))
+    top = SAMPLED if kind == "mix" else TOPS[-1]
+    sharing = int(os.environ["WORLD_SIZE"]) if kind == "sequences shared" else 1
+    engine = {"ulysses_sequence_parallel_size": sharing}
+    mixed = settings_for(model_path, engine=engine, **settings_of(mix, MODES[0], top=top))
+    settings = preferring(model_path) if kind == "pairs" else mixed
     trainer = VerlTrainer(settings)
     if kind == "pairs":
         preferences = Preferences(answers(), settings)

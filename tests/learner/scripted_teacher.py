@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 class ScriptedTeacher:
     """Answers as vLLM's OpenAI server does."""
 
-    def __init__(self, model_path: Path, max_model_len: int = 128, key: str = "") -> None:
+    def __init__(self, model_path: Path, max_model_len: int = 128, key: str = "", max_logprobs: int = 20) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
         self._tokenizer = AutoTokenizer.from_pretrained(model_path)
-        self._max_model_len, self._key = max_model_len, key
+        self._max_model_len, self._key, self._max_logprobs = max_model_len, key, max_logprobs
         self.counts: Counter[tuple[int, ...]] = Counter()
         """How often each sequence was scored."""
         self.is_away = False
@@ -45,9 +45,12 @@ class ScriptedTeacher:
 
     def score(self, token_ids: list[int]) -> list[float]:
         """The log-probability of each token but the first."""
+        return self.log_probs(token_ids).gather(1, torch.tensor(token_ids[1:])[:, None])[:, 0].tolist()
+
+    def log_probs(self, token_ids: list[int]) -> torch.Tensor:
+        """Those of all tokens in the place of each but the first, ``float32[N - 1, vocabulary]``."""
         with torch.no_grad():
-            log_probs = torch.log_softmax(self._model(input_ids=torch.tensor([token_ids])).logits[0, :-1], -1)
-        return log_probs.gather(1, torch.tensor(token_ids[1:])[:, None])[:, 0].tolist()
+            return torch.log_softmax(self._model(input_ids=torch.tensor([token_ids])).logits[0, :-1], -1)
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         if self.is_away:
@@ -67,14 +70,18 @@ class ScriptedTeacher:
         ids: list[int] = body["prompt"]
         if len(ids) >= self._max_model_len:
             return web.json_response({"error": "maximum context length"}, status=400)
-        assert (body["prompt_logprobs"], body["max_tokens"]) == (0, 1)
+        top_k = body["prompt_logprobs"]
+        if top_k > self._max_logprobs:
+            text = f"Requested prompt logprobs of {top_k}, which is greater than max allowed: {self._max_logprobs}"
+            return web.json_response({"error": text}, status=400)
+        assert body["max_tokens"] == 1
         self.num_open += 1
         self.most_open = max(self.most_open, self.num_open)
         await self.gate.wait()
         self.num_open -= 1
         self.counts[tuple(ids)] += 1
-        entries = [
-            None,
-            *({str(token): {"logprob": value}} for token, value in zip(ids[1:], self.score(ids), strict=True)),
-        ]
+        entries: list[Any] = [None]
+        for token, every in zip(ids[1:], self.log_probs(ids), strict=True):
+            chosen = [token, *every.topk(top_k).indices.tolist()]  # as vLLM does: the token first, and once
+            entries.append({str(id): {"logprob": every[id].item(), "rank": 1} for id in chosen})
         return web.json_response({"choices": [{"prompt_logprobs": entries}]})

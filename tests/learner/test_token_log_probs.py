@@ -28,23 +28,30 @@ class Watch(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_log_probs_and_their_gradient_are_torchs(start: Callable[..., VerlTrainer], dtype: torch.dtype) -> None:
-    """With no loop over tokens, and of bfloat16 logits with no float32 copy of all."""
-    from verl.utils import torch_functional
-
+@pytest.mark.parametrize("shape", [(TOKENS,), (TOKENS, 3)], ids=["one", "several"])
+def test_log_probs_and_their_gradient_are_torchs(
+    start: Callable[..., VerlTrainer], dtype: torch.dtype, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one token at a place and of several: no loop over tokens, and of bfloat16 logits no float32 copy of all."""
     start()
+    from verl.utils import torch_functional
+    from verl.workers.engine import fsdp
+
+    engines: Any = fsdp.transformer_impl
+    if len(shape) > 1:  # as with flash-attention, whose cross-entropy takes one token at a place
+        monkeypatch.setattr(torch_functional, "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", True)
     generator = torch.Generator().manual_seed(0)
     logits = (4 * torch.randn(TOKENS, VOCABULARY, generator=generator)).to(dtype).requires_grad_()
-    labels = torch.randint(VOCABULARY, (TOKENS,), generator=generator)
-    weights = torch.randn(TOKENS, generator=generator)
+    labels = torch.randint(VOCABULARY, shape, generator=generator)
+    weights = torch.randn(shape, generator=generator)
     with Watch() as watch:
-        actual = torch_functional.logprobs_from_logits(logits, labels, inplace_backward=False)
+        actual = engines.logprobs_from_logits(logits, labels, inplace_backward=False)
         (gradient,) = torch.autograd.grad((actual * weights).sum(), logits)
     assert watch.operations < 200
     if dtype != torch.float32:
         assert watch.largest < TOKENS * VOCABULARY
     exact = logits.detach().double().requires_grad_()
-    expected = torch.log_softmax(exact, -1).gather(-1, labels[:, None])[:, 0]
+    expected = torch.log_softmax(exact, -1).gather(-1, labels.view(TOKENS, -1)).view(shape)
     (expected_gradient,) = torch.autograd.grad((expected * weights).sum(), exact)
     torch.testing.assert_close(actual.double(), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(

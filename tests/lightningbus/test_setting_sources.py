@@ -161,6 +161,16 @@ def test_underscores_in_the_name_of_a_flag_are_dashes() -> None:
     }
 
 
+def test_one_teacher_has_flags_and_several_are_a_list() -> None:
+    alone = read_flags(LearnerSettings, "learner", ["--model-path=m", "--teacher.url=http://t", "--teacher.top-k=4"])
+    assert alone == {"model_path": "m", "teacher": {"url": "http://t", "top_k": "4"}}
+    (teacher,) = LearnerSettings.model_validate(alone).teachers
+    assert (teacher.url, teacher.top_k) == ("http://t", 4)
+    both = [{"name": "a", "url": "http://t", "roles": ["writer"]}, {"name": "b", "url": "http://u"}]
+    several = read_flags(LearnerSettings, "learner", ["--model-path=m", "--teacher", json.dumps(both)])
+    assert [each.name for each in LearnerSettings.model_validate(several).teachers] == ["a", "b"]
+
+
 @pytest.mark.parametrize("name", ["http-port", "http_port"])
 def test_underscores_in_the_name_of_an_option_are_dashes_too(name: str) -> None:
     group: Any = typer.main.get_command(app)

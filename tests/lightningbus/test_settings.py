@@ -69,6 +69,22 @@ def test_a_role_may_be_answered_by_a_node_or_by_an_endpoint_of_a_runner() -> Non
         RunSettings.model_validate(fields | {"role_models": {"checker": "jugde"}})
 
 
+def test_a_node_gives_as_many_log_probabilities_as_a_teacher_on_it_is_asked_for() -> None:
+    def arguments(top_k: int, *flags: str) -> list[str]:
+        node = {"model_path": "m", "model": "large", "frozen": True, "vllm_args": [*flags]}
+        teachers = [{"name": "a", "model": "large", "roles": ["x"], "top_k": top_k}, {"name": "b", "url": "u"}]
+        fields = {"inference": [{"model_path": "m"}, node], "learner": {"model_path": "m", "teacher": teachers}}
+        settings = RunSettings.model_validate(fields)
+        assert settings.inference[0].vllm_args == []
+        return settings.inference[1].vllm_args
+
+    assert (arguments(0), arguments(20), arguments(21)) == ([], [], ["--max-logprobs", "21"])
+    for flags in (["--max-logprobs=50"], ["--max_logprobs", "-1"]):
+        assert arguments(50, *flags) == flags
+    with pytest.raises(ValidationError, match=r"--max-logprobs 8 is below the 9 of teacher\.top_k"):
+        arguments(9, "--max-logprobs", "8")
+
+
 def test_an_auditor_recomputes_as_the_nodes_of_its_model_compute() -> None:
     node, frozen = {"model_path": "m", "dtype": "float32"}, {"model_path": "j", "model": "judge", "frozen": True}
     fields = {"inference": [node, frozen], "auditor": {"model_path": "j", "model": "judge"}}

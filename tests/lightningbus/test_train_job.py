@@ -199,6 +199,19 @@ def test_a_job_that_optimises_prompts_goes_on_with_the_same_ones(tmp_path: Path)
     assert difference == ("optimize.minibatch", 3, 5)
 
 
+def test_a_job_goes_on_with_the_same_teachers_for_the_same_calls(tmp_path: Path) -> None:
+    def described(teacher: Any) -> dict[str, Any]:
+        _, job = job_of(tmp_path, teacher=teacher)
+        return describe_job(job.learners, job.eval)["learner"]["teacher"]  # type: ignore[no-any-return]
+
+    alone = {"url": "http://t"}
+    assert described(alone) == described({**alone, "max_requests": 3}) == {"model": None, "served_model": None}
+    both = [{**alone, "name": "a", "roles": ["writer"]}, {**alone, "name": "b"}]
+    assert described([{**both[0], "url": "http://u"}, both[1]]) == described(both)
+    assert described([{**both[0], "roles": ["reader"]}, both[1]]) != described(both)
+    assert described({**alone, "top_k": 2}) != described(alone)
+
+
 def a_round(version: int, state: str = "finished") -> PromptRound:
     return PromptRound.model_validate({"state": state, "weight_versions": {"policy": version}})
 

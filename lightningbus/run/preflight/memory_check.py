@@ -175,12 +175,10 @@ def _engine_bytes(node: InferenceSettings, model: ModelShape, has_gpu: bool, cap
     """
     if not has_gpu:
         return int(node.kv_cache_gib * GIB) + 4 * model.num_params
-    words = [word for argument in node.vllm_args for word in argument.split("=", 1)]
-    names = [word.replace("_", "-") for word in words]
-    place = names.index("--gpu-memory-utilization") if "--gpu-memory-utilization" in names else None
+    argument = node.find_vllm_argument("--gpu-memory-utilization")
     try:
-        share = float(words[place + 1]) if place is not None else VLLM_SHARE
-    except (IndexError, ValueError) as error:
+        share = float(argument) if argument is not None else VLLM_SHARE
+    except ValueError as error:
         raise UserError("inference.vllm_args: --gpu-memory-utilization needs a number, as 0.4") from error
     return int(share * capacity)
 

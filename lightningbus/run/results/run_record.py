@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightningbus.learner.settings.learner import LearnerSettings
+from lightningbus.learner.settings.loss_parts import TeacherList
 from lightningbus.run.errors import UserError
 from lightningbus.run.results.results import Results
 from lightningbus.run.settings.evaluation import EvalSettings
@@ -50,7 +51,7 @@ def describe_job(
             "task_sets": [
                 each.model_dump(mode="json", exclude=set(TaskSource.model_fields)) for each in learner.task_sets
             ],
-            "teacher": learner.teacher and learner.teacher.model_dump(include={"model", "served_model"}),
+            "teacher": _describe_teachers(learner),
         }
     if prompts is not None:
         job["optimize"] = _without("optimize", prompts.model_dump(mode="json")) | {
@@ -58,6 +59,16 @@ def describe_job(
             "heldout": _digest(prompts.heldout),
         }
     return job
+
+
+def _describe_teachers(learner: LearnerSettings) -> Any:
+    """Return what a resume must keep of a learner's teachers: one alone, a list of several, or None."""
+    kept = [
+        each.model_dump(include={"model", "served_model"})
+        | each.model_dump(include={"name", "labels", "roles", "top_k", "direction", "hint"}, exclude_defaults=True)
+        for each in learner.teachers
+    ]
+    return kept if isinstance(learner.teacher, TeacherList) else kept[0] if kept else None
 
 
 def _without(section: str, fields: dict[str, Any]) -> dict[str, Any]:

@@ -107,8 +107,9 @@ class RunSettings(BaseModel):
         known = {*models, *(node.model for node in self.inference), self.main_model}
         known.update(name for runner in self.runners for name in runner.endpoints)
         for learner in self.all_learners:
-            teacher = learner.teacher.model if learner.teacher is not None else None
-            if teacher is not None and self.inference and teacher not in {node.model for node in self.inference}:
+            served = {node.model for node in self.inference} | {None}
+            teacher = next((each.model for each in learner.teachers if each.model not in served), None)
+            if teacher is not None and self.inference:
                 raise ValueError(
                     f"teacher.model of model {learner.model!r}: no inference node here serves {teacher!r}; give one "
                     "with this `model` and `frozen: true`, or teacher.url"
@@ -118,6 +119,15 @@ class RunSettings(BaseModel):
                 raise ValueError(
                     f"role_models: no learner, inference node or endpoint here has model {model!r} of role {role!r}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _top_k(self) -> Self:
+        """Let nodes give as many log-probabilities of a token as teachers on them are asked for."""
+        for teacher in (teacher for learner in self.all_learners for teacher in learner.teachers if teacher.top_k):
+            self.inference = [
+                node.allow_logprobs(teacher.top_k) if node.model == teacher.model else node for node in self.inference
+            ]
         return self
 
     @model_validator(mode="after")

@@ -51,6 +51,7 @@ def learner(
         from lightningbus.learner import learner as role
         from lightningbus.learner.checkpointing import checkpoint
         from lightningbus.learner.settings.learner import LearnerSettings
+        from lightningbus.learner.settings.loss_parts import TeacherList
         from lightningbus.learner.training import distributed
 
     options = {
@@ -78,7 +79,13 @@ def learner(
         return
     expected = (errors.LearnerError, checkpoint.CheckpointError, TaskFileError)
     at = exit_on_user_error(discover_bus, bus, "learner", model=checked.model)
-    if checked.teacher is not None and checked.teacher.model is not None and checked.teacher.api_key_file is None:
-        teacher = checked.teacher.model_copy(update={"api_key_file": at.inference_api_key})
+    teachers = [
+        each.model_copy(update={"api_key_file": at.inference_api_key})
+        if each.model is not None and each.api_key_file is None
+        else each
+        for each in checked.teachers
+    ]
+    if teachers:
+        teacher = TeacherList(teachers) if isinstance(checked.teacher, TeacherList) else teachers[0]
         checked = checked.model_copy(update={"teacher": teacher})
     run_role(at, "learner", role.run, checked, *expected)
