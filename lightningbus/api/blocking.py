@@ -113,7 +113,7 @@ class Session:
         return repr(self._session).removeprefix("Async")
 
     def close(self) -> None:
-        """Release the run's files, so that other processes can open them; a later question opens them again."""
+        """Release the run's store or files; a later question opens them again."""
         return run_blocking(self._session.close())
 
     def query(self, sql: str, **parameters: Any) -> Table:

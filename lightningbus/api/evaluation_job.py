@@ -18,7 +18,6 @@ from lightningbus.api.user_errors import as_user_error
 from lightningbus.run.errors import UserError
 from lightningbus.run.jobs import evaluate_job
 from lightningbus.run.results.results import Results
-from lightningbus.run.run_data.run_data import release_files
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.lookup import find_run
 from lightningbus.schemas.subjects import DEFAULT_POLICY
@@ -74,7 +73,6 @@ async def aevaluate(
         name = "" if run is None else label or default_label()
         job = evaluate_job.parse_job(checked, samplings, label=name, version=version)
         directory = checked.runs / checked.name
-        release_files(directory)
         return EvaluationResult(directory, await evaluate_job.run(checked, job, publishes_model=run is None))
 
 

@@ -16,7 +16,6 @@ from lightningbus.run.jobs import train_job
 from lightningbus.run.jobs.callbacks import Callback
 from lightningbus.run.preflight import job_checks
 from lightningbus.run.results.train_result import TrainResult
-from lightningbus.run.run_data.run_data import release_files
 from lightningbus.run.settings.run_file import RunSettings
 
 CONCURRENCY = 8
@@ -84,5 +83,4 @@ async def atrain(
         }
         checked = build_run_settings(base, settings, TrainSettings)
         job = job_checks.parse_job(checked, "settings")
-        release_files(checked.runs / checked.name)
         return await train_job.run(checked, job, resume=resume, callbacks=callbacks)

@@ -78,7 +78,7 @@ class AsyncSession:
         return f"AsyncSession(run={self._run!r})"
 
     async def close(self) -> None:
-        """Release the run's files, so that other processes can open them; a later question opens them again."""
+        """Release the run's store or files; a later question opens them again."""
         await run_in_daemon_thread(self._data.close)
 
     async def query(self, sql: str, **parameters: Any) -> Table:
