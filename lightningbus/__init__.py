@@ -1,7 +1,7 @@
 """Train any LLM agent by reinforcement learning, over an event bus.
 
-``import lightningbus as lb`` is the API for Python and notebooks: `train`, `evaluate`, `connect`, their async forms,
-and what they return. Importing it loads nothing else; each name is loaded when it is used.
+``import lightningbus as lb`` is the API for Python and notebooks: `train`, `evaluate`, `serve`, `connect`, their async
+forms, and what they return. Importing it loads nothing else; each name is loaded when it is used.
 """
 
 from importlib import import_module
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightningbus.analysis.transcript import Transcript
-    from lightningbus.api.blocking import Session, connect, evaluate, train
-    from lightningbus.api.evaluation_job import aevaluate
+    from lightningbus.api.blocking import Session, connect, evaluate, serve, train
+    from lightningbus.api.evaluation_job import aevaluate, aserve
     from lightningbus.api.evaluation_result import EvaluationResult
     from lightningbus.api.sessions.async_session import AsyncSession, aconnect
     from lightningbus.api.sessions.reward_curve import RewardCurve
@@ -36,6 +36,8 @@ _MODULES = {
     "TrainResult": "lightningbus.run.results.train_result",
     "evaluate": "lightningbus.api.blocking",
     "aevaluate": "lightningbus.api.evaluation_job",
+    "serve": "lightningbus.api.blocking",
+    "aserve": "lightningbus.api.evaluation_job",
     "EvaluationResult": "lightningbus.api.evaluation_result",
     "Evaluation": "lightningbus.run.evaluation.evaluation",
     "connect": "lightningbus.api.blocking",
@@ -67,10 +69,12 @@ __all__ = [
     "UserError",
     "aconnect",
     "aevaluate",
+    "aserve",
     "atrain",
     "atrain_steps",
     "connect",
     "evaluate",
+    "serve",
     "train",
 ]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Unpack
 
-from lightningbus.api.agent_function import runner_fields
+from lightningbus.api.agent_function import CONCURRENCY, runner_fields
 from lightningbus.api.settings import TrainSettings, build_run_settings, runs_directory
 from lightningbus.api.tasks import Tasks, save_tasks
 from lightningbus.api.user_errors import as_user_error, require_package
@@ -17,9 +17,6 @@ from lightningbus.run.jobs.callbacks import Callback
 from lightningbus.run.preflight import job_checks
 from lightningbus.run.results.train_result import TrainResult
 from lightningbus.run.settings.run_file import RunSettings
-
-CONCURRENCY = 8
-"""Default number of rollouts at once."""
 
 
 class RunInterrupted(KeyboardInterrupt):
