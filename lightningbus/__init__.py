@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightningbus import settings
     from lightningbus.analysis.transcript import Transcript
     from lightningbus.api.blocking import Session, connect, evaluate, serve, train
     from lightningbus.api.evaluation_job import aevaluate, aserve
@@ -29,6 +30,7 @@ _MODULES = {
     "atrain_steps": "lightningbus.api.training_steps",
     "TrainingSteps": "lightningbus.api.training_steps",
     "RunInterrupted": "lightningbus.api.training",
+    "settings": "lightningbus.settings",
     "TrainSettings": "lightningbus.api.settings",
     "Callback": "lightningbus.run.jobs.callbacks",
     "Step": "lightningbus.run.jobs.callbacks",
@@ -75,6 +77,7 @@ __all__ = [
     "connect",
     "evaluate",
     "serve",
+    "settings",
     "train",
 ]
 
@@ -88,7 +91,7 @@ def __getattr__(name: str) -> Any:
         from lightningbus.common.missing_modules import describe_missing_module
 
         raise ImportError(f"lightningbus.{name} cannot be used: {describe_missing_module(error.name)}") from error
-    globals()[name] = getattr(module, name)
+    globals()[name] = module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
     return globals()[name]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from lightningbus.api.settings import to_fields
 from lightningbus.api.tasks import input_directory
 from lightningbus.api.user_errors import require_package
 from lightningbus.run.errors import UserError
@@ -49,9 +50,11 @@ def runner_fields(agent: str | Callable[..., Any], runs: Path) -> dict[str, Any]
     return {"entrypoint": f"{MODULE}:function", "working_dir": str(save_function(agent, runs))}
 
 
-def parse_runner(agent: str | Callable[..., Any], runs: Path, settings: Mapping[str, Any]) -> RunnerSettings:
+def parse_runner(
+    agent: str | Callable[..., Any], runs: Path, settings: RunnerSettings | Mapping[str, Any]
+) -> RunnerSettings:
     """Return a runner's settings for an agent; raises `UserError` for a wrong setting, or as `runner_fields`."""
-    fields = {**runner_fields(agent, runs), "concurrency": CONCURRENCY, **settings}
+    fields = {**runner_fields(agent, runs), "concurrency": CONCURRENCY, **to_fields(settings)}
     return validate_settings(RunnerSettings, fields, "runner")
 
 

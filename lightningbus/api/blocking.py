@@ -15,7 +15,7 @@ from lightningbus.api.sessions.async_session import AsyncSession, Published, aco
 from lightningbus.api.sessions.options import EvaluateOptions
 from lightningbus.api.sessions.reward_curve import RewardCurve
 from lightningbus.api.sessions.table import Table
-from lightningbus.api.settings import EvaluateSettings, TrainSettings
+from lightningbus.api.settings import EvaluateSettings, RunFile, TrainSettings
 from lightningbus.api.tasks import Tasks
 from lightningbus.api.training import as_run_interrupted, atrain
 from lightningbus.common.event_loop import run_blocking
@@ -26,14 +26,15 @@ from lightningbus.run.run_directory.directory import RUNS
 
 
 def train(
-    agent: str | Callable[..., Any],
-    model: str | os.PathLike[str],
-    tasks: Tasks,
-    heldout: Tasks,
+    agent: str | Callable[..., Any] | None = None,
+    model: str | os.PathLike[str] | None = None,
+    tasks: Tasks | None = None,
+    heldout: Tasks | None = None,
     *,
+    settings: RunFile | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
-    **settings: Unpack[TrainSettings],
+    **options: Unpack[TrainSettings],
 ) -> TrainResult:
     """Train an agent to the end, as ``lightningbus train`` does: held-out reward before, training, and after.
 
@@ -43,10 +44,12 @@ def train(
         model: a Hugging Face model directory.
         tasks: tasks to train on: a path, a list, a DataFrame or a dataset, see `Tasks`.
         heldout: tasks the model is never trained on.
+        settings: a run file: `lightningbus.settings.RunSettings`, its fields, or its path. The first four arguments may
+            be left out where it, or ``options``, has them. They win over it.
         resume: go on where the run of this name was stopped.
         callbacks: objects that get each step, evaluation and alert, and may end training, see `Callback`.
-        settings: the common settings by name (`max_steps`, `lr`, ...), all others in the section of a run file
-            (`learner={...}`).
+        options: the common settings by name (`max_steps`, `lr`, ...), all others in the section of a run file: a
+            mapping, or an object (`learner=LearnerSettings(...)`). They win over all others.
 
     Returns:
         Figures, evaluations and the run's directory.
@@ -55,8 +58,10 @@ def train(
         UserError: something the user can put right, in one sentence.
         RunInterrupted: the run was stopped; its data is kept, and the same call with resume=True goes on.
     """
-    with as_run_interrupted(settings):
-        return run_blocking(atrain(agent, model, tasks, heldout, resume=resume, callbacks=callbacks, **settings))
+    with as_run_interrupted(options):
+        return run_blocking(
+            atrain(agent, model, tasks, heldout, settings=settings, resume=resume, callbacks=callbacks, **options)
+        )
 
 
 class Session:

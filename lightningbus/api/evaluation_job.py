@@ -12,7 +12,7 @@ from lightningbus.api.agent_function import CONCURRENCY, runner_fields
 from lightningbus.api.evaluation_result import EvaluationResult
 from lightningbus.api.sessions.async_session import AsyncSession, aconnect
 from lightningbus.api.sessions.options import EvaluateOptions, check_label, default_label, parse_samplings
-from lightningbus.api.settings import EvaluateSettings, build_run_settings, runs_directory
+from lightningbus.api.settings import EvaluateSettings, build_run_settings, runs_directory, to_fields
 from lightningbus.api.tasks import Tasks, save_tasks
 from lightningbus.api.user_errors import as_user_error
 from lightningbus.common.aio import run_in_daemon_thread
@@ -142,7 +142,7 @@ def _check_source(
 
 def _live_options(run: str, settings: EvaluateSettings) -> EvaluateOptions:
     """Return the settings as options of a session's evaluation; raises `UserError` for any other. Pure."""
-    runner = settings.get("runners", {})
+    runner = to_fields(settings.get("runners", {}))
     for name in settings.keys() - LIVE_SETTINGS:
         raise UserError(f"{name}: leave it out, because run {run!r} is up and has its own")
     if not isinstance(runner, Mapping):

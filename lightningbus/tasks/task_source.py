@@ -24,16 +24,18 @@ class TaskSource(BaseModel):
         description="JSONL, Parquet or CSV file, directory of a data set, or `hf:NAME` of one on the Hugging Face Hub",
     )
     columns: dict[str, str] = Field(
-        {},
+        default={},
         description="fields of the input by the column they are read from, as {question: prompt}; default: "
         "every column",
     )
-    id: str | None = Field(None, description="column of the task's id; default: `id` if there is one, else row numbers")
-    labels: dict[str, str] = Field(
-        {}, description="labels of a task by the column they are read from, as {level: difficulty}"
+    id: str | None = Field(
+        default=None, description="column of the task's id; default: `id` if there is one, else row numbers"
     )
-    split: str = Field("train", description="split of the data set")
-    config: str | None = Field(None, description="configuration of the data set, where it has several")
+    labels: dict[str, str] = Field(
+        default={}, description="labels of a task by the column they are read from, as {level: difficulty}"
+    )
+    split: str = Field(default="train", description="split of the data set")
+    config: str | None = Field(default=None, description="configuration of the data set, where it has several")
 
     @property
     def has_map(self) -> bool:

@@ -9,6 +9,7 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.request import ROLLOUT_SECONDS, SAMPLINGS, EvaluationJob, RolloutRequest
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.policy_options import NAME
+from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas.subjects import DEFAULT_POLICY
 from lightningbus.tasks.task_loading import TaskInput
 
@@ -33,7 +34,7 @@ class EvaluateOptions(TypedDict, total=False):
     agent: str | Callable[..., Any]
     """Name of the agent of the run that answers; or a function, or ``module:function``: a runner is started for it, and
     ends with the evaluation."""
-    runner: Mapping[str, Any]
+    runner: RunnerSettings | Mapping[str, Any]
     """Settings of that runner, such as `concurrency`."""
     model: str
     """The model that agents call by name; default: the run's."""

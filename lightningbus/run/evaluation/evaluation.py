@@ -55,8 +55,8 @@ class Evaluation(BaseModel):
     version: int = Field(
         description="weight version of the model that agents call by name; 0 where an endpoint answers"
     )
-    versions: dict[str, int] = Field({}, description="weight version of each model that was pinned")
-    prompt_versions: dict[str, int] = Field({}, description="version of each prompt that was pinned")
+    versions: dict[str, int] = Field(default={}, description="weight version of each model that was pinned")
+    prompt_versions: dict[str, int] = Field(default={}, description="version of each prompt that was pinned")
     mean_reward: float = Field(
         description="mean reward of all rollouts; a failed one counts as 0, and one without a grade not at all"
     )
@@ -64,7 +64,7 @@ class Evaluation(BaseModel):
     num_tasks: int = Field(description="held-out tasks")
     rollouts: int = Field(description="answers: tasks times samples")
     ok: int = Field(description="answers whose agent ended well")
-    failures: str = Field("", description="how many rollouts failed, and the most frequent error; empty: none")
+    failures: str = Field(default="", description="how many rollouts failed, and the most frequent error; empty: none")
     seconds: float = Field(description="how long it took; for the part after a resume, if there was one")
 
     @property
