@@ -61,3 +61,33 @@ def test_one_that_nobody_refers_to_is_closed() -> None:
     del kept
     gc.collect()
     assert events == ["opens", "closed"]
+
+
+async def test_what_closes_it_is_raised_to_whoever_waits_in_another_loop() -> None:
+    events: list[str] = []
+    fails = threading.Event()
+
+    async def fail(_: str) -> None:
+        await asyncio.to_thread(fails.wait)
+        raise ValueError("it died")
+
+    kept = KeptOpen(noting(events), fail)
+    assert kept.wait() == "lightningbus"
+    waiting = asyncio.create_task(kept.wait_ended())
+    other = asyncio.create_task(kept.wait_ended())
+    await asyncio.sleep(0)
+    other.cancel()
+    fails.set()
+    with pytest.raises(ValueError, match="it died"):
+        await waiting
+    assert events == ["opens", "closed"]
+    kept.close()
+    with pytest.raises(ValueError, match="it died"):
+        await kept.wait_ended()
+
+
+async def test_nobody_waits_for_one_that_is_closed() -> None:
+    kept = KeptOpen(noting([]))
+    kept.wait()
+    await asyncio.to_thread(kept.close)
+    await kept.wait_ended()

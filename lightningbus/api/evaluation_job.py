@@ -19,6 +19,7 @@ from lightningbus.common.aio import run_in_daemon_thread
 from lightningbus.common.kept_open import KeptOpen
 from lightningbus.run.errors import UserError
 from lightningbus.run.jobs import evaluate_job
+from lightningbus.run.processes.stack import LocalStack
 from lightningbus.run.results.results import Results
 from lightningbus.run.run_data.run_data import RunData
 from lightningbus.run.run_directory.directory import RunDirectory
@@ -115,13 +116,17 @@ async def aserve(
         if run is not None and RunDirectory(runs / run).read_endpoints() is not None:
             raise UserError(f"run {run!r} is up already: `lightningbus.aconnect({run!r})` evaluates its versions")
         checked = _build_settings(agent, None, model, url, run, settings)
-        processes = KeptOpen(evaluate_job.served(checked, publishes_model=run is None))
+        processes = KeptOpen(evaluate_job.served(checked, publishes_model=run is None), _wait_for_failure)
         try:
-            directory = await run_in_daemon_thread(processes.wait)
+            directory = (await run_in_daemon_thread(processes.wait)).directory
         except BaseException:
             processes.close()
             raise
         return AsyncSession(directory, directory.run_id, None, RunData(directory), runs, processes)
+
+
+async def _wait_for_failure(stack: LocalStack) -> None:
+    await stack.supervisor.wait_for_failure()
 
 
 def _check_source(

@@ -67,7 +67,10 @@ def test_a_session_keeps_the_engine_for_the_next_evaluation(tmp_path: Path, monk
             lb.serve("steady:solve", run="evaluation")
         with pytest.raises(lb.UserError, match=r"runner-evaluation-\S+ ended with 2: nothing:here cannot be loaded"):
             session.evaluate(HELDOUT, agent="nothing:here", runner=AGENTS)
-    assert not roles() and len(session.runs()) == 5, "it reads the files afterwards"
+        session.evaluate(HELDOUT[:1], label="last", sampling="greedy")
+    assert not roles() and len(session.runs()) == 6, "it reads the files afterwards"
+    with pytest.raises(lb.UserError, match="run 'evaluation' is not up"):
+        session.evaluate(HELDOUT)
     for pid in before.values():
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

@@ -55,7 +55,7 @@ async def run(settings: RunSettings, job: EvaluationJob, *, publishes_model: boo
 
 
 @asynccontextmanager
-async def served(settings: RunSettings, *, publishes_model: bool) -> AsyncIterator[RunDirectory]:
+async def served(settings: RunSettings, *, publishes_model: bool) -> AsyncIterator[LocalStack]:
     """Start a run's processes but the learner, and keep them up while the block runs; raises as `run`."""
     wanted = dict.fromkeys(list_versioned_models(settings))
     async with started(settings, wanted, publishes_model=publishes_model) as (stack, _, versions):
@@ -63,7 +63,7 @@ async def served(settings: RunSettings, *, publishes_model: bool) -> AsyncIterat
         await wait_for_runner(stack)
         stack.view.set_phase("up")
         await stack.view.hide()
-        yield stack.directory
+        yield stack
 
 
 @asynccontextmanager
