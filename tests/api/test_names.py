@@ -69,7 +69,7 @@ def parameters_of(function: Any) -> list[tuple[str, Any, Any, str]]:
     ]
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "connect"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "serve", "connect"])
 def test_a_function_and_its_async_form_have_one_signature(name: str) -> None:
     blocking, awaited = getattr(lb, name), getattr(lb, f"a{name}")
     assert parameters_of(blocking) == parameters_of(awaited) and inspect.iscoroutinefunction(awaited)
