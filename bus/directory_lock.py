@@ -1,14 +1,15 @@
 """One process in a directory at a time: a lock that ends with its processes, however they end.
 
 A process that only reads the directory has a lock of its own (`lock_for_reading`). It leaves when another process
-wants the directory (`is_wanted`), so it never keeps a writer out.
+wants the directory (`is_wanted`), so it never keeps a writer out. It may answer others: it announces its address
+(`announce_reader`), and stays at least for as long as one of them uses it (`use_reader`).
 """
 
 import fcntl
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lightningbus.bus.errors import BusError
@@ -17,7 +18,9 @@ from lightningbus.common.processes.procfs import is_alive
 LOCK = ".lock"
 """The file in the directory that is locked; it holds the id of the process that locked it, for messages only."""
 READER_LOCK = ".reader"
-"""The same for the process that reads the directory."""
+"""The same for the process that reads the directory; its address is on the second line."""
+READER_USERS = ".readers"
+"""The file that users of the reader's address lock together; its time of change is when one came or went."""
 ORPHAN_SECONDS = 10.0
 """Seconds to wait for a lock whose process is gone: its children are about to exit."""
 READER_SECONDS = 20.0
@@ -67,6 +70,8 @@ def lock_directory(directory: Path, is_private: bool = True) -> Iterator[int]:
 def lock_for_reading(directory: Path) -> Iterator[None]:
     """Read a directory while the block runs, until `is_wanted`; one reader at a time.
 
+    Nobody finds its address after the block.
+
     Raises `DirectoryInUseError`, or `BusError` when the directory cannot be used.
     """
     try:
@@ -82,14 +87,69 @@ def lock_for_reading(directory: Path) -> Iterator[None]:
             raise DirectoryInUseError(directory, _try_lock(directory / LOCK)[1])
         yield
     finally:
+        os.ftruncate(file, 0)
+        os.close(file)
+
+
+def announce_reader(directory: Path, address: str) -> None:
+    """Tell other processes where this one, which reads the directory, answers; empty: nowhere any more."""
+    with suppress(FileNotFoundError), (directory / READER_LOCK).open("r+") as file:  # it may have been moved
+        file.write(f"{os.getpid()}\n{address}\n")
+        file.truncate()
+
+
+def find_reader(directory: Path) -> str:
+    """Return the address of the process that reads a directory; empty where none has announced one."""
+    try:
+        pid, _, address = (directory / READER_LOCK).read_text().partition("\n")
+    except OSError:
+        return ""
+    return address.removesuffix("\n") if address.endswith("\n") and pid.isdigit() and is_alive(int(pid)) else ""
+
+
+def use_reader(directory: Path) -> Callable[[], None]:
+    """Keep the reader of a directory from leaving for lack of users; returns what ends that.
+
+    It may leave to another process all the same. Raises `BusError` when the directory cannot be used.
+    """
+    try:
+        file = os.open(directory / READER_USERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise BusError(f"{directory} cannot be used: {error.strerror}") from error
+    fcntl.flock(file, fcntl.LOCK_SH)  # a reader that leaves keeps it for an instant, until its address is gone
+    os.utime(file)
+
+    def leave() -> None:
+        os.utime(file)
+        os.close(file)
+
+    return leave
+
+
+def leave_unused(directory: Path, seconds: float) -> bool:
+    """Announce no address any more if nobody has used this reader for some seconds; return whether that is so."""
+    try:
+        file, _ = _try_lock(directory / READER_USERS, may_create=False)
+    except OSError:  # the directory has been moved or removed
+        return True
+    if file is None:
+        return False
+    try:
+        is_unused = time.time() - os.fstat(file).st_mtime >= seconds
+        if is_unused:
+            announce_reader(directory, "")
+        return is_unused
+    finally:
         os.close(file)
 
 
 def is_wanted(directory: Path) -> bool:
     """Return whether another process keeps or wants a directory that this process reads."""
     try:
-        file, _ = _try_lock(directory / LOCK)
-    except OSError:  # the directory has been moved or removed
+        file, _ = _try_lock(directory / LOCK, may_create=False)
+    except FileNotFoundError:  # nobody has locked it yet, or it has been moved or removed
+        return not directory.exists()
+    except OSError:
         return True
     if file is not None:
         os.close(file)
@@ -127,15 +187,15 @@ def _lock(directory: Path) -> int:
             os.close(file)
 
 
-def _try_lock(path: Path) -> tuple[int | None, int | None]:
+def _try_lock(path: Path, may_create: bool = True) -> tuple[int | None, int | None]:
     """Lock a file: return its descriptor, or None and the id of the process that holds it, if known."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if may_create else 0), 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        words = os.pread(file, 20, 0)
+        pid = os.pread(file, 20, 0).partition(b"\n")[0]
         os.close(file)
-        return None, int(words) if words.isdigit() else None
+        return None, int(pid) if pid.isdigit() else None
     return file, None
 
 

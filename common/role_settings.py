@@ -14,7 +14,7 @@ class RoleSettings(BaseModel):
     health_address: Annotated[
         str | None, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)
     ] = Field(
-        None,
+        default=None,
         pattern=r"^(\S+:)?\d{1,5}$",
         description="address of /healthz, /readyz and /metrics, as 9464 (on loopback) or 0.0.0.0:9464; 0 takes a free "
         "port, which the log names; default: none",
@@ -29,7 +29,7 @@ class ModelRoleSettings(RoleSettings):
     """Settings that roles with a model share: their packages are large."""
 
     python_executable: Path | None = Field(
-        None,
+        default=None,
         description="interpreter with which `up` and `train` start this role, of an environment with lightningbus and "
         "the role's packages; default: the one running them",
     )

@@ -23,42 +23,48 @@ class JudgeSettings(BaseModel):
     url: str = Field(description="base URL of the endpoint in the form of OPENAI_BASE_URL: https://api.example.com/v1")
     model: str = Field(min_length=1, description="name of the model at the endpoint")
     api_key_env: str | None = Field(
-        None,
+        default=None,
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
         description="variable of the grader's environment that holds the endpoint's key",
     )
     rubric: str = Field(min_length=1, description="what good work is, in words for the judge")
     compare: Literal["alone", "reference", "pairs"] = Field(
-        "alone",
+        default="alone",
         description="alone: each rollout gets a score; reference: it is compared with a field of the task's input; "
         "pairs: rollouts of a group are compared with each other, and the reward is the share of wins",
     )
-    reference: str = Field("answer", description="field of the task's input that `compare: reference` compares with")
-    min_score: float = Field(0.0, description="score of the worst work, which is a reward of 0")
-    max_score: float = Field(10.0, description="score of the best work, which is a reward of 1")
-    max_opponents: int = Field(4, ge=2, description="most rollouts of its group that a rollout is compared with")
+    reference: str = Field(
+        default="answer", description="field of the task's input that `compare: reference` compares with"
+    )
+    min_score: float = Field(default=0.0, description="score of the worst work, which is a reward of 0")
+    max_score: float = Field(default=10.0, description="score of the best work, which is a reward of 1")
+    max_opponents: int = Field(
+        default=4, ge=2, description="most rollouts of its group that a rollout is compared with"
+    )
     both_orders: bool = Field(
-        True, description="compare each pair in both orders; a judge that changes its mind has seen a tie"
+        default=True, description="compare each pair in both orders; a judge that changes its mind has seen a tie"
     )
-    temperature: float = Field(0.0, ge=0, description="temperature of the judge's answers")
-    max_tokens: int = Field(1024, ge=1, description="most tokens of a judge's answer")
+    temperature: float = Field(default=0.0, ge=0, description="temperature of the judge's answers")
+    max_tokens: int = Field(default=1024, ge=1, description="most tokens of a judge's answer")
     max_chars: int = Field(
-        24_000, ge=100, description="most characters that a judge reads of a conversation; its beginning is left out"
+        default=24_000,
+        ge=100,
+        description="most characters that a judge reads of a conversation; its beginning is left out",
     )
-    concurrency: int = Field(16, ge=1, description="calls to the endpoint at once")
-    timeout_seconds: float = Field(120.0, gt=0, description="seconds that one call may take")
+    concurrency: int = Field(default=16, ge=1, description="calls to the endpoint at once")
+    timeout_seconds: float = Field(default=120.0, gt=0, description="seconds that one call may take")
     patience_seconds: float = Field(
-        600.0,
+        default=600.0,
         ge=0,
         description="seconds for which an endpoint that does not answer is asked again; then grading has failed",
     )
     max_calls: int | None = Field(
-        None,
+        default=None,
         ge=0,
         description="most calls that one process makes; beyond it grading fails; answers from the cache are none",
     )
-    input_price: float = Field(0.0, ge=0, description="price of a million tokens of prompts")
-    output_price: float = Field(0.0, ge=0, description="price of a million tokens of answers")
+    input_price: float = Field(default=0.0, ge=0, description="price of a million tokens of prompts")
+    output_price: float = Field(default=0.0, ge=0, description="price of a million tokens of answers")
 
     @field_validator("url")
     @classmethod
@@ -83,14 +89,15 @@ class NamedGraderSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     function: str | None = Field(
-        None,
+        default=None,
         pattern=r"^[\w.]+:[\w.]+$",
         description="module:function called as f(input, result) or f(input, result, rollout) -> number, sync or "
         "async; excludes `judge`",
     )
-    judge: JudgeSettings | None = Field(None, description="a language model that grades; excludes `function`")
+    judge: JudgeSettings | None = Field(default=None, description="a language model that grades; excludes `function`")
     weight: float = Field(
-        1.0, description="factor of its reward in the rollout's; with 0 it is recorded alone, and its failure is none"
+        default=1.0,
+        description="factor of its reward in the rollout's; with 0 it is recorded alone, and its failure is none",
     )
 
     @model_validator(mode="after")
@@ -107,38 +114,47 @@ class GraderSettings(RoleSettings):
         min_length=1, max_length=32, description="functions and judges, each by the name of its reward"
     )
     agent_weight: float = Field(
-        0.0,
+        default=0.0,
         description="factor of the reward that the agent gave itself, which is named `agent`; with a factor, grading a "
         "rollout without one fails",
     )
     python_executable: Path | None = Field(
-        None, description="interpreter that runs the functions; default: the grader's own"
+        default=None, description="interpreter that runs the functions; default: the grader's own"
     )
-    working_dir: Path = Field(Path(), description="directory in which functions run; its modules are importable")
-    processes: int = Field(2, ge=1, description="processes of each function; each grades one rollout at a time")
-    function_timeout_seconds: float = Field(120.0, gt=0, description="seconds a function may take for one rollout")
+    working_dir: Path = Field(
+        default=Path(), description="directory in which functions run; its modules are importable"
+    )
+    processes: int = Field(default=2, ge=1, description="processes of each function; each grades one rollout at a time")
+    function_timeout_seconds: float = Field(
+        default=120.0, gt=0, description="seconds a function may take for one rollout"
+    )
     max_attempts: int = Field(
-        3, ge=1, description="tries of a grader whose answer is unusable; then grading has failed"
+        default=3, ge=1, description="tries of a grader whose answer is unusable; then grading has failed"
     )
-    concurrency: int = Field(32, ge=1, description="attempts that one process grades at once; see `max_held` for pairs")
+    concurrency: int = Field(
+        default=32, ge=1, description="attempts that one process grades at once; see `max_held` for pairs"
+    )
     max_held: int = Field(
-        1024,
+        default=1024,
         ge=1,
         description="attempts that a process which compares pairs holds at once: those that wait for their group too",
     )
     group_timeout_seconds: float = Field(
-        300.0,
+        default=300.0,
         gt=0,
         description="seconds without another rollout of a group after which those there are compared, for judges that "
         "compare pairs",
     )
     cache: Path | None = Field(
-        None, description="SQLite file that keeps judges' answers by the digest of what they were asked; default: none"
+        default=None,
+        description="SQLite file that keeps judges' answers by the digest of what they were asked; default: none",
     )
     drain_timeout_seconds: float = Field(
-        20.0, ge=0, description="seconds in which begun grades may be finished after a request to stop"
+        default=20.0, ge=0, description="seconds in which begun grades may be finished after a request to stop"
     )
-    id: str | None = Field(None, description="name of this grader; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    id: str | None = Field(
+        default=None, description="name of this grader; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$"
+    )
 
     @field_validator("graders")
     @classmethod

@@ -24,14 +24,14 @@ class AdapterSettings(BaseModel):
 
     rank: int = Field(ge=1, le=512, description="largest rank of adapters; the learner's lora.lora_rank")
     max_loaded_versions: int = Field(
-        3,
+        default=3,
         ge=1,
         le=64,
         description="newest versions of a model that answer calls; 3 covers all tokens that a learner of "
         "max_staleness 2 trains on",
     )
     models: list[ModelName] = Field(
-        [],
+        default=[],
         max_length=MAX_POLICIES,
         description="models whose adapters start from the same base, each with its own learner; default: `model` alone",
     )
@@ -50,61 +50,71 @@ class InferenceSettings(ModelRoleSettings):
         description="model directory: architecture and tokenizer; the weights come from the bus, unless `frozen`"
     )
     model: ModelName = Field(
-        "policy", description="name of the model, in agents' calls and for its versions on the bus"
+        default="policy", description="name of the model, in agents' calls and for its versions on the bus"
     )
     frozen: bool = Field(
-        False,
+        default=False,
         description="serve the weights in `model_path` as version 0, and follow no versions: a model without a learner",
     )
-    id: str | None = Field(None, description="name of this node; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$")
-    host: str = Field("127.0.0.1", description="address the gateway listens on; vLLM itself is on a socket of its node")
-    port: int = Field(0, ge=0, le=65535, description="port of the gateway; 0 takes a free one")
+    id: str | None = Field(
+        default=None, description="name of this node; default: host-pid", pattern=r"^[A-Za-z0-9_-]{1,64}$"
+    )
+    host: str = Field(
+        default="127.0.0.1", description="address the gateway listens on; vLLM itself is on a socket of its node"
+    )
+    port: int = Field(default=0, ge=0, le=65535, description="port of the gateway; 0 takes a free one")
     inference_api_key_file: Path | None = Field(
-        None, description="file with the key that requests must carry; without it the gateway stays on loopback"
+        default=None, description="file with the key that requests must carry; without it the gateway stays on loopback"
     )
     max_requests: int = Field(
-        MAX_REQUESTS, gt=0, description="requests the gateway answers at once; further ones get 429 with Retry-After"
+        default=MAX_REQUESTS,
+        gt=0,
+        description="requests the gateway answers at once; further ones get 429 with Retry-After",
     )
     advertise_url: str | None = Field(
-        None, description="URL by which runners reach the gateway; default: http://host:port"
+        default=None, description="URL by which runners reach the gateway; default: http://host:port"
     )
-    dtype: str = Field("auto", description="number format of the computation: vLLM's --dtype")
+    dtype: str = Field(default="auto", description="number format of the computation: vLLM's --dtype")
     max_model_len: int | None = Field(
-        None, gt=0, description="longest prompt plus answer in tokens: vLLM's --max-model-len"
+        default=None, gt=0, description="longest prompt plus answer in tokens: vLLM's --max-model-len"
     )
-    max_num_seqs: int = Field(64, gt=0, description="requests decoded together: vLLM's --max-num-seqs")
-    cpu_threads: int | None = Field(None, gt=0, description="CPU threads of the engine; default: vLLM's own choice")
-    kv_cache_gib: float = Field(1.0, gt=0, description="memory for the KV cache in GiB, only without a GPU")
+    max_num_seqs: int = Field(default=64, gt=0, description="requests decoded together: vLLM's --max-num-seqs")
+    cpu_threads: int | None = Field(
+        default=None, gt=0, description="CPU threads of the engine; default: vLLM's own choice"
+    )
+    kv_cache_gib: float = Field(default=1.0, gt=0, description="memory for the KV cache in GiB, only without a GPU")
     kv_cache_on_swap: KvCachePolicy = Field(
-        "auto",
+        default="auto",
         description="KV cache of requests in flight at a swap of weights. keep: the old weights' values; recompute: "
         "new values, at the cost of a prefill; auto: keep if the weights changed little",
     )
     kv_cache_max_change: float = Field(
-        0.01,
+        default=0.01,
         ge=0,
         description="largest change of the weights, as a share of their norm, for which kv_cache_on_swap `auto` keeps "
         "the KV cache",
     )
     lora: AdapterSettings | None = Field(
-        None,
+        default=None,
         description="serve several versions of LoRA adapters at once and load them without a pause; default: merge "
         "adapters into the weights, which works for any model and decodes fastest",
     )
     tool_parser: str | None = Field(
-        None,
+        default=None,
         description="parser of the model's tool calls, as hermes or llama3_json: vLLM's --tool-call-parser",
     )
     reasoning_parser: str | None = Field(
-        None, description="parser of the model's reasoning, as qwen3: vLLM's --reasoning-parser"
+        default=None, description="parser of the model's reasoning, as qwen3: vLLM's --reasoning-parser"
     )
     vllm_command: list[str] | None = Field(
-        None, description="command that starts vLLM's server, without arguments; default: the one of this interpreter"
+        default=None,
+        description="command that starts vLLM's server, without arguments; default: the one of this interpreter",
     )
-    vllm_args: list[str] = Field([], description="further arguments for vLLM's server")
-    startup_timeout_seconds: float = Field(600.0, gt=0, description="seconds the engine may take to start")
+    vllm_args: list[str] = Field(default=[], description="further arguments for vLLM's server")
+    startup_timeout_seconds: float = Field(default=600.0, gt=0, description="seconds the engine may take to start")
     work_dir: Path = Field(
-        Path("runs/inference"), description="directory for fetched weights and the engine's log, used by one node only"
+        default=Path("runs/inference"),
+        description="directory for fetched weights and the engine's log, used by one node only",
     )
 
     @property

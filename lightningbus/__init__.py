@@ -1,16 +1,17 @@
 """Train any LLM agent by reinforcement learning, over an event bus.
 
-``import lightningbus as lb`` is the API for Python and notebooks: `train`, `evaluate`, `connect`, their async forms,
-and what they return. Importing it loads nothing else; each name is loaded when it is used.
+``import lightningbus as lb`` is the API for Python and notebooks: `train`, `evaluate`, `serve`, `connect`, their async
+forms, and what they return. Importing it loads nothing else; each name is loaded when it is used.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightningbus import settings
     from lightningbus.analysis.transcript import Transcript
-    from lightningbus.api.blocking import Session, connect, evaluate, train
-    from lightningbus.api.evaluation_job import aevaluate
+    from lightningbus.api.blocking import Session, connect, evaluate, serve, train
+    from lightningbus.api.evaluation_job import aevaluate, aserve
     from lightningbus.api.evaluation_result import EvaluationResult
     from lightningbus.api.sessions.async_session import AsyncSession, aconnect
     from lightningbus.api.sessions.reward_curve import RewardCurve
@@ -29,6 +30,7 @@ _MODULES = {
     "atrain_steps": "lightningbus.api.training_steps",
     "TrainingSteps": "lightningbus.api.training_steps",
     "RunInterrupted": "lightningbus.api.training",
+    "settings": "lightningbus.settings",
     "TrainSettings": "lightningbus.api.settings",
     "Callback": "lightningbus.run.jobs.callbacks",
     "Step": "lightningbus.run.jobs.callbacks",
@@ -36,6 +38,8 @@ _MODULES = {
     "TrainResult": "lightningbus.run.results.train_result",
     "evaluate": "lightningbus.api.blocking",
     "aevaluate": "lightningbus.api.evaluation_job",
+    "serve": "lightningbus.api.blocking",
+    "aserve": "lightningbus.api.evaluation_job",
     "EvaluationResult": "lightningbus.api.evaluation_result",
     "Evaluation": "lightningbus.run.evaluation.evaluation",
     "connect": "lightningbus.api.blocking",
@@ -67,10 +71,13 @@ __all__ = [
     "UserError",
     "aconnect",
     "aevaluate",
+    "aserve",
     "atrain",
     "atrain_steps",
     "connect",
     "evaluate",
+    "serve",
+    "settings",
     "train",
 ]
 
@@ -84,7 +91,7 @@ def __getattr__(name: str) -> Any:
         from lightningbus.common.missing_modules import describe_missing_module
 
         raise ImportError(f"lightningbus.{name} cannot be used: {describe_missing_module(error.name)}") from error
-    globals()[name] = getattr(module, name)
+    globals()[name] = module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
     return globals()[name]
 
 

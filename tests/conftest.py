@@ -1,5 +1,6 @@
 """Real servers for every test: free ports, temporary folders, gone when the test ends."""
 
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path, PurePath
 
@@ -13,6 +14,7 @@ from tests import tiers
 # What is random here is what is tried, not how long a busy machine takes for it.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+os.environ.setdefault("LIGHTNINGBUS_FILES_OPEN_SECONDS", "0")  # what reads a run's files ends with its test
 TESTS = PurePath(__file__).parent
 process_guard = tiers.ProcessGuard()
 

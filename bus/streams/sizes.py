@@ -21,24 +21,24 @@ class StreamSizes(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     tasks_mib: int | None = Field(
-        None, ge=1, description="largest size of the queue of tasks, in MiB [as shipped: 512]"
+        default=None, ge=1, description="largest size of the queue of tasks, in MiB [as shipped: 512]"
     )
     train_rollouts_mib: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description="largest size of unread training rollouts, in MiB; learners check it at start [as shipped: 2048]",
     )
     eval_rollouts_mib: int | None = Field(
-        None, ge=1, description="largest size of unread evaluation rollouts, in MiB [as shipped: 1024]"
+        default=None, ge=1, description="largest size of unread evaluation rollouts, in MiB [as shipped: 1024]"
     )
     events_mib: int | None = Field(
-        None, ge=1, description="largest size of records of tasks and training steps, in MiB [as shipped: 512]"
+        default=None, ge=1, description="largest size of records of tasks and training steps, in MiB [as shipped: 512]"
     )
     grading_mib: int | None = Field(
-        None, ge=1, description="largest size of attempts that wait for graders, in MiB [as shipped: 1024]"
+        default=None, ge=1, description="largest size of attempts that wait for graders, in MiB [as shipped: 1024]"
     )
     max_ack_pending: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description="most span batches that a learner may hold before a checkpoint covers them [as shipped: 200000]",
     )

@@ -12,20 +12,21 @@ from pathlib import Path
 
 API = Path(__file__).resolve().parents[2] / "lightningbus" / "api"
 TARGET = API / "blocking.py"
-SOURCES = ("training.py", "evaluation_job.py", "sessions/async_session.py")
+SOURCES = ("training.py", "sessions/async_session.py", "evaluation_job.py")
 """Modules of the async forms, in the order in which their blocking forms are written."""
 NAMES = {
     "atrain": "train",
     "aevaluate": "evaluate",
+    "aserve": "serve",
     "aconnect": "connect",
     "AsyncSession": "Session",
     "CancelledError": "RunInterrupted",
 }
 """Names of the async forms, in signatures and docstrings, and of the blocking ones."""
-GUARDS = {"atrain": "as_run_interrupted(settings)"}
+GUARDS = {"atrain": "as_run_interrupted(options)"}
 """Context managers around the call of an async form."""
 HEAD = '''\
-"""`train`, `evaluate` and `connect` for code without an event loop, and for a notebook whose event loop is busy.
+"""`train`, `evaluate`, `serve`, `connect` for code without an event loop, and for a notebook whose event loop is busy.
 
 Written by ``python -m docs.reference`` from the async forms, which hold the work and the docstrings.
 """

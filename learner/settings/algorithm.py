@@ -22,27 +22,29 @@ class TaskSelectionSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     sampler: str = Field(
-        UNIFORM,
+        default=UNIFORM,
         description="order of the tasks. uniform: each once a pass; difficulty: more often where rollouts of a group "
         "can be expected to both pass and fail, seldom where all pass or all fail; or module:function of your own",
     )
     pass_reward: float = Field(
-        1.0, description="reward from which a rollout has passed, for the difficulty of its task", allow_inf_nan=False
+        default=1.0,
+        description="reward from which a rollout has passed, for the difficulty of its task",
+        allow_inf_nan=False,
     )
     memory: float = Field(
-        0.7,
+        default=0.7,
         ge=0,
         lt=1,
         description="share of a task's earlier results that still counts after each new group of it: the policy has "
         "changed since",
     )
     replace_without_signal: bool = Field(
-        False,
+        default=False,
         description="leave a group whose rollouts all have advantage 0 out of the step, and dispatch another one in "
         "its place (DAPO's dynamic sampling); its results count for the difficulty of its task",
     )
     max_replaced_per_step: int | None = Field(
-        None,
+        default=None,
         ge=0,
         description="groups without signal that are replaced in one step; further ones are trained as they are. None: "
         "10 times groups_per_step",
@@ -68,14 +70,14 @@ class AirRule(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str = Field("*", description="pattern of a span's name, with * and ?")
+    name: str = Field(default="*", description="pattern of a span's name, with * and ?")
     attributes: dict[str, str] = Field(
-        {}, description="attributes that the span must have, as text; a value may be a pattern"
+        default={}, description="attributes that the span must have, as text; a value may be a pattern"
     )
     kind: SpanKind | None = Field(
-        None, description="kind of the span in every instrumentation: tool, agent, …; none: any"
+        default=None, description="kind of the span in every instrumentation: tool, agent, …; none: any"
     )
-    status: Literal["unset", "ok", "error"] | None = Field(None, description="status of the span; none: any")
+    status: Literal["unset", "ok", "error"] | None = Field(default=None, description="status of the span; none: any")
     reward: float = Field(description="reward for the call before the span")
 
 
@@ -85,16 +87,16 @@ class CreditSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     method: str = Field(
-        "identical",
+        default="identical",
         description="method that divides a rollout's reward among its calls: identical, last_call, discounted, "
         "reward_to_go, air, gigpo, compaction, or module:function of your own",
     )
-    gamma: float = Field(1.0, ge=0, le=1, description="discount per call")
+    gamma: float = Field(default=1.0, ge=0, le=1, description="discount per call")
     gigpo_step_weight: float = Field(
-        1.0, ge=0, description="weight of the advantage among calls of the same state, for method gigpo"
+        default=1.0, ge=0, description="weight of the advantage among calls of the same state, for method gigpo"
     )
     rules: list[AirRule] = Field(
-        [AirRule(kind="tool", status="error", reward=-0.1)],
+        default=[AirRule(kind="tool", status="error", reward=-0.1)],
         description="rewards for spans, for method air",
     )
 
@@ -107,13 +109,15 @@ class CreditSettings(BaseModel):
 class TaskSet(NamedTaskSource):
     """One of several sets of training tasks, and what holds for it instead of the learner's own settings."""
 
-    weight: float = Field(1.0, gt=0, description="share of the groups that are of this set, beside those of the others")
-    group_size: int | None = Field(None, ge=1, description="rollouts per task of this set; none: the learner's")
+    weight: float = Field(
+        default=1.0, gt=0, description="share of the groups that are of this set, beside those of the others"
+    )
+    group_size: int | None = Field(default=None, ge=1, description="rollouts per task of this set; none: the learner's")
     reward: str | None = Field(
-        None, max_length=64, description="name of the reward that trains on this set; none: the learner's"
+        default=None, max_length=64, description="name of the reward that trains on this set; none: the learner's"
     )
     credit: CreditSettings | None = Field(
-        None, description="division of rewards among the calls of this set; none: the learner's"
+        default=None, description="division of rewards among the calls of this set; none: the learner's"
     )
 
     @field_validator("credit", mode="before")
@@ -153,34 +157,37 @@ class RolloutCorrectionSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     bypass_mode: bool = Field(
-        True,
+        default=True,
         description="take PPO's ratio against the policy that sampled the token, which clips how far a lagging batch "
         "can push; false: against the policy at the start of the step, times truncated importance weights",
     )
     rollout_is: Literal["token", "sequence"] | None = Field(
-        "token",
+        default="token",
         description="level of the importance weights: token, or sequence, which is a call; not used by bypass_mode "
         "with ppo_clip",
     )
     loss_type: Literal["ppo_clip", "reinforce"] = Field(
-        "ppo_clip",
+        default="ppo_clip",
         description="loss under bypass_mode. ppo_clip: the policy loss; reinforce: importance-weighted REINFORCE",
     )
     rollout_is_threshold: float | str = Field(
-        2.0,
+        default=2.0,
         description="bound that truncates importance weights (TIS); 'low_high' zeroes weights outside it (IcePop)",
     )
-    rollout_is_batch_normalize: bool = Field(False, description="scale the importance weights to mean 1 over the batch")
+    rollout_is_batch_normalize: bool = Field(
+        default=False, description="scale the importance weights to mean 1 over the batch"
+    )
     rollout_rs: str | None = Field(
-        None, description="rejection rules: token_k1, token_k2, token_k3, seq_sum_k1, seq_mean_k3, seq_max_k2, …"
+        default=None,
+        description="rejection rules: token_k1, token_k2, token_k3, seq_sum_k1, seq_mean_k3, seq_max_k2, …",
     )
     rollout_rs_threshold: float | str | None = Field(
-        None,
+        default=None,
         description="bounds of the rejection rules: for k1 those of the ratio, 'low_high' or one number for 1/high "
         "and high; else the largest value",
     )
     ess_bound: float = Field(
-        0.3,
+        default=0.3,
         ge=0,
         le=1,
         description="effective sample size, as a share, below which the learning rate is multiplied by ESS / ess_bound",
@@ -200,7 +207,7 @@ class OverlongBufferSettings(BaseModel):
 
     max_response_length: int = Field(ge=1, description="longest answer in tokens: max_tokens of the calls")
     len: int = Field(ge=1, description="number of tokens before max_response_length over which the reward falls")
-    penalty_factor: float = Field(1.0, ge=0, description="loss of reward at max_response_length")
+    penalty_factor: float = Field(default=1.0, ge=0, description="loss of reward at max_response_length")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -217,21 +224,24 @@ class AlgorithmSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     adv_estimator: str = Field(
-        "grpo",
+        default="grpo",
         description="estimator of advantages, by verl's name: grpo, rloo, reinforce_plus_plus, "
         "reinforce_plus_plus_baseline, opo, gpg, grpo_passk, …; gae: PPO with a critic; or "
         "module:function of your own",
     )
-    norm_adv_by_std_in_grpo: bool = Field(True, description="divide advantages by the group's standard deviation")
-    gamma: float = Field(1.0, ge=0, le=1, description="discount per token, for gae")
-    lam: float = Field(1.0, ge=0, le=1, description="lambda of gae")
+    norm_adv_by_std_in_grpo: bool = Field(
+        default=True, description="divide advantages by the group's standard deviation"
+    )
+    gamma: float = Field(default=1.0, ge=0, le=1, description="discount per token, for gae")
+    lam: float = Field(default=1.0, ge=0, le=1, description="lambda of gae")
     overlong_filtering: bool = Field(
-        False,
+        default=False,
         description="exclude a rollout with a truncated answer (finish_reason length) from training, as DAPO does; "
         "its reward counts in its group",
     )
     overlong_buffer: OverlongBufferSettings | None = Field(
-        None, description="reduce the reward of long answers before they are truncated, as DAPO does; none: do not"
+        default=None,
+        description="reduce the reward of long answers before they are truncated, as DAPO does; none: do not",
     )
     rollout_correction: RolloutCorrectionSettings = RolloutCorrectionSettings()
 
@@ -256,16 +266,16 @@ class OptimSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    lr: float = Field(1e-6, gt=0, description="learning rate")
+    lr: float = Field(default=1e-6, gt=0, description="learning rate")
     lr_scheduler_type: Literal["constant", "cosine"] = Field(
-        "constant", description="learning rate over the learner's steps"
+        default="constant", description="learning rate over the learner's steps"
     )
     min_lr_ratio: float = Field(
-        0.0, ge=0, le=1, description="final learning rate of the cosine schedule, as a share of lr"
+        default=0.0, ge=0, le=1, description="final learning rate of the cosine schedule, as a share of lr"
     )
-    lr_warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up of the learning rate")
-    weight_decay: float = Field(0.0, ge=0, description="weight decay of AdamW")
-    clip_grad: float = Field(1.0, gt=0, description="largest gradient norm")
+    lr_warmup_steps: int = Field(default=0, ge=0, description="steps of linear warm-up of the learning rate")
+    weight_decay: float = Field(default=0.0, ge=0, description="weight decay of AdamW")
+    clip_grad: float = Field(default=1.0, gt=0, description="largest gradient norm")
 
 
 class ActorSettings(BaseModel):
@@ -274,36 +284,38 @@ class ActorSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     policy_loss: str = Field(
-        "vanilla",
+        default="vanilla",
         description="policy loss, by verl's name: vanilla (PPO), gspo, cispo, dppo_tv, dppo_kl, sapo, gpg, geo_mean, "
         "…; or module:function of your own",
     )
     policy_loss_options: dict[str, float] = Field(
-        {}, description="numbers of the chosen policy loss: dro_beta, clip_cov_ratio, …"
+        default={}, description="numbers of the chosen policy loss: dro_beta, clip_cov_ratio, …"
     )
-    clip_ratio_low: float = Field(0.2, gt=0, description="PPO's ratio is clipped below at 1 - clip_ratio_low")
-    clip_ratio_high: float = Field(0.28, gt=0, description="PPO's ratio is clipped above at 1 + clip_ratio_high")
+    clip_ratio_low: float = Field(default=0.2, gt=0, description="PPO's ratio is clipped below at 1 - clip_ratio_low")
+    clip_ratio_high: float = Field(
+        default=0.28, gt=0, description="PPO's ratio is clipped above at 1 + clip_ratio_high"
+    )
     loss_agg_mode: Literal["seq-mean-token-mean", "seq-mean-token-sum", "token-mean"] = Field(
-        "seq-mean-token-mean", description="averaging of tokens in the loss; a sequence is a whole rollout here"
+        default="seq-mean-token-mean", description="averaging of tokens in the loss; a sequence is a whole rollout here"
     )
-    use_kl_loss: bool = Field(False, description="add the KL divergence from the initial model to the loss")
-    kl_loss_coef: float = Field(0.001, ge=0, description="weight of the KL divergence in the loss")
+    use_kl_loss: bool = Field(default=False, description="add the KL divergence from the initial model to the loss")
+    kl_loss_coef: float = Field(default=0.001, ge=0, description="weight of the KL divergence in the loss")
     kl_loss_type: Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"] = Field(
-        "low_var_kl", description="estimator of the KL divergence"
+        default="low_var_kl", description="estimator of the KL divergence"
     )
-    entropy_coeff: float = Field(0.0, ge=0, description="weight of the entropy bonus")
-    ppo_epochs: int = Field(1, ge=1, description="passes over a batch in one step")
+    entropy_coeff: float = Field(default=0.0, ge=0, description="weight of the entropy bonus")
+    ppo_epochs: int = Field(default=1, ge=1, description="passes over a batch in one step")
     ppo_mini_batch_size: int | None = Field(
-        None, ge=1, description="groups per optimiser step; none: the whole batch in one"
+        default=None, ge=1, description="groups per optimiser step; none: the whole batch in one"
     )
     old_log_prob_interval: int = Field(
-        10,
+        default=10,
         ge=1,
         description="steps between two forward passes for metrics alone, such as the mismatch before the update; an "
         "update that needs the pass makes it in every step",
     )
     ppo_max_token_len_per_gpu: int = Field(
-        16384, ge=64, description="most tokens per micro-batch, padding included; at least seq_len"
+        default=16384, ge=64, description="most tokens per micro-batch, padding included; at least seq_len"
     )
     optim: OptimSettings = OptimSettings()
 
@@ -313,8 +325,10 @@ class CriticSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    cliprange_value: float = Field(0.5, gt=0, description="largest change of a predicted value in one step")
-    warmup: int = Field(0, ge=0, description="steps at the start that train the critic alone (verl: critic_warmup)")
+    cliprange_value: float = Field(default=0.5, gt=0, description="largest change of a predicted value in one step")
+    warmup: int = Field(
+        default=0, ge=0, description="steps at the start that train the critic alone (verl: critic_warmup)"
+    )
     optim: OptimSettings = OptimSettings(lr=1e-5)
 
 
@@ -323,6 +337,8 @@ class LoraSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    lora_rank: int = Field(0, ge=0, description="rank of the LoRA adapters; 0: train all weights")
-    lora_alpha: int = Field(16, ge=1, description="LoRA scale: adapters are multiplied by lora_alpha / lora_rank")
-    target_modules: str | list[str] = Field("all-linear", description="modules that get LoRA adapters")
+    lora_rank: int = Field(default=0, ge=0, description="rank of the LoRA adapters; 0: train all weights")
+    lora_alpha: int = Field(
+        default=16, ge=1, description="LoRA scale: adapters are multiplied by lora_alpha / lora_rank"
+    )
+    target_modules: str | list[str] = Field(default="all-linear", description="modules that get LoRA adapters")

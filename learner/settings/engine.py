@@ -13,55 +13,59 @@ class EngineSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     fsdp_size: int = Field(
-        -1, ge=-1, description="ranks that share one copy of the model (HSDP: several copies); -1: all of them"
+        default=-1, ge=-1, description="ranks that share one copy of the model (HSDP: several copies); -1: all of them"
     )
-    param_offload: bool = Field(False, description="keep unused weights in host memory; GPU only")
-    optimizer_offload: bool = Field(False, description="keep the unused optimiser state in host memory; GPU only")
+    param_offload: bool = Field(default=False, description="keep unused weights in host memory; GPU only")
+    optimizer_offload: bool = Field(
+        default=False, description="keep the unused optimiser state in host memory; GPU only"
+    )
     offload_policy: bool = Field(
-        False,
+        default=False,
         description="always keep weights and optimiser state in host memory, and run the optimiser there (FSDP2's own "
         "way); GPU only",
     )
     ulysses_sequence_parallel_size: int = Field(
-        1, ge=1, description="ranks that share each sequence; a divisor of the ranks and of the model's attention heads"
+        default=1,
+        ge=1,
+        description="ranks that share each sequence; a divisor of the ranks and of the model's attention heads",
     )
     model_dtype: Literal["fp32", "bf16"] = Field(
-        "fp32", description="number format in which the optimiser keeps weights; bf16 rounds small steps away"
+        default="fp32", description="number format in which the optimiser keeps weights; bf16 rounds small steps away"
     )
     param_dtype: Precision | None = Field(
-        None,
+        default=None,
         description="number format of weights and activations in the computation; none: bf16 on a GPU, else fp32",
     )
     attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = Field(
-        "auto",
+        default="auto",
         description="implementation of attention; auto: flash_attention_2 on a GPU where it is installed, else sdpa "
         "row by row, or eager for a model that sdpa computes wrong",
     )
     use_remove_padding: bool | None = Field(
-        None,
+        default=None,
         description="pack rows of a micro-batch one after another, without padding; false: side by side, padded to "
         "the longest, and so fewer of them; none: packed, unless the model computes packed rows wrong",
     )
     share_prefixes: bool | None = Field(
-        None,
+        default=None,
         description="compute the prompt that rollouts of a group have in common once; needs packed rows, sdpa; none: "
         "where check_model finds that the model computes it right",
     )
     check_model: bool = Field(
-        True,
+        default=True,
         description="before the first step, compare the learner's log-probabilities with those of transformers' own "
         "model, and the first engine's with the learner's; takes the model in float32 in host memory for a moment",
     )
     use_no_sync_for_gradient_accumulation: bool = Field(
-        False,
+        default=False,
         description="add up gradients of micro-batches before ranks exchange them: less traffic, but each rank "
         "keeps all gradients, in float32",
     )
     enable_gradient_checkpointing: bool | None = Field(
-        None, description="recompute activations in the backward pass; none: only on a GPU"
+        default=None, description="recompute activations in the backward pass; none: only on a GPU"
     )
     enable_activation_offload: bool = Field(
-        False, description="keep activations in host memory until the backward pass; GPU only"
+        default=False, description="keep activations in host memory until the backward pass; GPU only"
     )
 
     def choose_precision(self, on_gpu: bool) -> Precision:

@@ -49,21 +49,21 @@ class StalenessSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     admission: Literal["bounded", "unbounded"] = Field(
-        "bounded",
+        default="bounded",
         description="bounded: dispatch no more tasks than max_staleness allows; unbounded: dispatch without that limit",
     )
     order: Literal["oldest_first", "dispatch"] = Field(
-        "oldest_first",
+        default="oldest_first",
         description="order in which ended groups are trained: oldest_first, or dispatch, which waits for the slowest "
         "group",
     )
     on_exceed: Literal["keep", "mask", "drop"] = Field(
-        "keep",
+        default="keep",
         description="treatment of a rollout with tokens beyond max_staleness. keep: train it, corrected; mask: leave "
         "those tokens out; drop: discard it and dispatch its task again",
     )
     max_wait_seconds: float | None = Field(
-        None,
+        default=None,
         ge=0,
         description="seconds that training waits for a group which the next step would put beyond max_staleness; then "
         "others go first, and it is trained late. None: as long as the group may take",
@@ -73,124 +73,130 @@ class StalenessSettings(BaseModel):
 class LearnerSettings(ModelRoleSettings):
     """One learner: which model it trains, on which tasks, how, and how far behind a rollout may be."""
 
-    run: str = Field("run", description="name of the run; only rollouts of this run are used", pattern=NAME)
+    run: str = Field(default="run", description="name of the run; only rollouts of this run are used", pattern=NAME)
     model_path: Path = Field(description="Hugging Face model directory to start from")
     model: str = Field(
-        "policy", description="name of the trained model, under which its versions are published", pattern=NAME
+        default="policy", description="name of the trained model, under which its versions are published", pattern=NAME
     )
     tasks: TasksSetting | None = Field(
-        None,
+        default=None,
         description="training tasks to dispatch: a path in the form of `path` below, or these fields, or a list of "
         "sets that have `name`, `weight`, `group_size`, `reward` and `credit` too; none: tasks come from other "
         "publishers, with this run's name",
     )
-    agent: str = Field("default", description="name of the agent that runs the tasks", pattern=NAME)
+    agent: str = Field(default="default", description="name of the agent that runs the tasks", pattern=NAME)
     task_model: str | None = Field(
-        None, description="name of the model in agents' calls, as in `policy:role`; none: `model`", pattern=NAME
+        default=None, description="name of the model in agents' calls, as in `policy:role`; none: `model`", pattern=NAME
     )
     role_models: dict[str, str] = Field(
-        {}, description="models that answer for some roles in place of the task's own, as {checker: small}"
+        default={}, description="models that answer for some roles in place of the task's own, as {checker: small}"
     )
     group_size: int = Field(
-        8,
+        default=8,
         ge=1,
         description="rollouts per task: GRPO's group (verl: rollout.n); 1 is for gae and reinforce_plus_plus only, "
         "which do not compare rollouts",
     )
     groups_per_step: int = Field(
-        16,
+        default=16,
         ge=0,
         description="groups per training step (verl: train_batch_size); 0: `supervised` or `preferences` alone",
     )
-    max_steps: int = Field(100, ge=0, description="training steps in total; 0 publishes the first version and ends")
+    max_steps: int = Field(
+        default=100, ge=0, description="training steps in total; 0 publishes the first version and ends"
+    )
     max_staleness: int = Field(
-        2, ge=0, description="largest number of versions by which a token may lag behind the one being trained"
+        default=2, ge=0, description="largest number of versions by which a token may lag behind the one being trained"
     )
     max_mismatch: float | None = Field(
-        0.2,
+        default=0.2,
         gt=0,
         description="largest divergence of engine and learner, by the k3 estimate in nats per token, of a step whose "
         "tokens are all of the newest version and sampled without truncation; beyond it the learner ends. Without "
         "engine.check_model, or with none, there is no bound",
     )
-    rollout_timeout_seconds: float = Field(60.0, gt=0, description="seconds a rollout may take")
-    max_attempts: int = Field(3, ge=1, description="attempts per rollout while the infrastructure fails")
+    rollout_timeout_seconds: float = Field(default=60.0, gt=0, description="seconds a rollout may take")
+    max_attempts: int = Field(default=3, ge=1, description="attempts per rollout while the infrastructure fails")
     group_timeout_seconds: float | None = Field(
-        None,
+        default=None,
         gt=0,
         description="seconds a group waits for its next rollout to end; none: the time that rollout_timeout_seconds "
         "and max_attempts allow",
     )
-    sampling_params: dict[str, Any] = Field({"temperature": 1.0}, description="sampling settings of training rollouts")
+    sampling_params: dict[str, Any] = Field(
+        default={"temperature": 1.0}, description="sampling settings of training rollouts"
+    )
     failed_rollouts: Literal["mask", "zero"] = Field(
-        "mask",
+        default="mask",
         description="treatment of a rollout whose agent raised or ran out of time. mask: leave it out; zero: reward 0",
     )
     max_failed_groups: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description="groups in a row without anything to train on, as when every agent fails, after which the learner "
         "ends with the reasons; failures of the infrastructure do not count. None: all that are under way "
         "at once, and 10 more, tried one by one",
     )
-    train_roles: list[str] = Field([], description="roles to train (the part after ':' in the model name); none: all")
+    train_roles: list[str] = Field(
+        default=[], description="roles to train (the part after ':' in the model name); none: all"
+    )
     reward: str = Field(
-        "",
+        default="",
         description="name of the reward that trains this model, where agents give several; none: the main one",
         max_length=64,
     )
     credit: CreditSettings = CreditSettings()
     task_selection: TaskSelectionSettings = TaskSelectionSettings()
     sequence_mode: Literal["trajectory", "transition"] = Field(
-        "trajectory",
+        default="trajectory",
         description="trajectory: calls that extend each other share a sequence; transition: each call has its own",
     )
-    seq_len: int = Field(8192, ge=16, description="longest prompt plus response that is trained on, in tokens")
+    seq_len: int = Field(default=8192, ge=16, description="longest prompt plus response that is trained on, in tokens")
     overlong: Literal["mask", "split"] = Field(
-        "mask",
+        default="mask",
         description="treatment of a call longer than seq_len. mask: leave it out; split: train it in windows with "
         "less context",
     )
     staleness: StalenessSettings = StalenessSettings()
-    seed: int = Field(0, description="seed of the order of tasks, and of random choices in training")
-    id: str | None = Field(None, description="name of this learner; default: host-pid", pattern=NAME)
+    seed: int = Field(default=0, description="seed of the order of tasks, and of random choices in training")
+    id: str | None = Field(default=None, description="name of this learner; default: host-pid", pattern=NAME)
     cpu_threads: int | None = Field(
-        None, gt=0, description="CPU threads of the computation; default: torch's own choice"
+        default=None, gt=0, description="CPU threads of the computation; default: torch's own choice"
     )
-    checkpoint_dir: Path = Field(Path("runs/checkpoints"), description="directory of the checkpoints")
+    checkpoint_dir: Path = Field(default=Path("runs/checkpoints"), description="directory of the checkpoints")
     disk_free_mib: int = Field(
-        1024, ge=0, description="free MiB on the checkpoints' disk below which an alert is raised"
+        default=1024, ge=0, description="free MiB on the checkpoints' disk below which an alert is raised"
     )
-    weight_sync_interval: int = Field(1, ge=1, description="steps between weight versions")
+    weight_sync_interval: int = Field(default=1, ge=1, description="steps between weight versions")
     checkpoint_interval: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description="steps between checkpoints, a multiple of weight_sync_interval; none: as few as "
         "checkpoint_max_overhead asks for",
     )
     checkpoint_max_overhead: float = Field(
-        0.05,
+        default=0.05,
         gt=0,
         lt=1,
         description="largest share of the training time that checkpoints may take, where checkpoint_interval is not "
         "set; a checkpoint is written while the next steps are trained, and its CPU time counts",
     )
     checkpoint_max_repeat_seconds: float = Field(
-        1800.0,
+        default=1800.0,
         gt=0,
         description="seconds of training after which a checkpoint is written whatever it takes, where "
         "checkpoint_interval is not set; a restart repeats no more, beside the time of a write and of a version",
     )
     rollout_bytes: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description="size of a rollout on the bus in bytes, for checks of stream sizes; none: derived from seq_len",
     )
     keep_last_checkpoints: int = Field(
-        2, ge=1, description="number of checkpoints kept; a step is replayed from the checkpoint before it"
+        default=2, ge=1, description="number of checkpoints kept; a step is replayed from the checkpoint before it"
     )
     keep_weight_versions: int = Field(
-        4,
+        default=4,
         ge=1,
         description="number of weight versions kept for nodes to fetch; the bases of deltas among them are kept too",
     )
@@ -198,12 +204,12 @@ class LearnerSettings(ModelRoleSettings):
     algorithm: AlgorithmSettings = AlgorithmSettings()
     actor: ActorSettings = ActorSettings()
     loss_weights: LossWeights = LossWeights()
-    supervised: SupervisedSettings | None = Field(None, description="answers to imitate; none: rewards alone")
+    supervised: SupervisedSettings | None = Field(default=None, description="answers to imitate; none: rewards alone")
     preferences: PreferenceSettings | None = Field(
-        None, description="pairs of a better and a worse answer, with `groups_per_step: 0`; none: no pairs"
+        default=None, description="pairs of a better and a worse answer, with `groups_per_step: 0`; none: no pairs"
     )
     teacher: TeacherSetting = Field(
-        None,
+        default=None,
         description="model to agree with, or a list of several: the first whose `labels` and `roles` fit scores a "
         "call; none: no distillation",
     )

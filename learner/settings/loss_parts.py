@@ -17,9 +17,9 @@ class LossWeights(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    rl: float = Field(1.0, ge=0, description="weight of the policy loss, with its KL and entropy terms")
-    ce: float = Field(1.0, ge=0, description="weight of the supervised loss on what `supervised` gives")
-    kl: float = Field(1.0, ge=0, description="weight of the divergence from `teacher`")
+    rl: float = Field(default=1.0, ge=0, description="weight of the policy loss, with its KL and entropy terms")
+    ce: float = Field(default=1.0, ge=0, description="weight of the supervised loss on what `supervised` gives")
+    kl: float = Field(default=1.0, ge=0, description="weight of the divergence from `teacher`")
 
 
 class SupervisedSettings(BaseModel):
@@ -31,7 +31,7 @@ class SupervisedSettings(BaseModel):
         description="file of chats, .jsonl or .parquet with a column `messages`, or of calls' tokens, .parquet as "
         "`lightningbus rollouts export` writes it"
     )
-    batch_size: int = Field(16, ge=1, description="chats, or rollouts, of each training step")
+    batch_size: int = Field(default=16, ge=1, description="chats, or rollouts, of each training step")
 
 
 class PreferenceSettings(BaseModel):
@@ -44,9 +44,9 @@ class PreferenceSettings(BaseModel):
         "calls' tokens, .parquet as `lightningbus rollouts export` writes it: the best rollout of each task against "
         "the worst"
     )
-    batch_size: int = Field(16, ge=1, description="pairs of each training step")
+    batch_size: int = Field(default=16, ge=1, description="pairs of each training step")
     beta: float = Field(
-        0.1, gt=0, description="strength of the tie to the model at the start: the larger, the less it moves"
+        default=0.1, gt=0, description="strength of the tie to the model at the start: the larger, the less it moves"
     )
 
 
@@ -56,43 +56,45 @@ class TeacherSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: str = Field(
-        "teacher",
+        default="teacher",
         description="name of the teacher in metrics; each of a list needs one",
         pattern=r"^[A-Za-z0-9_-]{1,64}$",
     )
     labels: dict[str, str] = Field(
-        {}, description="labels of the tasks that it scores, as {task_set: math}; none: all tasks"
+        default={}, description="labels of the tasks that it scores, as {task_set: math}; none: all tasks"
     )
     roles: list[str] = Field(
-        [], description="roles whose calls it scores (the part after ':' in the model name); none: all roles"
+        default=[], description="roles whose calls it scores (the part after ':' in the model name); none: all roles"
     )
-    url: str | None = Field(None, description="address of a vLLM server, such as http://10.0.0.5:8000")
-    served_model: str | None = Field(None, description="name of the teacher at `url`, where that serves several models")
+    url: str | None = Field(default=None, description="address of a vLLM server, such as http://10.0.0.5:8000")
+    served_model: str | None = Field(
+        default=None, description="name of the teacher at `url`, where that serves several models"
+    )
     model: str | None = Field(
-        None, description="name of the teacher among the models of the run's inference nodes, in place of `url`"
+        default=None, description="name of the teacher among the models of the run's inference nodes, in place of `url`"
     )
     api_key_file: Path | None = Field(
-        None, description="file with the server's API key; default for nodes of the run: their own key"
+        default=None, description="file with the server's API key; default for nodes of the run: their own key"
     )
     hint: str | None = Field(
-        None,
+        default=None,
         min_length=1,
         description="message of the user that it reads before each answer, and the student does not; with it, the "
         "trained model may be its own teacher. None: it reads what the student reads",
     )
     top_k: int = Field(
-        0,
+        default=0,
         ge=0,
         description="likeliest tokens of the teacher at each place to learn from, beside the rest as one; 0: the "
         "sampled token alone. vLLM gives as many as its --max-logprobs (20), which nodes of the run get",
     )
     direction: Direction = Field(
-        "reverse",
+        default="reverse",
         description="divergence with top_k. reverse: the policy gives up what the teacher finds unlikely; forward: it "
         "covers all that the teacher finds likely",
     )
-    max_requests: int = Field(8, ge=1, description="requests to the teacher at once")
-    timeout_seconds: float = Field(300.0, gt=0, description="seconds until a request is tried again")
+    max_requests: int = Field(default=8, ge=1, description="requests to the teacher at once")
+    timeout_seconds: float = Field(default=300.0, gt=0, description="seconds until a request is tried again")
 
     @property
     def has_condition(self) -> bool:

@@ -21,20 +21,22 @@ class VerlSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     engine: dict[str, Any] = Field(
-        {}, description="fields of verl's FSDPEngineConfig: reshard_after_forward, wrap_policy, use_torch_compile, …"
+        default={},
+        description="fields of verl's FSDPEngineConfig: reshard_after_forward, wrap_policy, use_torch_compile, …",
     )
     model: dict[str, Any] = Field(
-        {}, description="fields of verl's HFModelConfig: use_liger, external_lib, override_config, …"
+        default={}, description="fields of verl's HFModelConfig: use_liger, external_lib, override_config, …"
     )
     actor: dict[str, Any] = Field(
-        {}, description="fields of verl's FSDPActorConfig that policy losses read: clip_ratio_c, tau_pos, tau_neg"
+        default={},
+        description="fields of verl's FSDPActorConfig that policy losses read: clip_ratio_c, tau_pos, tau_neg",
     )
     optim: dict[str, Any] = Field(
-        {},
+        default={},
         description="fields of verl's FSDPOptimizerConfig for the trained model: optimizer, optimizer_impl, betas, "
         "override_optimizer_config, …",
     )
-    critic_optim: dict[str, Any] = Field({}, description="fields of verl's FSDPOptimizerConfig for the critic")
+    critic_optim: dict[str, Any] = Field(default={}, description="fields of verl's FSDPOptimizerConfig for the critic")
 
     @property
     def optimizer(self) -> OptimizerClass:

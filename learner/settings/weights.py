@@ -20,20 +20,26 @@ class CanarySettings(BaseModel):
         description="JSONL of up to 32 fixed prompts, each a string or a chat as a list of messages; 256 tokens of "
         "each are used"
     )
-    max_tokens: int = Field(64, ge=1, le=4096, description="longest answer sampled to each prompt, at temperature 1")
+    max_tokens: int = Field(
+        default=64, ge=1, le=4096, description="longest answer sampled to each prompt, at temperature 1"
+    )
     max_kl: float = Field(
-        0.1,
+        default=0.1,
         gt=0,
         description="largest divergence of engine and learner on the prompts by the k3 estimate, in nats per token",
     )
     min_entropy: float = Field(
-        0.0, ge=0, description="smallest entropy of sampled tokens, in nats per token; 0: a policy may become certain"
+        default=0.0,
+        ge=0,
+        description="smallest entropy of sampled tokens, in nats per token; 0: a policy may become certain",
     )
     max_entropy: float = Field(
-        5.0, gt=0, description="largest entropy of sampled tokens, in nats per token; a broken model samples noise"
+        default=5.0,
+        gt=0,
+        description="largest entropy of sampled tokens, in nats per token; a broken model samples noise",
     )
     max_length_ratio: float = Field(
-        4.0,
+        default=4.0,
         gt=1,
         description="largest ratio of the mean answer length to that of the last approved version, or its inverse",
     )
@@ -45,19 +51,21 @@ class BroadcastSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     backend: Literal["off", "nccl", "gloo"] = Field(
-        "off",
+        default="off",
         description="way of broadcasting versions to the engines. nccl: from this machine's GPU to the nodes'; gloo: "
         "by the CPUs; off: versions are fetched",
     )
     host: str = Field(
-        "127.0.0.1",
+        default="127.0.0.1",
         description="address under which nodes reach this machine, on a network of yours alone: anyone who reaches it "
         "can keep engines from a version, and disturb them",
         pattern=r"^[A-Za-z0-9.-]{1,253}$",
     )
-    port: int = Field(0, ge=0, le=65535, description="port at which nodes meet for a broadcast; 0: any free one")
+    port: int = Field(
+        default=0, ge=0, le=65535, description="port at which nodes meet for a broadcast; 0: any free one"
+    )
     rendezvous_timeout_seconds: float = Field(
-        10.0,
+        default=10.0,
         gt=0,
         le=60,
         description="seconds that arrived engines wait, without sampling, for a missing one; then all of them fetch "
@@ -78,33 +86,33 @@ class WeightSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     transport: TransportName = Field(
-        "bus",
+        default="bus",
         description="transport of weight versions. bus: over the bus; file: in a directory that learner and nodes see "
         "under the same path; s3: S3-compatible storage, where both take credentials, region and endpoint "
         "from AWS_* of their environment",
     )
     location: str = Field(
-        "", description="place of the weight files. transport file: the directory; s3: s3://bucket/prefix"
+        default="", description="place of the weight files. transport file: the directory; s3: s3://bucket/prefix"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto",
+        default="auto",
         description="number format to which published versions are rounded; auto: that of the model's files. The "
         "learner and its checkpoints keep float32",
     )
     full_interval: int = Field(
-        10,
+        default=10,
         ge=1,
         le=1000,
         description="versions from one whole file to the next; those between are sent as bit-exact deltas where that "
         "saves more than half; 1: all whole",
     )
     keep_best: bool = Field(
-        False,
+        default=False,
         description="never delete the files of the version with the best held-out reward of a training job; `weights "
         "export --best` writes it, also when the run has ended",
     )
     canary: CanarySettings | None = Field(
-        None, description="try each version on one node before the others load it; none: all load it at once"
+        default=None, description="try each version on one node before the others load it; none: all load it at once"
     )
     broadcast: BroadcastSettings = BroadcastSettings()
 

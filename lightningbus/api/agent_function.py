@@ -8,10 +8,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from lightningbus.api.settings import to_fields
 from lightningbus.api.tasks import input_directory
 from lightningbus.api.user_errors import require_package
 from lightningbus.run.errors import UserError
+from lightningbus.run.settings.run_file import validate_settings
+from lightningbus.runners.settings import RunnerSettings
 
+CONCURRENCY = 8
+"""Default number of rollouts at once."""
 MODULE = "notebook_agent"
 """Name of the module that loads a function in the agent's process."""
 SOURCE = '''\
@@ -43,6 +48,14 @@ def runner_fields(agent: str | Callable[..., Any], runs: Path) -> dict[str, Any]
     if module is not None and is_importable(agent, module):
         return {"entrypoint": f"{module.__name__}:{agent.__qualname__}", "working_dir": str(import_root(module))}
     return {"entrypoint": f"{MODULE}:function", "working_dir": str(save_function(agent, runs))}
+
+
+def parse_runner(
+    agent: str | Callable[..., Any], runs: Path, settings: RunnerSettings | Mapping[str, Any]
+) -> RunnerSettings:
+    """Return a runner's settings for an agent; raises `UserError` for a wrong setting, or as `runner_fields`."""
+    fields = {**runner_fields(agent, runs), "concurrency": CONCURRENCY, **to_fields(settings)}
+    return validate_settings(RunnerSettings, fields, "runner")
 
 
 def is_importable(function: Callable[..., Any], module: ModuleType) -> bool:

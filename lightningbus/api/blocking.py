@@ -1,4 +1,4 @@
-"""`train`, `evaluate` and `connect` for code without an event loop, and for a notebook whose event loop is busy.
+"""`train`, `evaluate`, `serve`, `connect` for code without an event loop, and for a notebook whose event loop is busy.
 
 Written by ``python -m docs.reference`` from the async forms, which hold the work and the docstrings.
 """
@@ -9,13 +9,13 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from lightningbus.analysis.transcript import Transcript
-from lightningbus.api.evaluation_job import aevaluate
+from lightningbus.api.evaluation_job import aevaluate, aserve
 from lightningbus.api.evaluation_result import EvaluationResult
 from lightningbus.api.sessions.async_session import AsyncSession, Published, aconnect
 from lightningbus.api.sessions.options import EvaluateOptions
 from lightningbus.api.sessions.reward_curve import RewardCurve
 from lightningbus.api.sessions.table import Table
-from lightningbus.api.settings import EvaluateSettings, TrainSettings
+from lightningbus.api.settings import EvaluateSettings, RunFile, TrainSettings
 from lightningbus.api.tasks import Tasks
 from lightningbus.api.training import as_run_interrupted, atrain
 from lightningbus.common.event_loop import run_blocking
@@ -26,14 +26,15 @@ from lightningbus.run.run_directory.directory import RUNS
 
 
 def train(
-    agent: str | Callable[..., Any],
-    model: str | os.PathLike[str],
-    tasks: Tasks,
-    heldout: Tasks,
+    agent: str | Callable[..., Any] | None = None,
+    model: str | os.PathLike[str] | None = None,
+    tasks: Tasks | None = None,
+    heldout: Tasks | None = None,
     *,
+    settings: RunFile | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
-    **settings: Unpack[TrainSettings],
+    **options: Unpack[TrainSettings],
 ) -> TrainResult:
     """Train an agent to the end, as ``lightningbus train`` does: held-out reward before, training, and after.
 
@@ -43,10 +44,12 @@ def train(
         model: a Hugging Face model directory.
         tasks: tasks to train on: a path, a list, a DataFrame or a dataset, see `Tasks`.
         heldout: tasks the model is never trained on.
+        settings: a run file: `lightningbus.settings.RunSettings`, its fields, or its path. The first four arguments may
+            be left out where it, or ``options``, has them. They win over it.
         resume: go on where the run of this name was stopped.
         callbacks: objects that get each step, evaluation and alert, and may end training, see `Callback`.
-        settings: the common settings by name (`max_steps`, `lr`, ...), all others in the section of a run file
-            (`learner={...}`).
+        options: the common settings by name (`max_steps`, `lr`, ...), all others in the section of a run file: a
+            mapping, or an object (`learner=LearnerSettings(...)`). They win over all others.
 
     Returns:
         Figures, evaluations and the run's directory.
@@ -55,40 +58,10 @@ def train(
         UserError: something the user can put right, in one sentence.
         RunInterrupted: the run was stopped; its data is kept, and the same call with resume=True goes on.
     """
-    with as_run_interrupted(settings):
-        return run_blocking(atrain(agent, model, tasks, heldout, resume=resume, callbacks=callbacks, **settings))
-
-
-def evaluate(
-    agent: str | Callable[..., Any],
-    tasks: Tasks,
-    *,
-    model: str | os.PathLike[str] | None = None,
-    run: str | None = None,
-    version: int | None = None,
-    sampling: str | Sequence[str] = ("greedy", "sampled"),
-    label: str | None = None,
-    **settings: Unpack[EvaluateSettings],
-) -> EvaluationResult:
-    """Answer tasks with a model directory, or with a weight version of a run that has ended.
-
-    Args:
-        agent: as in `train`.
-        tasks: as in `train`.
-        model: a Hugging Face model directory. With ``run`` it may be left out.
-        run: name of a run that has ended; its processes start again, without the learner, and its store keeps the
-            rollouts.
-        version: weight version of ``run``; default: the newest. The bus keeps the last few.
-        sampling: ``greedy``, ``sampled`` or both.
-        label: with ``run``, name under which its store keeps these rollouts apart; default: date and time.
-        settings: the common settings by name, all others in the section of a run file.
-
-    Raises:
-        UserError: something the user can put right, in one sentence.
-    """
-    return run_blocking(
-        aevaluate(agent, tasks, model=model, run=run, version=version, sampling=sampling, label=label, **settings)
-    )
+    with as_run_interrupted(options):
+        return run_blocking(
+            atrain(agent, model, tasks, heldout, settings=settings, resume=resume, callbacks=callbacks, **options)
+        )
 
 
 class Session:
@@ -113,7 +86,7 @@ class Session:
         return repr(self._session).removeprefix("Async")
 
     def close(self) -> None:
-        """Release the run's files, so that other processes can open them; a later question opens them again."""
+        """Release the run's store or files, which a later question opens again; end the processes of `serve`."""
         return run_blocking(self._session.close())
 
     def query(self, sql: str, **parameters: Any) -> Table:
@@ -169,10 +142,11 @@ class Session:
         return run_blocking(self._session.publish(tasks, timeout=timeout, **options))
 
     def evaluate(self, tasks: Tasks, **options: Unpack[EvaluateOptions]) -> EvaluationResult:
-        """Answer tasks by a weight version of a run that is up, by its own nodes and runners.
+        """Answer tasks by a weight version of a run that is up, by its own nodes: no engine is started.
 
         Nodes are pinned to the version until the end, as by ``lightningbus weights pin``, and training rollouts come
-        from it meanwhile. A run that has ended is evaluated by `lightningbus.evaluate`.
+        from it meanwhile. The run's runners answer, or one for the agent in ``options``. A run that has ended is
+        evaluated by `lightningbus.evaluate`.
 
         Args:
             tasks: as in `publish`.
@@ -202,3 +176,67 @@ def connect(
         UserError: there is no such run.
     """
     return Session(run_blocking(aconnect(run, runs=runs, bus=bus, sql=sql, database=database)))
+
+
+def evaluate(
+    agent: str | Callable[..., Any],
+    tasks: Tasks,
+    *,
+    model: str | os.PathLike[str] | None = None,
+    url: str | None = None,
+    run: str | None = None,
+    version: int | None = None,
+    sampling: str | Sequence[str] = ("greedy", "sampled"),
+    label: str | None = None,
+    **settings: Unpack[EvaluateSettings],
+) -> EvaluationResult:
+    """Answer tasks with a model directory, with an endpoint, or with a weight version of a run.
+
+    An engine is started for a model directory and for a run that has ended. A run that is up answers with its nodes,
+    and an endpoint by itself.
+
+    Args:
+        agent: as in `train`.
+        tasks: as in `train`.
+        model: a Hugging Face model directory; with ``url`` the model's name there. With ``run`` it may be left out.
+        url: an OpenAI-compatible endpoint, such as a vLLM server: ``http://127.0.0.1:8000/v1``.
+        run: name of a run. For one that has ended its processes start again, without the learner, and its store keeps
+            the rollouts. For one that is up a runner is started for the agent.
+        version: weight version of ``run``; default: the newest. The bus keeps the last few.
+        sampling: ``greedy``, ``sampled`` or both.
+        label: with ``run``, name under which its store keeps these rollouts apart; default: date and time.
+        settings: the common settings by name, all others in the section of a run file.
+
+    Raises:
+        UserError: something the user can put right, in one sentence.
+    """
+    return run_blocking(
+        aevaluate(
+            agent, tasks, model=model, url=url, run=run, version=version, sampling=sampling, label=label, **settings
+        )
+    )
+
+
+def serve(
+    agent: str | Callable[..., Any],
+    *,
+    model: str | os.PathLike[str] | None = None,
+    url: str | None = None,
+    run: str | None = None,
+    **settings: Unpack[EvaluateSettings],
+) -> Session:
+    """Start what `evaluate` starts, once for any number of evaluations: `Session.evaluate` starts nothing more.
+
+    Its processes end with the session. Nodes serve the newest version.
+
+    Args:
+        agent: as in `train`.
+        model: as in `evaluate`.
+        url: as in `evaluate`.
+        run: name of a run that has ended.
+        settings: as in `evaluate`.
+
+    Raises:
+        UserError: something the user can put right, in one sentence.
+    """
+    return Session(run_blocking(aserve(agent, model=model, url=url, run=run, **settings)))

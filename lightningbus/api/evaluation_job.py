@@ -1,4 +1,4 @@
-"""`aevaluate`: a model, or a weight version of a run, on tasks.
+"""`aevaluate`: a model, an endpoint or a weight version of a run on tasks; `aserve` keeps it up for several.
 
 `lightningbus.api.blocking` has the same for code without an event loop; ``python -m docs.reference`` writes it.
 """
@@ -8,23 +8,33 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from lightningbus.api.agent_function import runner_fields
+from lightningbus.api.agent_function import CONCURRENCY, runner_fields
 from lightningbus.api.evaluation_result import EvaluationResult
-from lightningbus.api.sessions.options import check_label, default_label, parse_samplings
-from lightningbus.api.settings import EvaluateSettings, build_run_settings, runs_directory
+from lightningbus.api.sessions.async_session import AsyncSession, aconnect
+from lightningbus.api.sessions.options import EvaluateOptions, check_label, default_label, parse_samplings
+from lightningbus.api.settings import EvaluateSettings, build_run_settings, runs_directory, to_fields
 from lightningbus.api.tasks import Tasks, save_tasks
-from lightningbus.api.training import CONCURRENCY
 from lightningbus.api.user_errors import as_user_error
+from lightningbus.common.aio import run_in_daemon_thread
+from lightningbus.common.kept_open import KeptOpen
 from lightningbus.run.errors import UserError
 from lightningbus.run.jobs import evaluate_job
+from lightningbus.run.processes.stack import LocalStack
 from lightningbus.run.results.results import Results
-from lightningbus.run.run_data.run_data import release_files
+from lightningbus.run.run_data.run_data import RunData
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.lookup import find_run
+from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.schemas.subjects import DEFAULT_POLICY
 
 NAME = "evaluation"
-"""Default name of the run of a model directory."""
+"""Default name of the run of a model directory or an endpoint."""
+UNUSED_TASKS = ("none",)
+"""Tasks of a learner that publishes a model and makes no step."""
+ENGINE_SETTINGS = ("inference", "learner", "max_model_len")
+"""Settings of what answers in place of an endpoint."""
+LIVE_SETTINGS = {"runs", "samples", "deadline", "concurrency", "runners"}
+"""Settings of an evaluation by a run that is up."""
 
 
 async def aevaluate(
@@ -32,20 +42,25 @@ async def aevaluate(
     tasks: Tasks,
     *,
     model: str | os.PathLike[str] | None = None,
+    url: str | None = None,
     run: str | None = None,
     version: int | None = None,
     sampling: str | Sequence[str] = ("greedy", "sampled"),
     label: str | None = None,
     **settings: Unpack[EvaluateSettings],
 ) -> EvaluationResult:
-    """Answer tasks with a model directory, or with a weight version of a run that has ended.
+    """Answer tasks with a model directory, with an endpoint, or with a weight version of a run.
+
+    An engine is started for a model directory and for a run that has ended. A run that is up answers with its nodes,
+    and an endpoint by itself.
 
     Args:
         agent: as in `atrain`.
         tasks: as in `atrain`.
-        model: a Hugging Face model directory. With ``run`` it may be left out.
-        run: name of a run that has ended; its processes start again, without the learner, and its store keeps the
-            rollouts.
+        model: a Hugging Face model directory; with ``url`` the model's name there. With ``run`` it may be left out.
+        url: an OpenAI-compatible endpoint, such as a vLLM server: ``http://127.0.0.1:8000/v1``.
+        run: name of a run. For one that has ended its processes start again, without the learner, and its store keeps
+            the rollouts. For one that is up a runner is started for the agent.
         version: weight version of ``run``; default: the newest. The bus keeps the last few.
         sampling: ``greedy``, ``sampled`` or both.
         label: with ``run``, name under which its store keeps these rollouts apart; default: date and time.
@@ -57,25 +72,118 @@ async def aevaluate(
     samplings = parse_samplings(sampling)
     check_label(label or default_label())
     with as_user_error():
-        if run is not None and "name" in settings:
-            raise UserError("name: leave it out, because run= names the run")
-        runs = runs_directory(settings)
+        runs = _check_source(model, url, run, settings)
         if run is not None and RunDirectory(runs / run).read_endpoints() is not None:
-            raise UserError(f"run {run!r} is up: `lightningbus.connect({run!r}).evaluate(...)` evaluates its versions")
-        source = save_tasks(tasks, runs)
-        path = os.fspath(model) if model is not None else _find_model(runs, run)
-        base = {
-            "name": run or NAME,
-            "runners": [{**runner_fields(agent, runs), "concurrency": CONCURRENCY}],
-            "eval": {"tasks": source},
-            **_build_policies(runs, run, path, source),
-        }
-        checked = build_run_settings(base, settings, EvaluateSettings)
+            options = _live_options(run, settings)
+            options["agent"], options["sampling"] = agent, samplings
+            if version is not None:
+                options["version"] = version
+            if label is not None:
+                options["label"] = label
+            async with await aconnect(run, runs=runs) as session:
+                return await session.evaluate(tasks, **options)
+        checked = _build_settings(agent, tasks, model, url, run, settings)
         name = "" if run is None else label or default_label()
         job = evaluate_job.parse_job(checked, samplings, label=name, version=version)
         directory = checked.runs / checked.name
-        release_files(directory)
         return EvaluationResult(directory, await evaluate_job.run(checked, job, publishes_model=run is None))
+
+
+async def aserve(
+    agent: str | Callable[..., Any],
+    *,
+    model: str | os.PathLike[str] | None = None,
+    url: str | None = None,
+    run: str | None = None,
+    **settings: Unpack[EvaluateSettings],
+) -> AsyncSession:
+    """Start what `aevaluate` starts, once for any number of evaluations: `AsyncSession.evaluate` starts nothing more.
+
+    Its processes end with the session. Nodes serve the newest version.
+
+    Args:
+        agent: as in `atrain`.
+        model: as in `aevaluate`.
+        url: as in `aevaluate`.
+        run: name of a run that has ended.
+        settings: as in `aevaluate`.
+
+    Raises:
+        UserError: something the user can put right, in one sentence.
+    """
+    with as_user_error():
+        runs = _check_source(model, url, run, settings)
+        if run is not None and RunDirectory(runs / run).read_endpoints() is not None:
+            raise UserError(f"run {run!r} is up already: `lightningbus.aconnect({run!r})` evaluates its versions")
+        checked = _build_settings(agent, None, model, url, run, settings)
+        processes = KeptOpen(evaluate_job.served(checked, publishes_model=run is None), _wait_for_failure)
+        try:
+            directory = (await run_in_daemon_thread(processes.wait)).directory
+        except BaseException:
+            processes.close()
+            raise
+        return AsyncSession(directory, directory.run_id, None, RunData(directory), runs, processes)
+
+
+async def _wait_for_failure(stack: LocalStack) -> None:
+    await stack.supervisor.wait_for_failure()
+
+
+def _check_source(
+    model: str | os.PathLike[str] | None, url: str | None, run: str | None, settings: EvaluateSettings
+) -> Path:
+    """Return the directory of runs; raises `UserError` unless the arguments name what answers, once."""
+    if run is not None and "name" in settings:
+        raise UserError("name: leave it out, because run= names the run")
+    if url is not None and run is not None:
+        raise UserError("give url= or run=, not both")
+    if url is not None and model is None:
+        raise UserError("model: give the name by which the endpoint of url= knows the model")
+    for name in ENGINE_SETTINGS if url is not None else ():
+        if name in settings:
+            raise UserError(f"{name}: leave it out, because no engine is started for url=")
+    return runs_directory(settings)
+
+
+def _live_options(run: str, settings: EvaluateSettings) -> EvaluateOptions:
+    """Return the settings as options of a session's evaluation; raises `UserError` for any other. Pure."""
+    runner = to_fields(settings.get("runners", {}))
+    for name in settings.keys() - LIVE_SETTINGS:
+        raise UserError(f"{name}: leave it out, because run {run!r} is up and has its own")
+    if not isinstance(runner, Mapping):
+        raise UserError(f"runners: give the settings of one runner, because run {run!r} is up")
+    if "concurrency" in settings:
+        runner = {"concurrency": settings["concurrency"], **runner}
+    options = EvaluateOptions(runner=runner)
+    if "samples" in settings:
+        options["samples"] = settings["samples"]
+    if "deadline" in settings:
+        options["deadline"] = settings["deadline"]
+    return options
+
+
+def _build_settings(
+    agent: str | Callable[..., Any],
+    tasks: Tasks | None,
+    model: str | os.PathLike[str] | None,
+    url: str | None,
+    run: str | None,
+    settings: EvaluateSettings,
+) -> RunSettings:
+    """Build the settings of the processes to start; without ``tasks`` there is no section `eval`."""
+    runs = runs_directory(settings)
+    source = save_tasks(UNUSED_TASKS if tasks is None else tasks, runs)
+    path = os.fspath(model) if model is not None else _find_model(runs, run)
+    runner = {**runner_fields(agent, runs), "concurrency": CONCURRENCY}
+    if url is not None:
+        runner["endpoints"] = {DEFAULT_POLICY: {"url": url, "model": path}}
+    base = {
+        "name": run or NAME,
+        "runners": [runner],
+        **({"eval": {"tasks": source}} if tasks is not None else {}),
+        **(_build_policies(runs, run, path, source) if url is None else {}),
+    }
+    return build_run_settings(base, settings, EvaluateSettings)
 
 
 def _build_policies(runs: Path, run: str | None, path: str, source: str | dict[str, Any]) -> dict[str, Any]:
@@ -106,7 +214,7 @@ def _pick(recorded: Mapping[str, Any]) -> dict[str, Any]:
 def _find_model(runs: Path, run: str | None) -> str:
     """Find the model that a run began with."""
     if run is None:
-        raise UserError("give model='DIRECTORY', or run='NAME' of a run that has ended")
+        raise UserError("give model='DIRECTORY', run='NAME', or url='http://HOST:PORT/v1' of an endpoint")
     directory = find_run(run, runs)
     results = Results.read(directory.path) if directory is not None else None
     if results is None:

@@ -1,24 +1,43 @@
-"""Settings as keyword arguments: the common ones by name, all others in the sections of a run file."""
+"""Settings as keyword arguments: the common ones by name, all others in the sections of a run file.
+
+A section is a mapping, or an object of `lightningbus.settings`.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
+from pydantic import BaseModel
+
+from lightningbus.auditor.settings import AuditorSettings
 from lightningbus.common.name_suggestions import suggest_name
+from lightningbus.graders.settings import GraderSettings
+from lightningbus.inference.settings import InferenceSettings
+from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
-from lightningbus.run.settings.run_file import ROLE_SECTIONS, RunSettings, validate_settings
+from lightningbus.run.settings.budget import BudgetSettings
+from lightningbus.run.settings.evaluation import EvalSettings
+from lightningbus.run.settings.run_file import (
+    ROLE_SECTIONS,
+    BusSettings,
+    RunSettings,
+    load_fields,
+    validate_settings,
+)
 from lightningbus.run.settings.sources import merge
+from lightningbus.runners.settings import RunnerSettings
+from lightningbus.store.settings import StoreSettings
 
 
 class SectionSettings(TypedDict, total=False):
     """Sections of a run file, each with any of its settings; see the settings page."""
 
-    bus: Mapping[str, Any]
-    store: Mapping[str, Any]
-    inference: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+    bus: BusSettings | Mapping[str, Any]
+    store: StoreSettings | Mapping[str, Any]
+    inference: InferenceSettings | Mapping[str, Any] | Sequence[InferenceSettings | Mapping[str, Any]]
     """One node, or several."""
-    runners: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+    runners: RunnerSettings | Mapping[str, Any] | Sequence[RunnerSettings | Mapping[str, Any]]
     """One runner, or several."""
 
 
@@ -37,7 +56,7 @@ class EvaluateSettings(SectionSettings, total=False):
     """Seconds without the end of a rollout, beyond its timeout, after which an evaluation is given up."""
     samples: int
     """Sampled answers to each held-out task."""
-    learner: Mapping[str, Any]
+    learner: LearnerSettings | Mapping[str, Any]
     """Settings of the learner; in an evaluation it publishes the model."""
 
 
@@ -58,13 +77,13 @@ class TrainSettings(EvaluateSettings, total=False):
     """Rank of a LoRA adapter; 0 trains all weights."""
     seed: int
     """Order of the tasks, and what is random in training."""
-    eval: Mapping[str, Any]
+    eval: EvalSettings | Mapping[str, Any]
     """Settings of the held-out evaluations."""
-    auditor: Mapping[str, Any]
+    auditor: AuditorSettings | Mapping[str, Any]
     """Settings of the auditor; without it none runs."""
-    grader: Mapping[str, Any]
+    grader: GraderSettings | Mapping[str, Any]
     """Settings of the grader, which gives the rewards; without it agents give them."""
-    budget: Mapping[str, Any]
+    budget: BudgetSettings | Mapping[str, Any]
     """Time and money after which training ends; without it there is no limit."""
 
 
@@ -88,31 +107,59 @@ LISTS = ("inference", "runners")
 """Sections of a run file that are lists."""
 
 
-def build_run_settings(base: Mapping[str, Any], settings: Mapping[str, Any], kind: type) -> RunSettings:
-    """Build the settings of a run from those of a function (``base``) and its keyword arguments, which win.
+RunFile: TypeAlias = RunSettings | Mapping[str, Any] | str | os.PathLike[str]
+"""A whole run file: an object of `lightningbus.settings`, its fields, or its path."""
 
-    ``kind``: the TypedDict of the keyword arguments. Raises `UserError` that names a wrong one and the nearest right.
-    The ports of bus and store are free ones unless given.
+
+def build_run_settings(
+    base: Mapping[str, Any], settings: Mapping[str, Any], kind: type, run_file: RunFile | None = None
+) -> RunSettings:
+    """Build the settings of a run from a run file, a function's arguments (``base``) and its keyword arguments.
+
+    A later one of them wins. ``kind``: the TypedDict of the keyword arguments. Raises `UserError` that names a wrong
+    one and the nearest right. The ports of bus and store are free ones unless given.
     """
     known = kind.__annotations__
-    fields = merge({"bus": {"port": 0}, "store": {"http_port": 0}}, base)
-    for name, value in settings.items():
+    fields = merge({"bus": {"port": 0}, "store": {"http_port": 0}}, read_run_file(run_file))
+    for name, value in base.items():
+        fields = _merge_section(fields, name, value)
+    for name, value in sorted(settings.items(), key=lambda item: item[0] in PATHS):  # a short name wins over a section
         if name not in known:
             raise UserError(f"{name}: no such setting; {_suggest(name, known)}")
         path = PATHS.get(name, (name,))
-        if isinstance(value, os.PathLike):
-            value = os.fspath(value)
+        value = to_fields(value)
         for part in reversed(path[1:]):
             value = {part: value}
         fields = _merge_section(fields, path[0], value)
     return validate_settings(RunSettings, fields, "settings")
 
 
+def read_run_file(run_file: RunFile | None) -> dict[str, Any]:
+    """Return the fields of a run file, without those at their defaults; raises `UserError` for one that holds none."""
+    if isinstance(run_file, str | os.PathLike):
+        return load_fields(Path(run_file))
+    fields = to_fields(run_file or {})
+    if not isinstance(fields, dict):
+        raise UserError(f"settings: give a run file, not a {type(run_file).__name__}")
+    return fields
+
+
+def to_fields(value: Any) -> Any:
+    """Convert settings to what a run file would hold: objects become mappings of the fields that were given. Pure."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(exclude_unset=True)
+    if isinstance(value, Mapping):
+        return {name: to_fields(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_fields(each) for each in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
 def _merge_section(fields: dict[str, Any], section: str, value: Any) -> dict[str, Any]:
     """Merge a section; a mapping for a list goes to each entry, and a list replaces them, each above the first one."""
     if section not in LISTS:
         return merge(fields, {section: value})
-    entries = fields.get(section, [{}])
+    entries = fields.get(section) or [{}]
     if isinstance(value, Mapping):
         return {**fields, section: [merge(entry, value) for entry in entries]}
     if not isinstance(value, Sequence) or not all(isinstance(entry, Mapping) for entry in value):
@@ -128,6 +175,6 @@ def _suggest(name: str, known: Mapping[str, Any]) -> str:
     return suggest_name(name, known) or f"known are {', '.join(sorted(known))}"
 
 
-def runs_directory(settings: Mapping[str, Any]) -> Path:
-    """Return the directory of run directories."""
-    return Path(settings.get("runs", RunSettings.model_fields["runs"].default))
+def runs_directory(settings: Mapping[str, Any], run_file: Mapping[str, Any] | None = None) -> Path:
+    """Return the directory of run directories; ``run_file``: the fields of one."""
+    return Path(settings.get("runs", (run_file or {}).get("runs", RunSettings.model_fields["runs"].default)))

@@ -6,21 +6,25 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Unpack
 
-from lightningbus.api.agent_function import runner_fields
-from lightningbus.api.settings import TrainSettings, build_run_settings, runs_directory
+from lightningbus.api.agent_function import CONCURRENCY, runner_fields
+from lightningbus.api.settings import (
+    RunFile,
+    TrainSettings,
+    build_run_settings,
+    read_run_file,
+    runs_directory,
+    to_fields,
+)
 from lightningbus.api.tasks import Tasks, save_tasks
 from lightningbus.api.user_errors import as_user_error, require_package
 from lightningbus.run.jobs import train_job
 from lightningbus.run.jobs.callbacks import Callback
 from lightningbus.run.preflight import job_checks
 from lightningbus.run.results.train_result import TrainResult
-from lightningbus.run.run_data.run_data import release_files
 from lightningbus.run.settings.run_file import RunSettings
-
-CONCURRENCY = 8
-"""Default number of rollouts at once."""
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -32,26 +36,27 @@ class RunInterrupted(KeyboardInterrupt):
 
 
 @contextmanager
-def as_run_interrupted(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Raise `RunInterrupted` for Ctrl-C inside the block, with the name of the run that ``settings`` are of."""
+def as_run_interrupted(options: Mapping[str, Any]) -> Iterator[None]:
+    """Raise `RunInterrupted` for Ctrl-C inside the block, with the name of the run that ``options`` are of."""
     try:
         yield
     except KeyboardInterrupt:
-        name = settings.get("name", RunSettings.model_fields["name"].default)
+        name = options.get("name", RunSettings.model_fields["name"].default)
         raise RunInterrupted(
             f"run {name!r} is stopped and its data is kept: the same call with resume=True goes on"
         ) from None
 
 
 async def atrain(
-    agent: str | Callable[..., Any],
-    model: str | os.PathLike[str],
-    tasks: Tasks,
-    heldout: Tasks,
+    agent: str | Callable[..., Any] | None = None,
+    model: str | os.PathLike[str] | None = None,
+    tasks: Tasks | None = None,
+    heldout: Tasks | None = None,
     *,
+    settings: RunFile | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
-    **settings: Unpack[TrainSettings],
+    **options: Unpack[TrainSettings],
 ) -> TrainResult:
     """Train an agent to the end, as ``lightningbus train`` does: held-out reward before, training, and after.
 
@@ -61,10 +66,12 @@ async def atrain(
         model: a Hugging Face model directory.
         tasks: tasks to train on: a path, a list, a DataFrame or a dataset, see `Tasks`.
         heldout: tasks the model is never trained on.
+        settings: a run file: `lightningbus.settings.RunSettings`, its fields, or its path. The first four arguments may
+            be left out where it, or ``options``, has them. They win over it.
         resume: go on where the run of this name was stopped.
         callbacks: objects that get each step, evaluation and alert, and may end training, see `Callback`.
-        settings: the common settings by name (`max_steps`, `lr`, ...), all others in the section of a run file
-            (`learner={...}`).
+        options: the common settings by name (`max_steps`, `lr`, ...), all others in the section of a run file: a
+            mapping, or an object (`learner=LearnerSettings(...)`). They win over all others.
 
     Returns:
         Figures, evaluations and the run's directory.
@@ -75,14 +82,33 @@ async def atrain(
     """
     require_package("matplotlib", "notebook")  # the picture comes last, and is not to be what fails
     with as_user_error():
-        runs = runs_directory(settings)
-        base = {
-            "inference": [{"model_path": os.fspath(model)}],
-            "runners": [{**runner_fields(agent, runs), "concurrency": CONCURRENCY}],
-            "learner": {"model_path": os.fspath(model), "tasks": save_tasks(tasks, runs)},
-            "eval": {"tasks": save_tasks(heldout, runs)},
-        }
-        checked = build_run_settings(base, settings, TrainSettings)
+        file = read_run_file(settings)
+        runs = runs_directory(options, file)
+        if model is None and settings is None:  # the nodes serve what the learner starts from
+            model = to_fields(options.get("learner", {})).get("model_path")
+        base = _build_base(agent, model, tasks, heldout, runs)
+        if settings is None:
+            base.setdefault("runners", {})["concurrency"] = CONCURRENCY
+        checked = build_run_settings(base, options, TrainSettings, file)
         job = job_checks.parse_job(checked, "settings")
-        release_files(checked.runs / checked.name)
         return await train_job.run(checked, job, resume=resume, callbacks=callbacks)
+
+
+def _build_base(
+    agent: str | Callable[..., Any] | None,
+    model: str | os.PathLike[str] | None,
+    tasks: Tasks | None,
+    heldout: Tasks | None,
+    runs: Path,
+) -> dict[str, dict[str, Any]]:
+    """Build the sections that the arguments of `atrain` are about."""
+    base: dict[str, dict[str, Any]] = {}
+    if model is not None:
+        base["inference"], base["learner"] = ({"model_path": os.fspath(model)} for _ in range(2))
+    if agent is not None:
+        base["runners"] = runner_fields(agent, runs)
+    if tasks is not None:
+        base.setdefault("learner", {})["tasks"] = save_tasks(tasks, runs)
+    if heldout is not None:
+        base["eval"] = {"tasks": save_tasks(heldout, runs)}
+    return base

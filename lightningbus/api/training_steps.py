@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from lightningbus.api.settings import TrainSettings
+from lightningbus.api.settings import RunFile, TrainSettings
 from lightningbus.api.tasks import Tasks
 from lightningbus.api.training import atrain
 from lightningbus.run.errors import UserError
@@ -91,14 +91,15 @@ class _StepReport(Callback):
 
 
 def atrain_steps(
-    agent: str | Callable[..., Any],
-    model: str | os.PathLike[str],
-    tasks: Tasks,
-    heldout: Tasks,
+    agent: str | Callable[..., Any] | None = None,
+    model: str | os.PathLike[str] | None = None,
+    tasks: Tasks | None = None,
+    heldout: Tasks | None = None,
     *,
+    settings: RunFile | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
-    **settings: Unpack[TrainSettings],
+    **options: Unpack[TrainSettings],
 ) -> TrainingSteps:
     """Train an agent as `atrain` does, and iterate over its steps as they are stored.
 
@@ -107,9 +108,10 @@ def atrain_steps(
         model: as in `atrain`.
         tasks: as in `atrain`.
         heldout: as in `atrain`.
+        settings: as in `atrain`.
         resume: go on where the run of this name was stopped; the steps are those after it.
         callbacks: as in `atrain`; each gets a step before the loop does, and a reason of one ends training as there.
-        settings: as in `atrain`.
+        options: as in `atrain`.
 
     Returns:
         The steps, and the result after the last one. Use it in ``async with``, so that the processes have ended after
@@ -118,6 +120,9 @@ def atrain_steps(
     Raises:
         UserError: the same as `atrain`, where the steps are iterated.
     """
-    return TrainingSteps(
-        lambda report: atrain(agent, model, tasks, heldout, resume=resume, callbacks=[*callbacks, report], **settings)
-    )
+
+    def start(report: Callback) -> Coroutine[Any, Any, TrainResult]:
+        every = [*callbacks, report]
+        return atrain(agent, model, tasks, heldout, settings=settings, resume=resume, callbacks=every, **options)
+
+    return TrainingSteps(start)

@@ -24,21 +24,23 @@ class TaskSource(BaseModel):
         description="JSONL, Parquet or CSV file, directory of a data set, or `hf:NAME` of one on the Hugging Face Hub",
     )
     columns: dict[str, str] = Field(
-        {},
+        default={},
         description="fields of the input by the column they are read from, as {question: prompt}; default: "
         "every column",
     )
-    id: str | None = Field(None, description="column of the task's id; default: `id` if there is one, else row numbers")
+    id: str | None = Field(
+        default=None, description="column of the task's id; default: `id` if there is one, else row numbers"
+    )
     labels: dict[str, str] = Field(
-        {}, description="labels of a task by the column they are read from, as {level: difficulty}"
+        default={}, description="labels of a task by the column they are read from, as {level: difficulty}"
     )
     form: Literal["gsm8k", "math", "humaneval", "mbpp", "bfcl", "ifeval"] | None = Field(
-        None,
+        default=None,
         description="benchmark whose files the rows are from, in place of `columns`, `id` and `labels`; answers are "
         "scored by `lightningbus.graders.benchmark_scores:score`",
     )
-    split: str = Field("train", description="split of the data set")
-    config: str | None = Field(None, description="configuration of the data set, where it has several")
+    split: str = Field(default="train", description="split of the data set")
+    config: str | None = Field(default=None, description="configuration of the data set, where it has several")
 
     @model_validator(mode="after")
     def _form(self) -> Self:

@@ -14,7 +14,7 @@ class TensorBoardSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     log_dir: Path | None = Field(
-        None, description="directory of TensorBoard's event files; none: `tensorboard` in the run's directory"
+        default=None, description="directory of TensorBoard's event files; none: `tensorboard` in the run's directory"
     )
 
 
@@ -23,12 +23,14 @@ class WandbSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    project: str = Field("lightningbus", description="name of the project to log to")
-    entity: str | None = Field(None, description="user or team that owns the project; none: the account's default")
-    group: str | None = Field(None, description="group that the run belongs to")
-    tags: list[str] = Field([], description="tags of the run")
+    project: str = Field(default="lightningbus", description="name of the project to log to")
+    entity: str | None = Field(
+        default=None, description="user or team that owns the project; none: the account's default"
+    )
+    group: str | None = Field(default=None, description="group that the run belongs to")
+    tags: list[str] = Field(default=[], description="tags of the run")
     mode: Literal["online", "offline"] | None = Field(
-        None,
+        default=None,
         description="mode of Weights & Biases: online, or offline for a later upload; none: WANDB_MODE, else online",
     )
 
@@ -39,10 +41,10 @@ class MlflowSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     tracking_uri: str | None = Field(
-        None, description="URI of the tracking server or database; none: MLFLOW_TRACKING_URI"
+        default=None, description="URI of the tracking server or database; none: MLFLOW_TRACKING_URI"
     )
     experiment_name: str = Field(
-        "lightningbus", description="name of the experiment to log to; created if it is missing"
+        default="lightningbus", description="name of the experiment to log to; created if it is missing"
     )
 
     @model_validator(mode="after")
@@ -62,8 +64,8 @@ class TrackioSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    project: str = Field("lightningbus", description="name of the project to log to")
-    space_id: str | None = Field(None, description="Hugging Face Space to log to; none: this machine")
+    project: str = Field(default="lightningbus", description="name of the project to log to")
+    space_id: str | None = Field(default=None, description="Hugging Face Space to log to; none: this machine")
 
 
 class TrackerSettings(BaseModel):
@@ -72,11 +74,13 @@ class TrackerSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     tensorboard: TensorBoardSettings | None = Field(
-        None, description="write event files for TensorBoard; `{}` takes the defaults"
+        default=None, description="write event files for TensorBoard; `{}` takes the defaults"
     )
-    wandb: WandbSettings | None = Field(None, description="log to Weights & Biases; `{}` takes the defaults")
-    mlflow: MlflowSettings | None = Field(None, description="log to MLflow; needs tracking_uri or MLFLOW_TRACKING_URI")
-    trackio: TrackioSettings | None = Field(None, description="log to trackio; `{}` takes the defaults")
+    wandb: WandbSettings | None = Field(default=None, description="log to Weights & Biases; `{}` takes the defaults")
+    mlflow: MlflowSettings | None = Field(
+        default=None, description="log to MLflow; needs tracking_uri or MLFLOW_TRACKING_URI"
+    )
+    trackio: TrackioSettings | None = Field(default=None, description="log to trackio; `{}` takes the defaults")
 
     @property
     def enabled(self) -> list[str]:

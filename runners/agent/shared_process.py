@@ -14,12 +14,16 @@ from lightningbus.runners.agent.executors import (
     WorkerProcessDiedError,
 )
 from lightningbus.runners.agent.launcher import Launcher
+from lightningbus.runners.agent.output import MAX_TAIL_BYTES
 from lightningbus.runners.agent.process import RunningProcess
+from lightningbus.runners.recording.attempt import AttemptRecorder
 
 log = logging.getLogger(__name__)
 
 CANCEL_SECONDS = 2.0
 """Seconds that one rollout of many in a process has to end when it is cancelled."""
+MAX_OUTPUT = MAX_TAIL_BYTES + 64
+"""Characters of what a rollout printed, with a line that counts what is missing."""
 ENDPOINT = {
     "base_url": "OPENAI_BASE_URL",
     "api_key": "OPENAI_API_KEY",
@@ -48,10 +52,13 @@ class SharedExecutor(PythonExecutor):
                 await super().start()
                 self._listening = asyncio.create_task(self._listen(self._process))
 
-    async def run_one(self, *arguments: Any, **more: Any) -> dict[str, Any]:
+    async def run_one(
+        self, *arguments: Any, on_output: Callable[[str], None] = lambda text: None, **more: Any
+    ) -> dict[str, Any]:
         """Make one call, see `AgentExecutor.run`; a cancelled one is asked to end, else the process is killed.
 
-        ``more`` goes into the job beside the arguments. Raises `WorkerProcessDiedError` when the process has ended.
+        ``on_output`` gets the end of what the call printed, however it ended, unless its process did. ``more`` goes
+        into the job beside the arguments. Raises `WorkerProcessDiedError` when the process has ended.
         """
         job = next(self._requests)
         answer = self._replies[job] = asyncio.get_running_loop().create_future()
@@ -66,6 +73,8 @@ class SharedExecutor(PythonExecutor):
             raise
         finally:
             self._replies.pop(job, None)
+            if answer.done() and isinstance(ended := answer.result(), dict):
+                on_output(str(ended.pop("output", ""))[-MAX_OUTPUT:])
         if isinstance(reply, str):
             raise WorkerProcessDiedError(reply)
         if "error" in reply:
@@ -102,6 +111,7 @@ class SharedSlotExecutor(AgentExecutor):
 
     def __init__(self, shared: SharedExecutor, slot: Callable[[], dict[str, str]]) -> None:
         self._shared, self._slot = shared, slot
+        self._output = ""
 
     async def start(self) -> None:
         """Start the process that all slots share."""
@@ -109,12 +119,19 @@ class SharedSlotExecutor(AgentExecutor):
 
     async def run(self, task: Any, rollout: RolloutInfo | None = None) -> dict[str, Any]:
         """Run one rollout with its own key."""
-        slot = self._slot()
+        slot, self._output = self._slot(), ""
         endpoint = {name: slot[variable] for name, variable in ENDPOINT.items()}
         try:
-            return await self._shared.run_one(task, endpoint=endpoint)
+            return await self._shared.run_one(task, on_output=self._keep_output, endpoint=endpoint)
         except WorkerProcessDiedError as error:
             raise WorkerProcessDiedError(f"{error}; other rollouts shared it") from None
+
+    async def finish(self, recorder: AttemptRecorder) -> None:
+        """Record the end of what the rollout printed."""
+        recorder.output_tail, self._output = self._output, ""
+
+    def _keep_output(self, text: str) -> None:
+        self._output = text
 
     async def stop(self) -> None:
         """End the process, of the others too."""

@@ -77,7 +77,7 @@ class AttemptRecorder:
     is_graded: bool = False
     """Whether graders on the bus give the reward, and so end the attempt."""
     output_tail: str = ""
-    """The end of what the agent printed; empty also where its process runs other rollouts meanwhile."""
+    """The end of what the agent printed; empty also where its process ended with other rollouts in it."""
     unrecordable_reason: str = ""
     """Reason why one of the agent's model calls cannot be recorded; empty while all can."""
 

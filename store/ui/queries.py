@@ -148,6 +148,25 @@ GROUP BY tenth ORDER BY tenth
 """
 """Counts of ended and trained rollouts, by tenth of their duration."""
 
+LAST_SEEN = """
+SELECT * FROM
+(
+    SELECT 'learner' AS role, '' AS id, model, toNullable(max(version)) AS version, toUInt64(max(step)) AS work,
+        toUnixTimestamp64Milli(max(toDateTime64(ended_at, 3))) AS last_ms
+    FROM raw_training_steps WHERE run_id = {run_id:String} GROUP BY model
+    UNION ALL
+    SELECT 'inference' AS role, node AS id, model, max(max_weight_version) AS version, toUInt64(uniqExact(execution_id,
+        call)) AS work, toUnixTimestamp64Milli(max(toDateTime64(ended_at, 3))) AS last_ms
+    FROM raw_model_calls WHERE run_id = {run_id:String} AND node != '' GROUP BY node, model
+    UNION ALL
+    SELECT 'runner' AS role, runner AS id, '' AS model, NULL AS version, toUInt64(uniqExact(execution_id)) AS work,
+        toUnixTimestamp64Milli(max(toDateTime64(ended_at, 3))) AS last_ms
+    FROM raw_attempts WHERE run_id = {run_id:String} GROUP BY runner
+)
+ORDER BY indexOf(['learner', 'inference', 'runner'], role), id, model
+"""
+"""Processes that worked for a run: ``work`` is the last step of a learner, the model calls of a node, and the attempts
+of a runner. The learner of a model has no name there."""
 ACTIVATIONS = """
 SELECT node, model, version, fetch_seconds, pause_seconds, toUnixTimestamp64Milli(at) AS activated_ms,
     count() OVER of_node AS swaps, avg(fetch_seconds) OVER of_node AS mean_fetch_seconds,

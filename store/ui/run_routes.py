@@ -25,6 +25,7 @@ RUN_QUERIES = {
     "idle_nodes": curves.IDLE_NODES,
     "trained": queries.TRAINED,
     "served": queries.ACTIVATIONS,
+    "last_seen": queries.LAST_SEEN,
     "audit": queries.AUDIT,
     "choices": rollout_queries.CHOICES,
 }

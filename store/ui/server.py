@@ -13,6 +13,7 @@ from pathlib import Path
 from aiohttp import web
 
 from lightningbus.bus.fleet.heartbeat_text import describe
+from lightningbus.bus.security.secrets import is_loopback
 from lightningbus.common.listeners import open_listener, serve_app, url_of
 from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.store.embedded import origin_check
@@ -22,6 +23,7 @@ from lightningbus.store.ui.other_run import OtherRuns, RunReader
 from lightningbus.store.ui.responses import json_response
 from lightningbus.store.ui.rollouts.review_routes import Publish, ReviewRoutes
 from lightningbus.store.ui.rollouts.routes import RolloutRoutes
+from lightningbus.store.ui.run_files import FileRoutes, RunFiles
 from lightningbus.store.ui.run_routes import RunRoutes
 
 STATIC = Path(__file__).parent / "static"
@@ -44,7 +46,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class UiServer:
-    """The page's application; ``members`` is called for each view of the fleet, ``publish`` for each review."""
+    """The page's application; ``members`` is called for each view of the fleet, ``publish`` for each review.
+
+    ``files`` are shown where only this machine can reach the page.
+    """
 
     def __init__(
         self,
@@ -53,8 +58,10 @@ class UiServer:
         members: ListMembers,
         others: OtherRuns | None = None,
         publish: Publish | None = None,
+        files: RunFiles | None = None,
     ) -> None:
         self._reader = RunReader(reader, others)
+        self._files = files if is_loopback(host) else None  # a run's directory is its owner's alone
         self._host, self._list_members, self._publish = host, members, publish
 
     def application(self) -> web.Application:
@@ -66,6 +73,7 @@ class UiServer:
         app.router.add_get("/api/fleet", self._fleet)
         RolloutRoutes(self._reader).add_to(app)
         ReviewRoutes(self._reader, self._publish).add_to(app)
+        FileRoutes(self._files).add_to(app)
         RunRoutes(self._reader, self._members).add_to(app)
         return app
 

@@ -1,12 +1,19 @@
 """Agents that share a process: async functions of a task and of where its model is. Stock client only."""
 
 import asyncio
+import logging
 import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from openai import AsyncOpenAI
 
 TOGETHER: list[str] = []
+POOL = ThreadPoolExecutor(1)
+print("imported")
+logging.basicConfig(format="%(message)s")
 
 
 async def asks(task, endpoint):
@@ -42,3 +49,35 @@ async def deaf(task, endpoint):
 
 def blocks(task, endpoint):
     return 1.0
+
+
+async def prints(task, endpoint):
+    """Prints in many ways while others do, and ends as its task says."""
+    name = task["name"]
+    print(name, "begins")
+    TOGETHER.append(name)
+    while len(TOGETHER) < task["wanted"]:
+        await asyncio.sleep(0.01)
+    thread = threading.Thread(target=print, args=(name, "in a thread"))
+    thread.start()
+    thread.join()
+    loop = asyncio.get_running_loop()
+    await loop.run_in_executor(None, print, name, "in the loop's pool")
+    await loop.run_in_executor(POOL, print, name, "in a pool of all")
+    await asyncio.to_thread(print, name, "to a thread")
+    await asyncio.create_task(say(name, "in a task"))
+    logging.error("%s logs", name)
+    sys.stdout.buffer.write(f"{name} as bytes\n".encode())
+    await (await asyncio.create_subprocess_exec("echo", f"{name} by a child")).wait()
+    if task.get("chars"):
+        print("x" * task["chars"])
+    print(name, "ends", file=sys.stderr)
+    if task.get("ends") == "late":
+        await asyncio.sleep(600)
+    if task.get("ends") == "badly":
+        raise ValueError(name)
+    return 1.0
+
+
+async def say(*words):
+    print(*words)

@@ -30,7 +30,7 @@ def test_a_model_directory_is_evaluated(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.unit
 async def test_wrong_arguments_end_in_one_sentence(tmp_path: Path) -> None:
     for arguments, sentence in (
-        ({}, "give model='DIRECTORY', or run='NAME' of a run that has ended"),
+        ({}, "give model='DIRECTORY', run='NAME', or url='http://HOST:PORT/v1' of an endpoint"),
         ({"sampling": "best", "model": "m"}, "sampling: 'best' is none of greedy, sampled"),
         ({"run": "a", "name": "b"}, "name: leave it out, because run= names the run"),
         ({"run": "a"}, f"there is no run 'a'; there is no run in {tmp_path}"),

@@ -119,5 +119,5 @@ async def test_a_version_of_a_run_that_is_up_is_evaluated(stack: LocalStack, tmp
         assert pin is not None and (pin.version, pin.actor) == (1, "ann"), "a pin of somebody else stays"
         with pytest.raises(lb.UserError, match="nodes cannot load version 7"):
             await session.evaluate(HELDOUT, version=7)
-    with pytest.raises(lb.UserError, match="run 'small' is up"):
-        await lb.aevaluate("steady:solve", HELDOUT, run="small", runs=tmp_path / "runs")
+    with pytest.raises(lb.UserError, match="learner: leave it out, because run 'small' is up and has its own"):
+        await lb.aevaluate("steady:solve", HELDOUT, run="small", runs=tmp_path / "runs", learner={})

@@ -39,7 +39,8 @@ def test_a_name_whose_packages_are_missing_says_what_to_install() -> None:
 @pytest.mark.parametrize("name", lb.__all__)
 def test_every_public_name_has_a_docstring_and_a_place_in_the_page(name: str) -> None:
     value: Any = getattr(lb, name)
-    assert re.search(rf"^::: {re.escape(value.__module__)}\.{name}$", PAGE, re.M), f"{value.__module__}.{name}"
+    path = value.__name__ if inspect.ismodule(value) else f"{value.__module__}.{name}"
+    assert re.search(rf"^::: {re.escape(path)}$", PAGE, re.M), path
     assert inspect.getdoc(value)
     for method, function in vars(value).items() if inspect.isclass(value) else ():
         assert method.startswith("_") or not callable(function) or inspect.getdoc(function), f"{name}.{method}"
@@ -68,7 +69,7 @@ def parameters_of(function: Any) -> list[tuple[str, Any, Any, str]]:
     ]
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "connect"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "serve", "connect"])
 def test_a_function_and_its_async_form_have_one_signature(name: str) -> None:
     blocking, awaited = getattr(lb, name), getattr(lb, f"a{name}")
     assert parameters_of(blocking) == parameters_of(awaited) and inspect.iscoroutinefunction(awaited)

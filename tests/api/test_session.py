@@ -69,15 +69,6 @@ def test_wrong_input_ends_in_one_sentence(seeded: Path) -> None:
             assert sentence in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_files_that_another_process_has_are_not_opened(seeded: Path) -> None:
-    with lb.connect(runs=seeded) as session, lb.connect(runs=seeded) as other:
-        session.runs()
-        with pytest.raises(lb.UserError, match="in use by"):
-            other.runs()
-        session.close()
-        assert len(other.runs()) == 1
-
-
 def test_a_run_without_data_is_not_answered_for_by_the_latest_one(
     seeded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

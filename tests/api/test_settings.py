@@ -1,13 +1,21 @@
 """Keyword arguments become settings of a run file."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
+import yaml
+from pydantic import BaseModel
 
+import lightningbus as lb
+from lightningbus import settings
 from lightningbus.api.settings import PATHS, EvaluateSettings, TrainSettings, build_run_settings
 from lightningbus.run.errors import UserError
 from lightningbus.run.settings.run_file import RunSettings
+from tests.commands import ROOT
 
 BASE: dict[str, Any] = {
     "inference": [{"model_path": "model"}],
@@ -70,3 +78,129 @@ def test_every_short_name_is_a_keyword_argument_and_a_setting() -> None:
     known = get_type_hints(TrainSettings)
     assert PATHS.keys() <= known.keys() and known.keys() - PATHS.keys() <= RunSettings.model_fields.keys()
     assert get_type_hints(EvaluateSettings).keys() < known.keys()
+
+
+class _CheckedError(Exception):
+    """The settings have been checked, and no run is started."""
+
+
+def trained(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **options: Any) -> RunSettings:
+    """The settings with which `lb.train` would start a run."""
+    checked: list[RunSettings] = []
+
+    def check(settings: RunSettings, source: str) -> None:
+        checked.append(settings)
+        raise _CheckedError
+
+    monkeypatch.setattr("lightningbus.api.training.job_checks.parse_job", check)
+    with pytest.raises(_CheckedError):
+        lb.train(*arguments, **options)
+    return checked[0]
+
+
+def test_sections_may_be_objects_of_the_run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = trained(
+        monkeypatch, "agent:solve", tasks="train.jsonl", heldout="test.jsonl", lr=3e-5,
+        learner=settings.LearnerSettings(
+            model_path=Path("model"), seq_len=64, actor=settings.ActorSettings(optim=settings.OptimSettings(lr=1e-5))
+        ),
+        runners=settings.RunnerSettings(max_open_files=64), budget=settings.BudgetSettings(hours=2),
+        inference=[{"dtype": "float32"}], eval={"samples": 3},
+    )  # fmt: skip
+    assert run.learner is not None and run.eval is not None and run.budget is not None
+    assert (str(run.learner.model_path), run.learner.seq_len, run.learner.actor.optim.lr) == ("model", 64, 3e-5)
+    assert str(run.learner.tasks) == "train.jsonl" and (str(run.eval.tasks), run.eval.samples) == ("test.jsonl", 3)
+    assert [(str(node.model_path), node.dtype) for node in run.inference] == [("model", "float32")]
+    (runner,) = run.runners
+    assert (runner.entrypoint, runner.max_open_files, runner.concurrency) == ("agent:solve", 64, 8)
+
+
+@pytest.mark.parametrize("form", ["object", "fields", "path"])
+def test_a_whole_run_file_is_taken_in_each_form_and_arguments_win(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fields = {"name": "mine", "runs": "elsewhere", **BASE, "learner": {**BASE["learner"], "max_steps": 5, "seed": 1}}
+    Path("run.yaml").write_text(yaml.safe_dump(fields))
+    file = {"object": RunSettings.model_validate(fields), "fields": fields, "path": Path("run.yaml")}[form]
+    run = trained(monkeypatch, settings=file)
+    assert run.learner is not None and (run.name, run.learner.max_steps, run.learner.seed) == ("mine", 5, 1)
+    assert [(each.entrypoint, each.concurrency) for each in run.runners] == [("agent:solve", 8)]
+    assert run.bus.port == 0 and run.runs == Path("elsewhere")
+    run = trained(monkeypatch, "other:solve", "base", settings=file, max_steps=7)
+    assert run.learner is not None and (str(run.learner.model_path), run.learner.max_steps) == ("base", 7)
+    assert (run.runners[0].entrypoint, run.learner.seed, str(run.inference[0].model_path)) == ("other:solve", 1, "base")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"settings": 3}, "settings: give a run file, not a int"),
+        ({"settings": "none.yaml"}, "none.yaml cannot be read: "),
+        ({"learner": {"model_path": "m"}}, "settings: runners.0: give either an agent (module:function) or a command"),
+    ],
+)
+def test_what_is_missing_is_named(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError) as raised:
+        lb.train(**arguments)
+    assert str(raised.value).startswith(sentence)
+
+
+SNIPPET = """
+from pathlib import Path
+import lightningbus as lb
+from lightningbus.settings import ActorSettings, BudgetSettings, LearnerSettings, OptimSettings, RunnerSettings
+
+lb.train(
+    "agent:solve",
+    tasks="train.jsonl",
+    heldout="test.jsonl",
+    learner=LearnerSettings(model_path=Path("m"), actor=ActorSettings(optim=OptimSettings(lr=1e-5)), seq_len=64),
+    runners=[RunnerSettings(max_open_files=64), {"concurrency": 2}],
+    budget=lb.settings.BudgetSettings(hours=2),
+    max_steps=5,
+)
+"""
+WRONG = """
+LearnerSettings(model_path=Path("m"), max_step=5)
+lb.train("agent:solve", max_step=5)
+RunnerSettings(concurrency="many")
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.long
+def test_a_type_checker_knows_the_fields_without_a_plugin(tmp_path: Path) -> None:
+    (tmp_path / "snippet.py").write_text(SNIPPET + WRONG)
+    (tmp_path / "mypy.ini").write_text("[mypy]\nignore_missing_imports = True\nfollow_imports = silent\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "snippet.py"],
+        cwd=tmp_path, env={**os.environ, "MYPYPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    errors = [line.partition("error: ")[2] for line in done.stdout.splitlines() if "error: " in line]
+    assert len(errors) == 3, done.stdout + done.stderr
+    assert errors[0].startswith('Unexpected keyword argument "max_step" for "LearnerSettings"')
+    assert errors[1].startswith('Unexpected keyword argument "max_step" for "train"')
+    assert "RunnerSettings" in errors[2] and '"concurrency"' in errors[2]
+
+
+def test_the_package_says_that_it_has_types() -> None:
+    assert (ROOT / "lightningbus" / "py.typed").exists()
+
+
+def test_every_class_of_the_run_file_is_among_the_settings() -> None:
+    contained, rest = set(), [RunSettings]
+    while rest:
+        kind = rest.pop()
+        contained.add(kind)
+        rest += [each for field in kind.model_fields.values() for each in classes_in(field.annotation) - contained]
+    exported = {getattr(settings, name) for name in settings.__all__}
+    assert contained - exported == set(), "classes of a run file that lightningbus.settings lacks"
+
+
+def classes_in(annotation: Any) -> set[type[BaseModel]]:
+    """The settings classes in an annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {annotation}
+    return {each for argument in get_args(annotation) for each in classes_in(argument)}

@@ -14,8 +14,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightningbus.bus.directory_lock import DirectoryInUseError, is_wanted, lock_directory, lock_for_reading
+from lightningbus.bus.directory_lock import (
+    DirectoryInUseError,
+    announce_reader,
+    find_reader,
+    is_wanted,
+    leave_unused,
+    lock_directory,
+    lock_for_reading,
+    use_reader,
+)
 from lightningbus.bus.embedded.nats_server import free_port
+from lightningbus.bus.errors import BusError
 from lightningbus.common.processes.procfs import children_of, is_alive
 from lightningbus.run.run_directory.directory import RunDirectory
 from tests.commands import environment
@@ -221,6 +231,43 @@ def test_a_reader_leaves_a_directory_to_whoever_locks_it(tmp_path: Path) -> None
     writer.join()
     with lock_directory(tmp_path), pytest.raises(DirectoryInUseError), lock_for_reading(tmp_path):
         pass
+
+
+def test_a_reader_is_found_by_all_and_stays_while_one_uses_it(tmp_path: Path) -> None:
+    assert find_reader(tmp_path) == "" and find_reader(tmp_path / "none") == ""
+    with lock_for_reading(tmp_path):
+        assert find_reader(tmp_path) == "", "it has an address once it answers"
+        announce_reader(tmp_path, "http://127.0.0.1:1")
+        for leave in (use_reader(tmp_path), use_reader(tmp_path)):
+            assert find_reader(tmp_path) == "http://127.0.0.1:1" and not leave_unused(tmp_path, 0)
+            leave()
+        assert leave_unused(tmp_path, 0)
+        assert find_reader(tmp_path) == "", "nobody finds one that leaves"
+    with pytest.raises(BusError, match="cannot be used"):
+        use_reader(tmp_path / "none")
+
+
+def test_a_reader_that_was_used_a_moment_ago_stays(tmp_path: Path) -> None:
+    with lock_for_reading(tmp_path):
+        use_reader(tmp_path)()
+        assert not leave_unused(tmp_path, 60)
+        os.utime(tmp_path / ".readers", (0, 0))
+        assert leave_unused(tmp_path, 60)
+
+
+def test_the_address_of_a_killed_reader_is_none(tmp_path: Path) -> None:
+    (tmp_path / ".reader").write_text("999999999\nhttp://127.0.0.1:1\n")
+    assert find_reader(tmp_path) == ""
+    (tmp_path / ".reader").write_text(f"{os.getpid()}\nhttp://127.0.0.1:1")
+    assert find_reader(tmp_path) == "", "half a line is no address"
+
+
+def test_a_check_makes_no_file_in_a_directory_that_is_being_removed(tmp_path: Path) -> None:
+    directory = tmp_path / "store"
+    directory.mkdir()
+    assert not is_wanted(directory) and leave_unused(directory, 0) and not list(directory.iterdir())
+    directory.rmdir()
+    assert is_wanted(directory) and leave_unused(directory, 0) and not directory.exists()
 
 
 def test_a_reader_that_does_not_leave_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

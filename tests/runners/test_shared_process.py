@@ -9,7 +9,10 @@ import pytest
 from lightningbus.bus.client import Bus
 from lightningbus.runners import runner
 from lightningbus.runners.agent.launcher import AgentStartError
+from lightningbus.runners.agent.output import MAX_TAIL_BYTES
 from lightningbus.runners.settings import RunnerSettings
+from lightningbus.schemas.semconv.attributes import AGENT_OUTPUT
+from lightningbus.schemas.spans import SpanBatch
 from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.runners.conftest import AGENTS, ScriptedEngine, calls_of, ended, running, task
 
@@ -57,6 +60,48 @@ async def test_one_that_does_not_end_takes_its_process_with_it_and_the_others_ar
         (again,) = await ended(bus)
     assert sorted(results) == [("deaf", "timeout"), ("other", "infra_error")]
     assert again.end is not None and (again.task_id, again.end.outcome) == ("other", "ok")
+
+
+WAYS = (
+    "begins", "in a thread", "in the loop's pool", "in a pool of all", "to a thread", "in a task", "logs", "as bytes",
+    "ends",
+)  # fmt: skip
+
+
+async def test_what_each_rollout_prints_is_its_own(bus: Bus, capfd: pytest.CaptureFixture[str]) -> None:
+    """However it prints in its process: only what a child prints is nobody's."""
+    publisher = TaskPublisher(bus)
+    async with running(bus, entrypoint="many:prints", **MANY):
+        for number in range(6):
+            await publisher.publish_task(task(id=f"t{number}", input={"name": f"n{number}", "wanted": 8}))
+        bad = {"name": "bad", "wanted": 8, "ends": "badly"}
+        await publisher.publish_task(task(id="bad", input=bad))
+        late = {"name": "late", "wanted": 8, "ends": "late"}
+        await publisher.publish_task(task(id="late", input=late, deadline=10.0, max_attempts=1))
+        ends = {batch.task_id: batch for batch in await ended(bus, 8)}
+    assert {id: batch.end.outcome for id, batch in ends.items() if batch.end} == {
+        **{f"t{number}": "ok" for number in range(6)}, "bad": "agent_error", "late": "timeout",
+    }  # fmt: skip
+    names = {f"t{number}": f"n{number}" for number in range(6)}
+    for id, batch in ends.items():
+        assert printed(batch) == "".join(f"{names.get(id, id)} {way}\n" for way in WAYS), id
+    log = capfd.readouterr().err
+    assert "n3 in a pool of all" in log and "n3 by a child" in log and "imported" in log, "all is forwarded as before"
+
+
+async def test_the_end_of_a_long_output_is_kept(bus: Bus) -> None:
+    async with running(bus, entrypoint="many:prints", **MANY):
+        await TaskPublisher(bus).publish_task(task(input={"name": "n", "wanted": 1, "chars": 40_000}))
+        (batch,) = await ended(bus)
+    text = printed(batch)
+    first, _, rest = text.partition("\n")
+    assert first.startswith("(") and first.endswith(" bytes before)") and text.endswith("x\nn ends\n")
+    assert len(rest.encode()) == MAX_TAIL_BYTES
+
+
+def printed(batch: SpanBatch) -> str:
+    """What the rollout's record says that it printed."""
+    return "".join(str(span.attributes.get(AGENT_OUTPUT, "")) for span in batch.spans)
 
 
 async def test_a_function_that_blocks_is_refused(bus: Bus) -> None:

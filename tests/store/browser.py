@@ -13,6 +13,7 @@ from lightningbus.schemas.fleet import Heartbeat
 from lightningbus.store.clickhouse.client import connect
 from lightningbus.store.ui.client import Reader
 from lightningbus.store.ui.rollouts.review_routes import Publish
+from lightningbus.store.ui.run_files import RunFiles
 from lightningbus.store.ui.server import UiServer, serve
 from tests.polling import HANG_SECONDS
 
@@ -61,6 +62,7 @@ def pages_of(
     reader: Reader | None = None,
     members: Callable[[], list[Heartbeat]] = alive,
     publish: Publish | None = None,
+    files: RunFiles | None = None,
 ) -> Iterator[str]:
     """The pages, on a loop of their own in a thread: Playwright's has this one."""
     ready, stop = threading.Event(), asyncio.Event()
@@ -68,7 +70,7 @@ def pages_of(
     at: list[str] = []
 
     async def run() -> None:
-        pages = UiServer(reader or Reader(connect(url)), "127.0.0.1", members, publish=publish)
+        pages = UiServer(reader or Reader(connect(url)), "127.0.0.1", members, publish=publish, files=files)
         async with serve(pages, "127.0.0.1", 0) as address:
             at.append(address)
             ready.set()

@@ -133,6 +133,20 @@ async def test_steps_time_throughput_and_versions_served(ask: Ask, ends: list[Sp
     assert await ask("fleet") == {"members": [], "problem": "no bus here"}
 
 
+async def test_processes_of_a_run_are_known_after_their_end(ask: Ask, ends: list[SpanBatch]) -> None:
+    rows = await ask("run/last_seen", run_id=RUN)
+    by_name = {(row["role"], row["id"]): row for row in rows}
+    assert list(by_name)[:2] == [("learner", ""), ("inference", "node-0")] and len(by_name) == len(rows)
+    learner, node = by_name["learner", ""], by_name["inference", "node-0"]
+    assert (learner["work"], learner["version"], learner["model"]) == (6, 6, "policy") and node["version"] == 5
+    runners = {name: row for (role, name), row in by_name.items() if role == "runner"}
+    assert runners.keys() == {batch.runner for batch in ends} and all(row["model"] == "" for row in runners.values())
+    assert sum(row["work"] for row in runners.values()) == len(ends), "each once, though all rows stand twice"
+    last = max(span.end_ns for batch in ends for span in batch.spans if span.end_ns)
+    assert max(row["last_ms"] for row in runners.values()) == pytest.approx(last / 1e6, abs=1.0)
+    assert await ask("run/last_seen", run_id="nobody") == []
+
+
 async def test_evaluations_have_results_of_their_own_in_which_a_failure_counts_as_0(
     ask: Ask, store: StoreProcess
 ) -> None:

@@ -4,7 +4,8 @@
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar, Unpack
@@ -12,16 +13,21 @@ from typing import Any, NamedTuple, Self, TypeVar, Unpack
 from clickhouse_connect.driver.client import Client
 
 from lightningbus.analysis.transcript import Transcript
+from lightningbus.api.agent_function import parse_runner
 from lightningbus.api.evaluation_result import EvaluationResult
-from lightningbus.api.sessions.options import EvaluateOptions, build_evaluation_job, check_options
+from lightningbus.api.sessions.options import EvaluateOptions, build_evaluation_job, check_options, has_own_runner
 from lightningbus.api.sessions.reward_curve import RewardCurve
 from lightningbus.api.sessions.table import Table
 from lightningbus.api.tasks import Tasks, read_tasks
 from lightningbus.api.user_errors import as_user_error, require_package
-from lightningbus.common.aio import run_in_daemon_thread
+from lightningbus.common.aio import WorkInterruptedError, run_in_daemon_thread, run_unless
+from lightningbus.common.kept_open import KeptOpen
 from lightningbus.run.errors import UserError
+from lightningbus.run.evaluation.evaluation import Evaluation
 from lightningbus.run.evaluation.live_evaluation import evaluate_live
 from lightningbus.run.evaluation.publishing import PublishOptions, build_tasks, publish_all
+from lightningbus.run.jobs.extra_runner import with_extra_runner
+from lightningbus.run.processes.stack import LocalStack
 from lightningbus.run.run_data.run_data import RunData
 from lightningbus.run.run_directory.directory import RUNS, RunDirectory
 from lightningbus.run.run_directory.discovery import connect as connect_bus
@@ -62,9 +68,17 @@ class AsyncSession:
     """
 
     def __init__(
-        self, directory: RunDirectory | None, run: str | None, bus: str | None, data: RunData, runs: Path = RUNS
+        self,
+        directory: RunDirectory | None,
+        run: str | None,
+        bus: str | None,
+        data: RunData,
+        runs: Path = RUNS,
+        processes: KeptOpen[LocalStack] | None = None,
     ) -> None:
+        """Prepare the session; ``processes`` are those of a run that is up for it, and end with it."""
         self._directory, self._run, self._bus, self._data, self._runs = directory, run, bus, data, runs
+        self._processes = processes
 
     async def __aenter__(self) -> Self:
         return self
@@ -78,8 +92,11 @@ class AsyncSession:
         return f"AsyncSession(run={self._run!r})"
 
     async def close(self) -> None:
-        """Release the run's files, so that other processes can open them; a later question opens them again."""
+        """Release the run's store or files, which a later question opens again; end the processes of `aserve`."""
         await run_in_daemon_thread(self._data.close)
+        processes, self._processes = self._processes, None
+        if processes is not None:
+            await run_in_daemon_thread(processes.close)
 
     async def query(self, sql: str, **parameters: Any) -> Table:
         """Answer a question in ClickHouse's SQL; ``{name:Type}`` stands for a parameter. It only reads."""
@@ -157,23 +174,40 @@ class AsyncSession:
                 return Published(*await publish_all(bus, expanded, timeout, on_done=lambda: None))
 
     async def evaluate(self, tasks: Tasks, **options: Unpack[EvaluateOptions]) -> EvaluationResult:
-        """Answer tasks by a weight version of a run that is up, by its own nodes and runners.
+        """Answer tasks by a weight version of a run that is up, by its own nodes: no engine is started.
 
         Nodes are pinned to the version until the end, as by ``lightningbus weights pin``, and training rollouts come
-        from it meanwhile. A run that has ended is evaluated by `lightningbus.aevaluate`.
+        from it meanwhile. The run's runners answer, or one for the agent in ``options``. A run that has ended is
+        evaluated by `lightningbus.aevaluate`.
 
         Args:
             tasks: as in `publish`.
             options: version, sampling and others, see `EvaluateOptions`.
         """
         with as_user_error():
-            directory = self._directory
-            if directory is None or directory.read_endpoints() is None:
-                raise UserError(f"run {self._run!r} is not up: `lightningbus.evaluate` evaluates one that has ended")
-            job = build_evaluation_job(directory, read_tasks(tasks), options)
-            async with connect_bus(self._bus, "evaluate", "admin", run=directory) as bus:
-                client = await self._ask(lambda client: client)
+            work = self._evaluate(tasks, options)
+            if self._processes is None:
+                return await work
+            try:
+                return await run_unless(self._processes.wait_ended(), work)
+            except WorkInterruptedError:
+                raise UserError("the session was closed meanwhile") from None
+
+    async def _evaluate(self, tasks: Tasks, options: EvaluateOptions) -> EvaluationResult:
+        directory = self._directory
+        if directory is None or directory.read_endpoints() is None:
+            raise UserError(f"run {self._run!r} is not up: `lightningbus.evaluate` evaluates one that has ended")
+        job = build_evaluation_job(directory, read_tasks(tasks), options)
+        async with connect_bus(self._bus, "evaluate", "admin", run=directory) as bus:
+            client = await self._ask(lambda client: client)
+            if not has_own_runner(options):
                 return EvaluationResult(directory.path, await evaluate_live(bus, client, job))
+            runner = parse_runner(options["agent"], self._runs, options.get("runner", {}))
+
+            def evaluate(agent: str) -> Coroutine[Any, Any, dict[str, Evaluation]]:
+                return evaluate_live(bus, client, replace(job, request=replace(job.request, agent=agent)))
+
+            return EvaluationResult(directory.path, await with_extra_runner(directory, bus, runner, evaluate))
 
     async def _ask(self, work: Callable[[Client], T]) -> T:
         return await run_in_daemon_thread(self._data.ask, work)

@@ -1,7 +1,7 @@
 """Keyword arguments of a session's methods: their types, and what they become."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from lightningbus.common.name_suggestions import suggest_name
@@ -9,6 +9,7 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.request import ROLLOUT_SECONDS, SAMPLINGS, EvaluationJob, RolloutRequest
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.policy_options import NAME
+from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas.subjects import DEFAULT_POLICY
 from lightningbus.tasks.task_loading import TaskInput
 
@@ -30,8 +31,11 @@ class EvaluateOptions(TypedDict, total=False):
     """The evaluations are named ``LABEL-greedy`` and ``LABEL-sampled``; default: date and time."""
     samples: int
     """Sampled answers to each task."""
-    agent: str
-    """Name of the agent that answers."""
+    agent: str | Callable[..., Any]
+    """Name of the agent of the run that answers; or a function, or ``module:function``: a runner is started for it, and
+    ends with the evaluation."""
+    runner: RunnerSettings | Mapping[str, Any]
+    """Settings of that runner, such as `concurrency`."""
     model: str
     """The model that agents call by name; default: the run's."""
     role_models: Mapping[str, str]
@@ -51,10 +55,11 @@ def build_evaluation_job(
     learners = directory.read_learners()
     main = options.get("model") or _find_model(directory, learners)
     learner = learners.get(main, {})
+    ignored = ("version", "sampling", "label", "model", "runner", *(["agent"] if has_own_runner(options) else []))
     fields: dict[str, Any] = {
         "samples": 2, "deadline": DEADLINE_SECONDS, "role_models": learner.get("role_models") or {},
         "rollout_timeout": learner.get("rollout_timeout_seconds") or ROLLOUT_SECONDS,
-        **{name: value for name, value in options.items() if name not in ("version", "sampling", "label", "model")},
+        **{name: value for name, value in options.items() if name not in ignored},
     }  # fmt: skip
     request = RolloutRequest(
         run=directory.run_id,
@@ -63,12 +68,20 @@ def build_evaluation_job(
         reward=learner.get("reward") or "",
         **fields,
     )
-    versions = _versions_of(list(learners) if learner else [main], main, options.get("version"))
+    answers_elsewhere = not learner and main in directory.read_settings("runner-0").get("endpoints", ())
+    models = [] if answers_elsewhere else list(learners) if learner else [main]
+    versions = _versions_of(models, main, options.get("version"))
     samplings = parse_samplings(options.get("sampling", tuple(SAMPLINGS)))
     check_label(request.evaluation)
     if request.samples < 1:
         raise UserError(f"samples: {request.samples} is less than 1")
     return EvaluationJob(request, inputs, samplings, versions)
+
+
+def has_own_runner(options: Mapping[str, Any]) -> bool:
+    """Return whether the agent is none of the run's, but ``module:function`` or a function."""
+    agent = options.get("agent", "")
+    return not isinstance(agent, str) or ":" in agent
 
 
 def parse_samplings(sampling: str | Sequence[str]) -> list[str]:
@@ -98,7 +111,11 @@ def _find_model(directory: RunDirectory, learners: Mapping[str, Any]) -> str:
 
 def _versions_of(models: Sequence[str], main: str, version: int | Mapping[str, int] | None) -> dict[str, int | None]:
     """Map each model to its version, None: the newest; raises `UserError` for a model that the run does not train."""
+    if not models and version is None:
+        return {}
     named: Mapping[str, int | None] = version if isinstance(version, Mapping) else {main: version}
+    if not models:
+        raise UserError(f"version: an endpoint answers for model {main!r}, which has no versions")
     for model in named:
         if model not in models:
             raise UserError(f"version: the run trains no model {model!r}; it trains {', '.join(models)}")

@@ -64,12 +64,16 @@ class LiveView:
 
     @contextlib.asynccontextmanager
     async def showing(self) -> AsyncIterator["LiveView"]:
-        """Draw while the block runs."""
-        drawing = asyncio.create_task(self._draw_live() if self._console.is_terminal else self._print_lines())
+        """Draw while the block runs, or until `hide`."""
+        self._drawing = asyncio.create_task(self._draw_live() if self._console.is_terminal else self._print_lines())
         try:
             yield self
         finally:
-            await cancel_and_wait(drawing)
+            await self.hide()
+
+    async def hide(self) -> None:
+        """Draw no more."""
+        await cancel_and_wait(self._drawing)
 
     def set_phase(self, phase: str) -> None:
         """Change the headline; without a terminal it is printed at once."""

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from typing import Any
 
 from lightningbus.bus.fleet.heartbeats import Fleet
-from lightningbus.common.aio import cancel_and_wait
 from lightningbus.run.display.live_view import LiveView, console
 from lightningbus.run.display.progress import StepProgress, format_reward, slowest_first
 
@@ -24,13 +23,17 @@ class NotebookView(LiveView):
 
     @contextlib.asynccontextmanager
     async def showing(self) -> AsyncIterator["LiveView"]:
-        """Move the bar while the block runs."""
-        drawing = asyncio.create_task(self._move_bar())
+        """Move the bar while the block runs, or until `hide`."""
+        self._drawing = asyncio.create_task(self._move_bar())
         try:
             yield self
         finally:
-            await cancel_and_wait(drawing)
-            self._bar.close()
+            await self.hide()
+
+    async def hide(self) -> None:
+        """Move the bar no more."""
+        await super().hide()
+        self._bar.close()
 
     def set_phase(self, phase: str) -> None:
         """Change the text before the bar."""

@@ -55,20 +55,23 @@ class Evaluation(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     label: str = Field(description="how the tasks were answered: greedy or sampled; of a suite NAME-greedy")
-    version: int = Field(description="weight version of the model that agents call by name")
-    versions: dict[str, int] = Field({}, description="weight version of each model that was pinned")
-    prompt_versions: dict[str, int] = Field({}, description="version of each prompt that was pinned")
+    version: int = Field(
+        description="weight version of the model that agents call by name; 0 where an endpoint answers"
+    )
+    versions: dict[str, int] = Field(default={}, description="weight version of each model that was pinned")
+    prompt_versions: dict[str, int] = Field(default={}, description="version of each prompt that was pinned")
     mean_reward: float = Field(
         description="mean reward of all rollouts; a failed one counts as 0, and one without a grade not at all"
     )
     standard_error: float | None = Field(description="of that mean, over tasks; none for a single task")
     pass_at: dict[int, PassAtK] = Field(
-        {}, description="pass@k by k: 1, 2, 4, ..., at most the samples of a task; a failed answer has not passed"
+        default={},
+        description="pass@k by k: 1, 2, 4, ..., at most the samples of a task; a failed answer has not passed",
     )
     num_tasks: int = Field(description="held-out tasks")
     rollouts: int = Field(description="answers: tasks times samples")
     ok: int = Field(description="answers whose agent ended well")
-    failures: str = Field("", description="how many rollouts failed, and the most frequent error; empty: none")
+    failures: str = Field(default="", description="how many rollouts failed, and the most frequent error; empty: none")
     seconds: float = Field(description="how long it took; for the part after a resume, if there was one")
 
     @property
@@ -93,6 +96,8 @@ def format_versions(versions: Mapping[str, int]) -> str:
 
 def format_label(versions: Mapping[str, int]) -> str:
     """Put versions in words: ``version 3``, or with several models ``versions checker 7, writer 3``."""
+    if not versions:
+        return "no version"
     if len(versions) == 1:
         return f"version {next(iter(versions.values()))}"
     return "versions " + ", ".join(f"{model} {versions[model]}" for model in sorted(versions))
@@ -106,8 +111,9 @@ async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, tasks: Sequen
     another version.
     """
     started, label, versions = time.monotonic(), request.evaluation, request.weight_versions
+    weights = f"v{format_versions(versions)}" if versions else ""
     prompts = f"p{format_versions(request.prompt_versions)}" if request.prompt_versions else ""
-    request = replace(request, id_parts=(label, f"v{format_versions(versions)}", prompts))
+    request = replace(request, id_parts=(label, weights, prompts))
     batch = RolloutBatch(request, tasks)
     parameters = {
         "run_id": request.run,
@@ -124,7 +130,7 @@ async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, tasks: Sequen
             bus,
             RetryingStore(sql, stores),
             read,
-            what=f"evaluation {label} of version {format_versions(versions)}",
+            what=f"evaluation {label} of version {format_versions(versions)}" if versions else f"evaluation {label}",
             advice="`lightningbus status` says what is up; or raise eval.deadline",
         )
     for name, actual in actual_versions:
@@ -133,7 +139,7 @@ async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, tasks: Sequen
             raise UserError(f"evaluation {label} was pinned to version {pinned} of {name!r}, but {actual} answered")
     return Evaluation(
         label=label,
-        version=versions[request.model],
+        version=versions.get(request.model, 0),
         versions=dict(versions),
         prompt_versions=dict(request.prompt_versions),
         mean_reward=mean,

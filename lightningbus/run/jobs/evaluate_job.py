@@ -1,7 +1,10 @@
-"""An evaluation by itself: of a model directory, or of a weight version of a run that has ended."""
+"""An evaluation by itself: of a model directory, an endpoint, or a weight version of a run that has ended."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
+
+from clickhouse_connect.driver.client import Client
 
 from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.run.evaluation.evaluation import Evaluation, format_label
@@ -9,8 +12,8 @@ from lightningbus.run.evaluation.held_out import build_held_out_request, evaluat
 from lightningbus.run.evaluation.pinned_version import all_pinned, find_version
 from lightningbus.run.evaluation.prompt_versions import pin_versions
 from lightningbus.run.evaluation.request import EvaluationJob
-from lightningbus.run.jobs.children import publish_models, start_children
-from lightningbus.run.processes.stack import complete_learner_settings, start_stack
+from lightningbus.run.jobs.children import publish_models, start_children, wait_for_runner
+from lightningbus.run.processes.stack import LocalStack, complete_learner_settings, start_stack
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.tasks.task_loading import load_tasks
@@ -24,7 +27,9 @@ def parse_job(settings: RunSettings, samplings: Sequence[str], *, label: str, ve
     """
     assert settings.eval is not None
     request = build_held_out_request(settings, settings.eval, next(iter(settings.all_learners), None))
-    versions = {**dict.fromkeys(settings.policies), settings.main_model: version}
+    versions: dict[str, int | None] = dict.fromkeys(list_versioned_models(settings))
+    if versions:
+        versions[settings.main_model] = version
     return EvaluationJob(replace(request, evaluation=label), load_tasks(settings.eval.tasks), samplings, versions)
 
 
@@ -35,24 +40,54 @@ async def run(settings: RunSettings, job: EvaluationJob, *, publishes_model: boo
 
     Raises `UserError` when a part fails for good, or when there is no such version.
     """
+    async with started(settings, job.versions, publishes_model=publishes_model) as (stack, client, versions):
+        registries = {model: WeightRegistry(stack.bus, model) for model in versions}
+        for registry in registries.values():
+            await registry.refresh()
+        async with all_pinned(registries, versions):
+            pinned = await pin_versions(stack.bus, job.request, versions)
+            stack.view.set_phase(f"tasks under {format_label(versions)}: {', then '.join(job.samplings)}")
+            results = {}
+            for name in job.samplings:
+                results[name] = await evaluate_once_served(stack, client, pinned.with_sampling(name), job.tasks)
+                stack.view.set_note(f"{name}: {results[name].format_mean()}")
+            return results
+
+
+@asynccontextmanager
+async def served(settings: RunSettings, *, publishes_model: bool) -> AsyncIterator[LocalStack]:
+    """Start a run's processes but the learner, and keep them up while the block runs; raises as `run`."""
+    wanted = dict.fromkeys(list_versioned_models(settings))
+    async with started(settings, wanted, publishes_model=publishes_model) as (stack, _, versions):
+        await stack.wait_until_served(versions)
+        await wait_for_runner(stack)
+        stack.view.set_phase("up")
+        await stack.view.hide()
+        yield stack
+
+
+@asynccontextmanager
+async def started(
+    settings: RunSettings, wanted: Mapping[str, int | None], *, publishes_model: bool
+) -> AsyncIterator[tuple[LocalStack, Client, dict[str, int]]]:
+    """Start a run's processes but the learner while the block runs: them, a client on the store, and the versions.
+
+    ``wanted``: a version of each model, None: the newest. See `run`.
+    """
     with RunDirectory(settings.runs / settings.name).lock(fresh=publishes_model) as directory:
         title = f"lightningbus evaluate · {settings.name}"
         async with start_stack(directory, settings.bus, title, settings.policies) as stack:
-            registries = {model: WeightRegistry(stack.bus, model) for model in job.versions}
             versions = {
-                model: 0 if publishes_model else await find_version(registry, job.versions[model])
-                for model, registry in registries.items()
+                model: 0 if publishes_model else await find_version(WeightRegistry(stack.bus, model), version)
+                for model, version in wanted.items()
             }
             client, _ = await start_children(stack, settings)
-            if publishes_model:
+            if publishes_model and versions:
                 stack.view.set_phase("publishing the model")
                 await publish_models(stack, complete_learner_settings(settings, directory.path))
-                await registries[settings.main_model].refresh()
-            async with all_pinned(registries, versions):
-                pinned = await pin_versions(stack.bus, job.request, versions)
-                stack.view.set_phase(f"tasks under {format_label(versions)}: {', then '.join(job.samplings)}")
-                results = {}
-                for name in job.samplings:
-                    results[name] = await evaluate_once_served(stack, client, pinned.with_sampling(name), job.tasks)
-                    stack.view.set_note(f"{name}: {results[name].format_mean()}")
-                return results
+            yield stack, client, versions
+
+
+def list_versioned_models(settings: RunSettings) -> tuple[str, ...]:
+    """List the models that nodes of the run serve, each of which has versions; none where an endpoint answers. Pure."""
+    return settings.policies if settings.inference else ()

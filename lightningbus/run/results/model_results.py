@@ -56,16 +56,16 @@ class ModelEvaluation(BaseModel):
 class ModelResults(BaseModel):
     """Figures of one model of a training job."""
 
-    steps: int = Field(0, description="training steps of this model")
-    weight_versions: int = Field(0, description="published weight versions of this model")
-    tokens_trained: int = Field(0, description="tokens that this model was trained on")
+    steps: int = Field(default=0, description="training steps of this model")
+    weight_versions: int = Field(default=0, description="published weight versions of this model")
+    tokens_trained: int = Field(default=0, description="tokens that this model was trained on")
     share_trained: float | None = Field(
-        None, description="share of the training rollouts that this model was trained on"
+        default=None, description="share of the training rollouts that this model was trained on"
     )
     max_staleness: int | None = Field(
-        None, description="largest staleness of a trained token, in versions of this model"
+        default=None, description="largest staleness of a trained token, in versions of this model"
     )
-    evaluations: list[ModelEvaluation] = Field([], description="held-out rewards of this model, by version")
+    evaluations: list[ModelEvaluation] = Field(default=[], description="held-out rewards of this model, by version")
 
 
 def count_models(client: Client, run: str) -> dict[str, ModelResults]:

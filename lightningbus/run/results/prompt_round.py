@@ -15,14 +15,17 @@ class PromptRound(BaseModel):
     )
     weight_versions: dict[str, int] = Field(description="weight version of each model that is pinned in the round")
     prompt_versions: dict[str, int] = Field(
-        {}, description="prompt versions that the round released or revoked, by prompt"
+        default={}, description="prompt versions that the round released or revoked, by prompt"
     )
     is_released: bool = Field(
-        False, description="whether the versions were released, so that later training rollouts use them"
+        default=False, description="whether the versions were released, so that later training rollouts use them"
     )
-    before: float | None = Field(None, description="mean reward on `optimize.heldout` with the prompts in use before")
+    before: float | None = Field(
+        default=None, description="mean reward on `optimize.heldout` with the prompts in use before"
+    )
     after: float | None = Field(
-        None, description="mean reward on `optimize.heldout` with the best prompts; none: no better ones were found"
+        default=None,
+        description="mean reward on `optimize.heldout` with the best prompts; none: no better ones were found",
     )
-    rollouts: int = Field(0, description="rollouts that the round published")
-    candidates: int = Field(0, description="number of texts evaluated on all tasks of `optimize.tasks`")
+    rollouts: int = Field(default=0, description="rollouts that the round published")
+    candidates: int = Field(default=0, description="number of texts evaluated on all tasks of `optimize.tasks`")

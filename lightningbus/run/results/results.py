@@ -60,42 +60,50 @@ class Results(BaseModel):
     """Figures of a training job; those that the store counts are there once it has finished."""
 
     run: str = Field(description="name of the run")
-    is_finished: bool = Field(False, description="whether the job has reached its end")
-    num_starts: int = Field(1, description="times the job was started: 1, and one for each resume")
+    is_finished: bool = Field(default=False, description="whether the job has reached its end")
+    num_starts: int = Field(default=1, description="times the job was started: 1, and one for each resume")
     model: str = Field(description="name of the trained model; of several, the one that agents call by name")
-    models: dict[str, ModelResults] = Field({}, description="figures of each trained model")
+    models: dict[str, ModelResults] = Field(default={}, description="figures of each trained model")
     model_path: Path = Field(description="model that training started from")
     settings_sha256: str = Field(description="digest of all settings but the name of the run and its directory")
     seed: int = Field(description="seed of the order of tasks and of random choices in training")
     max_steps: int = Field(description="training steps that the job was set to make")
     max_reward: float = Field(description="reward of a perfect policy")
     best_by: str = Field(
-        "", description="evaluation that decides which version is the best; empty: the first of `eval.sampling`"
+        default="", description="evaluation that decides which version is the best; empty: the first of `eval.sampling`"
     )
-    steps: int = Field(0, description="training steps made; of several models, those of the slowest")
-    reward: float | None = Field(None, description="mean reward of the last training step of `model`; none: no step")
-    stop_reason: str = Field("", description="reason why training ended before `max_steps`; empty: it did not")
-    cost: float | None = Field(None, description="price of machines and judges so far, by `budget`; none: no prices")
-    weight_versions: int = Field(0, description="weight versions published, of all models")
-    rollouts: int = Field(0, description="rollouts that ended, evaluations included")
-    rollouts_lost: int = Field(0, description="published rollouts that never ended")
-    rollouts_trained_twice: int = Field(0, description="rollouts trained in two steps of a model; always 0")
-    share_trained: float | None = Field(None, description="share of the training rollouts that were trained on")
-    excluded: dict[str, int] = Field({}, description="training rollouts not trained on, by reason")
-    tokens_sampled: int = Field(0, description="tokens that engines sampled, evaluations included")
-    tokens_trained: int = Field(0, description="tokens trained on")
-    mean_staleness: float | None = Field(None, description="mean staleness of the trained tokens, in versions")
-    max_staleness: int | None = Field(None, description="largest staleness of a trained token, in versions")
-    evaluations: list[Evaluation] = Field([], description="every evaluation, in the order in which they ended")
-    prompt_rounds: list[PromptRound] = Field([], description="every round of prompt optimisation, in order")
-    prompts: dict[str, PromptFile] = Field({}, description="optimised prompts in use at the end, by name")
-    greedy_before: float | None = Field(None, description="mean held-out reward of the first version, greedy")
-    sampled_before: float | None = Field(None, description="mean held-out reward of the first version, sampled")
-    greedy_after: float | None = Field(None, description="mean held-out reward of the last version evaluated, greedy")
-    sampled_after: float | None = Field(None, description="mean held-out reward of the last version evaluated, sampled")
-    seconds: float = Field(0.0, description="wall-clock seconds of all phases, over all starts")
+    steps: int = Field(default=0, description="training steps made; of several models, those of the slowest")
+    reward: float | None = Field(
+        default=None, description="mean reward of the last training step of `model`; none: no step"
+    )
+    stop_reason: str = Field(default="", description="reason why training ended before `max_steps`; empty: it did not")
+    cost: float | None = Field(
+        default=None, description="price of machines and judges so far, by `budget`; none: no prices"
+    )
+    weight_versions: int = Field(default=0, description="weight versions published, of all models")
+    rollouts: int = Field(default=0, description="rollouts that ended, evaluations included")
+    rollouts_lost: int = Field(default=0, description="published rollouts that never ended")
+    rollouts_trained_twice: int = Field(default=0, description="rollouts trained in two steps of a model; always 0")
+    share_trained: float | None = Field(default=None, description="share of the training rollouts that were trained on")
+    excluded: dict[str, int] = Field(default={}, description="training rollouts not trained on, by reason")
+    tokens_sampled: int = Field(default=0, description="tokens that engines sampled, evaluations included")
+    tokens_trained: int = Field(default=0, description="tokens trained on")
+    mean_staleness: float | None = Field(default=None, description="mean staleness of the trained tokens, in versions")
+    max_staleness: int | None = Field(default=None, description="largest staleness of a trained token, in versions")
+    evaluations: list[Evaluation] = Field(default=[], description="every evaluation, in the order in which they ended")
+    prompt_rounds: list[PromptRound] = Field(default=[], description="every round of prompt optimisation, in order")
+    prompts: dict[str, PromptFile] = Field(default={}, description="optimised prompts in use at the end, by name")
+    greedy_before: float | None = Field(default=None, description="mean held-out reward of the first version, greedy")
+    sampled_before: float | None = Field(default=None, description="mean held-out reward of the first version, sampled")
+    greedy_after: float | None = Field(
+        default=None, description="mean held-out reward of the last version evaluated, greedy"
+    )
+    sampled_after: float | None = Field(
+        default=None, description="mean held-out reward of the last version evaluated, sampled"
+    )
+    seconds: float = Field(default=0.0, description="wall-clock seconds of all phases, over all starts")
     seconds_by_phase: dict[str, float] = Field(
-        {},
+        default={},
         description="starting, evaluating (before and after), optimizing (prompts, before training), training (with "
         "evaluations and rounds during it), counting",
     )

@@ -42,7 +42,7 @@ async def followed(run: RunDirectory | None, url: str | None, database: str) -> 
 
     Raises `UserError`, `BusError` or `StoreUnreachableError` if it cannot be opened. The first run is waited for.
     """
-    reader, data = Reader(), RunData(run, url, database, UI, is_shared=True)
+    reader, data = Reader(), RunData(run, url, database, UI)
     tasks: list[asyncio.Task[None]] = []
     problem = ""
     try:

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Self, TypeVar
-from weakref import WeakSet
 
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
@@ -65,7 +64,7 @@ class RunData:
     files once that has ended. A run without a store of its own here has one on the bus that knows the run. None stands
     for the latest run's store, else one on the bus, else the latest run's files.
 
-    ``is_shared``: files are given up as soon as another process wants them.
+    Files may be read by other processes at the same time, and are given up as soon as one wants to write them.
     """
 
     def __init__(
@@ -74,15 +73,12 @@ class RunData:
         url: str | None = None,
         database: str = DATABASE,
         limits: QueryLimits = INTERACTIVE,
-        is_shared: bool = False,
     ) -> None:
         self._run, self._url, self._database, self._limits = run, url or os.environ.get(SQL_VARIABLE), database, limits
-        self._is_shared = is_shared
         self._expected_run = str(run.path) if run is not None and self._url is None else ""
         """The run that a store other than its own must know; empty: none."""
         self._opened: _Opened | None = None
         self._opening = threading.Lock()
-        _open_data.add(self)
 
     @classmethod
     def of(cls, run: str, url: str | None, database: str) -> Self:
@@ -143,11 +139,6 @@ class RunData:
                 self._opened.close()
                 self._opened = None
 
-    def is_on_files_of(self, directory: Path) -> bool:
-        """Return whether it holds the files of this run's directory."""
-        files = self._opened.files if self._opened is not None else None
-        return files is not None and files.directory.resolve() == RunDirectory(directory).store.resolve()
-
     def _ask(self, work: Callable[[Client], T]) -> T:
         try:
             return work(self.open())
@@ -166,7 +157,7 @@ class RunData:
     def _open(self) -> _Opened:
         own_store = _find_own_store(self._run) if self._run is not None else None
         place = self._url or own_store or _find_store(self._run)
-        files = StoreFiles(place, self._is_shared) if isinstance(place, Path) else None
+        files = StoreFiles(place) if isinstance(place, Path) else None
         url = files.url if files is not None else str(place)
         try:
             client = connect_readonly(url, self._database, self._limits)
@@ -214,13 +205,3 @@ async def _find_store_on_bus() -> str | None:
         raise
     except (BusError, TimeoutError):
         return None
-
-
-_open_data: WeakSet[RunData] = WeakSet()
-
-
-def release_files(directory: Path) -> None:
-    """Let go of the files of a run's directory in all sessions of this process, for a run that is to write there."""
-    for data in list(_open_data):
-        if data.is_on_files_of(directory):
-            data.close()

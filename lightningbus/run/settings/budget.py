@@ -12,13 +12,15 @@ class BudgetSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    hours: float | None = Field(None, gt=0, description="hours after which training ends; none: no limit")
+    hours: float | None = Field(default=None, gt=0, description="hours after which training ends; none: no limit")
     cost: float | None = Field(
-        None, gt=0, description="money after which training ends, in the currency of the prices; none: no limit"
+        default=None, gt=0, description="money after which training ends, in the currency of the prices; none: no limit"
     )
-    num_gpus: int = Field(1, ge=0, description="GPUs that are paid for while the job runs, on all machines")
-    gpu_hour_price: float = Field(0.0, ge=0, description="price of one GPU for an hour")
-    hour_price: float = Field(0.0, ge=0, description="price of everything else for an hour: CPUs, storage, network")
+    num_gpus: int = Field(default=1, ge=0, description="GPUs that are paid for while the job runs, on all machines")
+    gpu_hour_price: float = Field(default=0.0, ge=0, description="price of one GPU for an hour")
+    hour_price: float = Field(
+        default=0.0, ge=0, description="price of everything else for an hour: CPUs, storage, network"
+    )
 
     @model_validator(mode="after")
     def _limits(self) -> Self:

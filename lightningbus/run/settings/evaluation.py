@@ -14,25 +14,25 @@ class HeldOutSettings(BaseModel):
 
     tasks: TaskSourceSetting = Field(description="held-out tasks, in the form of `learner.tasks`")
     sampling: list[Literal["greedy", "sampled"]] = Field(
-        ["greedy", "sampled"],
+        default=["greedy", "sampled"],
         min_length=1,
         description="ways of sampling, each an evaluation of its own: greedy (temperature 0), sampled, or both",
     )
-    samples: int = Field(2, ge=1, description="rollouts of each task in the evaluation `sampled`")
+    samples: int = Field(default=2, ge=1, description="rollouts of each task in the evaluation `sampled`")
     every: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description="weight versions between two evaluations during training; nodes keep a version until its "
         "evaluation has ended; none: evaluate only before and after training",
     )
     deadline: float = Field(
-        120.0,
+        default=120.0,
         gt=0,
         description="seconds without the end of a rollout, beyond learner.rollout_timeout_seconds, after which an "
         "evaluation fails",
     )
-    agent: str = Field("default", description="name of the agent that runs the held-out tasks")
-    pass_reward: float = Field(1.0, description="reward from which on an answer has passed, for pass@k")
+    agent: str = Field(default="default", description="name of the agent that runs the held-out tasks")
+    pass_reward: float = Field(default=1.0, description="reward from which on an answer has passed, for pass@k")
 
     @property
     def labels(self) -> dict[str, str]:
@@ -47,7 +47,8 @@ class SuiteSettings(HeldOutSettings):
         pattern=r"^[A-Za-z0-9_-]{1,64}$", description="name of the suite; its evaluations are NAME-greedy, NAME-sampled"
     )
     reward: str | None = Field(
-        None, description="name of the reward that counts in this suite; none: the learner's, empty: the main one"
+        default=None,
+        description="name of the reward that counts in this suite; none: the learner's, empty: the main one",
     )
 
     @property
@@ -59,19 +60,19 @@ class SuiteSettings(HeldOutSettings):
 class EvalSettings(HeldOutSettings):
     """Evaluation: tasks the model is never trained on, run before and after training and, on request, during it."""
 
-    suites: list[SuiteSettings] = Field([], description="further sets of held-out tasks, each with a name")
+    suites: list[SuiteSettings] = Field(default=[], description="further sets of held-out tasks, each with a name")
     best_by: str = Field(
-        "",
+        default="",
         description="evaluation that decides which version is the best, and counts for `patience`, as gsm8k-greedy; "
         "empty: the first of `sampling`",
     )
     patience: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description="evaluations in a row without a higher held-out reward after which training ends; wants `every`; "
         "none: train to the last step",
     )
-    max_reward: float = Field(1.0, description="reward of a perfect policy, for comparison")
+    max_reward: float = Field(default=1.0, description="reward of a perfect policy, for comparison")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -41,19 +41,20 @@ class BusSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    url: str | None = Field(None, description="URL of a NATS server to use instead of the embedded one")
-    host: str = Field("127.0.0.1", description="address the embedded server listens on")
-    port: int = Field(4222, ge=0, le=65535, description="port of the embedded server; 0 takes a free one")
+    url: str | None = Field(default=None, description="URL of a NATS server to use instead of the embedded one")
+    host: str = Field(default="127.0.0.1", description="address the embedded server listens on")
+    port: int = Field(default=4222, ge=0, le=65535, description="port of the embedded server; 0 takes a free one")
     sync_interval: str = Field(
-        "2m", description="longest time until a write is on disk, as 2m; always: every write survives a power loss"
+        default="2m",
+        description="longest time until a write is on disk, as 2m; always: every write survives a power loss",
     )
     credentials: Path | None = Field(
-        None,
+        default=None,
         description="directory written by `lightningbus bus create-users`, with the server's users, TLS and each "
         "role's keys; default: on loopback, users are created in the run's directory",
     )
     insecure: bool = Field(
-        False,
+        default=False,
         description="run without users, also on addresses beyond loopback: only for a network nobody else can reach",
     )
     streams: StreamSizes = StreamSizes()
@@ -64,29 +65,31 @@ class RunSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9_-]{1,64}$", description="name of the run and of its directory")
-    runs: Path = Field(Path("runs"), description="directory in which each run gets a directory of its own")
+    name: str = Field(
+        default="run", pattern=r"^[A-Za-z0-9_-]{1,64}$", description="name of the run and of its directory"
+    )
+    runs: Path = Field(default=Path("runs"), description="directory in which each run gets a directory of its own")
     bus: BusSettings = BusSettings()
     store: StoreSettings | None = None
     inference: list[InferenceSettings] = []
     learner: LearnerSettings | None = None
     learners: list[LearnerSettings] = Field(
-        [], description="settings of several learners, each of another model; excludes `learner`"
+        default=[], description="settings of several learners, each of another model; excludes `learner`"
     )
     role_models: dict[str, str] = Field(
-        {},
+        default={},
         description="models that answer for roles of the agent, as {checker: small}; other roles are answered by the "
         "model that the agent names before the colon",
     )
     auditor: AuditorSettings | None = None
     grader: GraderSettings | None = None
     runners: list[RunnerSettings] = []
-    eval: EvalSettings | None = Field(None, description="held-out tasks that `lightningbus train` evaluates on")
+    eval: EvalSettings | None = Field(default=None, description="held-out tasks that `lightningbus train` evaluates on")
     optimize: OptimizeSettings | None = Field(
-        None, description="prompts that `lightningbus optimize` improves, or training in turns with weights"
+        default=None, description="prompts that `lightningbus optimize` improves, or training in turns with weights"
     )
     budget: BudgetSettings | None = Field(
-        None, description="time and money after which `lightningbus train` ends training; none: no limit"
+        default=None, description="time and money after which `lightningbus train` ends training; none: no limit"
     )
     trackers: TrackerSettings = TrackerSettings()
 
@@ -128,6 +131,15 @@ class RunSettings(BaseModel):
             self.inference = [
                 node.allow_logprobs(teacher.top_k) if node.model == teacher.model else node for node in self.inference
             ]
+        return self
+
+    @model_validator(mode="after")
+    def _agents(self) -> Self:
+        for number, runner in enumerate(self.runners):
+            try:
+                runner.check_agent()
+            except ValueError as error:
+                raise ValueError(f"runners.{number}: {error}") from None
         return self
 
     @model_validator(mode="after")

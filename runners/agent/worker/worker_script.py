@@ -9,7 +9,7 @@ its standard output, so that a sandbox may stand between. First it writes ``{"re
 - ``exclusive``: the agent runs one rollout at a time. With Agent Lightning, it may be a class or an object too; the
   job's ``"rollout"`` has the fields that `agent_lightning` needs.
 - ``shared``: an async agent, which runs many jobs at once. Its last argument is the job's ``{"endpoint": {...}}``, the
-  address of its model. ``{"cancel": n}`` ends a job.
+  address of its model. ``{"cancel": n}`` ends a job. An answer has the end of what its job printed as ``"output"``.
 - ``reward``: a reward function; an async one runs many jobs at once too.
 """
 
@@ -44,9 +44,12 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8", newline="\n")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # the agent's prints go to its standard error
+    printed = load_beside("printed") if mode == "shared" else None
     try:
         if mode == "reward":
             deny_ptrace()
+        if printed is not None:
+            printed.install()
         function = load(target)
         if mode == "exclusive":
             function = accept_rollout(function)
@@ -59,7 +62,7 @@ def main() -> None:
         return
     send(replies, {"ready": True, "concurrent": is_async(function)})
     if mode != "exclusive":
-        asyncio.run(serve_shared(requests, replies, function))
+        asyncio.run(serve_shared(requests, replies, function, printed))
         return
     loop = asyncio.new_event_loop()  # one for all rollouts: a client made at import time keeps its connections
     asyncio.set_event_loop(loop)
@@ -80,7 +83,7 @@ def deny_ptrace() -> None:
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
 
 
-async def serve_shared(incoming: BinaryIO, outgoing: TextIO, function: Any) -> None:
+async def serve_shared(incoming: BinaryIO, outgoing: TextIO, function: Any, printed: Any = None) -> None:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=MAX_LINE)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), incoming)
@@ -88,8 +91,11 @@ async def serve_shared(incoming: BinaryIO, outgoing: TextIO, function: Any) -> N
     jobs: dict[int, asyncio.Task[None]] = {}
 
     async def serve(request: dict[str, Any]) -> None:
+        kept = printed.begin() if printed is not None else None
         answer = await run_one(function, request)
         del jobs[request["job"]]
+        if kept is not None:
+            answer["output"] = kept.take()
         writer.write(json.dumps(dict(answer, job=request["job"]), default=to_json).encode() + b"\n")
 
     while True:
@@ -132,14 +138,20 @@ def is_async(function: Any) -> bool:
 def accept_rollout(agent: Any) -> Any:
     """Turn an agent into a function of (task, rollout); raise TypeError where it could not be called."""
     if isinstance(agent, type) or "agentlightning" in sys.modules:
-        path = Path(__file__).with_name("agent_lightning.py")
-        spec = importlib.util.spec_from_file_location("lightningbus_agent_lightning", path)
-        adapter = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
-        spec.loader.exec_module(adapter)  # type: ignore[union-attr]
+        adapter = load_beside("agent_lightning")
         if adapter.is_adaptable(agent):
             return adapter.adapt(agent, check_parameters)
     check_parameters(agent, ("task",))
     return lambda task, rollout: agent(task)
+
+
+def load_beside(name: str) -> Any:
+    """Load a module that lies beside this script, which is on no path."""
+    path = Path(__file__).with_name(f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"lightningbus_{name}", path)
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    return module
 
 
 def check_parameters(function: Any, positional: Sequence[str], named: Sequence[str] = ()) -> None:

@@ -1,4 +1,4 @@
-// Who works now, by their heartbeats, and which node served which version from when on, by the store.
+// Who works now, by their heartbeats; who has worked, and which node served which version from when on, by the store.
 
 import { ask } from "./api.js";
 import { lineChart, timeAxis } from "./charts.js";
@@ -6,37 +6,57 @@ import { empty, h, table } from "./dom.js";
 import { ago, clock, count, seconds } from "./format.js";
 import { follow } from "./live.js";
 import { fill, panel } from "./panel.js";
+import { storeState } from "./store_state.js";
 
 const RANK = ["learner", "inference", "runner", "store"];
 const COLOURS = ["var(--one)", "var(--two)", "var(--three)", "var(--four)"];
 
-/** Two panels side by side; `served` asks the store again. */
+/** Two panels side by side; `seen` and `served` ask the store again. */
 export function fleetPanel(run, signal) {
-  const alive = panel("Fleet", { name: "fleet", about: "Processes alive on the bus, and their state.", height: 150 });
+  const alive = panel("Fleet", { name: "fleet", about: "Processes alive on the bus, and their state. Once the run has ended: those that worked for it, and the end of their last work.", height: 150 });
   const nodes = panel("Versions served", { name: "served", about: "Weight version of each inference node over time; a step up is a swap.", height: 150 });
   alive.root.classList.add("half");
   nodes.root.classList.add("half");
-  follow(() => fill(alive, async () => members(await ask("fleet", { run_id: run }, signal)), signal), signal);
+  let past = [], now = null;
+  const draw = () => members(now, past);
+  follow(() => fill(alive, async () => { now = await ask("fleet", { run_id: run }, signal); return draw(); }, signal), signal);
   return {
     root: h("div", { class: "grid" }, alive.root, nodes.root),
+    async seen() {
+      past = await ask("run/last_seen", { run_id: run }, signal);
+      if (now && !signal.aborted) alive.show(draw());
+    },
     served: () => fill(nodes, async () => served(await ask("run/served", { run_id: run }, signal)), signal),
   };
 }
 
-function members({ members: all, problem }) {
-  if (problem) return empty(`No heartbeat is received: ${problem}. Name the bus with`, "lightningbus ui --bus nats://…");
-  if (!all.length) return empty("No process is alive on this bus. Start a whole run with", "lightningbus up -c run.yaml");
-  const sorted = [...all].sort((a, b) => RANK.indexOf(a.role) - RANK.indexOf(b.role) || a.id.localeCompare(b.id));
-  const several = new Set(all.map((member) => member.model).filter(Boolean)).size > 1;
-  const alerts = sorted.filter((member) => member.status.alert).map((member) => h("p", { class: "problem" }, String(member.status.alert)));
-  return h("div", {}, alerts, table([
-    { title: "role", cell: (member) => member.role },
-    { title: "name", cell: (member) => member.id },
-    several && { title: "model", cell: (member) => member.model || "–" },
-    { title: "state", cell: (member) => h("span", { class: `state ${member.state}` }, member.state) },
-    { title: "version", number: true, cell: (member) => member.version ?? "–" },
-    { title: "doing", class: "doing", cell: (member) => member.doing },
-  ].filter(Boolean), sorted));
+const WORK = { learner: (row) => `step ${count(row.work)}`, inference: (row) => `${count(row.work)} calls`, runner: (row) => `${count(row.work)} attempts` };
+
+/** The living; of a run that has ended, or whose bus is silent, those that have worked for it. */
+function members({ members: all, problem }, past) {
+  const isOver = storeState() === "finished";
+  const rows = isOver || problem ? [...past] : sorted(all);
+  const alerts = all.filter((member) => member.status.alert).map((member) => h("p", { class: "problem" }, String(member.status.alert)));
+  if (!isOver && problem) alerts.push(empty(`No heartbeat is received: ${problem}. Name the bus with`, "lightningbus ui --bus nats://…"));
+  if (isOver && !rows.length) return empty("Nothing of this run was stored, so nobody knows which processes it had.");
+  if (!problem && !rows.length) return empty("No process is alive on this bus. Start a whole run with", "lightningbus up -c run.yaml");
+  return h("div", {}, alerts, rows.length ? fleetTable(rows) : null);
+}
+
+const sorted = (all) => [...all].sort((a, b) => RANK.indexOf(a.role) - RANK.indexOf(b.role) || a.id.localeCompare(b.id));
+
+function fleetTable(rows) {
+  const several = new Set(rows.map((row) => row.model).filter(Boolean)).size > 1;
+  const isPast = rows[0].last_ms !== undefined;
+  return table([
+    { title: "role", cell: (row) => row.role },
+    { title: "name", cell: (row) => row.id || row.role },
+    several && { title: "model", cell: (row) => row.model || "–" },
+    !isPast && { title: "state", cell: (row) => h("span", { class: `state ${row.state}` }, row.state) },
+    { title: "version", number: true, cell: (row) => row.version ?? "–" },
+    { title: isPast ? "did" : "doing", class: "doing", cell: (row) => (isPast ? WORK[row.role](row) : row.doing) },
+    isPast && { title: "last seen", number: true, cell: (row) => h("span", { title: clock(row.last_ms) }, ago(row.last_ms)) },
+  ].filter(Boolean), rows);
 }
 
 function served(rows) {

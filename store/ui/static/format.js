@@ -53,3 +53,9 @@ export function versions(low, high) {
   if (low === null || low === undefined) return DASH;
   return low === high ? String(low) : `${low}–${high}`;
 }
+
+/** A number of bytes. */
+export function size(bytes) {
+  const power = Math.min(Math.floor(Math.log2(Math.max(bytes, 1)) / 10), 4);
+  return `${power ? figure(bytes / 2 ** (10 * power)) : bytes} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
+}

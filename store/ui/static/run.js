@@ -13,6 +13,7 @@ import { change, place } from "./place.js";
 import { rolloutsPanel } from "./rollouts.js";
 import { rolloutSets, setChip } from "./rollout_set.js";
 import * as charts from "./run_charts.js";
+import { filesPanel } from "./run_files.js";
 import { AXES, placesOn } from "./x_axis.js";
 
 const SMALL = 190;
@@ -30,6 +31,7 @@ export function runPage(root, { run, query }, signal) {
   const boxes = chartBoxes();
   const rollouts = rolloutsPanel(run, query, signal);
   const fleet = fleetPanel(run, signal);
+  const files = filesPanel(run, signal);
   const named = namedRewards(signal);
   const metrics = metricCharts({
     listMetrics: () => ask("run/metric_names", { run_id: run }, signal),
@@ -37,7 +39,7 @@ export function runPage(root, { run, query }, signal) {
     axis: () => places.step.axis(),
     query, signal,
   });
-  root.append(head, h("div", { class: "grid" }, ...boxes.map((item) => item.box.root)), named.root, metrics.root, fleet.root, rollouts.root);
+  root.append(head, h("div", { class: "grid" }, ...boxes.map((item) => item.box.root)), named.root, metrics.root, fleet.root, rollouts.root, files.root);
 
   const seen = new Map();
   let lastPulse = "", places = { step: placesOn("", [], "step"), version: placesOn("", [], "version") };
@@ -59,7 +61,9 @@ export function runPage(root, { run, query }, signal) {
       ["named", () => named.load(answer("named_rewards"), places)],
       ["rollouts", () => rollouts.load()],
       ["metrics", () => metrics.load()],
+      ["seen", () => fleet.seen()],
       ["served", () => fleet.served()],
+      ["files", () => files.load()],
       ...boxes.map((item) => [item.box, () => fill(item.box, async () => item.draw(await answer(item.question, item.parameters), places), signal)]),
     ].filter(([name]) => seen.get(name) !== token);
     const done = await Promise.allSettled(stale.map(async ([name, load]) => { await load(); seen.set(name, token); }));

@@ -82,6 +82,7 @@ def ui(
     """
     with require_extra("store"):
         from lightningbus.run.run_data.followed_run import followed
+        from lightningbus.run.run_data.local_files import LocalFiles
         from lightningbus.run.run_data.other_runs import OtherRuns
         from lightningbus.run.run_data.run_data import SQL_VARIABLE
         from lightningbus.store.clickhouse.client import StoreUnreachableError
@@ -90,11 +91,11 @@ def ui(
     url = sql or os.environ.get(SQL_VARIABLE)
 
     async def show(listener: Listener, announce: Announce, stop: asyncio.Event) -> None:
-        others = None if url else OtherRuns(database)
+        others, files = (None, None) if url else (OtherRuns(database), LocalFiles())
         async with (
             followed(None, url, database) as run,
             others.closing() if others else nullcontext(),
-            serve(UiServer(run.reader, host, listener.members, others, listener.publish), host, port) as address,
+            serve(UiServer(run.reader, host, listener.members, others, listener.publish, files), host, port) as address,
         ):
             announce(address)
             print(f"UI at {address}", file=sys.stderr, flush=True)

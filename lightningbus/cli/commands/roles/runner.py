@@ -14,6 +14,7 @@ from lightningbus.cli.options import (
     load_settings,
     with_api_key,
 )
+from lightningbus.run.errors import exit_with
 from lightningbus.run.processes.role_process import run_role
 from lightningbus.run.run_directory.discovery import discover_bus
 
@@ -62,6 +63,10 @@ def runner(
         "health_address": health_address,
     }
     checked = load_settings(RunnerSettings, "runner", settings, context.args, **options)
+    try:
+        checked.check_agent()
+    except ValueError as error:
+        exit_with(f"{settings or 'settings'}: {error}")
     at = exit_on_user_error(discover_bus, bus, "runner")
     ProcessGuard.enable()
     run_role(at, "runner", role.run, with_api_key(checked, at), AgentStartError)

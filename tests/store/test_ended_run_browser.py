@@ -1,0 +1,65 @@
+"""The page of a run that has ended, in a real browser: who worked for it, its logs and its checkpoints."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightningbus.run.run_data.local_files import LocalFiles
+from lightningbus.run.run_directory.directory import RunDirectory
+from lightningbus.store.clickhouse.client import connect
+from lightningbus.store.ui.client import Reader, StoreState
+from tests import seed_store
+from tests.polling import HANG_SECONDS
+from tests.store.browser import RUN, browser, expect, pages_of
+from tests.store.conftest import prepared
+
+pytestmark = pytest.mark.e2e
+
+__all__ = ["browser"]
+
+
+@pytest.fixture
+def page(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The page of the run, on which anything the console calls an error is one."""
+    monkeypatch.chdir(tmp_path)
+    run = RunDirectory(Path("runs").resolve() / RUN).create()
+    (run.path / "logs" / "learner.log").write_text("<script>alert(1)</script> step 1\n")
+    (run.path / "checkpoints" / "weights.safetensors").write_bytes(bytes(3000))
+    page = browser.new_page(viewport={"width": 390, "height": 844}, reduced_motion="reduce", accept_downloads=True)
+    page.set_default_timeout(1000 * HANG_SECONDS)
+    texts: list[str] = []
+    page.on("console", lambda message: texts.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: texts.append(str(error)))
+    with prepared(tmp_path / "store") as store:
+        seed_store.insert(store.sql, seed_store.run(RUN, steps=3, groups=2, seed=3))
+        reader = Reader()
+        reader.use(connect(store.url), StoreState.FINISHED)
+        with pages_of(store.url, reader, members=list, files=LocalFiles()) as url:
+            page.goto(f"{url}/#/run/{RUN}")
+            yield page
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390, "nothing is cut"
+            page.close()
+    assert texts == []
+
+
+def test_the_fleet_of_an_ended_run_stays_with_its_logs_and_checkpoints(page: Any) -> None:
+    rows = page.locator("#fleet tbody tr")
+    rows.first.wait_for()
+    roles = [row.locator("td").first.inner_text() for row in rows.all()]
+    assert roles == sorted(roles, key=["learner", "inference", "runner"].index) and set(roles) >= {"learner", "runner"}
+    expect(rows.first).to_contain_text("step 3")
+    expect(rows.first.locator("td").last).to_contain_text("ago")
+    files = page.locator("#files tbody tr")
+    files.first.wait_for()
+    assert {row.locator("td").first.inner_text() for row in files.all()} == {
+        "logs/learner.log", "checkpoints/weights.safetensors",
+    }  # fmt: skip
+    with page.context.expect_page() as opened:
+        page.get_by_role("link", name="logs/learner.log").click()
+    assert opened.value.locator("body").inner_text().strip() == "<script>alert(1)</script> step 1"
+    with page.expect_download() as saved:
+        page.get_by_role("link", name="checkpoints/weights.safetensors").click()
+    assert saved.value.suggested_filename == "weights.safetensors"
+    assert Path(saved.value.path()).read_bytes() == bytes(3000)
