@@ -40,7 +40,7 @@ print("", answer["words"][1], sep=chr(10))
 def score(input: Any, result: Any, rollout: Mapping[str, Any]) -> float:
     """Score an answer by the benchmark that its task comes from: 1 for a right one, else 0.
 
-    The field ``benchmark`` of the input names it, see `lightningbus.tasks.benchmark_forms`. The answer is what the
+    The field ``benchmark`` of the input names it, see `lightningbus.tasks.benchmark_rows`. The answer is what the
     agent returned if that is text, else the last message of the model. A task of no benchmark has the reward that the
     agent gave itself. Raises ValueError where nothing can be scored: the grading has failed then.
     """

@@ -27,6 +27,7 @@ from lightningbus.learner.settings.loss_parts import (
     LossWeights,
     PreferenceSettings,
     SupervisedSettings,
+    TeacherList,
     TeacherSettings,
 )
 from lightningbus.learner.settings.verl import VerlSettings
@@ -87,6 +88,7 @@ __all__ = [
     "TaskSelectionSettings",
     "TaskSet",
     "TaskSource",
+    "TeacherList",
     "TeacherSettings",
     "TensorBoardSettings",
     "TrackerSettings",

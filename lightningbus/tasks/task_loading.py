@@ -13,7 +13,7 @@ import msgspec
 from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.schemas.base import Labels
 from lightningbus.schemas.codec import MAX_BYTES
-from lightningbus.tasks.benchmark_forms import read_form
+from lightningbus.tasks.benchmark_rows import read_row
 from lightningbus.tasks.errors import TaskFileError
 from lightningbus.tasks.task_source import SET_LABEL, SET_SEPARATOR, NamedTaskSource, TaskSource, as_task_source
 from lightningbus.tasks.task_tables import TASK_KEYS as KEYS
@@ -86,8 +86,8 @@ def _read_tasks(source: TaskSource) -> Iterator[tuple[str, TaskInput]]:
                 fields = parse_json_object(row)
             else:
                 fields = dict(row)
-            if source.form is not None:
-                fields = read_form(source.form, fields, answers.get(fields.get("id")))
+            if source.benchmark is not None:
+                fields = read_row(source.benchmark, fields, answers.get(fields.get("id")))
             elif is_rows or source.has_map:
                 fields = map_row(fields, source, is_rows)
             yield where, parse_task(fields, number)
@@ -98,7 +98,7 @@ def _read_tasks(source: TaskSource) -> Iterator[tuple[str, TaskInput]]:
 def _read_answers(source: TaskSource) -> dict[Any, Any]:
     """Read the answers of BFCL by id: they are in a file of the same name in the directory ``possible_answer``."""
     path = Path(source.path).parent / "possible_answer" / Path(source.path).name
-    if source.form != "bfcl" or not path.exists():
+    if source.benchmark != "bfcl" or not path.exists():
         return {}
     try:
         rows = map(parse_json_object, _read_lines(path))

@@ -34,7 +34,7 @@ class TaskSource(BaseModel):
     labels: dict[str, str] = Field(
         default={}, description="labels of a task by the column they are read from, as {level: difficulty}"
     )
-    form: Literal["gsm8k", "math", "humaneval", "mbpp", "bfcl", "ifeval"] | None = Field(
+    benchmark: Literal["gsm8k", "math", "humaneval", "mbpp", "bfcl", "ifeval"] | None = Field(
         default=None,
         description="benchmark whose files the rows are from, in place of `columns`, `id` and `labels`; answers are "
         "scored by `lightningbus.graders.benchmark_scores:score`",
@@ -43,9 +43,9 @@ class TaskSource(BaseModel):
     config: str | None = Field(default=None, description="configuration of the data set, where it has several")
 
     @model_validator(mode="after")
-    def _form(self) -> Self:
-        if self.form is not None and self.has_map:
-            raise ValueError("form: it says what the columns are; leave out columns, id and labels")
+    def _benchmark(self) -> Self:
+        if self.benchmark is not None and self.has_map:
+            raise ValueError("benchmark: it says what the columns are; leave out columns, id and labels")
         return self
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lightningbus.graders.benchmark_scores import match_calls, match_mathematics, match_number, passes_tests, score
-from lightningbus.tasks.benchmark_forms import FORMS, find_boxed, read_form
+from lightningbus.tasks.benchmark_rows import READERS, find_boxed, read_row
 from lightningbus.tasks.errors import TaskFileError
 from lightningbus.tasks.task_loading import TaskInput, load_tasks
 from lightningbus.tasks.task_source import TaskSource, parse_task_source
@@ -62,13 +62,13 @@ ROWS: dict[str, dict[str, Any]] = {
 def load(name: str, directory: Path) -> TaskInput:
     path = directory / f"{name}.jsonl"
     path.write_text(json.dumps(ROWS[name]) + "\n")
-    (task,) = load_tasks(TaskSource(path=str(path), form=name))  # type: ignore[arg-type]
+    (task,) = load_tasks(TaskSource(path=str(path), benchmark=name))  # type: ignore[arg-type]
     assert task.input["benchmark"] == name
     return task
 
 
 def test_each_row_is_a_task_with_what_its_answer_is_scored_by(tmp_path: Path) -> None:
-    assert ROWS.keys() == FORMS.keys()
+    assert ROWS.keys() == READERS.keys()
     tasks = {name: load(name, tmp_path) for name in ROWS}
     assert [task.id for task in tasks.values()] == ["1", "1", "HumanEval/0", "11", "simple_0", "1000"]
     assert tasks["gsm8k"].input["answer"] == "1234"
@@ -82,20 +82,20 @@ def test_each_row_is_a_task_with_what_its_answer_is_scored_by(tmp_path: Path) ->
 
 def test_rows_of_the_five_hundred_and_of_sanitized_files_are_read_too() -> None:
     row = {"problem": "p", "solution": "s", "answer": "7", "subject": "Algebra", "level": 2, "unique_id": "test/a.json"}
-    task = read_form("math", row)
+    task = read_row("math", row)
     assert (task["id"], task["input"]["answer"]) == ("test/a.json", "7")
     assert task["labels"] == {"level": "2", "subject": "Algebra"}
     sanitized = {"task_id": 2, "prompt": "Add.", "test_imports": ["import math"], "test_list": ["assert math"]}
-    assert read_form("mbpp", sanitized)["input"]["tests"] == "import math\nassert math"
+    assert read_row("mbpp", sanitized)["input"]["tests"] == "import math\nassert math"
 
 
 def test_files_may_be_packed_and_answers_may_lie_beside(tmp_path: Path) -> None:
     packed = tmp_path / "test.jsonl.gz"
     packed.write_bytes(gzip.compress(json.dumps(ROWS["gsm8k"]).encode()))
-    assert len(load_tasks(TaskSource(path=str(packed), form="gsm8k"))) == 1
+    assert len(load_tasks(TaskSource(path=str(packed), benchmark="gsm8k"))) == 1
     path = tmp_path / "BFCL_v4_simple.json"
     path.write_text(json.dumps(SQUARE) + "\n")
-    source = TaskSource(path=str(path), form="bfcl")
+    source = TaskSource(path=str(path), benchmark="bfcl")
     with pytest.raises(TaskFileError, match="line 1: its right calls are missing: they are in possible_answer"):
         load_tasks(source)
     (tmp_path / "possible_answer").mkdir()
@@ -103,19 +103,19 @@ def test_files_may_be_packed_and_answers_may_lie_beside(tmp_path: Path) -> None:
     (tmp_path / "possible_answer" / path.name).write_text(json.dumps(answers) + "\n")
     (task,) = load_tasks(source)
     assert task.input["calls"] == [{"name": "geometry_area", "arguments": {"side": [3], "unit": ["cm", ""]}}]
-    assert read_form("bfcl", {**SQUARE, "id": "irrelevance_3"})["input"]["calls"] == []
+    assert read_row("bfcl", {**SQUARE, "id": "irrelevance_3"})["input"]["calls"] == []
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_other_rows_are_refused_in_a_sentence(name: str) -> None:
     for row in ({}, {"input": "x"}, dict.fromkeys(ROWS[name], 3), dict.fromkeys(ROWS[name])):
         with pytest.raises(ValueError, match=f"it is no row of {name}|it has several turns"):
-            read_form(name, row)
+            read_row(name, row)
 
 
-def test_a_form_says_what_the_columns_are() -> None:
+def test_a_benchmark_says_what_the_columns_are() -> None:
     with pytest.raises(ValueError, match="leave out columns, id and labels"):
-        parse_task_source({"path": "a.jsonl", "form": "gsm8k", "columns": {"question": "q"}})
+        parse_task_source({"path": "a.jsonl", "benchmark": "gsm8k", "columns": {"question": "q"}})
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_the_last_number_of_a_text_counts() -> None:
 
 
 def test_calls_are_right_with_any_value_that_is_allowed() -> None:
-    wanted = read_form("bfcl", ROWS["bfcl"])["input"]["calls"]
+    wanted = read_row("bfcl", ROWS["bfcl"])["input"]["calls"]
 
     def is_right(*calls: tuple[str, Any]) -> bool:
         return match_calls(

@@ -14,13 +14,13 @@ JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "str
 """Types of JSON Schema by those names of BFCL's that it does not have."""
 
 
-def read_form(name: str, row: Row, answer: Any = None) -> dict[str, Any]:
+def read_row(name: str, row: Row, answer: Any = None) -> dict[str, Any]:
     """Map a row of the benchmark ``name`` to the fields of a task; raise ValueError naming what the row lacks.
 
     ``answer``: what another file of the benchmark says of the row.
     """
     try:
-        task = FORMS[name](row if answer is None else {**row, "ground_truth": answer})
+        task = READERS[name](row if answer is None else {**row, "ground_truth": answer})
         return {**task, "input": {"benchmark": name, **task["input"]}}
     except KeyError as error:
         raise ValueError(f"it is no row of {name}: it lacks {error.args[0]!r}") from None
@@ -118,7 +118,7 @@ def _pick(row: Row, *names: str) -> dict[str, str]:
     return {name: str(row[name]) for name in names if row.get(name) is not None}
 
 
-FORMS: Mapping[str, Callable[[Row], dict[str, Any]]] = {
+READERS: Mapping[str, Callable[[Row], dict[str, Any]]] = {
     "gsm8k": _read_gsm8k,
     "math": _read_math,
     "humaneval": _read_humaneval,
