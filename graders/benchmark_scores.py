@@ -6,18 +6,22 @@ import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import IO, Any
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-CODE_BLOCK = re.compile(r"```(?:python|py)?[^\S\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
+CODE_BLOCK = re.compile(r"```([^\n`]*)\n(.*?)(?:```|\Z)", re.DOTALL)
+CODE_TAGS = ("", "py", "python", "python3")
 FUNCTION = re.compile(r"^(?:async )?def (\w+)", re.MULTILINE)
 IGNORED_CHARACTERS = re.compile(r"[ ,./\-_*^]")
 CODE_SECONDS = 10.0
 CODE_BYTES = 512 * 1024 * 1024
+OUTPUT_BYTES = 1024 * 1024
 SANDBOX = [
     *("bwrap", "--die-with-parent", "--unshare-all", "--new-session", "--clearenv"),
-    *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--chdir", "/tmp"),
+    *("--proc", "/proc", "--dev", "/dev", "--size", str(CODE_BYTES), "--tmpfs", "/tmp", "--chdir", "/tmp"),
     *(
         word
         for path in ("/usr", "/bin", "/lib", "/lib64", sys.base_prefix, sys.prefix)
@@ -25,16 +29,22 @@ SANDBOX = [
     ),
 ]
 RUN = """
-import json, resource, sys
-answer = json.load(sys.stdin)
-resource.setrlimit(resource.RLIMIT_AS, (answer["max_bytes"],) * 2)
-print(answer["words"][0], flush=True)
-names = {"__name__": "answer"}
-exec(answer["code"], names)
-exec(answer["tests"], names)
-print("", answer["words"][1], sep=chr(10))
+def run():
+    import json, os, resource, sys
+    answer = json.load(sys.stdin)
+    out, null, write = os.dup(1), os.open(os.devnull, os.O_RDWR), os.write
+    for limit, value in (("AS", "max_bytes"), ("FSIZE", "max_output"), ("NPROC", "max_processes")):
+        resource.setrlimit(getattr(resource, "RLIMIT_" + limit), (answer[value],) * 2)
+    for number in range(3):
+        os.dup2(null, number)
+    write(out, answer["words"][0].encode() + bytes([10]))
+    names, execute = {"__name__": "answer"}, exec
+    execute(answer["code"], names)
+    execute(answer["tests"], names)
+    write(out, answer["words"][1].encode())
+run()
 """
-"""Prints a word before the code and another one after its tests, neither of which the code knows."""
+"""Writes a word before the code and another one after its tests. What the code prints is dropped."""
 
 
 def score(input: Any, result: Any, rollout: Mapping[str, Any]) -> float:
@@ -49,13 +59,16 @@ def score(input: Any, result: Any, rollout: Mapping[str, Any]) -> float:
         if rollout["agent"] is None:
             raise ValueError("the task is of no benchmark, and the agent gave no reward")
         return float(rollout["agent"])
-    messages = rollout["messages"]
-    last: Mapping[str, Any] = messages[-1] if messages else {}
+    if name != "bfcl" and name not in SCORES:
+        raise ValueError(f"answers to {name} cannot be scored here: write a function that does")
+    if name != "bfcl" and isinstance(result, str):
+        return float(SCORES[name](result, input))
+    last: Mapping[str, Any] = next(reversed(rollout["messages"]), {})
+    if last.get("role") != "assistant":
+        raise ValueError("there is no answer of the model: the agent asked for none, or it is too long to be graded")
     if name == "bfcl":
         return float(match_calls(last.get("tool_calls") or (), input["calls"]))
-    if name not in SCORES:
-        raise ValueError(f"answers to {name} cannot be scored here: write a function that does")
-    text = result if isinstance(result, str) else last.get("content")
+    text = last.get("content")
     return float(isinstance(text, str) and SCORES[name](text, input))
 
 
@@ -77,32 +90,39 @@ def match_mathematics(text: str, answer: str) -> bool:
 def passes_tests(text: str, start: str, tests: str) -> bool:
     """Return whether the code in a text passes tests, in bubblewrap and within seconds.
 
-    The code is the last block in backticks, else the whole text. It goes on after ``start`` unless it defines
-    what ``start`` defines. Code that ends its process early has not passed. Raises ValueError where
-    bubblewrap is missing or cannot run it.
+    The code is the last block of Python in backticks, else the whole text. It goes on after ``start``. Code that ends
+    its process early has not passed. The tests run in the process of the code, so code that looks for them can cheat:
+    take this to measure, and watch a policy that is trained on it. Raises ValueError where bubblewrap is missing or
+    cannot run code.
     """
     if shutil.which("bwrap") is None:
         raise ValueError("bubblewrap is not installed: code of a model is run in nothing else")
-    blocks = CODE_BLOCK.findall(text)
+    words = secrets.token_hex(16), secrets.token_hex(16)
+    fields = {"code": _join_code(text, start), "tests": tests, "words": words}
+    limits = {"max_bytes": CODE_BYTES, "max_output": OUTPUT_BYTES, "max_processes": 0}
+    command = [*SANDBOX, sys.executable, "-I", "-c", RUN]
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        request = json.dumps(fields | limits).encode()
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, input=request, stdout=out, stderr=errors, timeout=CODE_SECONDS, check=False)
+        printed, problem = (_read_start(file).split("\n") for file in (out, errors))
+    if printed[0] != words[0]:
+        raise ValueError(f"bubblewrap cannot run code here: {' '.join(problem).strip()[-300:] or 'it does not start'}")
+    return printed[1:] == [words[1]]
+
+
+def _join_code(text: str, start: str) -> str:
+    """Return the program of an answer: ``start``, then its code; a whole function replaces that of ``start``."""
+    blocks = [code for tag, code in CODE_BLOCK.findall(text) if tag.strip().lower() in CODE_TAGS]
     code = blocks[-1] if blocks else text
     functions = FUNCTION.findall(start)
     is_whole = not functions or functions[-1] in FUNCTION.findall(code)
-    lines = start.splitlines(keepends=True) if is_whole else []
-    imports = "".join(line for line in lines if line.startswith(("import ", "from ")))
-    words = secrets.token_hex(16), secrets.token_hex(16)
-    fields = {"code": (imports if is_whole else start) + code, "tests": tests}
-    command = [*SANDBOX, sys.executable, "-I", "-c", RUN]
-    request = json.dumps({**fields, "words": words, "max_bytes": CODE_BYTES})
-    try:
-        done = subprocess.run(
-            command, input=request, capture_output=True, text=True, errors="replace", timeout=CODE_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return False
-    printed = done.stdout.splitlines()
-    if printed[:1] != [words[0]]:
-        raise ValueError(f"bubblewrap cannot run code here: {done.stderr.strip()[-300:]}")
-    return printed[-1:] == [words[1]]
+    return f"{start}\n{code}" if is_whole else start + code
+
+
+def _read_start(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read(4096).decode(errors="replace")
 
 
 def match_calls(calls: Sequence[Mapping[str, Any]], wanted: Sequence[Mapping[str, Any]]) -> bool:
@@ -150,7 +170,7 @@ def _is_equal(value: Any, wanted: Any) -> bool:
         return value is wanted
     if isinstance(value, dict) and isinstance(wanted, dict):
         return value.keys() <= wanted.keys() and all(
-            _is_allowed(value[name], values) if name in value else "" in values for name, values in wanted.items()
+            _is_allowed(value.get(name, ""), values) for name, values in wanted.items()
         )
     if isinstance(value, list) and isinstance(wanted, list):
         return len(value) == len(wanted) and all(map(_is_equal, value, wanted))

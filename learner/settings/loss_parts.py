@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, m
 from lightningbus.common.parsed_models import parse_model
 
 Direction = Literal["reverse", "forward"]
-"""Whose tokens a divergence of policy and teacher is the mean over: the policy's, or the teacher's."""
+"""Side whose tokens a divergence of policy and teacher is the mean over: the policy's, or the teacher's."""
 
 
 class LossWeights(BaseModel):

@@ -46,7 +46,8 @@ def read_tasks(tasks: Tasks) -> list[TaskInput]:
 def save_tasks(tasks: Tasks, runs: Path) -> str | dict[str, Any]:
     """Return tasks as a run file names them: their own source, or a file below ``runs`` named after its content."""
     if (source := _as_source(tasks)) is not None:
-        return source.model_dump() if source.has_map or source.split != ROWS.split or source.config else source.path
+        fields = source.model_dump(exclude_defaults=True)
+        return source.path if fields.keys() == {"path"} else fields
     content = "".join(
         json.dumps({"id": task.id, "input": task.input, "labels": task.labels}, ensure_ascii=False) + "\n"
         for task in read_tasks(tasks)

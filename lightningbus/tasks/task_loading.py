@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +73,7 @@ def _read_tasks(source: TaskSource) -> Iterator[tuple[str, TaskInput]]:
     while True:
         try:
             row = next(rows, None)
-        except (OSError, ValueError) as error:
+        except (OSError, EOFError, zlib.error, ValueError) as error:
             after = f" after row {number}" if is_rows and number else ""
             raise TaskFileError(f"{source} cannot be read{after}: {error}") from error
         if row is None:
@@ -103,7 +104,7 @@ def _read_answers(source: TaskSource) -> dict[Any, Any]:
     try:
         rows = map(parse_json_object, _read_lines(path))
         return {row["id"]: row["ground_truth"] for row in rows}
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, KeyError) as error:
         raise TaskFileError(f"{path} has no answers of BFCL: {error}") from error
 
 

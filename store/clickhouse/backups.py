@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from lightningbus.store.clickhouse.quoting import quote_text
+
 
 @dataclass(frozen=True, slots=True)
 class BackupPlace:
@@ -27,12 +29,6 @@ def build_backup(database: str, place: BackupPlace, name: str, base: str = "") -
 
 
 def build_restore(database: str, place: BackupPlace, name: str, new_name: str = "") -> str:
-    """Build the statement that restores a database, also under a new name. ClickHouse refuses one that has rows."""
+    """Build the statement that restores a database, also under a new name; ClickHouse refuses one that has rows."""
     renamed = f" AS `{new_name}`" if new_name else ""
     return f"RESTORE DATABASE `{database}`{renamed} FROM {place.locate(name)}"
-
-
-def quote_text(text: str) -> str:
-    """Quote a text for ClickHouse."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"

@@ -13,6 +13,7 @@ import chdb
 
 from lightningbus.bus.directory_lock import lock_directory
 from lightningbus.bus.errors import BusError
+from lightningbus.store.clickhouse.quoting import quote_text
 from lightningbus.store.embedded import readonly_guard
 
 SETTING_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -174,7 +175,7 @@ def _full_text(statement: Statement) -> bytes:
 def _canonicalize(connection: Any, sql: bytes) -> str:
     """Format one statement by ClickHouse's parser: no comments, strings in one form, names as they are."""
     try:
-        result = connection.query(f"SELECT formatQuerySingleLine({_quote(_decode_sql(sql))})", "RawBLOB")
+        result = connection.query(f"SELECT formatQuerySingleLine({quote_text(_decode_sql(sql))})", "RawBLOB")
     except RuntimeError as error:
         raise EmbeddedEngineError(GUARD_SCOPE.sub("", _error_message(error))) from error
     return bytes(result.bytes()).decode()
@@ -220,13 +221,9 @@ def _apply_setting(connection: Any, name: str, value: str) -> None:
     if not SETTING_NAME.fullmatch(name):
         raise EmbeddedEngineError(f"Code: 115. DB::Exception: {name!r} is not a setting. (UNKNOWN_SETTING)")
     try:
-        connection.query(f"SET {name} = {_quote(value)}")
+        connection.query(f"SET {name} = {quote_text(value)}")
     except Exception as error:
         raise EmbeddedEngineError(f"{_error_message(error).strip()} Setting: {name}") from error
-
-
-def _quote(value: str) -> str:
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _error_message(error: Exception) -> str:

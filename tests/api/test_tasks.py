@@ -44,6 +44,8 @@ def test_text_is_an_input_and_a_path_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     assert [task.id for task in read_tasks(tmp_path / "tasks.jsonl")] == ["a"]
     assert save_tasks(tmp_path / "tasks.jsonl", tmp_path) == str(tmp_path / "tasks.jsonl")
+    benchmark = {"path": "gsm8k.jsonl", "benchmark": "gsm8k"}
+    assert save_tasks(benchmark, tmp_path) == benchmark
     table = {"path": "tasks.csv", "columns": {"question": "prompt"}}
     saved = save_tasks(table, tmp_path)
     assert isinstance(saved, dict) and saved.items() >= table.items()

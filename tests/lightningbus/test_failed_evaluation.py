@@ -20,9 +20,11 @@ async def test_the_most_frequent_error_is_kept_with_the_evaluation(bus: Bus, nat
     right: dict[str, Any] = {"number": "1", "right": "1"}
     async with world_of(bus, nats_url, start_store, "notes") as world:
 
-        async def answer(run: str, inputs: list[dict[str, Any]]) -> Any:
+        async def answer(run: str, inputs: list[dict[str, Any]], reward: str = "") -> Any:
             problems = [TaskInput(f"p{number}", fields) for number, fields in enumerate(inputs)]
-            request = RolloutRequest(run=run, evaluation="greedy", weight_versions={"policy": 3}, agent="notes")
+            request = RolloutRequest(
+                run=run, evaluation="greedy", weight_versions={"policy": 3}, agent="notes", reward=reward
+            )
             return await evaluate(bus, world.store.sql, request, problems)
 
         failed = await answer("bad", [{}, {}])
@@ -32,6 +34,8 @@ async def test_the_most_frequent_error_is_kept_with_the_evaluation(bus: Bus, nat
         assert mixed.failures.startswith("1 of 2 rollouts failed: agent_error: ")
         assert {k: each.mean for k, each in mixed.pass_at.items()} == {1: 0.5}, "a failed answer has not passed"
         assert (await answer("good", [right])).failures == ""
+        with pytest.raises(UserError, match="evaluation greedy: none of 1 rollouts has a reward with the name 'style'"):
+            await answer("named", [right], "style")
 
 
 @pytest.mark.parametrize("num_hung", [1, pytest.param(3, marks=pytest.mark.long)])

@@ -131,6 +131,8 @@ def test_suites_with_one_name_and_an_unknown_best_are_refused() -> None:
     suites = [{"name": "hard", "tasks": "b.jsonl"}] * 2
     with pytest.raises(ValueError, match="suites: two have the name 'hard'"):
         EvalSettings.model_validate({"tasks": "a.jsonl", "suites": suites})
+    with pytest.raises(ValueError, match="String should match pattern"):
+        EvalSettings.model_validate({"tasks": "a.jsonl", "suites": [{"name": "n" * 57, "tasks": "b.jsonl"}]})
     with pytest.raises(ValueError, match="best_by: there is no evaluation 'hard', but greedy, sampled, hard-greedy"):
         EvalSettings.model_validate({"tasks": "a.jsonl", "suites": suites[:1], "best_by": "hard"})
     with pytest.raises(ValueError, match="patience counts evaluations during training"):

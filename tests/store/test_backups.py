@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
-from lightningbus.store.clickhouse.backups import BackupPlace, build_backup, build_restore, quote_text
+from lightningbus.store.clickhouse.backups import BackupPlace, build_backup, build_restore
+from lightningbus.store.clickhouse.quoting import quote_text
 from tests.commands import environment
 
 PROGRAM = """

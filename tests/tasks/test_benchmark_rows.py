@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lightningbus.graders import benchmark_scores
 from lightningbus.graders.benchmark_scores import match_calls, match_mathematics, match_number, passes_tests, score
 from lightningbus.tasks.benchmark_rows import READERS, find_boxed, read_row
 from lightningbus.tasks.errors import TaskFileError
@@ -93,6 +94,9 @@ def test_files_may_be_packed_and_answers_may_lie_beside(tmp_path: Path) -> None:
     packed = tmp_path / "test.jsonl.gz"
     packed.write_bytes(gzip.compress(json.dumps(ROWS["gsm8k"]).encode()))
     assert len(load_tasks(TaskSource(path=str(packed), benchmark="gsm8k"))) == 1
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with pytest.raises(TaskFileError, match="cannot be read"):
+        load_tasks(TaskSource(path=str(packed), benchmark="gsm8k"))
     path = tmp_path / "BFCL_v4_simple.json"
     path.write_text(json.dumps(SQUARE) + "\n")
     source = TaskSource(path=str(path), benchmark="bfcl")
@@ -149,9 +153,13 @@ def test_calls_are_right_with_any_value_that_is_allowed() -> None:
         and not is_right()
     )
     assert not match_calls([{"function": {"name": name, "arguments": "{"}}], wanted) and not match_calls([{}], wanted)
-    nested = [{"name": "f", "arguments": {"place": [{"city": ["Rome"], "zip": ["", 1]}], "all": [[1, 2]]}}]
+    nested: list[Any] = [{"name": "f", "arguments": {"place": [{"city": ["Rome"], "zip": ["", 1]}], "all": [[1, 2]]}}]
     call = {"function": {"name": "f", "arguments": json.dumps({"place": {"city": "rome"}, "all": [1, 2]})}}
     assert match_calls([call], nested)
+    nested[0]["arguments"]["place"][0]["city"] = "Rome"
+    assert match_calls([call], nested) and not match_calls(
+        [{"function": {"name": "f", "arguments": json.dumps({"place": {"zip": 1}, "all": [1, 2]})}}], nested
+    )
 
 
 @pytest.mark.integration
@@ -166,6 +174,10 @@ def test_code_passes_its_tests_in_a_sandbox(tmp_path: Path) -> None:
         "    import os\n    os._exit(0)\n": 0.0,
         "    raise SystemExit\n": 0.0,
         "no code": 0.0,
+        "    while True:\n        print('x' * 10**6)\n": 0.0,
+        "    import __main__\n    print(__main__.answer['words'][1], flush=True)\n    raise SystemExit\n": 0.0,
+        "    import os\n    return numbers if os.fork() else []\n": 0.0,
+        f"```bash\npip install x\n```\nThen:\n```Python\n{DOUBLE}{right}```": 1.0,
         f"    open({str(tmp_path / 'written')!r}, 'w')\n": 0.0,
     }
     rollout = {"agent": None, "messages": []}
@@ -173,6 +185,23 @@ def test_code_passes_its_tests_in_a_sandbox(tmp_path: Path) -> None:
     assert not (tmp_path / "written").exists()
     answer = {"messages": [{"role": "assistant", "content": ROWS["mbpp"]["code"]}], "agent": None}
     assert score(load("mbpp", tmp_path).input, {"any": 1}, answer) == 1.0, "the model's last message"
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+def test_a_sandbox_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark_scores, "SANDBOX", ["sleep", "60"])
+    monkeypatch.setattr(benchmark_scores, "CODE_SECONDS", 0.2)
+    with pytest.raises(ValueError, match="bubblewrap cannot run code here"):
+        passes_tests("1", "", "assert True")
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+def test_helpers_of_the_start_are_there_for_a_whole_answer() -> None:
+    start = 'import math\n\n\ndef half(x):\n    return x / 2\n\n\ndef quarter(x):\n    """A quarter."""\n'
+    whole = "```python\ndef quarter(x):\n    return half(half(x))\n```"
+    assert passes_tests(whole, start, "assert quarter(math.pow(2, 3)) == 2 and half(2) == 1")
 
 
 def test_code_is_not_run_without_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +217,13 @@ def test_what_cannot_be_scored_is_an_error_and_never_0() -> None:
         score({"question": "x"}, "y", {**agent, "agent": None})
     with pytest.raises(ValueError, match="answers to ifeval cannot be scored here"):
         score({"benchmark": "ifeval"}, "y", agent)
-    assert score({"benchmark": "gsm8k", "answer": "1"}, None, agent) == 0.0, "no answer is a wrong one"
+    gsm8k, irrelevance = {"benchmark": "gsm8k", "answer": "1"}, {"benchmark": "bfcl", "calls": []}
+    for task in (gsm8k, irrelevance):
+        for messages in ([], [{"role": "user", "content": "too long"}]):
+            with pytest.raises(ValueError, match="there is no answer of the model"):
+                score(task, None, {**agent, "messages": messages})
+    empty = {**agent, "messages": [{"role": "assistant", "content": None}]}
+    assert (score(gsm8k, None, empty), score(irrelevance, None, empty)) == (0.0, 1.0)
 
 
 def test_mathematics_is_compared_by_value() -> None:

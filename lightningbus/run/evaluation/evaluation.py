@@ -20,15 +20,16 @@ from lightningbus.tasks.task_loading import TaskInput
 # By task first: the answers to one task are not independent of each other.
 RESULTS = """
 SELECT sum(num_ok), ifNull(avg(reward), 0.), if(count(reward) > 1, stddevSamp(reward) / sqrt(count(reward)), NULL),
-    groupArray(num_graded), groupArray(num_passed)
+    groupArray(num_graded), groupArray(num_passed), sum(num_named)
 FROM (
-    SELECT countIf(outcome = 'ok') AS num_ok,
+    SELECT countIf(outcome = 'ok') AS num_ok, countIf(outcome = 'ok' AND has_name) AS num_named,
         countIf(outcome NOT IN ('grading_failed', 'reward_timeout')) AS num_graded,
         countIf(outcome = 'ok' AND own_reward >= {pass_reward:Float64}) AS num_passed,
         sumIf(own_reward, outcome = 'ok') / nullIf(num_graded, 0) AS reward
     FROM
     (
-        SELECT task_id, outcome, ifNull(if({reward:String} = '', reward, rewards[{reward:String}]), 0) AS own_reward
+        SELECT task_id, outcome, {reward:String} = '' OR mapContains(rewards, {reward:String}) AS has_name,
+            ifNull(if({reward:String} = '', reward, rewards[{reward:String}]), 0) AS own_reward
         FROM rollouts WHERE run_id = {run_id:String} AND endsWith(task_id, {suffix:String})
     )
     GROUP BY task_id
@@ -126,7 +127,7 @@ async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, tasks: Sequen
         return [client.query(sql, parameters=parameters).result_rows for sql in (VERSIONS, RESULTS, FAILED)]
 
     async with bus.fleet("store") as stores:
-        actual_versions, ((num_ok, mean, standard_error, num_graded, num_passed),), failed = await batch.run(
+        actual_versions, ((num_ok, mean, standard_error, num_graded, num_passed, num_named),), failed = await batch.run(
             bus,
             RetryingStore(sql, stores),
             read,
@@ -137,6 +138,8 @@ async def evaluate(bus: Bus, sql: Client, request: RolloutRequest, tasks: Sequen
         if name in versions and list(actual) not in ([], [versions[name]]):
             pinned = versions[name]
             raise UserError(f"evaluation {label} was pinned to version {pinned} of {name!r}, but {actual} answered")
+    if num_ok and not num_named:
+        raise UserError(f"evaluation {label}: none of {num_ok} rollouts has a reward with the name {request.reward!r}")
     return Evaluation(
         label=label,
         version=versions.get(request.model, 0),

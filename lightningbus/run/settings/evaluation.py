@@ -44,7 +44,7 @@ class SuiteSettings(HeldOutSettings):
     """A suite: further held-out tasks with evaluations of their own, beside those of the same versions."""
 
     name: str = Field(
-        pattern=r"^[A-Za-z0-9_-]{1,64}$", description="name of the suite; its evaluations are NAME-greedy, NAME-sampled"
+        pattern=r"^[A-Za-z0-9_-]{1,56}$", description="name of the suite; its evaluations are NAME-greedy, NAME-sampled"
     )
     reward: str | None = Field(
         default=None,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 PATTERN_ERRORS = {
     r"^[A-Za-z0-9_-]{1,64}$": "it is no name: letters, digits, _ and -, at most 64",
+    r"^[A-Za-z0-9_-]{1,56}$": "it is no name of a suite: letters, digits, _ and -, at most 56",
     r"^[\w.]+:[\w.]+$": "it is not of the form module:function",
 }
 """Explanation of each pattern that settings must match."""
@@ -110,7 +111,7 @@ class RunSettings(BaseModel):
         known = {*models, *(node.model for node in self.inference), self.main_model}
         known.update(name for runner in self.runners for name in runner.endpoints)
         for learner in self.all_learners:
-            served = {node.model for node in self.inference} | {None}
+            served = {model for node in self.inference for model in node.models} | {None}
             teacher = next((each.model for each in learner.teachers if each.model not in served), None)
             if teacher is not None and self.inference:
                 raise ValueError(
@@ -129,7 +130,7 @@ class RunSettings(BaseModel):
         """Let nodes give as many log-probabilities of a token as teachers on them are asked for."""
         for teacher in (teacher for learner in self.all_learners for teacher in learner.teachers if teacher.top_k):
             self.inference = [
-                node.allow_logprobs(teacher.top_k) if node.model == teacher.model else node for node in self.inference
+                node.allow_logprobs(teacher.top_k) if teacher.model in node.models else node for node in self.inference
             ]
         return self
 

@@ -160,7 +160,7 @@ def restore(
     ] = "",
     database: DatabaseOption = "lightningbus",
 ) -> None:
-    """Restore a database of a ClickHouse server from a backup; one that holds tables is refused.
+    """Restore a database of a ClickHouse server from a backup; one whose tables have rows is refused.
 
     Keys are as for `lightningbus store backup`. A backup with a base needs that one too.
     """
