@@ -202,7 +202,8 @@ class AsyncSession:
             client = await self._ask(lambda client: client)
             if not has_own_runner(options):
                 return EvaluationResult(directory.path, await evaluate_live(bus, client, job))
-            runner = parse_runner(options["agent"], self._runs, options.get("runner", {}))
+            recorded = directory.read_settings("runner-0")
+            runner = parse_runner(options["agent"], self._runs, options.get("runner", {}), recorded)
 
             def evaluate(agent: str) -> Coroutine[Any, Any, dict[str, Evaluation]]:
                 return evaluate_live(bus, client, replace(job, request=replace(job.request, agent=agent)))
