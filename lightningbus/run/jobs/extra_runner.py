@@ -29,7 +29,7 @@ async def with_extra_runner(
     """Return the result of ``work``, called with an agent's name whose tasks only this runner takes, while it runs.
 
     Its log lies beside those of the run. With it go its durables, and the tasks that it has not taken: nobody else
-    takes them. ``bus`` has the rights of ``admin``, who alone makes and deletes durables. Raises `UserError` when the
+    takes them. ``bus`` has the rights of an admin, who alone makes and deletes durables. Raises `UserError` when the
     run is not up, or the runner fails.
     """
     endpoints = directory.read_endpoints()
