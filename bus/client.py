@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 from nats.errors import Error as NatsError
@@ -151,6 +151,16 @@ class Bus:
             ) from error
         except NotFoundError as error:
             raise BusError(streams.missing_stream_error(consumer.stream)) from error
+
+    async def remove_consumer(self, consumer: ConsumerSpec) -> None:
+        """Delete a durable that nobody else reads, and the messages that it was for; safe to repeat.
+
+        Only ``admin`` may. Raises nats' errors.
+        """
+        self._upkeep.remove_owned(consumer)
+        with suppress(NotFoundError):
+            await self.js.delete_consumer(consumer.stream, consumer.durable)
+        await self.js.purge_stream(consumer.stream, subject=consumer.filter_subject)
 
     async def check_stream(self, stream: str) -> None:
         """Raise `BusError` unless the stream exists; retry as `provision` does."""

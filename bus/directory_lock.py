@@ -26,7 +26,7 @@ ORPHAN_SECONDS = 10.0
 READER_SECONDS = 20.0
 """Seconds that a reader has to leave; its last query may take ten."""
 PROBE_SECONDS = 0.2
-"""A lock that ends within this time was a reader's probe, see `is_wanted`."""
+"""A lock that ends within this time was a probe, see `is_wanted`. Probes share a lock: they keep out no probe."""
 
 
 class DirectoryInUseError(BusError):
@@ -84,7 +84,7 @@ def lock_for_reading(directory: Path) -> Iterator[None]:
         os.ftruncate(file, 0)
         os.pwrite(file, str(os.getpid()).encode(), 0)
         if is_wanted(directory):
-            raise DirectoryInUseError(directory, _try_lock(directory / LOCK)[1])
+            raise DirectoryInUseError(directory, _read_pid(directory / LOCK))
         yield
     finally:
         os.ftruncate(file, 0)
@@ -99,8 +99,15 @@ def announce_reader(directory: Path, address: str) -> None:
 
 
 def find_reader(directory: Path) -> str:
-    """Return the address of the process that reads a directory; empty where none has announced one."""
+    """Return the address of the process that reads a directory; empty where none has announced one.
+
+    The address in the file of a reader that was killed, or in a copy of the directory, is none: nobody has its lock.
+    """
     try:
+        file, _ = _try_lock(directory / READER_LOCK, may_create=False, kind=fcntl.LOCK_SH)
+        if file is not None:
+            os.close(file)
+            return ""
         pid, _, address = (directory / READER_LOCK).read_text().partition("\n")
     except OSError:
         return ""
@@ -146,7 +153,7 @@ def leave_unused(directory: Path, seconds: float) -> bool:
 def is_wanted(directory: Path) -> bool:
     """Return whether another process keeps or wants a directory that this process reads."""
     try:
-        file, _ = _try_lock(directory / LOCK, may_create=False)
+        file, _ = _try_lock(directory / LOCK, may_create=False, kind=fcntl.LOCK_SH)
     except FileNotFoundError:  # nobody has locked it yet, or it has been moved or removed
         return not directory.exists()
     except OSError:
@@ -187,16 +194,24 @@ def _lock(directory: Path) -> int:
             os.close(file)
 
 
-def _try_lock(path: Path, may_create: bool = True) -> tuple[int | None, int | None]:
+def _try_lock(path: Path, may_create: bool = True, kind: int = fcntl.LOCK_EX) -> tuple[int | None, int | None]:
     """Lock a file: return its descriptor, or None and the id of the process that holds it, if known."""
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if may_create else 0), 0o600)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
-        pid = os.pread(file, 20, 0).partition(b"\n")[0]
         os.close(file)
-        return None, int(pid) if pid.isdigit() else None
+        return None, _read_pid(path)
     return file, None
+
+
+def _read_pid(path: Path) -> int | None:
+    """Read the id of the process that locked a file last; None if it is not known."""
+    try:
+        pid = path.read_bytes()[:20].partition(b"\n")[0]
+    except OSError:
+        return None
+    return int(pid) if pid.isdigit() else None
 
 
 def _is_file_at(path: Path, file: int) -> bool:

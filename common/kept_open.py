@@ -27,7 +27,7 @@ class KeptOpen(Generic[T]):
         arguments = (manager, until or _never, started, self._opened, self._ended)
         thread = threading.Thread(target=_run, args=arguments, name="lightningbus", daemon=True)
         thread.start()
-        self.close = finalize(self, _close, *started.result(), thread)
+        self.close = finalize(self, _close, *started.result(), thread)  # raises what keeps the loop from starting
         """Closes it, or gives the opening up, and waits for that."""
 
     def wait(self) -> T:
@@ -69,6 +69,8 @@ def _run(
             opened.set_exception(CancelledError())
         ended.set_result(None)
     except BaseException as error:
+        if not started.done():  # there was no event loop
+            started.set_exception(error)
         if not opened.done():
             opened.set_exception(error)
         ended.set_exception(error)

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import CancelledError
 from contextlib import asynccontextmanager
 
@@ -43,6 +43,16 @@ def test_what_opening_raises_is_raised() -> None:
             kept.wait()
     kept.close()
     assert events == ["opens", "closed"]
+
+
+def test_an_event_loop_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(work: Coroutine[None, None, None]) -> None:
+        work.close()
+        raise OSError("too many open files")
+
+    monkeypatch.setattr("asyncio.run", fail)
+    with pytest.raises(OSError, match="too many open files"):
+        KeptOpen(noting([]))
 
 
 def test_the_opening_is_given_up() -> None:

@@ -37,6 +37,10 @@ class ConsumerUpkeep:
         """Create the durable now, and again whenever it is missing."""
         self._owned[consumer.stream, consumer.durable] = consumer
 
+    def remove_owned(self, consumer: ConsumerSpec) -> None:
+        """Create the durable no more."""
+        self._owned.pop((consumer.stream, consumer.durable), None)
+
     def use(self, consumer: ConsumerSpec) -> None:
         """Register this process as a reader of the durable until `release`."""
         self._used.append(consumer)

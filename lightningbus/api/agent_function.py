@@ -13,10 +13,13 @@ from lightningbus.api.tasks import input_directory
 from lightningbus.api.user_errors import require_package
 from lightningbus.run.errors import UserError
 from lightningbus.run.settings.run_file import validate_settings
+from lightningbus.run.settings.sources import merge
 from lightningbus.runners.settings import RunnerSettings
 
 CONCURRENCY = 8
 """Default number of rollouts at once."""
+SHARED = ("endpoints", "model_aliases", "graded")
+"""Settings that another agent of a run has too: of its models and its grader, not of the agent."""
 MODULE = "notebook_agent"
 """Name of the module that loads a function in the agent's process."""
 SOURCE = '''\
@@ -51,11 +54,29 @@ def runner_fields(agent: str | Callable[..., Any], runs: Path) -> dict[str, Any]
 
 
 def parse_runner(
-    agent: str | Callable[..., Any], runs: Path, settings: RunnerSettings | Mapping[str, Any]
+    agent: str | Callable[..., Any],
+    runs: Path,
+    settings: RunnerSettings | Mapping[str, Any],
+    recorded: Mapping[str, Any] | None = None,
 ) -> RunnerSettings:
-    """Return a runner's settings for an agent; raises `UserError` for a wrong setting, or as `runner_fields`."""
-    fields = {**runner_fields(agent, runs), "concurrency": CONCURRENCY, **to_fields(settings)}
+    """Return a runner's settings for an agent; raises `UserError` for a wrong setting, or as `runner_fields`.
+
+    ``recorded`` are those of a runner of the run that it joins: who answers model calls, and who gives rewards, is the
+    same unless ``settings`` say otherwise.
+    """
+    wanted = to_fields(settings)
+    shared = _select_shared(recorded or {}, wanted.get("endpoints"))
+    fields = {**runner_fields(agent, runs), "concurrency": CONCURRENCY, **merge(shared, wanted)}
     return validate_settings(RunnerSettings, fields, "runner")
+
+
+def _select_shared(recorded: Mapping[str, Any], endpoints: Any) -> dict[str, Any]:
+    """Select what another agent of a run has too; no endpoint of another address gets the run's key. Pure."""
+    shared = {name: recorded[name] for name in SHARED if recorded.get(name)}
+    if "endpoints" in shared and isinstance(endpoints, Mapping):
+        elsewhere = [name for name, each in endpoints.items() if isinstance(each, Mapping) and "url" in each]
+        shared["endpoints"] = {name: each for name, each in shared["endpoints"].items() if name not in elsewhere}
+    return shared
 
 
 def is_importable(function: Callable[..., Any], module: ModuleType) -> bool:

@@ -58,7 +58,7 @@ def train(
         UserError: something the user can put right, in one sentence.
         RunInterrupted: the run was stopped; its data is kept, and the same call with resume=True goes on.
     """
-    with as_run_interrupted(options):
+    with as_run_interrupted(options, settings):
         return run_blocking(
             atrain(agent, model, tasks, heldout, settings=settings, resume=resume, callbacks=callbacks, **options)
         )

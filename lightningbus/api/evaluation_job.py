@@ -70,9 +70,9 @@ async def aevaluate(
         UserError: something the user can put right, in one sentence.
     """
     samplings = parse_samplings(sampling)
-    check_label(label or default_label())
     with as_user_error():
         runs = _check_source(model, url, run, settings)
+        check_label(label or default_label(), RunDirectory(runs / run) if run is not None else None)
         if run is not None and RunDirectory(runs / run).read_endpoints() is not None:
             options = _live_options(run, settings)
             options["agent"], options["sampling"] = agent, samplings

@@ -20,6 +20,7 @@ from lightningbus.api.settings import (
 )
 from lightningbus.api.tasks import Tasks, save_tasks
 from lightningbus.api.user_errors import as_user_error, require_package
+from lightningbus.run.errors import UserError
 from lightningbus.run.jobs import train_job
 from lightningbus.run.jobs.callbacks import Callback
 from lightningbus.run.preflight import job_checks
@@ -36,15 +37,24 @@ class RunInterrupted(KeyboardInterrupt):
 
 
 @contextmanager
-def as_run_interrupted(options: Mapping[str, Any]) -> Iterator[None]:
-    """Raise `RunInterrupted` for Ctrl-C inside the block, with the name of the run that ``options`` are of."""
+def as_run_interrupted(options: Mapping[str, Any], settings: RunFile | None = None) -> Iterator[None]:
+    """Raise `RunInterrupted` for Ctrl-C inside the block, with the name of the run; the arguments are `atrain`'s."""
     try:
         yield
     except KeyboardInterrupt:
-        name = options.get("name", RunSettings.model_fields["name"].default)
+        name = options.get("name") or _read_name(settings)
         raise RunInterrupted(
             f"run {name!r} is stopped and its data is kept: the same call with resume=True goes on"
         ) from None
+
+
+def _read_name(settings: RunFile | None) -> str:
+    """Read the name of a run from its run file; the default where there is none."""
+    default = str(RunSettings.model_fields["name"].default)
+    try:
+        return str(read_run_file(settings).get("name", default))
+    except UserError:  # the file has gone, or changed
+        return default
 
 
 async def atrain(

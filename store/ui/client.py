@@ -22,7 +22,7 @@ MAX_CONCURRENT = 4
 PATIENCE_SECONDS = 8.0
 """Seconds that queries wait for a store that does not answer: the run may have ended, and its files are opened next."""
 HANDOVER_SECONDS = 60.0
-"""Seconds that queries wait while another process has the files: a command such as `query` may take so long."""
+"""Seconds that queries wait while another process has the files: a run that goes on, whose store answers next."""
 RETRY_SECONDS = 0.5
 """Between two tries of a query while no store answers."""
 

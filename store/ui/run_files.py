@@ -40,7 +40,7 @@ class RunFiles(Protocol):
         """List the logs and checkpoints of a run; None: it has no directory here. Blocks."""
 
     def find(self, run_id: str, path: str) -> Path | None:
-        """Find a file that `list` has by its path; None for any other. Blocks."""
+        """Find a log that `list` has by its path; None for any other file. Blocks."""
 
 
 class FileRoutes:
@@ -66,7 +66,7 @@ class FileRoutes:
         run_id, path = require_param(request, "run_id"), require_param(request, "path")
         file = await asyncio.to_thread(self._files.find, run_id, path) if self._files is not None else None
         if file is None:
-            raise web.HTTPNotFound(text=f"run {run_id!r} has no log or checkpoint {path!r} here")
+            raise web.HTTPNotFound(text=f"run {run_id!r} has no log {path!r} here")
         name = PurePosixPath(path)
         if name.suffix in TEXT_SUFFIXES:
             return web.FileResponse(file, headers={"Content-Type": "text/plain; charset=utf-8"})

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from lightningbus.api.agent_function import runner_fields
+from lightningbus.api.agent_function import parse_runner, runner_fields
 from lightningbus.run.errors import UserError
 from lightningbus.runners.agent.executors import WORKER_SCRIPT
+from lightningbus.runners.settings import RunnerSettings
 from tests.agents import plain
 from tests.commands import ROOT
 
@@ -53,6 +54,32 @@ def call_in_worker(fields: dict[str, Any], argument: Any, cwd: Path) -> Any:
     ready, answer = map(json.loads, done.stdout.splitlines())
     assert ready["ready"] is True
     return answer.get("value", answer)
+
+
+@pytest.mark.unit
+def test_another_agent_of_a_run_has_its_endpoints_and_its_grader(tmp_path: Path) -> None:
+    url, other = "http://127.0.0.1:8000/v1", "http://127.0.0.1:9000/v1"
+    recorded = RunnerSettings.model_validate(
+        {
+            "entrypoint": "agent:solve", "concurrency": 3, "graded": True, "model_aliases": {"*": "policy"},
+            "endpoints": {"policy": {"url": url, "model": "m", "api_key_env": "KEY"}, "judge": {"url": url}},
+        }
+    ).model_dump(mode="json")  # fmt: skip
+    same = parse_runner("other:solve", tmp_path, {"concurrency": 5}, recorded)
+    assert (same.entrypoint, same.concurrency, same.graded) == ("other:solve", 5, True)
+    assert same.model_dump(mode="json")["endpoints"] == recorded["endpoints"]
+    assert same.model_aliases == {"*": "policy"}
+    wanted = {"endpoints": {"policy": {"url": other}}, "graded": False, "model_aliases": {"gpt-*": "judge"}}
+    changed = parse_runner("other:solve", tmp_path, wanted, recorded)
+    assert not changed.graded and changed.model_aliases == {"*": "policy", "gpt-*": "judge"}
+    assert changed.endpoints["policy"].url == other and changed.endpoints["policy"].api_key_env is None
+    assert changed.endpoints["judge"].url == url
+    assert parse_runner("other:solve", tmp_path, {}).endpoints == {}
+    with_key = parse_runner("other:solve", tmp_path, {"endpoints": {"judge": {"api_key_env": "OTHER"}}}, recorded)
+    assert (with_key.endpoints["judge"].url, with_key.endpoints["judge"].api_key_env) == (url, "OTHER")
+    for wrong in (3, {"judge": 3}):
+        with pytest.raises(UserError, match=r"endpoints"):
+            parse_runner("other:solve", tmp_path, {"endpoints": wrong}, recorded)
 
 
 @pytest.mark.integration

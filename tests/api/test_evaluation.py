@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 
 import lightningbus as lb
+from lightningbus.api.sessions.options import build_evaluation_job
+from lightningbus.run.results.run_record import write_record
+from lightningbus.run.run_directory.directory import RunDirectory
 from tests.api.test_training import ENGINE, HELDOUT, STORE
 from tests.commands import ROOT
 from tests.learner.conftest import fitting_model
@@ -29,13 +32,24 @@ def test_a_model_directory_is_evaluated(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.unit
 async def test_wrong_arguments_end_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    write_record(tmp_path / "b", {"eval": {}, "eval.suites.gsm8k": {"samples": 2}, "learner": {}})
+    suite = "label: 'gsm8k' is a suite of run 'b': its rewards would be averaged with these, so give another one"
     for arguments, sentence in (
         ({}, "give model='DIRECTORY', run='NAME', or url='http://HOST:PORT/v1' of an endpoint"),
         ({"sampling": "best", "model": "m"}, "sampling: 'best' is none of greedy, sampled"),
         ({"run": "a", "name": "b"}, "name: leave it out, because run= names the run"),
         ({"run": "a"}, f"there is no run 'a'; there is no run in {tmp_path}"),
+        ({"run": "b", "label": "gsm8k"}, suite),
+        ({"run": "b", "label": "gsm"}, "there is no run 'b'"),
         ({"model": "m", "max_steps": 3}, "max_steps: no such setting"),
     ):
         with pytest.raises(lb.UserError) as raised:
             await lb.aevaluate("agent:solve", HELDOUT, **{"runs": tmp_path, **arguments})  # type: ignore[arg-type]
         assert str(raised.value).startswith(sentence)
+    with pytest.raises(lb.UserError) as raised:
+        build_evaluation_job(RunDirectory(tmp_path / "b"), [], {"label": "gsm8k"})
+    assert str(raised.value) == suite
+    (tmp_path / "b" / "job.json").write_text("{")
+    with pytest.raises(lb.UserError, match=r"job\.json cannot be read"):
+        build_evaluation_job(RunDirectory(tmp_path / "b"), [], {"label": "gsm8k"})

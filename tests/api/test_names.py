@@ -4,6 +4,7 @@ import inspect
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +55,30 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_a_notebook_shows_an_error_of_the_user_as_a_sentence() -> None:
     assert lb.UserError("there is no run 'a'")._render_traceback_() == ["UserError: there is no run 'a'"]
     assert lb.RunInterrupted("run 'a' is stopped")._render_traceback_() == ["run 'a' is stopped"]
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "name"),
+    [
+        ({}, None, "run"),
+        ({}, {"name": "small"}, "small"),
+        ({"name": "large"}, {"name": "small"}, "large"),
+        ({}, "small.yaml", "of-the-file"),
+        ({}, "none.yaml", "run"),
+    ],
+)
+def test_a_run_that_is_interrupted_is_named(
+    options: dict[str, Any], settings: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("small.yaml").write_text("name: of-the-file")
+
+    def interrupt(*arguments: object, **fields: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lightningbus.api.blocking.atrain", interrupt)
+    with pytest.raises(lb.RunInterrupted, match=f"run '{name}' is stopped and its data is kept"):
+        lb.train(settings=settings, **options)
 
 
 @pytest.mark.integration

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -256,10 +257,32 @@ def test_a_reader_that_was_used_a_moment_ago_stays(tmp_path: Path) -> None:
 
 
 def test_the_address_of_a_killed_reader_is_none(tmp_path: Path) -> None:
-    (tmp_path / ".reader").write_text("999999999\nhttp://127.0.0.1:1\n")
+    (tmp_path / ".reader").write_text(f"{os.getpid()}\nhttp://127.0.0.1:1\n")  # its id is another process's by now
     assert find_reader(tmp_path) == ""
-    (tmp_path / ".reader").write_text(f"{os.getpid()}\nhttp://127.0.0.1:1")
-    assert find_reader(tmp_path) == "", "half a line is no address"
+    with lock_for_reading(tmp_path):
+        (tmp_path / ".reader").write_text("999999999\nhttp://127.0.0.1:1\n")
+        assert find_reader(tmp_path) == "", "of the one before, whose file is not written anew yet"
+        (tmp_path / ".reader").write_text(f"{os.getpid()}\nhttp://127.0.0.1:1")
+        assert find_reader(tmp_path) == "", "half a line is no address"
+
+
+def test_the_reader_of_a_directory_is_none_of_its_copy(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with lock_for_reading(tmp_path / "run"):
+        announce_reader(tmp_path / "run", "http://127.0.0.1:1")
+        shutil.copytree(tmp_path / "run", tmp_path / "copy")
+        assert find_reader(tmp_path / "run") == "http://127.0.0.1:1"
+        assert find_reader(tmp_path / "copy") == ""
+
+
+def test_a_probe_keeps_out_no_other_probe(tmp_path: Path) -> None:
+    with lock_directory(tmp_path):
+        assert is_wanted(tmp_path)
+    with (tmp_path / ".lock").open() as probe:
+        fcntl.flock(probe, fcntl.LOCK_SH)  # as `is_wanted` of another process does for an instant
+        assert not is_wanted(tmp_path)
+        with lock_for_reading(tmp_path):
+            pass
 
 
 def test_a_check_makes_no_file_in_a_directory_that_is_being_removed(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from lightningbus.store.clickhouse.client import connect
 from lightningbus.store.ui.client import Reader, StoreState
 from tests import seed_store
 from tests.polling import HANG_SECONDS
-from tests.store.browser import RUN, browser, expect, pages_of
+from tests.store.browser import RUN, alive, browser, expect, pages_of
 from tests.store.conftest import prepared
 
 pytestmark = pytest.mark.e2e
@@ -27,7 +27,7 @@ def page(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     run = RunDirectory(Path("runs").resolve() / RUN).create()
     (run.path / "logs" / "learner.log").write_text("<script>alert(1)</script> step 1\n")
     (run.path / "checkpoints" / "weights.safetensors").write_bytes(bytes(3000))
-    page = browser.new_page(viewport={"width": 390, "height": 844}, reduced_motion="reduce", accept_downloads=True)
+    page = browser.new_page(viewport={"width": 390, "height": 844}, reduced_motion="reduce")
     page.set_default_timeout(1000 * HANG_SECONDS)
     texts: list[str] = []
     page.on("console", lambda message: texts.append(message.text) if message.type in ("error", "warning") else None)
@@ -59,7 +59,28 @@ def test_the_fleet_of_an_ended_run_stays_with_its_logs_and_checkpoints(page: Any
     with page.context.expect_page() as opened:
         page.get_by_role("link", name="logs/learner.log").click()
     assert opened.value.locator("body").inner_text().strip() == "<script>alert(1)</script> step 1"
-    with page.expect_download() as saved:
-        page.get_by_role("link", name="checkpoints/weights.safetensors").click()
-    assert saved.value.suggested_filename == "weights.safetensors"
-    assert Path(saved.value.path()).read_bytes() == bytes(3000)
+    expect(page.get_by_role("link", name="checkpoints/weights.safetensors")).to_have_count(0)
+
+
+def test_who_was_seen_last_is_asked_only_where_it_is_shown(browser: Any, tmp_path: Path) -> None:
+    """The store counts all model calls of the run for it."""
+    with prepared(tmp_path / "store") as store:
+        seed_store.insert(store.sql, seed_store.run(RUN, steps=3, groups=2, seed=3))
+        reader, living = Reader(), alive()
+        reader.use(connect(store.url), StoreState.LIVE)
+        with pages_of(store.url, reader, members=lambda: living) as url:
+            page = browser.new_page()
+            page.set_default_timeout(1000 * HANG_SECONDS)
+            urls: list[str] = []
+            page.on("request", lambda request: urls.append(request.url))
+            page.goto(f"{url}/#/run/{RUN}")
+            roles = page.locator("#fleet tbody tr")
+            expect(roles).to_have_count(len(living))
+            with page.expect_response(lambda response: "/api/run/served" in response.url):
+                seed_store.insert(store.sql, seed_store.run(RUN, steps=4, groups=2, seed=4))
+            assert not [each for each in urls if "last_seen" in each]
+            with page.expect_response(lambda response: "last_seen" in response.url):
+                reader.use(connect(store.url), StoreState.FINISHED)
+            expect(roles.first).to_contain_text("step")
+            expect(roles.first.locator("td").last).to_contain_text("ago")
+            page.close()

@@ -1,4 +1,4 @@
-"""The page sends logs and checkpoints of a run, and no other file of this machine."""
+"""The page lists logs and checkpoints of a run, and sends logs and no other file of this machine."""
 
 import json
 from collections.abc import AsyncIterator
@@ -23,6 +23,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     monkeypatch.chdir(tmp_path)
     run = RunDirectory(Path("runs").resolve() / "one").create()
     (run.path / "logs" / "learner.log").write_text("<b>step 1</b> ß\n")
+    (run.path / "logs" / 'a "b" ß.bin').write_bytes(b"<b>")
     (run.path / "checkpoints" / "step-000010").mkdir()
     (run.path / "checkpoints" / "step-000010" / 'a "b" ß.bin').write_bytes(WEIGHTS)
     (run.path / "work" / "store.json").write_text("a password")
@@ -47,17 +48,22 @@ async def list_files(session: aiohttp.ClientSession, run_id: str) -> dict[str, A
         return dict(json.loads(await response.text()))
 
 
-async def test_logs_are_read_and_checkpoints_are_saved(session: aiohttp.ClientSession, run: RunDirectory) -> None:
+async def test_logs_are_read_and_checkpoints_are_listed(session: aiohttp.ClientSession, run: RunDirectory) -> None:
     listed = await list_files(session, "one")
     checkpoint = 'checkpoints/step-000010/a "b" ß.bin'
     assert listed["directory"] == str(run.path) and listed["num_left_out"] == 0
-    assert {row["path"]: row["bytes"] for row in listed["files"]} == {"logs/learner.log": 17, checkpoint: len(WEIGHTS)}
+    assert {row["path"]: row["bytes"] for row in listed["files"]} == {
+        "logs/learner.log": 17, 'logs/a "b" ß.bin': 3, checkpoint: len(WEIGHTS),
+    }  # fmt: skip
     async with session.get("/api/run/file", params={"run_id": "one", "path": "logs/learner.log"}) as response:
         assert await response.text() == "<b>step 1</b> ß\n" and response.headers["X-Content-Type-Options"] == "nosniff"
         assert response.headers["Content-Type"] == "text/plain; charset=utf-8", "no text of an agent is markup"
         assert "default-src 'none'" in response.headers["Content-Security-Policy"]
     async with session.get("/api/run/file", params={"run_id": "one", "path": checkpoint}) as response:
-        assert await response.read() == WEIGHTS
+        assert response.status == 404, "weights are their owner's alone, and every user of the machine reaches the page"
+        assert WEIGHTS not in await response.read()
+    async with session.get("/api/run/file", params={"run_id": "one", "path": 'logs/a "b" ß.bin'}) as response:
+        assert await response.read() == b"<b>"
         assert response.headers["Content-Disposition"] == "attachment; filename*=UTF-8''a%20%22b%22%20%C3%9F.bin"
 
 
@@ -84,7 +90,7 @@ async def test_logs_are_read_and_checkpoints_are_saved(session: aiohttp.ClientSe
 async def test_no_other_file_is_sent(session: aiohttp.ClientSession, run_id: str, path: str) -> None:
     async with session.get("/api/run/file", params={"run_id": run_id, "path": path}) as response:
         assert response.status == 404
-        assert json.loads(await response.text())["error"] == f"run {run_id!r} has no log or checkpoint {path!r} here"
+        assert json.loads(await response.text())["error"] == f"run {run_id!r} has no log {path!r} here"
 
 
 async def test_a_folder_that_is_a_link_is_not_followed(session: aiohttp.ClientSession, run: RunDirectory) -> None:
@@ -98,7 +104,7 @@ async def test_old_files_are_counted(
 ) -> None:
     monkeypatch.setattr(local_files, "MAX_FILES", 1)
     listed = await list_files(session, "one")
-    assert (len(listed["files"]), listed["num_left_out"]) == (1, 1)
+    assert (len(listed["files"]), listed["num_left_out"]) == (1, 2)
     assert await list_files(session, "two") == {"directory": "", "files": [], "num_left_out": 0}
 
 

@@ -189,7 +189,7 @@ class AsyncSession:
             if self._processes is None:
                 return await work
             try:
-                return await run_unless(self._processes.wait_ended(), work)
+                return await run_unless(self._processes.wait_ended(), work, retry_after=None)
             except WorkInterruptedError:
                 raise UserError("the session was closed meanwhile") from None
 
@@ -202,10 +202,11 @@ class AsyncSession:
             client = await self._ask(lambda client: client)
             if not has_own_runner(options):
                 return EvaluationResult(directory.path, await evaluate_live(bus, client, job))
-            runner = parse_runner(options["agent"], self._runs, options.get("runner", {}))
+            recorded = directory.read_settings("runner-0")
+            runner = parse_runner(options["agent"], self._runs, options.get("runner", {}), recorded)
 
             def evaluate(agent: str) -> Coroutine[Any, Any, dict[str, Evaluation]]:
-                return evaluate_live(bus, client, replace(job, request=replace(job.request, agent=agent)))
+                return evaluate_live(bus, client, replace(job, request=replace(job.request, agent=agent, nonce=agent)))
 
             return EvaluationResult(directory.path, await with_extra_runner(directory, bus, runner, evaluate))
 

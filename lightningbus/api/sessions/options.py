@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 from lightningbus.common.name_suggestions import suggest_name
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.request import ROLLOUT_SECONDS, SAMPLINGS, EvaluationJob, RolloutRequest
+from lightningbus.run.results.run_record import list_suites
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.settings.policy_options import NAME
 from lightningbus.runners.settings import RunnerSettings
@@ -72,7 +73,7 @@ def build_evaluation_job(
     models = [] if answers_elsewhere else list(learners) if learner else [main]
     versions = _versions_of(models, main, options.get("version"))
     samplings = parse_samplings(options.get("sampling", tuple(SAMPLINGS)))
-    check_label(request.evaluation)
+    check_label(request.evaluation, directory)
     if request.samples < 1:
         raise UserError(f"samples: {request.samples} is less than 1")
     return EvaluationJob(request, inputs, samplings, versions)
@@ -98,10 +99,18 @@ def default_label() -> str:
     return time.strftime("%Y%m%d-%H%M%S")
 
 
-def check_label(label: str) -> None:
-    """Raise `UserError` unless a label can be part of an evaluation's name."""
+def check_label(label: str, directory: RunDirectory | None = None) -> None:
+    """Raise `UserError` unless a label can be part of an evaluation's name, and of no other evaluation of the run.
+
+    A suite of its training job has the ids of an evaluation with the suite's name.
+    """
     if not NAME.fullmatch(f"{label}-{max(SAMPLINGS, key=len)}"):
         raise UserError(f"label: {label!r} is not a name: letters, digits, _ and -, at most 56")
+    if directory is not None and label in list_suites(directory.path):
+        raise UserError(
+            f"label: {label!r} is a suite of run {directory.path.name!r}: its rewards would be averaged with these, so "
+            "give another one"
+        )
 
 
 def _find_model(directory: RunDirectory, learners: Mapping[str, Any]) -> str:

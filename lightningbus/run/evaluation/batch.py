@@ -57,7 +57,9 @@ class RolloutBatch:
                     missing = progress.missing
                 limit.reschedule(None)  # a full stream has a limit of its own
                 new = [task for id, task in self.tasks.items() if id in missing]
-                await publish_all(bus, new, timeout=max(patience, PUBLISH_SECONDS), on_done=lambda: None)
+                await publish_all(
+                    bus, new, max(patience, PUBLISH_SECONDS), on_done=lambda: None, nonce=self.request.nonce
+                )
                 progress.restart(now())
                 limit.reschedule(progress.gives_up_at)
                 while True:

@@ -90,8 +90,12 @@ def _check_request(request: RolloutRequest, pass_name: str, dash: str) -> None:
             raise UserError(f"{dash}{option}: {name!r} is not a name: letters, digits, _ and -, at most 64")
 
 
-async def publish_all(bus: Bus, tasks: Iterable[Task], timeout: float, on_done: Callable[[], None]) -> tuple[int, int]:
+async def publish_all(
+    bus: Bus, tasks: Iterable[Task], timeout: float, on_done: Callable[[], None], nonce: str = ""
+) -> tuple[int, int]:
     """Publish every task and wait until the bus has them all; returns how many are new, and how many were there.
+
+    ``nonce``: as `TaskPublisher.publish_tasks`.
 
     The first error stops it: `StreamFullError` when runners stay behind for ``timeout`` seconds.
     """
@@ -99,7 +103,7 @@ async def publish_all(bus: Bus, tasks: Iterable[Task], timeout: float, on_done: 
     pending: set[asyncio.Task[int]] = set()
 
     async def send(chunk: list[Task]) -> int:
-        count = await TaskPublisher(bus).publish_tasks(chunk, timeout=timeout)
+        count = await TaskPublisher(bus).publish_tasks(chunk, timeout=timeout, nonce=nonce)
         for _ in chunk:
             on_done()
         return count

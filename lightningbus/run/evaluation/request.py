@@ -47,6 +47,9 @@ class RolloutRequest:
     id_parts: Sequence[str] = ()
     """Parts of task ids after the run's name: what keeps rollouts under other conditions apart."""
 
+    nonce: str = ""
+    """Apart from ids: the bus accepts rollouts again that it had under another nonce and that nobody takes any more."""
+
     @property
     def patience(self) -> float:
         """Seconds without the end of a rollout after which they are given up."""

@@ -2,9 +2,12 @@
 
 import asyncio
 import hashlib
-import os
+import logging
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
+
+from nats.errors import Error as NatsError
 
 from lightningbus.bus.client import Bus
 from lightningbus.bus.streams.specs import runner_consumers
@@ -16,6 +19,7 @@ from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.run.run_directory.discovery import API_KEY_VARIABLE, CREDENTIALS_VARIABLE
 from lightningbus.runners.settings import RunnerSettings
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -24,17 +28,18 @@ async def with_extra_runner(
 ) -> T:
     """Return the result of ``work``, called with an agent's name whose tasks only this runner takes, while it runs.
 
-    Its log lies beside those of the run. Raises `UserError` when the run is not up, or the runner fails.
+    Its log lies beside those of the run. With it go its durables, and the tasks that it has not taken: nobody else
+    takes them. ``bus`` has the rights of an admin, who alone makes and deletes durables. Raises `UserError` when the
+    run is not up, or the runner fails.
     """
     endpoints = directory.read_endpoints()
     if endpoints is None:
         raise UserError(f"run {directory.path.name!r} is not up")
     agent = name_agent(settings)
-    name = f"runner-{agent}-{os.getpid()}"
+    name = f"runner-{agent}"
     settings = settings.model_copy(update={"agent_name": agent, "id": name})
     keys = {CREDENTIALS_VARIABLE: endpoints.credentials, API_KEY_VARIABLE: endpoints.inference_api_key}
-    for consumer in runner_consumers(agent, settings.ack_wait):
-        await bus.ensure_consumer(consumer)
+    consumers = runner_consumers(agent, settings.ack_wait)
     supervisor = Supervisor(directory, endpoints.bus, {key: path for key, path in keys.items() if path})
 
     async def run() -> T:
@@ -44,6 +49,8 @@ async def with_extra_runner(
             return await work(agent)
 
     try:
+        for consumer in consumers:
+            await bus.ensure_consumer(consumer)
         await supervisor.start(ChildSpec(name, "runner", settings))
         return await run_unless(supervisor.wait_for_failure(), run())
     except TimeoutError:
@@ -51,8 +58,13 @@ async def with_extra_runner(
     finally:
         await supervisor.stop_all()
         (directory.path / "work" / f"{name}.json").unlink(missing_ok=True)
+        try:
+            for consumer in consumers:
+                await bus.remove_consumer(consumer)
+        except NatsError as error:  # the bus may have ended with its run
+            log.warning("tasks of agent %s may be left on the bus: %s", agent, str(error) or type(error).__name__)
 
 
 def name_agent(settings: RunnerSettings) -> str:
-    """Name the agent after its settings, so that the same agent has the same durables each time. Pure."""
-    return f"evaluation-{hashlib.sha256(settings.model_dump_json().encode()).hexdigest()[:12]}"
+    """Name an agent after its settings, and apart from the same agent in another evaluation: see `EXTRA_AGENT`."""
+    return f"evaluation-{hashlib.sha256(settings.model_dump_json().encode()).hexdigest()[:12]}-{secrets.token_hex(4)}"

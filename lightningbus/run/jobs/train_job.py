@@ -28,12 +28,13 @@ from lightningbus.run.jobs.children import (
 from lightningbus.run.jobs.prompt_rounds import PromptRounds, RoundRunner
 from lightningbus.run.preflight.job_checks import TrainJob
 from lightningbus.run.preflight.process import run_checks_apart
+from lightningbus.run.processes.members import is_extra_runner
 from lightningbus.run.processes.stack import LocalStack, learner_names, start_stack
 from lightningbus.run.processes.supervisor import ChildSpec
 from lightningbus.run.results.best_version import find_best, has_stopped_improving, version_of
 from lightningbus.run.results.prompt_files import write_prompts_in_use
 from lightningbus.run.results.prompt_round import PromptRound
-from lightningbus.run.results.results import COUNTS, Results
+from lightningbus.run.results.results import COUNTS, UNFINISHED, Results
 from lightningbus.run.results.reward_picture import draw_rewards
 from lightningbus.run.results.run_record import check_resumable, describe_job, write_record
 from lightningbus.run.results.train_result import TrainResult
@@ -334,7 +335,7 @@ class _Training:
         return client
 
     async def _wait_until_stored(self) -> None:
-        """Wait until everything published has ended, evaluations of others too.
+        """Wait until everything published has ended, evaluations of others too while somebody takes their tasks.
 
         Gives up when none ends for as long as an evaluation may take.
         """
@@ -344,7 +345,9 @@ class _Training:
             async with asyncio.timeout(seconds) as limit:
                 while num_left:
                     before = num_left
-                    (num_left,) = await asyncio.to_thread(query_row, self._client, COUNTS["rollouts_lost"], parameters)
+                    has_others = any(map(is_extra_runner, self._stack.fleet.members()))
+                    sql = UNFINISHED if has_others else COUNTS["rollouts_lost"]
+                    (num_left,) = await asyncio.to_thread(query_row, self._client, sql, parameters)
                     if num_left != before:
                         limit.reschedule(loop.time() + seconds)
                     await self._stack.fleet.wait_for_change()

@@ -1,12 +1,17 @@
 """Waits for processes of a run by their heartbeats."""
 
+import re
 from collections.abc import Callable
 
 from lightningbus.bus.fleet.heartbeats import Fleet
+from lightningbus.bus.fleet.node_state import DONE
 from lightningbus.schemas.fleet import Heartbeat
 
 STORE_SECONDS, NODE_SECONDS, RUNNER_SECONDS = 60.0, 600.0, 120.0
 """Longest waits for a store, a node that serves a version or a model, and a runner that has started its agent."""
+
+EXTRA_AGENT = "evaluation-[0-9a-f]+-[0-9a-f]+"
+"""Pattern of the names of agents that have a runner for one evaluation alone; `runner-` and it is the runner's id."""
 
 
 def is_store(beat: Heartbeat) -> bool:
@@ -17,6 +22,11 @@ def is_store(beat: Heartbeat) -> bool:
 def is_running_runner(beat: Heartbeat) -> bool:
     """Return whether a heartbeat is of a runner that has started its agent. Pure."""
     return (beat.role, beat.state) == ("runner", "running")
+
+
+def is_extra_runner(beat: Heartbeat) -> bool:
+    """Return whether a heartbeat is of a runner for one evaluation alone, which has not ended. Pure."""
+    return beat.role == "runner" and beat.state != DONE and bool(re.fullmatch(f"runner-{EXTRA_AGENT}", beat.id))
 
 
 async def find_member(fleet: Fleet, fits: Callable[[Heartbeat], bool]) -> Heartbeat:

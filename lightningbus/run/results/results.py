@@ -13,6 +13,7 @@ from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.evaluation.evaluation import Evaluation
 from lightningbus.run.machine.hardware import Hardware, read_hardware, read_versions
+from lightningbus.run.processes.members import EXTRA_AGENT
 from lightningbus.run.results.model_results import ModelResults, count_models
 from lightningbus.run.results.prompt_files import PromptFile
 from lightningbus.run.results.prompt_round import PromptRound
@@ -23,12 +24,17 @@ from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.store.clickhouse.client import query_row
 
 RESULTS = "results.json"
+UNFINISHED = "SELECT count() FROM check_unfinished_rollouts WHERE run_id = {run_id:String}"
 COUNTS = {
     "weight_versions": "SELECT uniqExact(model, version) FROM weight_versions WHERE run_id = {run_id:String}",
     "rollouts": "SELECT count() FROM rollouts WHERE run_id = {run_id:String}",
     "tokens_sampled": "SELECT sum(response_tokens) FROM model_calls WHERE run_id = {run_id:String}",
     "tokens_trained": "SELECT sum(tokens) FROM training_rollouts WHERE run_id = {run_id:String} AND trained",
-    "rollouts_lost": "SELECT count() FROM check_unfinished_rollouts WHERE run_id = {run_id:String}",
+    # Rollouts of an evaluation with a runner of its own end with it, whether or not they have begun.
+    "rollouts_lost": (
+        f"{UNFINISHED} AND rollout_id NOT IN "
+        f"(SELECT rollout_id FROM tasks WHERE run_id = {{run_id:String}} AND match(agent, '^{EXTRA_AGENT}$'))"
+    ),
     "rollouts_trained_twice": "SELECT count() FROM check_duplicate_training WHERE run_id = {run_id:String}",
     "share_trained": (
         "SELECT round(uniqExactIf((model, rollout_id), trained) / uniqExact(model, rollout_id), 4) "
@@ -82,7 +88,10 @@ class Results(BaseModel):
     )
     weight_versions: int = Field(default=0, description="weight versions published, of all models")
     rollouts: int = Field(default=0, description="rollouts that ended, evaluations included")
-    rollouts_lost: int = Field(default=0, description="published rollouts that never ended")
+    rollouts_lost: int = Field(
+        default=0,
+        description="published rollouts that never ended; those of an evaluation given up with its runner do not count",
+    )
     rollouts_trained_twice: int = Field(default=0, description="rollouts trained in two steps of a model; always 0")
     share_trained: float | None = Field(default=None, description="share of the training rollouts that were trained on")
     excluded: dict[str, int] = Field(default={}, description="training rollouts not trained on, by reason")

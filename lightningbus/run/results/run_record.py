@@ -16,6 +16,8 @@ from lightningbus.tasks.task_loading import load_tasks
 from lightningbus.tasks.task_source import NamedTaskSource, TaskSource
 
 RECORD = "job.json"
+SUITE = "eval.suites."
+"""Begins the key of a suite in the record; its name follows."""
 CHANGEABLE = {
     "learner": {
         *("max_steps", "rollout_timeout_seconds", "max_attempts", "group_timeout_seconds", "cpu_threads", "id"),
@@ -41,7 +43,7 @@ def describe_job(
     job = {"eval": _without("eval", heldout.model_dump(mode="json")) | {"tasks": _digest(heldout.tasks)}}
     for suite in heldout.suites:
         fields = _without("eval", suite.model_dump(mode="json"))
-        job[f"eval.suites.{suite.name}"] = fields | {"tasks": _digest(suite.tasks)}
+        job[f"{SUITE}{suite.name}"] = fields | {"tasks": _digest(suite.tasks)}
     for learner in learners:
         section = "learner" if len(learners) == 1 else f"learners.{learner.model}"
         job[section] = _without("learner", learner.model_dump(mode="json")) | {
@@ -59,6 +61,20 @@ def describe_job(
             "heldout": _digest(prompts.heldout),
         }
     return job
+
+
+def list_suites(directory: Path) -> list[str]:
+    """List the names of the suites that the training job of a run's directory evaluates; none if it is not on record.
+
+    Raises `UserError` when the record cannot be read.
+    """
+    try:
+        record = dict(json.loads((directory / RECORD).read_text()))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{directory / RECORD} cannot be read: {error}") from error
+    return [path.removeprefix(SUITE) for path in record if path.startswith(SUITE)]
 
 
 def _describe_teachers(learner: LearnerSettings) -> Any:
@@ -93,7 +109,7 @@ def check_resumable(directory: Path, job: Mapping[str, Any], max_steps: int) -> 
     except (OSError, ValueError) as error:
         raise UserError(f"{directory / RECORD} cannot be read ({error}): start the run without --resume") from error
     for path, before, now in find_differences(record, job):
-        if path.startswith("eval.suites.") and path.count(".") == 2:  # a suite was added or left out
+        if path.startswith(SUITE) and path.count(".") == 2:  # a suite was added or left out
             continue
         what = f"{path} was {_quote(before)} and is {_quote(now)} now"
         if path.endswith((".tasks", ".heldout")):

@@ -1,4 +1,8 @@
-"""The logs and checkpoints of the runs of this directory, for the page. Links are never followed."""
+"""The logs and checkpoints of the runs of this directory, for the page. Links are never followed.
+
+Checkpoints are listed and not sent: a run's directory is its owner's alone, and every user of the machine reaches the
+page.
+"""
 
 import os
 import stat
@@ -9,8 +13,9 @@ from lightningbus.run.run_directory.directory import RUNS, RunDirectory
 from lightningbus.run.run_directory.lookup import list_run_names
 from lightningbus.store.ui.run_files import FileList, RunFile
 
-FOLDERS = ("logs", "checkpoints")
-"""Parts of a run's directory whose files are shown: others hold keys, and data that a process has open."""
+LOGS = "logs"
+FOLDERS = (LOGS, "checkpoints")
+"""Parts of a run's directory whose files are listed: others hold keys, and data that a process has open."""
 MAX_FILES = 500
 
 
@@ -26,7 +31,9 @@ class LocalFiles:
         return FileList(directory.path.resolve(), files[:MAX_FILES], len(files[MAX_FILES:]))
 
     def find(self, run_id: str, path: str) -> Path | None:
-        """Find a file that `list` has by its path; None for any other. Blocks."""
+        """Find a log that `list` has by its path; None for any other file. Blocks."""
+        if not path.startswith(f"{LOGS}/"):
+            return None
         listed = self.list(run_id)
         if listed is None or path not in {file.path for file in listed.files}:
             return None

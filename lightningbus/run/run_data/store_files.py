@@ -13,7 +13,7 @@ from lightningbus.bus.errors import BusError
 from lightningbus.run.errors import UserError
 
 IN_USE, ERROR = "in use: ", "error: "
-"""What the process prints before a sentence, in place of its address."""
+"""Words before a sentence that the process prints in place of its address."""
 COMMAND = (sys.executable, "-P", "-m", "lightningbus.run.run_data.files_process")
 
 

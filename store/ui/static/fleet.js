@@ -11,20 +11,23 @@ import { storeState } from "./store_state.js";
 const RANK = ["learner", "inference", "runner", "store"];
 const COLOURS = ["var(--one)", "var(--two)", "var(--three)", "var(--four)"];
 
-/** Two panels side by side; `seen` and `served` ask the store again. */
+/** Two panels side by side; `seen` and `served` ask the store again, `seen` only where the past is shown. */
 export function fleetPanel(run, signal) {
   const alive = panel("Fleet", { name: "fleet", about: "Processes alive on the bus, and their state. Once the run has ended: those that worked for it, and the end of their last work.", height: 150 });
   const nodes = panel("Versions served", { name: "served", about: "Weight version of each inference node over time; a step up is a swap.", height: 150 });
   alive.root.classList.add("half");
   nodes.root.classList.add("half");
-  let past = [], now = null;
-  const draw = () => members(now, past);
+  let past = null, now = null; // `past`: null until it is asked for, since the store counts all model calls for it
+  const draw = async () => {
+    if (isPast(now)) past ??= await ask("run/last_seen", { run_id: run }, signal);
+    return members(now, past ?? []);
+  };
   follow(() => fill(alive, async () => { now = await ask("fleet", { run_id: run }, signal); return draw(); }, signal), signal);
   return {
     root: h("div", { class: "grid" }, alive.root, nodes.root),
     async seen() {
-      past = await ask("run/last_seen", { run_id: run }, signal);
-      if (now && !signal.aborted) alive.show(draw());
+      past = null;
+      if (now && isPast(now)) await fill(alive, draw, signal);
     },
     served: () => fill(nodes, async () => served(await ask("run/served", { run_id: run }, signal)), signal),
   };
@@ -32,10 +35,13 @@ export function fleetPanel(run, signal) {
 
 const WORK = { learner: (row) => `step ${count(row.work)}`, inference: (row) => `${count(row.work)} calls`, runner: (row) => `${count(row.work)} attempts` };
 
+/** Whether those are shown that have worked for the run, not the living. */
+const isPast = ({ problem }) => storeState() === "finished" || Boolean(problem);
+
 /** The living; of a run that has ended, or whose bus is silent, those that have worked for it. */
 function members({ members: all, problem }, past) {
   const isOver = storeState() === "finished";
-  const rows = isOver || problem ? [...past] : sorted(all);
+  const rows = isPast({ problem }) ? [...past] : sorted(all);
   const alerts = all.filter((member) => member.status.alert).map((member) => h("p", { class: "problem" }, String(member.status.alert)));
   if (!isOver && problem) alerts.push(empty(`No heartbeat is received: ${problem}. Name the bus with`, "lightningbus ui --bus nats://…"));
   if (isOver && !rows.length) return empty("Nothing of this run was stored, so nobody knows which processes it had.");
