@@ -18,8 +18,8 @@ EDITS: Mapping[str, Sequence[tuple[str, str]]] = {
     ],
     "store/embedded/engine.py": [
         (
-            "SELECT formatQuerySingleLine({_quote(_decode_sql(sql))})",
-            "SELECT {_quote(' '.join(_decode_sql(sql).split()))}",
+            "SELECT formatQuerySingleLine({quote_text(_decode_sql(sql))})",
+            "SELECT {quote_text(' '.join(_decode_sql(sql).split()))}",
         )
     ],
     "store/clickhouse/migrations/__init__.py": [

@@ -94,7 +94,7 @@ def test_a_run_file_that_is_wrong_names_the_place(tmp_path: Path) -> None:
         ),
         ({"bus": {"prot": 1}}, "bus.prot: no such setting; did you mean 'port'?"),
         ({"stroe": {}}, "stroe: no such setting; did you mean 'store'?"),
-        ({"eval": {"tasks": "t", "zzz": 1}}, "eval.zzz: no such setting; known are agent, deadline"),
+        ({"eval": {"tasks": "t", "zzz": 1}}, "eval.zzz: no such setting; known are agent, best_by, deadline"),
     ],
 )
 def test_a_misspelt_key_names_the_nearest_right_one(tmp_path: Path, fields: dict[str, Any], sentence: str) -> None:

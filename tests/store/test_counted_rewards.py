@@ -171,6 +171,6 @@ def test_an_evaluation_leaves_out_what_was_not_graded(store: StoreProcess, event
         e for e in events["default"] if isinstance(e, SpanBatch) and e.end and e.end.outcome == "reward_timeout"
     ]
     assert any(batch.mode == "eval" for batch in ungraded) and any(batch.mode == "train" for batch in ungraded)
-    parameters = {"run_id": "default", "suffix": "@default", "reward": ""}
-    ((_, actual, standard_error),) = store.sql.query(RESULTS, parameters=parameters).result_rows
+    parameters = {"run_id": "default", "suffix": "@default", "reward": "", "pass_reward": 1.0}
+    ((_, actual, standard_error, *_),) = store.sql.query(RESULTS, parameters=parameters).result_rows
     assert actual == pytest.approx(mean(graded)) and standard_error == pytest.approx(stdev(graded) / sqrt(len(graded)))
