@@ -1,7 +1,8 @@
 """Runs each hidden test in a process of its own, and writes the share that passed.
 
 This program imports none of the code that it tests. A test has passed once its process says the word that it was given,
-so code that ends its process early passes none.
+so code that ends its process early passes none. Bytecode that an agent left
+is not read: it may be that of an older file, or of another.
 """
 
 import ast
@@ -10,6 +11,7 @@ import os
 import secrets
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 TESTS = Path(__file__).with_name("tests_of_task.py")
@@ -26,13 +28,15 @@ sys.stdout.write("\\n" + word)
 def passes(name: str) -> bool:
     """Run one test; a test that hangs has failed."""
     word = secrets.token_hex(16)
-    command = [sys.executable, "-I", "-c", ONE_TEST, str(TESTS), name, str(Path.cwd())]
-    try:
-        done = subprocess.run(
-            command, input=f"{word}\n", stdout=subprocess.PIPE, text=True, errors="replace", timeout=SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        return False
+    with tempfile.TemporaryDirectory() as cache:
+        options = ["-I", "-X", f"pycache_prefix={cache}"]
+        command = [sys.executable, *options, "-c", ONE_TEST, str(TESTS), name, str(Path.cwd())]
+        try:
+            done = subprocess.run(
+                command, input=f"{word}\n", stdout=subprocess.PIPE, text=True, errors="replace", timeout=SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            return False
     return done.stdout.splitlines()[-1:] == [word]
 
 
