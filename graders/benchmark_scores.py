@@ -59,17 +59,20 @@ def score(input: Any, result: Any, rollout: Mapping[str, Any]) -> float:
         if rollout["agent"] is None:
             raise ValueError("the task is of no benchmark, and the agent gave no reward")
         return float(rollout["agent"])
-    if name != "bfcl" and name not in SCORES:
+    if name == "bfcl":
+        return float(match_calls(_find_answer(rollout).get("tool_calls") or (), input["calls"]))
+    if name not in SCORES:
         raise ValueError(f"answers to {name} cannot be scored here: write a function that does")
-    if name != "bfcl" and isinstance(result, str):
-        return float(SCORES[name](result, input))
+    text = result if isinstance(result, str) else _find_answer(rollout).get("content")
+    return float(isinstance(text, str) and SCORES[name](text, input))
+
+
+def _find_answer(rollout: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the last message of the model; raise ValueError where there is none."""
     last: Mapping[str, Any] = next(reversed(rollout["messages"]), {})
     if last.get("role") != "assistant":
         raise ValueError("there is no answer of the model: the agent asked for none, or it is too long to be graded")
-    if name == "bfcl":
-        return float(match_calls(last.get("tool_calls") or (), input["calls"]))
-    text = last.get("content")
-    return float(isinstance(text, str) and SCORES[name](text, input))
+    return last
 
 
 def match_number(text: str, answer: str) -> bool:
@@ -149,17 +152,17 @@ def _is_call(function: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
         arguments = json.loads(function.get("arguments") or "{}")
     except (TypeError, ValueError):
         return False
-    if function.get("name") != wanted["name"] or not isinstance(arguments, dict):
-        return False
-    allowed = wanted["arguments"]
-    is_known = all(name in allowed for name in arguments)
-    return is_known and all(
-        _is_allowed(arguments[name], values) if name in arguments else "" in values for name, values in allowed.items()
+    is_object = function.get("name") == wanted["name"] and isinstance(arguments, dict)
+    return is_object and _are_allowed(arguments, wanted["arguments"])
+
+
+def _are_allowed(fields: Mapping[str, Any], allowed: Mapping[str, Any]) -> bool:
+    """Return whether each field has an allowed value, and each that is left out may be."""
+    choices = {name: values if isinstance(values, list) else [values] for name, values in allowed.items()}
+    return fields.keys() <= choices.keys() and all(
+        any(_is_equal(fields[name], each) for each in values) if name in fields else "" in values
+        for name, values in choices.items()
     )
-
-
-def _is_allowed(value: Any, allowed: Any) -> bool:
-    return any(_is_equal(value, each) for each in (allowed if isinstance(allowed, list) else [allowed]))
 
 
 def _is_equal(value: Any, wanted: Any) -> bool:
@@ -169,9 +172,7 @@ def _is_equal(value: Any, wanted: Any) -> bool:
     if isinstance(value, bool) or isinstance(wanted, bool):
         return value is wanted
     if isinstance(value, dict) and isinstance(wanted, dict):
-        return value.keys() <= wanted.keys() and all(
-            _is_allowed(value.get(name, ""), values) for name, values in wanted.items()
-        )
+        return _are_allowed(value, wanted)
     if isinstance(value, list) and isinstance(wanted, list):
         return len(value) == len(wanted) and all(map(_is_equal, value, wanted))
     return bool(value == wanted)

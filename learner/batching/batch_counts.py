@@ -64,7 +64,8 @@ def count_scored(built: Sequence[BuiltRollout]) -> Counter[str]:
         for row in each.sequences:
             if row.teacher_scores is not None:
                 scored = row.call_index[row.trained & row.teacher_scores.is_scored]
-                counts.update(teachers[call] for call in scored.tolist())
+                for call, count in zip(*np.unique(scored, return_counts=True), strict=True):
+                    counts[teachers[int(call)]] += int(count)
     return counts
 
 

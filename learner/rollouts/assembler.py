@@ -38,7 +38,7 @@ class Rollout:
     problem: str = ""
     """Reason why it cannot be read; empty: it can."""
     teacher_scores: Mapping[str, TeacherScores] = field(default_factory=dict, compare=False)
-    """By teacher: scores of all tokens of the trained model's answers, call after call."""
+    """Scores of all tokens of the trained model's answers, call after call, by teacher."""
 
     @property
     def models(self) -> dict[str, list[int]]:

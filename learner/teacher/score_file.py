@@ -13,15 +13,17 @@ from numpy.typing import NDArray
 from lightningbus.learner.rollouts.groups import RolloutGroup
 from lightningbus.learner.rollouts.teacher_scores import TeacherScores
 from lightningbus.learner.settings.loss_parts import TeacherSettings
+from lightningbus.schemas.byte_planes import join_planes, split_planes
 
 FILE = "teacher.sqlite"
 TABLE = (
     "CREATE TABLE IF NOT EXISTS teacher_scores (execution_id TEXT, teacher TEXT, top_k INTEGER, logprobs BLOB, "
     "top_ids BLOB, top_logprobs BLOB, PRIMARY KEY (execution_id, teacher, top_k))"
 )
-QUERY = "SELECT {} FROM teacher_scores WHERE execution_id = ? AND teacher = ? AND top_k = ?"
 COLUMNS = {"logprobs": "<f4", "top_ids": "<i4", "top_logprobs": "<f4"}
-"""Arrays of scores, and the form of a value. A blob has the first bytes of all values, then the second, compressed."""
+"""Arrays of scores, and the form of a value. A blob has their byte planes, compressed."""
+QUERY = f"SELECT {', '.join(COLUMNS)} FROM teacher_scores WHERE execution_id = ? AND teacher = ? AND top_k = ?"
+INSERT = f"INSERT OR IGNORE INTO teacher_scores VALUES (?, ?, ?, {', '.join('?' * len(COLUMNS))})"
 
 
 class ScoreFile:
@@ -35,8 +37,7 @@ class ScoreFile:
 
     def find(self, execution_id: str, teacher: str, top_k: int) -> TeacherScores | None:
         """Return a teacher's scores of an execution with ``top_k`` likeliest tokens; None if there are none."""
-        key = execution_id, teacher, top_k
-        row = self._connection.execute(QUERY.format(", ".join(COLUMNS)), key).fetchone()
+        row = self._connection.execute(QUERY, (execution_id, teacher, top_k)).fetchone()
         if row is None:
             return None
         logprobs, *top = (_unpack(blob, form) for blob, form in zip(row, COLUMNS.values(), strict=True))
@@ -45,8 +46,7 @@ class ScoreFile:
     def add(self, execution_id: str, teacher: str, scores: TeacherScores) -> None:
         """Keep a teacher's scores of an execution; the first ones count."""
         blobs = [_pack(getattr(scores, name), form) for name, form in COLUMNS.items()]
-        row = execution_id, teacher, scores.top_k, *blobs
-        self._connection.execute(f"INSERT OR IGNORE INTO teacher_scores VALUES ({', '.join('?' * len(row))})", row)
+        self._connection.execute(INSERT, (execution_id, teacher, scores.top_k, *blobs))
 
     def close(self) -> None:
         """Close the file."""
@@ -72,11 +72,9 @@ def add_recorded_scores(groups: Iterable[RolloutGroup], directory: Path, teacher
 
 
 def _pack(values: NDArray[Any], form: str) -> bytes:
-    planes = np.ascontiguousarray(values, form).reshape(-1).view(np.uint8).reshape(-1, 4).T
-    return zlib.compress(planes.tobytes(), 1)
+    return zlib.compress(split_planes(values.astype(form)).data, 1)
 
 
 def _unpack(blob: bytes, form: str) -> NDArray[Any]:
-    planes = np.frombuffer(zlib.decompress(blob), np.uint8).reshape(4, -1)
-    values = np.ascontiguousarray(planes.T).reshape(-1).view(form)
+    values = join_planes(np.frombuffer(zlib.decompress(blob), np.uint8), form)
     return values.astype(values.dtype.newbyteorder("="))

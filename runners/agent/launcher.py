@@ -14,7 +14,7 @@ from typing import Protocol
 
 from lightningbus.common.processes.subprocesses import set_child_subreaper, spawn
 from lightningbus.runners.agent.limits import ResourceLimits
-from lightningbus.runners.agent.output import OutputBudget, OutputForwarder, OutputTail
+from lightningbus.runners.agent.output import OutputBudget, OutputForwarder, SlotOutput
 from lightningbus.runners.agent.process import AgentProcess, ProcessWatchdog, RunningProcess, remove_directory
 
 DEFAULT_ENVIRONMENT = {"OTEL_BSP_SCHEDULE_DELAY": "500", "PYTHONUNBUFFERED": "1"}
@@ -37,7 +37,7 @@ class Launcher(Protocol):
         """Limits of each program."""
 
     @property
-    def output_tail(self) -> OutputTail:
+    def output_tail(self) -> SlotOutput:
         """End of the programs' output."""
 
     def check(self, program: str) -> None:
@@ -61,7 +61,7 @@ class AgentLauncher:
     paths: dict[str, str]
     watchdog: ProcessWatchdog
     budget: OutputBudget = field(default_factory=OutputBudget)
-    output_tail: OutputTail = field(default_factory=OutputTail)
+    output_tail: SlotOutput = field(default_factory=SlotOutput)
 
     def check(self, program: str) -> None:
         """Raise `AgentStartError` if the program does not exist; a sandbox resolves its own."""

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lightningbus.runners.agent.worker.output_capture import OutputTail
+
 log = logging.getLogger(__name__)
 
 BURST_BYTES = 1024 * 1024
@@ -16,8 +18,6 @@ READ_BYTES = 64 * 1024
 PAUSE_SECONDS = 0.01
 """Pause before reading again from an agent that prints too much, so that reading it takes little CPU time."""
 STANDARD_ERROR = 2
-MAX_TAIL_BYTES = 16 * 1024
-"""End of what an agent printed that is kept for the record of a rollout."""
 
 
 @dataclass
@@ -41,11 +41,11 @@ class OutputBudget:
         return not self._is_spent
 
 
-class OutputTail:
+class SlotOutput:
     """The end of what the processes of one slot have printed since it was cleared."""
 
     def __init__(self) -> None:
-        self._text, self._num_bytes = bytearray(), 0
+        self._tail = OutputTail()
         self._sources: set[OutputForwarder] = set()
 
     def follow(self, source: "OutputForwarder") -> None:
@@ -58,26 +58,17 @@ class OutputTail:
 
     def add(self, data: bytes) -> None:
         """Append output; only the end is kept."""
-        self._text += data
-        self._num_bytes += len(data)
-        del self._text[:-MAX_TAIL_BYTES]
+        self._tail.add(data)
 
     def clear(self) -> None:
         """Forget what was printed until now."""
-        self._drain()
-        self._text.clear()
-        self._num_bytes = 0
+        self.take()
 
     def take(self) -> str:
         """Return the text since the last call, and forget it; a first line counts the bytes that are missing."""
-        self._drain()
-        missing, text = self._num_bytes - len(self._text), bytes(self._text).decode(errors="replace")
-        self.clear()
-        return f"({missing} bytes before)\n{text}" if missing else text
-
-    def _drain(self) -> None:
         for source in self._sources:
             source.drain()
+        return self._tail.take()
 
 
 class OutputForwarder:
@@ -86,7 +77,7 @@ class OutputForwarder:
     The process has a pipe, not our own standard error: that may be a file, which it could read, shorten and fill.
     """
 
-    def __init__(self, end: int, budget: OutputBudget, tail: OutputTail) -> None:
+    def __init__(self, end: int, budget: OutputBudget, tail: SlotOutput) -> None:
         """Prepare to forward from the descriptor ``end``, which this object closes; all is added to ``tail``."""
         os.set_blocking(end, False)
         self._end, self._budget, self._tail = end, budget, tail

@@ -14,8 +14,8 @@ from lightningbus.runners.agent.executors import (
     WorkerProcessDiedError,
 )
 from lightningbus.runners.agent.launcher import Launcher
-from lightningbus.runners.agent.output import MAX_TAIL_BYTES
 from lightningbus.runners.agent.process import RunningProcess
+from lightningbus.runners.agent.worker.output_capture import MAX_TAIL_BYTES
 from lightningbus.runners.recording.attempt import AttemptRecorder
 
 log = logging.getLogger(__name__)

@@ -24,6 +24,7 @@ import zstandard
 from numpy.typing import NDArray
 from xxhash import xxh3_128, xxh3_128_digest
 
+from lightningbus.schemas.byte_planes import Bytes, join_planes, split_planes
 from lightningbus.schemas.weights.safetensors_header import (
     MAX_HEADER_BYTES,
     InvalidSafetensorsError,
@@ -44,7 +45,7 @@ ZSTD_LEVEL = 1
 """Higher levels took longer and gained nothing on weights."""
 WORKERS = min(4, os.cpu_count() or 1)
 
-Bytes = NDArray[np.uint8]
+
 T = TypeVar("T")
 
 
@@ -221,24 +222,24 @@ def _write_fully(descriptor: int, content: Bytes, offset: int) -> None:
 
 def _flip_words(words: NDArray[Any], record: Record, payload: bytes) -> None:
     """Flip the bits of the words that changed."""
-    word_size = words.itemsize
+    word_size, word = words.itemsize, words.dtype
     if record.form == DENSE:
-        words ^= _unshuffle(_decompress(payload, words.nbytes), word_size)
+        words ^= join_planes(_decompress(payload, words.nbytes), word)
     elif record.form == SPARSE and 0 < record.num_changed <= len(words):
         raw = _decompress(payload, record.num_changed * (4 + word_size))
         gaps, values = raw[: 4 * record.num_changed], raw[4 * record.num_changed :]
-        positions = np.cumsum(_unshuffle(gaps, 4).astype(np.int64) + 1) - 1
+        positions = np.cumsum(join_planes(gaps, "<u4").astype(np.int64) + 1) - 1
         if positions[-1] >= len(words):
             raise DeltaError("the delta is damaged: it changes words beyond the end of its block")
-        words[positions] ^= _unshuffle(values, word_size)
+        words[positions] ^= join_planes(values, word)
     elif record.form != UNCHANGED:
         raise DeltaError("the delta is damaged: a record is invalid")
 
 
 def _shuffle_compress(*parts: NDArray[Any]) -> bytes:
-    """Group the first bytes of all words, then the second bytes and so on, and compress them."""
-    planes = [np.ascontiguousarray(part.view(np.uint8).reshape(-1, part.itemsize).T).ravel() for part in parts]
-    return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(np.concatenate(planes).data)
+    """Compress the byte planes of each part."""
+    planes = np.concatenate([split_planes(part) for part in parts])
+    return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(planes.data)
 
 
 def _decompress(payload: bytes, size: int) -> Bytes:
@@ -250,10 +251,6 @@ def _decompress(payload: bytes, size: int) -> Bytes:
     except zstandard.ZstdError as error:
         raise DeltaError(f"the delta is damaged: {error}") from error
     return np.frombuffer(raw, np.uint8)
-
-
-def _unshuffle(planes: Bytes, word_size: int) -> NDArray[Any]:
-    return np.ascontiguousarray(planes.reshape(word_size, -1).T).view(f"<u{word_size}").ravel()
 
 
 def _read_header(file: IO[bytes], tensors: dict[str, Tensor], data_bytes: int) -> bytes:

@@ -28,7 +28,7 @@ def runs(seeded: Path, tmp_path: Path) -> Path:
 
 
 def query(runs: Path, seconds: str) -> str:
-    """What ``lightningbus query`` prints; its files stay open for ``seconds``."""
+    """Return the output of ``lightningbus query``; its files stay open for ``seconds``."""
     done = subprocess.run(
         QUERY, cwd=runs.parent, env={**os.environ, UNUSED_VARIABLE: seconds}, capture_output=True, timeout=HANG_SECONDS
     )

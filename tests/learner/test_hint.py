@@ -61,7 +61,7 @@ def test_calls_that_are_no_chats_have_no_place_for_it() -> None:
 
 
 async def test_answers_are_scored_behind_the_hint_once(tmp_path: Path) -> None:
-    """By the trained model itself: its probabilities of the same tokens after another prompt."""
+    """The trained model is its own teacher: its probabilities of the same tokens after another prompt."""
     path = tiny_model(tmp_path / "model", vocab_size=320)
     tokenizer = tiny_tokenizer(path)
     tokenizer.chat_template = CHAT

@@ -32,7 +32,7 @@ class Watch(TorchDispatchMode):
 def test_log_probs_and_their_gradient_are_torchs(
     start: Callable[..., VerlTrainer], dtype: torch.dtype, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one token at a place and of several: no loop over tokens, and of bfloat16 logits no float32 copy of all."""
+    """One token at a place, or several: no loop over tokens, and no float32 copy of all bfloat16 logits."""
     start()
     from verl.utils import torch_functional
     from verl.workers.engine import fsdp

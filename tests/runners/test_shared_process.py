@@ -9,7 +9,7 @@ import pytest
 from lightningbus.bus.client import Bus
 from lightningbus.runners import runner
 from lightningbus.runners.agent.launcher import AgentStartError
-from lightningbus.runners.agent.output import MAX_TAIL_BYTES
+from lightningbus.runners.agent.worker.output_capture import MAX_TAIL_BYTES
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas.semconv.attributes import AGENT_OUTPUT
 from lightningbus.schemas.spans import SpanBatch
@@ -84,7 +84,7 @@ async def test_what_each_rollout_prints_is_its_own(bus: Bus, capfd: pytest.Captu
     }  # fmt: skip
     names = {f"t{number}": f"n{number}" for number in range(6)}
     for id, batch in ends.items():
-        assert printed(batch) == "".join(f"{names.get(id, id)} {way}\n" for way in WAYS), id
+        assert read_output(batch) == "".join(f"{names.get(id, id)} {way}\n" for way in WAYS), id
     log = capfd.readouterr().err
     assert "n3 in a pool of all" in log and "n3 by a child" in log and "imported" in log, "all is forwarded as before"
 
@@ -93,14 +93,14 @@ async def test_the_end_of_a_long_output_is_kept(bus: Bus) -> None:
     async with running(bus, entrypoint="many:prints", **MANY):
         await TaskPublisher(bus).publish_task(task(input={"name": "n", "wanted": 1, "chars": 40_000}))
         (batch,) = await ended(bus)
-    text = printed(batch)
+    text = read_output(batch)
     first, _, rest = text.partition("\n")
     assert first.startswith("(") and first.endswith(" bytes before)") and text.endswith("x\nn ends\n")
     assert len(rest.encode()) == MAX_TAIL_BYTES
 
 
-def printed(batch: SpanBatch) -> str:
-    """What the rollout's record says that it printed."""
+def read_output(batch: SpanBatch) -> str:
+    """Return the output on the rollout's record."""
     return "".join(str(span.attributes.get(AGENT_OUTPUT, "")) for span in batch.spans)
 
 

@@ -126,8 +126,10 @@ class _Training:
         """See `train`."""
         results, learner = self._results, self._learners[0]
         sets = [
-            HeldOutSet(build_held_out_request(self._settings, each, learner), each, tasks, results.evaluations)
-            for each, tasks in [(each, load_tasks(each.tasks)) for each in self._heldout.sets]
+            HeldOutSet(
+                build_held_out_request(self._settings, each, learner), each, load_tasks(each.tasks), results.evaluations
+            )
+            for each in self._heldout.sets
         ]
         async with self._phase("starting", "starting"):
             self._client = await self._start_children(ready)

@@ -32,9 +32,10 @@ class StoreFiles:
         if is_wanted(directory):  # no process is started only to be refused
             raise self._wanted()
         try:
-            self.close = finalize(self, use_reader(directory))
+            leave = use_reader(directory)
         except BusError as error:
             raise UserError(str(error)) from error
+        self.close = finalize(self, leave)
         """Uses the process no more; it ends some time after its last user."""
         try:
             self.url = find_reader(directory) or _start_reader(directory)

@@ -44,12 +44,12 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8", newline="\n")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # the agent's prints go to its standard error
-    printed = load_beside("printed") if mode == "shared" else None
+    capture = load_beside("output_capture") if mode == "shared" else None
     try:
         if mode == "reward":
             deny_ptrace()
-        if printed is not None:
-            printed.install()
+        if capture is not None:
+            capture.install()
         function = load(target)
         if mode == "exclusive":
             function = accept_rollout(function)
@@ -62,7 +62,7 @@ def main() -> None:
         return
     send(replies, {"ready": True, "concurrent": is_async(function)})
     if mode != "exclusive":
-        asyncio.run(serve_shared(requests, replies, function, printed))
+        asyncio.run(serve_shared(requests, replies, function, capture))
         return
     loop = asyncio.new_event_loop()  # one for all rollouts: a client made at import time keeps its connections
     asyncio.set_event_loop(loop)
@@ -83,7 +83,7 @@ def deny_ptrace() -> None:
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
 
 
-async def serve_shared(incoming: BinaryIO, outgoing: TextIO, function: Any, printed: Any = None) -> None:
+async def serve_shared(incoming: BinaryIO, outgoing: TextIO, function: Any, capture: Any = None) -> None:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=MAX_LINE)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), incoming)
@@ -91,11 +91,11 @@ async def serve_shared(incoming: BinaryIO, outgoing: TextIO, function: Any, prin
     jobs: dict[int, asyncio.Task[None]] = {}
 
     async def serve(request: dict[str, Any]) -> None:
-        kept = printed.begin() if printed is not None else None
+        output = capture.begin() if capture is not None else None
         answer = await run_one(function, request)
         del jobs[request["job"]]
-        if kept is not None:
-            answer["output"] = kept.take()
+        if output is not None:
+            answer["output"] = output.take()
         writer.write(json.dumps(dict(answer, job=request["job"]), default=to_json).encode() + b"\n")
 
     while True:

@@ -13,7 +13,7 @@ from typing import Any
 from lightningbus.common.aio import cancel_and_wait
 from lightningbus.runners.agent.launcher import AgentLauncher, AgentStartError
 from lightningbus.runners.agent.limits import ResourceLimits
-from lightningbus.runners.agent.output import OutputForwarder, OutputTail
+from lightningbus.runners.agent.output import OutputForwarder, SlotOutput
 from lightningbus.runners.agent.process import MAX_LINE, collect_output
 from lightningbus.runners.workspaces.containers import guest_script as wire
 from lightningbus.runners.workspaces.containers.guest import Channel, Guest, GuestLostError
@@ -164,7 +164,7 @@ class ContainerLauncher:
         return self.launcher.limits
 
     @property
-    def output_tail(self) -> OutputTail:
+    def output_tail(self) -> SlotOutput:
         """End of the agent's output."""
         return self.launcher.output_tail
 

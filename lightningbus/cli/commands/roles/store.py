@@ -3,7 +3,7 @@
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -23,9 +23,7 @@ from lightningbus.common.listeners import AddressInUseError
 from lightningbus.run.errors import exit_with
 from lightningbus.run.processes.role_process import run_role
 from lightningbus.run.run_directory.discovery import discover_bus
-
-if TYPE_CHECKING:
-    from lightningbus.store.clickhouse.backups import BackupPlace
+from lightningbus.store.clickhouse.backups import BackupPlace, build_backup, build_restore
 
 app = typer.Typer(rich_markup_mode=None, cls=RoleGroup)
 
@@ -142,8 +140,6 @@ def backup(
     The keys of S3 are in $LIGHTNINGBUS_BACKUP_ACCESS and $LIGHTNINGBUS_BACKUP_SECRET. Without them the server takes its
     own. Runs go on meanwhile.
     """
-    from lightningbus.store.clickhouse.backups import build_backup
-
     name = name or datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     check_names(database=database, name=name, **({"base": base} if base else {}))
     _execute(sql, build_backup(database, _find_place(place), name, base), timeout_seconds=BACKUP_SECONDS)
@@ -164,32 +160,28 @@ def restore(
 
     Keys are as for `lightningbus store backup`. A backup with a base needs that one too.
     """
-    from lightningbus.store.clickhouse.backups import build_restore
-
     check_names(database=database, name=name, **({"as": new_name} if new_name else {}))
     _execute(sql, build_restore(database, _find_place(place), name, new_name), timeout_seconds=BACKUP_SECONDS)
 
 
-def _find_place(url: str | None) -> "BackupPlace":
-    from lightningbus.store.clickhouse.backups import BackupPlace
-
+def _find_place(url: str | None) -> BackupPlace:
     if not url:
         exit_with(f"say where backups are by --place or ${BACKUP_VARIABLE}: https://BUCKET.s3.amazonaws.com/DIRECTORY")
     return BackupPlace(url, *(os.environ.get(variable, "") for variable in BACKUP_KEYS))
 
 
-def _execute(sql: str | None, *statements: str, timeout_seconds: int = 60) -> None:
+def _execute(sql: str | None, *statements: str, timeout_seconds: int | None = None) -> None:
     """Execute statements on a ClickHouse server; end the program with a sentence where it refuses one."""
     with require_extra("store"):
         from clickhouse_connect.driver.exceptions import ClickHouseError
 
-        from lightningbus.store.clickhouse.client import StoreUnreachableError, connect
+        from lightningbus.store.clickhouse.client import TIMEOUT_SECONDS, StoreUnreachableError, connect
         from lightningbus.store.clickhouse.query_limits import explain_error
 
     if sql is None:
         exit_with(f"say which ClickHouse server by --sql or ${ADMIN_VARIABLE}")
     try:
-        client = connect(sql, None, timeout_seconds)
+        client = connect(sql, None, timeout_seconds or TIMEOUT_SECONDS)
         for statement in statements:
             client.command(statement)
     except StoreUnreachableError as error:

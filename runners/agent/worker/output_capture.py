@@ -21,30 +21,46 @@ MAX_TAIL_BYTES = 16 * 1024
 """End of what a rollout printed that is kept."""
 
 
-class Printed:
-    """The end of what one rollout has printed."""
+class OutputTail:
+    """The end of what was printed; a text of it begins with a line that counts the bytes before."""
 
     def __init__(self) -> None:
-        self._text, self._num_bytes, self._is_closed = bytearray(), 0, False
-        self._lock = threading.RLock()  # a finalizer or a signal handler may print amid `add`
+        self._text, self._num_bytes = bytearray(), 0
 
     def add(self, data: bytes) -> None:
-        """Append what was written; only the end is kept, and nothing once it has been taken."""
-        with self._lock:
-            if not self._is_closed:
-                self._text += data
-                self._num_bytes += len(data)
-                del self._text[:-MAX_TAIL_BYTES]
+        """Append output; only the end is kept."""
+        self._text += data
+        self._num_bytes += len(data)
+        del self._text[:-MAX_TAIL_BYTES]
 
     def take(self) -> str:
-        """Return the text, and keep nothing from now on; a first line counts the bytes that are missing."""
-        with self._lock:
-            missing, text = self._num_bytes - len(self._text), bytes(self._text).decode(errors="replace")
-            self._text, self._is_closed = bytearray(), True
+        """Return the text since the last call, and forget it."""
+        missing, text = self._num_bytes - len(self._text), bytes(self._text).decode(errors="replace")
+        self._text, self._num_bytes = bytearray(), 0
         return f"({missing} bytes before)\n{text}" if missing else text
 
 
-ROLLOUT: contextvars.ContextVar[Printed | None] = contextvars.ContextVar("lightningbus_printed", default=None)
+class RolloutOutput:
+    """The end of what one rollout prints, from any thread, until it is taken."""
+
+    def __init__(self) -> None:
+        self._tail, self._is_closed = OutputTail(), False
+        self._lock = threading.RLock()  # a finalizer or a signal handler may print amid `add`
+
+    def add(self, data: bytes) -> None:
+        """Append output; nothing once it has been taken."""
+        with self._lock:
+            if not self._is_closed:
+                self._tail.add(data)
+
+    def take(self) -> str:
+        """Return the text, and keep nothing from now on."""
+        with self._lock:
+            self._is_closed = True
+            return self._tail.take()
+
+
+ROLLOUT: contextvars.ContextVar[RolloutOutput | None] = contextvars.ContextVar("lightningbus_output", default=None)
 """The output of the rollout that runs in this context."""
 
 
@@ -62,9 +78,9 @@ class _Output(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         written = rest = bytes(data)
-        printed = ROLLOUT.get()
-        if printed is not None:
-            printed.add(written)
+        output = ROLLOUT.get()
+        if output is not None:
+            output.add(written)
         while rest:
             rest = rest[os.write(self._descriptor, rest) :]
         return len(written)
@@ -80,24 +96,24 @@ def install() -> None:
     _follow_pools()
 
 
-def begin() -> Printed:
+def begin() -> RolloutOutput:
     """Keep what this context and those that come of it print from now on."""
-    printed = Printed()
-    ROLLOUT.set(printed)
-    return printed
+    output = RolloutOutput()
+    ROLLOUT.set(output)
+    return output
 
 
 def _follow_threads() -> None:
     start = threading.Thread.start
 
     def start_in_rollout(self: threading.Thread) -> None:
-        printed = ROLLOUT.get()
-        if printed is not None:
+        output = ROLLOUT.get()
+        if output is not None:
             run = self.run
 
             def run_in_rollout() -> None:
                 vars(self).pop("run", None)  # or the thread would refer to itself
-                ROLLOUT.set(printed)
+                ROLLOUT.set(output)
                 run()
 
             self.run = run_in_rollout  # type: ignore[method-assign]
@@ -117,9 +133,9 @@ def _follow_pools() -> None:
     ThreadPoolExecutor.submit = submit_in_rollout  # type: ignore[method-assign, assignment]
 
 
-def _call_in_rollout(printed: Printed | None, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _call_in_rollout(output: RolloutOutput | None, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a function for one rollout in a pool's thread, which another may have started."""
-    before = ROLLOUT.set(printed)
+    before = ROLLOUT.set(output)
     try:
         return fn(*args, **kwargs)
     finally:
