@@ -1,4 +1,4 @@
-"""Whatever an agent sends, twice as much of it costs about twice the CPU time, not four times."""
+"""Whatever an agent sends, eight times as much of it costs about eight times the CPU time, not 64 times."""
 
 import contextlib
 import json
