@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from lightningbus.common.aio import cancel_and_wait
+from lightningbus.common.aio import cancel_and_wait, first_completed
 from lightningbus.run.evaluation.publishing import publish_all
 from lightningbus.run.evaluation.request import expand_samples
 from lightningbus.schemas import ids
@@ -108,7 +108,7 @@ async def at_work(
     ):
         busy = Busy(system)
         async with busy.kept() if evaluate else nullcontext():
-            await system.tap.rollouts(WARM_UP)
+            await first_completed(system.tap.rollouts(WARM_UP), system.failed())
             yield system, log
         await system.finished(FINISH_SECONDS)
         verdict = await judge(system, busy.rollouts, system.vocabulary, bound)

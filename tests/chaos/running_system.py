@@ -22,7 +22,7 @@ from lightningbus.bus.embedded.nats_server import NatsServer, free_port
 from lightningbus.bus.fleet.heartbeats import Fleet
 from lightningbus.bus.fleet.readiness import READY_STATES
 from lightningbus.bus.streams.specs import DEFAULT_POLICIES, GRADERS
-from lightningbus.common.aio import cancel_and_wait
+from lightningbus.common.aio import cancel_and_wait, first_completed
 from lightningbus.graders.settings import GraderSettings
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.learner import LearnerSettings
@@ -171,6 +171,10 @@ class RunningSystem:
         async with asyncio.timeout(90):
             while not any(beat.id == name and beat.state == "running" for beat in self.fleet.members()):
                 await self.fleet.wait_for_change()
+
+    async def failed(self) -> None:
+        """Wait until a role has failed for good, and raise what it says; never returns otherwise."""
+        await first_completed(*(supervisor.wait_for_failure() for supervisor in self.supervisors.values()))
 
     async def finished(self, seconds: float) -> None:
         """Wait until each learner has made its last step and everything published has been written."""
