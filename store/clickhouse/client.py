@@ -12,6 +12,7 @@ from lightningbus.store.clickhouse.query_limits import INTERACTIVE, QueryLimits,
 
 DATABASE = "lightningbus"
 TIMEOUT_SECONDS = 300
+SCHEMES = ("http", "https")
 
 
 class StoreUnreachableError(Exception):
@@ -26,12 +27,19 @@ def connect(url: str, database: str | None = DATABASE, timeout_seconds: int = TI
     """Connect to one database (None: the server's default); raise `StoreUnreachableError`.
 
     A query raises OperationalError where no byte of an answer arrives for ``timeout_seconds``. Without a session, so
-    several threads may share it; without compression on the same machine.
+    several threads may share it; without compression on the same machine. The scheme alone decides whether the
+    connection is encrypted: clickhouse-connect itself goes by the port.
     """
-    local = urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost")
+    address = urlsplit(url)
+    if address.scheme not in SCHEMES:
+        raise StoreUnreachableError(
+            f"{without_secrets(url)} is no address of ClickHouse's HTTP interface: it begins with http:// or https://"
+        )
+    local = address.hostname in ("127.0.0.1", "::1", "localhost")
     try:
         return clickhouse_connect.get_client(
             dsn=url,
+            interface=address.scheme,
             database=database or "__default__",
             autogenerate_session_id=False,
             connect_timeout=5,
@@ -41,9 +49,8 @@ def connect(url: str, database: str | None = DATABASE, timeout_seconds: int = TI
     except (OperationalError, OSError) as error:
         raise StoreUnavailableError(f"no ClickHouse answers at {without_secrets(url)}: {_root_cause(error)}") from error
     except ClickHouseError as error:
-        address = without_secrets(url)
         raise StoreUnreachableError(
-            f"ClickHouse at {address} does not answer as it should: {_first_line(error)}"
+            f"ClickHouse at {without_secrets(url)} does not answer as it should: {_first_line(error)}"
         ) from error
 
 
