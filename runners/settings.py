@@ -132,7 +132,13 @@ class RunnerSettings(RoleSettings):
     working_dir: Path = Field(
         default=Path(), description="directory in which the agent runs; its modules are importable"
     )
-    concurrency: int = Field(default=4, ge=1, le=16384, description="rollouts that run at once")
+    concurrency: int | None = Field(
+        default=None,
+        ge=1,
+        le=16384,
+        description="rollouts that run at once; default: 4 at first, then as many as throughput, memory and nodes "
+        "allow, at most 256",
+    )
     max_concurrent_per_process: int = Field(
         default=1,
         ge=1,

@@ -19,6 +19,7 @@ from lightningbus.common.observability import metrics, tracing
 from lightningbus.common.observability.faults import count_fault
 from lightningbus.runners import retry_policy
 from lightningbus.runners.agent.executors import AgentExecutor
+from lightningbus.runners.concurrency.adaptation import RolloutTimer
 from lightningbus.runners.recording.attempt import MAX_ERROR, AttemptRecorder
 from lightningbus.runners.recording.sending import send
 from lightningbus.runners.retry_policy import RetryDecision
@@ -57,11 +58,13 @@ class TaskHandler:
         stop: Callable[[], None],
         choose_prompts: ChoosePrompts,
         is_graded: bool = False,
+        timer: RolloutTimer | None = None,
     ) -> None:
         """Prepare; ``executors`` are by number of their slot, ``stop`` is called when most tasks are unreadable.
 
-        ``is_graded``: graders on the bus give the rewards.
+        ``is_graded``: graders on the bus give the rewards. ``timer`` times the rollouts.
         """
+        self._timer = timer or RolloutTimer()
         self._bus, self._runner, self._ack_wait = bus, runner, ack_wait
         self._slots, self._executors, self._stop = slots, executors, stop
         self._choose_prompts, self._is_graded = choose_prompts, is_graded
@@ -159,7 +162,9 @@ class TaskHandler:
     ) -> Outcome:
         try:
             executor = self._executors[slot_lease.slot.number]
-            end = await run_agent(executor, slot_lease.slot, task, recorder, self._choose_prompts)
+            with self._timer.rollout() as set_outcome:
+                end = await run_agent(executor, slot_lease.slot, task, recorder, self._choose_prompts)
+                set_outcome(end.outcome)
         except asyncio.CancelledError:
             recorder.finish("preempted", None, f"runner {self._runner} was stopped", "", final=False)
             with contextlib.suppress(BusError, NatsError, TimeoutError):
