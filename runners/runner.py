@@ -93,6 +93,7 @@ class Runner:
             self._prompts.choose,
             settings.graded,
             self._timer,
+            settings.model_prices,
         )
 
     async def run(self, stop: asyncio.Event) -> None:
