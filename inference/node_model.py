@@ -157,6 +157,7 @@ class NodeModel:
             "version": self.served.newest,
             "status": {
                 "inflight": num_in_flight,
+                "max_num_seqs": self._settings.max_num_seqs,
                 "swaps": self._num_swaps,
                 "engine_id": engine_id,
                 "max_model_len": engine.max_model_len,

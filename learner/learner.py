@@ -289,7 +289,7 @@ class Learner:
                 status["loss"] = loop.last_metrics["actor/loss"]
             if problem := loop.excluded.streak.problem:
                 status["alert"] = f"learner of {settings.model}: {problem}"
-            if blocker := _find_blocker(loop):
+            if blocker := find_blocker(loop):
                 status["waits for"] = blocker
             if loop.phase == "waiting" and not self._is_leaving:
                 status["groups"] = f"{len(loop.consumer.groups.ready)}/{settings.groups_per_step}"
@@ -302,9 +302,9 @@ class Learner:
         }
 
 
-def _find_blocker(loop: TrainingLoop) -> str:
+def find_blocker(loop: TrainingLoop) -> str:
     """Say what the loop waits for, other than rollouts; empty if there is nothing."""
-    if loop.teachers is not None and loop.teachers.problem:
+    if loop.teachers is not None and loop.teachers.problem and loop.waits_for_scores:
         return f"a teacher: {loop.teachers.problem}"
     if loop.slow_groups.awaited:
         return f"{len(loop.slow_groups.awaited)} slow groups, which the next step would put beyond max_staleness"

@@ -82,6 +82,8 @@ class TrainingLoop:
     missing_version: int | None = None
     """Version that a node must serve before training continues; None: training does not wait for one."""
     last_metrics: dict[str, float] = field(default_factory=dict)
+    _is_scoring: bool = False
+    """Whether the groups of the next step are taken, and wait for scores."""
     _warned: set[str] = field(default_factory=set)
     _is_slow: bool = False
     _unbuildable: UnbuildableBatches = field(default_factory=UnbuildableBatches)
@@ -99,7 +101,11 @@ class TrainingLoop:
                 with tracing.start_as_current_span("wait"):
                     groups = await self._next_groups()
                     if self.teachers is not None:
-                        await self.teachers.score(groups)
+                        self._is_scoring = True
+                        try:
+                            await self.teachers.score(groups)
+                        finally:
+                            self._is_scoring = False
                 self.phase = "training"
                 await self._train_on(groups, time.monotonic() - waited_since)
                 span.set_attributes({attributes.STEP: self.state.step, attributes.WEIGHT_VERSION: self.state.version})
@@ -168,6 +174,19 @@ class TrainingLoop:
             ready = [group for group in ready if group.task_id not in waiting]
             return self.slow_groups.choose(ready, closed - waiting)
         return self.slow_groups.choose(ready, closed)
+
+    @property
+    def waits_for_scores(self) -> bool:
+        """Whether training waits for a teacher, and for nothing else: with its scores the next step would begin."""
+        if self.teachers is None or self.phase != "waiting":
+            return False
+        if self._is_scoring:
+            return True
+        ready = self.consumer.groups.ready
+        waiting = self.teachers.find_waiting(ready)
+        if not waiting.isdisjoint(self.slow_groups.awaited):
+            return True
+        return len(ready) - len(waiting) < self.settings.groups_per_step <= len(ready)
 
     def abandon_replay(self) -> None:
         """Give up repeating steps: their groups are trained as any other."""

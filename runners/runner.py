@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.fleet.heartbeats import default_instance_id
+from lightningbus.bus.fleet.heartbeats import Fleet, default_instance_id
 from lightningbus.bus.jetstream.pull_consumer import PullConsumer
 from lightningbus.bus.security.secrets import read_key
 from lightningbus.bus.streams.specs import runner_consumer
@@ -18,6 +18,9 @@ from lightningbus.common.observability import metrics
 from lightningbus.runners.agent.executors import AgentExecutor
 from lightningbus.runners.agent.factory import uses_socket
 from lightningbus.runners.agent.process import ProcessWatchdog
+from lightningbus.runners.concurrency.adaptation import ConcurrencyAdaptation, RolloutTimer
+from lightningbus.runners.concurrency.pressure import NodeLoad, find_fullest
+from lightningbus.runners.concurrency.search import FIRST_SLOTS, MAX_SLOTS
 from lightningbus.runners.gateway.admission import RateLimits
 from lightningbus.runners.gateway.external.external_endpoints import ExternalEndpoints
 from lightningbus.runners.gateway.server import Gateway
@@ -62,7 +65,23 @@ class Runner:
         self._handling: set[asyncio.Task[None]] = set()
         self._state = "starting"
         self._slots = Slots(self._rate_limits)
+        self._timer = RolloutTimer()
+        self._adaptation = (
+            ConcurrencyAdaptation(
+                self._timer,
+                self._resize,
+                self._trim,
+                lambda: self._slots.busy,
+                self._find_load,
+                self._watchdog.measure_memory,
+            )
+            if settings.concurrency is None
+            else None
+        )
+        self._num_slots = settings.concurrency or MAX_SLOTS  # the most there may be
+        self._num_first = settings.concurrency or FIRST_SLOTS
         self._gateway: Gateway
+        self._fleet: Fleet
         self._prompts = AgentPrompts(bus, settings.agent_name)
         self._handler = TaskHandler(
             bus,
@@ -73,6 +92,8 @@ class Runner:
             self._stop,
             self._prompts.choose,
             settings.graded,
+            self._timer,
+            settings.model_prices,
         )
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -84,12 +105,12 @@ class Runner:
         for consumer in consumers.values():
             await self._bus.ensure_consumer(consumer)
         async with (
-            self._bus.fleet("inference") as fleet,
+            self._bus.fleet("inference") as self._fleet,
             endpoints,
             Gateway(
-                fleet,
+                self._fleet,
                 partial(send, self._bus),
-                settings.concurrency,
+                self._num_slots,
                 settings.host,
                 settings.token_in_token_out,
                 key,
@@ -110,11 +131,15 @@ class Runner:
                 self._state = "running"
                 async with AsyncExitStack() as pulling:
                     for mode, consumer in consumers.items():
-                        pull = self._bus.pull(consumer, settings.concurrency, PULL_SECONDS)
+                        pull = self._bus.pull(consumer, self._num_first, PULL_SECONDS)
                         self._pullers[mode] = await pulling.enter_async_context(pull)
-                    stopping = asyncio.create_task(_set_when(stop, self._stop))
-                    await asyncio.gather(*(self._pull(mode) for mode in MODES))
-                    stopping.cancel()
+                    beside = [asyncio.create_task(_set_when(stop, self._stop))]
+                    if self._adaptation is not None:
+                        beside.append(asyncio.create_task(self._adaptation.run()))
+                    try:
+                        await asyncio.gather(*(self._pull(mode) for mode in MODES))
+                    finally:
+                        await cancel_and_wait(*beside)
                     await self._drain()
                 if self._handler.dlq_limit_error is not None:
                     raise self._handler.dlq_limit_error
@@ -122,14 +147,32 @@ class Runner:
                 await asyncio.gather(*(executor.stop() for executor in self._executors.values()))
 
     async def _start_executors(self) -> None:
-        first, *others = slots = self._gateway.slots
+        slots = self._gateway.slots
         environments = [slot.environment for slot in slots]
         executors = make_executors(self._settings, environments, self._watchdog, self._gateway.paths)
         self._executors.update(enumerate(executors))
-        await self._executors[first.number].start()  # one first, so that a wrong setting is reported once
-        await asyncio.gather(*(self._executors[slot.number].start() for slot in others))
-        self._slots.open(slots)
-        metrics.slots.set(len(slots))
+        await self._executors[0].start()  # one first, so that a wrong setting is reported once
+        await asyncio.gather(*(self._executors[number].start() for number in range(1, self._num_first)))
+        self._slots.open(slots, self._num_first)
+        metrics.slots.set(self._num_first)
+
+    async def _resize(self, limit: int) -> None:
+        """Open so many slots; raise `AgentStartError` where the agent of a further one cannot be started."""
+        further = (self._executors[number].start() for number in range(self._slots.limit, limit))
+        for error in await asyncio.gather(*further, return_exceptions=True):
+            if error is not None:
+                raise error
+        self._slots.resize(limit)
+        metrics.slots.set(limit)
+
+    async def _trim(self) -> None:
+        """End the warm agents of idle slots beyond the limit, where each slot has a process of its own."""
+        if self._settings.max_concurrent_per_process == 1 and self._settings.workspace is None:
+            idle = [number for number in self._slots.idle_numbers() if number >= self._slots.limit]
+            await asyncio.gather(*(self._executors[number].stop() for number in idle))
+
+    def _find_load(self) -> NodeLoad | None:
+        return find_fullest(self._fleet.members(), self._gateway.upstream.called_nodes)
 
     async def _pull(self, mode: Mode) -> None:
         async for message in self._pullers[mode]:
@@ -171,10 +214,12 @@ class Runner:
     def _describe(self) -> dict[str, Any]:
         detail: dict[str, Any] = {
             "agent": self._settings.agent_name,
-            "busy": f"{self._slots.busy}/{self._settings.concurrency}",
+            "busy": f"{self._slots.busy}/{self._slots.limit or self._num_first}",
             "done": self._handler.num_completed,
             "rollouts_per_s": self._handler.rate,
         }
+        if self._adaptation is not None:
+            detail["concurrency"] = f"adapts ({self._adaptation.reason})"
         if self._bus.blocked_subjects:
             detail["waits_for_room"] = self._bus.blocked_subjects
         gateway = self._gateway

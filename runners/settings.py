@@ -43,6 +43,15 @@ class EndpointSettings(BaseModel):
         return value
 
 
+class ModelPrice(BaseModel):
+    """Price of a model's tokens, in the currency of `budget`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    input: float = Field(ge=0, description="price of a million tokens of prompts")
+    output: float = Field(ge=0, description="price of a million tokens of answers")
+
+
 class WorkspaceSettings(BaseModel):
     """Workspaces: a fresh copy of files for each rollout, which its task names."""
 
@@ -132,7 +141,13 @@ class RunnerSettings(RoleSettings):
     working_dir: Path = Field(
         default=Path(), description="directory in which the agent runs; its modules are importable"
     )
-    concurrency: int = Field(default=4, ge=1, le=16384, description="rollouts that run at once")
+    concurrency: int | None = Field(
+        default=None,
+        ge=1,
+        le=16384,
+        description="rollouts that run at once; default: 4 at first, then as many as throughput, memory and nodes "
+        "allow, at most 256",
+    )
     max_concurrent_per_process: int = Field(
         default=1,
         ge=1,
@@ -199,6 +214,12 @@ class RunnerSettings(RoleSettings):
         default={},
         description="model, with a role if wanted, that answers calls to a name which agents use: "
         "{claude-haiku-*: policy:small, '*': policy}; the first pattern that fits counts, a served model keeps its own",
+    )
+    model_prices: dict[str, ModelPrice] = Field(
+        default={},
+        description="prices of the models that no node answers: of `endpoints`, and of calls past the gateway that "
+        "agents record as spans; by pattern of the model's name, of which the first that fits counts: "
+        "{gpt-4o*: {input: 2.5, output: 10}}",
     )
     rate_limit: float | None = Field(
         default=None,

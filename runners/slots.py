@@ -1,7 +1,8 @@
 """A runner's slots, shared by training and evaluation."""
 
 import asyncio
-from collections import Counter, deque
+import heapq
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -27,13 +28,14 @@ class Slots:
     """Leases slots. A rollout that released its slot and is not published yet counts against its own mode only.
 
     So a full stream of one mode does not block the other mode, and at most as many rollouts wait for it as there are
-    slots. An evaluation's rollout gets a slot before any training rollout: few of them delay training little.
+    slots. An evaluation's rollout gets a slot before any training rollout: few of them delay training little. The
+    free slot with the lowest number comes first, so that few processes are kept warm.
     """
 
     def __init__(self, changed: Callable[[], None]) -> None:
         """Prepare without slots until `open`; ``changed`` is called whenever `num_free` may have changed."""
-        self._free: deque[Slot] = deque()
-        self._count = 0
+        self._free: list[tuple[int, Slot]] = []  # a heap
+        self._count = self._limit = 0
         self._publishing: Counter[Mode] = Counter()
         self._waiting: Counter[Mode] = Counter()
         self._started: Counter[Mode] = Counter()  # rollouts that run or are published
@@ -41,16 +43,30 @@ class Slots:
         self._changed = asyncio.Event()
         self._stopping = False
 
-    def open(self, slots: Iterable[Slot]) -> None:
-        """Lease these slots from now on."""
-        self._free.extend(slots)
+    def open(self, slots: Iterable[Slot], limit: int | None = None) -> None:
+        """Lease these slots from now on, at most ``limit`` at once; None: all."""
+        self._free = sorted((slot.number, slot) for slot in slots)
         self._count = len(self._free)
+        self.resize(self._count if limit is None else limit)
+
+    def resize(self, limit: int) -> None:
+        """Lease at most so many slots at once, and at least one; rollouts that run beyond that go on to their end."""
+        self._limit = max(1, min(limit, self._count))
         self._notify()
+
+    @property
+    def limit(self) -> int:
+        """Most slots that are leased at once; 0 before `open`."""
+        return self._limit
 
     @property
     def busy(self) -> int:
         """Slots in which an agent runs."""
         return self._count - len(self._free)
+
+    def idle_numbers(self) -> list[int]:
+        """List the numbers of slots in which no agent runs."""
+        return sorted(number for number, _ in self._free)
 
     def num_free(self, mode: Mode) -> int:
         """Count how many more tasks of a mode can start."""
@@ -104,20 +120,20 @@ class Slots:
             if self._stopping:
                 raise SlotsClosedError
             self._started[mode] += 1
-            return self._free.popleft()
+            return heapq.heappop(self._free)[1]
         finally:
             self._waiting[mode] -= 1
             self._on_change()
 
     def _num_available(self, mode: Mode) -> int:
         """Count the free slots that a mode may take; training leaves one to each evaluation that waits for it."""
-        available = len(self._free) - self._publishing[mode]
+        available = self._limit - self.busy - self._publishing[mode]
         if mode == "train":
             available -= min(self._waiting["eval"], max(0, self._num_available("eval")))
         return available
 
     def _release(self, slot: Slot) -> None:
-        self._free.append(slot)
+        heapq.heappush(self._free, (slot.number, slot))
         self._notify()
 
     def _notify(self) -> None:

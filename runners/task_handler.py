@@ -5,6 +5,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from nats.errors import Error as NatsError
 from structlog.contextvars import bind_contextvars
@@ -19,10 +20,12 @@ from lightningbus.common.observability import metrics, tracing
 from lightningbus.common.observability.faults import count_fault
 from lightningbus.runners import retry_policy
 from lightningbus.runners.agent.executors import AgentExecutor
+from lightningbus.runners.concurrency.adaptation import RolloutTimer
 from lightningbus.runners.recording.attempt import MAX_ERROR, AttemptRecorder
 from lightningbus.runners.recording.sending import send
 from lightningbus.runners.retry_policy import RetryDecision
 from lightningbus.runners.rollout import ChoosePrompts, RolloutResult, run_agent
+from lightningbus.runners.settings import ModelPrice
 from lightningbus.runners.slots import SlotLease, Slots, SlotsClosedError
 from lightningbus.schemas import subjects
 from lightningbus.schemas.base import Mode, Outcome
@@ -57,11 +60,15 @@ class TaskHandler:
         stop: Callable[[], None],
         choose_prompts: ChoosePrompts,
         is_graded: bool = False,
+        timer: RolloutTimer | None = None,
+        model_prices: Mapping[str, ModelPrice] = MappingProxyType({}),
     ) -> None:
         """Prepare; ``executors`` are by number of their slot, ``stop`` is called when most tasks are unreadable.
 
-        ``is_graded``: graders on the bus give the rewards.
+        ``is_graded``: graders on the bus give the rewards. ``timer`` times the rollouts.
+        ``model_prices`` are those of models that no node answers, by pattern of their names.
         """
+        self._timer, self._model_prices = timer or RolloutTimer(), model_prices
         self._bus, self._runner, self._ack_wait = bus, runner, ack_wait
         self._slots, self._executors, self._stop = slots, executors, stop
         self._choose_prompts, self._is_graded = choose_prompts, is_graded
@@ -133,7 +140,14 @@ class TaskHandler:
         if foreign := build_foreign_record(task, message.subject, parent, message.timestamp_ns):
             await TaskPublisher(self._bus).record_tasks([foreign])
         number = task.prior_attempts + message.num_delivered
-        recorder = AttemptRecorder(task, number, self._runner, message.timestamp_ns, is_graded=self._is_graded)
+        recorder = AttemptRecorder(
+            task,
+            number,
+            self._runner,
+            message.timestamp_ns,
+            is_graded=self._is_graded,
+            model_prices=self._model_prices,
+        )
         bind_contextvars(run=task.run_id, rollout=recorder.rollout)
         reason = retry_policy.find_problem(task)
         if not reason and retry_policy.is_exhausted(task, message.num_delivered):
@@ -159,7 +173,9 @@ class TaskHandler:
     ) -> Outcome:
         try:
             executor = self._executors[slot_lease.slot.number]
-            end = await run_agent(executor, slot_lease.slot, task, recorder, self._choose_prompts)
+            with self._timer.rollout() as set_outcome:
+                end = await run_agent(executor, slot_lease.slot, task, recorder, self._choose_prompts)
+                set_outcome(end.outcome)
         except asyncio.CancelledError:
             recorder.finish("preempted", None, f"runner {self._runner} was stopped", "", final=False)
             with contextlib.suppress(BusError, NatsError, TimeoutError):

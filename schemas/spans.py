@@ -116,6 +116,12 @@ class Usage(Event, frozen=True, kw_only=True):
     """Time with an open model call."""
     tool_seconds: float = 0.0
     """Time with a running tool, by its spans, and no open model call."""
+    num_external_calls: NonNegativeInt = 0
+    """Calls to models that no node answers: of endpoints, or by spans of the agent."""
+    num_unpriced_calls: NonNegativeInt = 0
+    """Calls among them whose price is not known."""
+    external_cost: float = 0.0
+    """Price of the others."""
 
 
 class AttemptResult(Event, frozen=True, kw_only=True):

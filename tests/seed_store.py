@@ -167,6 +167,20 @@ def _use_of(model: str, last: SpanBatch, step: int, chance: random.Random) -> Ro
     )  # fmt: skip
 
 
+def external_attempt(run: str) -> list[SpanBatch]:
+    """An attempt whose agent has called a model that no node answers, without a price."""
+    recorder = AttemptRecorder(Task(id="outside", run_id=run, agent="adder", input={}), 1, "runner-0", 1, START_NS)
+    call = {attributes.OPERATION: "chat", attributes.REQUEST_MODEL: "gpt-4o", attributes.INPUT_TOKENS: 10}
+    recorder.add(
+        Span(
+            trace_id=recorder.trace_id, span_id="e" * 16, parent_span_id=recorder.root_id, name="chat gpt-4o",
+            start_ns=START_NS, end_ns=START_NS + SECOND_NS, scope="agent", attributes=call,
+        )
+    )  # fmt: skip
+    recorder.finish("ok", 1.0, "", "null")
+    return list(recorder.outbox)
+
+
 def attempt(
     task: Task, version: int, started_ns: int, turns: int, chance: random.Random, checker: int | None = None
 ) -> list[SpanBatch]:

@@ -26,11 +26,12 @@ from benchmarks.learner.__main__ import PAGE
 from benchmarks.results import RESULTS, fill_page, machine
 from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import nats_server
+from lightningbus.common.processes import host_memory
 from lightningbus.learner.batching.batch import Batch
 from lightningbus.learner.checkpointing import checkpoint, step_committer
 from lightningbus.learner.checkpointing.checkpoint import Checkpoints, LearnerState
 from lightningbus.learner.checkpointing.step_committer import StepCommitter
-from lightningbus.learner.engine import engine_state, host_memory
+from lightningbus.learner.engine import engine_state
 from lightningbus.learner.publishing import delta_chain, publisher
 from lightningbus.learner.publishing.publisher import WeightPublisher
 from lightningbus.learner.settings.learner import LearnerSettings

@@ -8,6 +8,7 @@ LABELS = {
     "rollouts_per_s": "rollouts/s",
     "rows_per_s": "rows/s",
     "inflight": "calls in flight",
+    "max_num_seqs": "most at once",
     "swaps": "weight swaps",
     "max_model_len": "context",
     "busy": "busy slots",

@@ -80,7 +80,8 @@ attempt_duration = register(
     "Near the deadline of the tasks: add nodes, use fewer slots, or set a longer deadline.", buckets=LONG_BUCKETS,
 )  # fmt: skip
 slots = register(
-    Gauge, "runner", "runner_slots", "Rollouts this runner may run at once; set at its start.",
+    Gauge, "runner", "runner_slots",
+    "Rollouts this runner may run at once; it changes while the runner works, unless `concurrency` is set.",
     "The sum over runners is the load that the nodes must sustain.",
 )  # fmt: skip
 slots_in_use = register(

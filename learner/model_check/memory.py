@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lightningbus.learner.engine.host_memory import MEMINFO, available_bytes, has_room
+from lightningbus.common.processes.host_memory import MEMINFO, available_bytes, has_room
 from lightningbus.schemas.weights.safetensors_header import read_tensors
 
 FLOAT32_BYTES = 4

@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightningbus.learner.engine import engine_state, host_memory
+from lightningbus.common.processes import host_memory
+from lightningbus.learner.engine import engine_state
 from lightningbus.learner.training.distributed import ProcessGroup
 
 

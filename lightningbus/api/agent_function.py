@@ -16,8 +16,6 @@ from lightningbus.run.settings.run_file import validate_settings
 from lightningbus.run.settings.sources import merge
 from lightningbus.runners.settings import RunnerSettings
 
-CONCURRENCY = 8
-"""Default number of rollouts at once."""
 SHARED = ("endpoints", "model_aliases", "graded")
 """Settings that another agent of a run has too: of its models and its grader, not of the agent."""
 MODULE = "notebook_agent"
@@ -66,7 +64,7 @@ def parse_runner(
     """
     wanted = to_fields(settings)
     shared = _select_shared(recorded or {}, wanted.get("endpoints"))
-    fields = {**runner_fields(agent, runs), "concurrency": CONCURRENCY, **merge(shared, wanted)}
+    fields = {**runner_fields(agent, runs), **merge(shared, wanted)}
     return validate_settings(RunnerSettings, fields, "runner")
 
 

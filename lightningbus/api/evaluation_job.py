@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from lightningbus.api.agent_function import CONCURRENCY, runner_fields
+from lightningbus.api.agent_function import runner_fields
 from lightningbus.api.evaluation_result import EvaluationResult
 from lightningbus.api.sessions.async_session import AsyncSession, aconnect
 from lightningbus.api.sessions.options import EvaluateOptions, check_label, default_label, parse_samplings
@@ -174,7 +174,7 @@ def _build_settings(
     runs = runs_directory(settings)
     source = save_tasks(UNUSED_TASKS if tasks is None else tasks, runs)
     path = os.fspath(model) if model is not None else _find_model(runs, run)
-    runner = {**runner_fields(agent, runs), "concurrency": CONCURRENCY}
+    runner = runner_fields(agent, runs)
     if url is not None:
         runner["endpoints"] = {DEFAULT_POLICY: {"url": url, "model": path}}
     base = {

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Unpack
 
-from lightningbus.api.agent_function import CONCURRENCY, runner_fields
+from lightningbus.api.agent_function import runner_fields
 from lightningbus.api.settings import (
     RunFile,
     TrainSettings,
@@ -97,8 +97,8 @@ async def atrain(
         if model is None and settings is None:  # the nodes serve what the learner starts from
             model = to_fields(options.get("learner", {})).get("model_path")
         base = _build_base(agent, model, tasks, heldout, runs)
-        if settings is None:
-            base.setdefault("runners", {})["concurrency"] = CONCURRENCY
+        if settings is None:  # there is a runner, which lacks an agent
+            base.setdefault("runners", {})
         checked = build_run_settings(base, options, TrainSettings, file)
         job = job_checks.parse_job(checked, "settings")
         return await train_job.run(checked, job, resume=resume, callbacks=callbacks)

@@ -168,6 +168,11 @@ class ProcessWatchdog:
         """Enforce the limits of this agent until it ends."""
         self._agents.add(agent)
 
+    async def measure_memory(self) -> int:
+        """Return the bytes of memory (RSS) that the agents take with all processes they have started."""
+        heads = [agent.process.pid for agent in self._agents if agent.is_running]
+        return await asyncio.to_thread(lambda: sum(map(_measure_tree, heads)))
+
     async def __aenter__(self) -> "ProcessWatchdog":
         self._watching = asyncio.create_task(self._watch())
         return self
@@ -210,6 +215,10 @@ class ProcessWatchdog:
                 os.waitpid(pid, os.WNOHANG)
         self._seen = orphans
         return bool(orphans)
+
+
+def _measure_tree(head: int) -> int:
+    return sum(map(procfs.rss_bytes, (head, *procfs.descendants(head))))
 
 
 def remove_directory(scratch: Path) -> None:

@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from msgspec.structs import replace
+
 from lightningbus.common.observability import metrics
 from lightningbus.runners.protocol.answers.choice import SampledChoice
 from lightningbus.runners.protocol.token_history import TokenHistory
+from lightningbus.runners.recording.external_cost import ExternalCosts
 from lightningbus.runners.recording.grading_request import build_grading_request
 from lightningbus.runners.recording.refusals import InvalidSpanError, Refusal, Refusals
 from lightningbus.runners.recording.usage import UsageMeter
+from lightningbus.runners.settings import ModelPrice
 from lightningbus.schemas import ids
 from lightningbus.schemas.base import MAX_TIME_NS, Outcome
 from lightningbus.schemas.codec import MAX_BYTES, EncodeError, EncodeTooLargeError, encode
@@ -76,6 +80,8 @@ class AttemptRecorder:
     """The runner's own span of this attempt, where its traces are exported."""
     is_graded: bool = False
     """Whether graders on the bus give the reward, and so end the attempt."""
+    model_prices: Mapping[str, ModelPrice] = field(default_factory=dict)
+    """Prices of the models that no node answers, by pattern of their names."""
     output_tail: str = ""
     """The end of what the agent printed; empty also where its process ended with other rollouts in it."""
     unrecordable_reason: str = ""
@@ -87,6 +93,7 @@ class AttemptRecorder:
         self.trace_id = ids.trace_id(self.rollout)
         self.root_id = ids.root_span_id(self.rollout, self.execution)
         self._meter = UsageMeter(self.task.model)
+        self._costs = ExternalCosts(self.model_prices)
         self._prompts, self._requests = PrefixEncoder(), PrefixEncoder(unit=1, limit=MAX_TEXT)
         self._pending: list[Span] = []
         self._pending_bytes = self._bytes = 0
@@ -114,9 +121,11 @@ class AttemptRecorder:
         """Keep a span, unless it is refused for the reason returned; one that an exporter sends again is kept once."""
         if span.span_id in self._ids:
             return None
+        span = self._costs.price(span)
         if refusal := self._keep(span):
             metrics.spans_refused.labels(refusal.kind).inc()
             return refusal
+        self._costs.add(span)
         self._meter.add(span)
         if any(True for _ in extract_rewards(span)):
             self.reward_spans.append(span)
@@ -217,6 +226,11 @@ class AttemptRecorder:
             attributes=span_attributes,
             call=call,
         )
+        if part.external is None:
+            self._costs.exclude(span)
+        else:
+            span = self._costs.price(span)
+            self._costs.add(span)
         self._meter.add_call(call, prompt_tokens, span)
         if part.missing_tokens:
             metrics.calls_without_tokens.inc()
@@ -261,7 +275,12 @@ class AttemptRecorder:
             reward_span=reward_span,
             error=shorten(error, MAX_ERROR),
             num_spans=self.num_spans + 1,
-            usage=self._meter.usage(),
+            usage=replace(
+                self._meter.usage(),
+                num_external_calls=self._costs.num_calls,
+                num_unpriced_calls=self._costs.num_unpriced,
+                external_cost=self._costs.cost,
+            ),
             enqueued_ns=self.published_ns,
             started_ns=self.started_ns,
             ended_ns=ended_ns,

@@ -200,7 +200,7 @@ ATTEMPTS = f"""
 SELECT task_id, attempt, execution_id, runner, mode, evaluation, agent, resolution, stream_sequence, outcome, reward,
     rewards, error, result, num_calls,
     prompt_tokens, response_tokens, num_truncated, min_weight_version, max_weight_version, newest_versions,
-    model_seconds, tool_seconds, trace_id,
+    model_seconds, tool_seconds, num_external_calls, num_unpriced_calls, external_cost, trace_id,
     toUnixTimestamp64Micro(enqueued_at) / 1000 AS enqueued_ms, toUnixTimestamp64Micro(started_at) / 1000 AS started_ms,
     toUnixTimestamp64Micro(ended_at) / 1000 AS ended_ms, toUnixTimestamp64Micro(stored_at) / 1000 AS stored_ms
 FROM raw_attempts WHERE {ROLLOUT_FILTER} ORDER BY started_ms, stream_sequence LIMIT 1 BY execution_id

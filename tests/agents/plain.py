@@ -80,6 +80,12 @@ def answers(task):
     return 1.0
 
 
+def works(task):
+    """For long enough that a runner's slots are in use."""
+    time.sleep(0.1)
+    return 1.0
+
+
 def dies_on_demand(task):
     if task.get("die"):
         os._exit(3)

@@ -61,3 +61,21 @@ def graph(task):
     for name, text in emitted:
         lightning.start_span(name, attributes=text).end()
     provider.force_flush()
+
+
+def calls_elsewhere(task):
+    """Two calls in OpenTelemetry's words, as an instrumentation of the client records them: one to another model."""
+    tracer = provider.get_tracer("opentelemetry.instrumentation.openai_v2")
+
+    def span(model):
+        return tracer.start_as_current_span(
+            f"chat {model}", attributes={"gen_ai.operation.name": "chat", "gen_ai.request.model": model}
+        )
+
+    with span("policy") as call:
+        answer = client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "2+3?"}])
+        call.set_attributes({"gen_ai.response.id": answer.id, "gen_ai.usage.input_tokens": 2})
+    with span("gpt-4o-mini") as call:
+        call.set_attributes({"gen_ai.usage.input_tokens": 10, "gen_ai.usage.output_tokens": 20})
+    provider.force_flush()
+    return 1.0

@@ -113,7 +113,7 @@ def test_sections_may_be_objects_of_the_run_file(tmp_path: Path, monkeypatch: py
     assert str(run.learner.tasks) == "train.jsonl" and (str(run.eval.tasks), run.eval.samples) == ("test.jsonl", 3)
     assert [(str(node.model_path), node.dtype) for node in run.inference] == [("model", "float32")]
     (runner,) = run.runners
-    assert (runner.entrypoint, runner.max_open_files, runner.concurrency) == ("agent:solve", 64, 8)
+    assert (runner.entrypoint, runner.max_open_files, runner.concurrency) == ("agent:solve", 64, None)
 
 
 @pytest.mark.parametrize("form", ["object", "fields", "path"])

@@ -121,6 +121,7 @@ async def test_a_whole_node_serves_and_restarts_an_engine_in_memory(bus: Bus, tm
         await at.publish("policy", 1, is_whole=True)
         beat = await at.beat(lambda beat: beat.state == "ready" and beat.version == 1)
         assert (beat.status["engine_id"], beat.status["parsers"]) == ("n:run1", ["tool"])
+        assert beat.status["max_num_seqs"] == 64, "runners see how many calls it computes at once"
         status, text = await at.ask("policy")
         assert status == 200 and text.startswith('data: {"weight_version":1,"engine_id":"n:run1","choices":[]}')
         await at.publish("policy", 2, is_whole=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightningbus.learner.engine import host_memory
+from lightningbus.common.processes import host_memory
 from lightningbus.learner.training.verl_trainer import VerlTrainer
 from tests.learner.test_trainer import batch_of, conversations, whole
 from tests.polling import HANG_SECONDS

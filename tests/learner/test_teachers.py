@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from lightningbus.learner.errors import LearnerError
+from lightningbus.learner.learner import find_blocker
 from lightningbus.learner.rollouts.assembler import Rollout
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.learner.settings.loss_parts import TeacherSettings
@@ -121,6 +122,7 @@ async def test_a_teacher_that_is_away_holds_up_its_own_groups_alone(paths: list[
         training.teachers = teachers
         loop.dispatcher.order_by_deadline, loop.dispatcher.find_awaited = list, Mock(return_value=[])
         loop.dispatcher.find_replacements_of_others = Mock(return_value=[])
+        loop.dispatcher.missing_version = None
         servers[0].is_away = True
         tasks = [f"{name}/1@run-p{number}" for number in range(2) for name in ("math", "code")]
         for task in tasks:
@@ -132,13 +134,25 @@ async def test_a_teacher_that_is_away_holds_up_its_own_groups_alone(paths: list[
         while teachers.find_waiting(groups.ready) != {tasks[0], tasks[2]}:
             ended.clear()
             await ended.wait()
+        assert teachers.problem.startswith("math: ") and find_blocker(training) == "", "others can be trained"
         popped = await training._pop_groups()
         assert [each.task_id for each in popped] == [tasks[1], tasks[3]]
+        training.phase = "training"
+        assert find_blocker(training) == "", "others are trained"
+        training.phase = "waiting"
         batch, closed = loop.dispatcher.find_awaited.call_args.args
         assert batch == closed == {tasks[1], tasks[3]}
         await teachers.score(popped)
         assert all(item.teacher_scores for each in popped for item in each.rollouts)
         assert await training._pop_groups() == [] and teachers.problem.startswith("math: ")
+        assert find_blocker(training) == f"a teacher: {teachers.problem}"
+        (held_up, other), groups.ready = groups.ready, groups.ready[:1]
+        assert find_blocker(training) == "", "rollouts are missing too, and are under way"
+        training.slow_groups.awaited = [held_up.task_id]
+        assert find_blocker(training).startswith("a teacher: "), (
+            "and the next step would put the group beyond the bound"
+        )
+        training.slow_groups.awaited, groups.ready = [], [held_up, other]
         servers[0].is_away = False
         while teachers.find_waiting(groups.ready):
             ended.clear()

@@ -13,7 +13,7 @@ from lightningbus.run.settings.run_file import RunSettings
 def test_machines_and_judges_cost_money() -> None:
     budget = BudgetSettings(cost=10, num_gpus=4, gpu_hour_price=2.5, hour_price=1)
     assert budget.price_per_hour == 11
-    assert budget.compute_cost(1800, judges=0.5) == 6
+    assert budget.compute_cost(1800, calls=0.5) == 6
     assert budget.find_overrun(1800, 6) == ""
     assert budget.find_overrun(3600, 11.5) == "11.5 of 10 is spent (budget.cost)"
 

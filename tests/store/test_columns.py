@@ -42,7 +42,8 @@ TABLES = {
 ADDED = re.compile(r"ALTER TABLE \{database\}\.(\w+)\{on_cluster\}\s+ADD COLUMN (?:IF NOT EXISTS )?(\w+)")
 for migration in load_migrations():
     for name, column in ADDED.findall(migration.sql):
-        TABLES[name].append(column)
+        if name in TABLES:  # raw_rollouts is made as raw_attempts is
+            TABLES[name].append(column)
 
 FIELDS: dict[tuple[type[Event], str], frozenset[str]] = {
     (Task, "raw_tasks"): frozenset({"prior_attempts"}),

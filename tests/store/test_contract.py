@@ -131,7 +131,9 @@ def test_every_view_and_report_answers(sql: Client) -> None:
         run_id="asked", task_id="t", rollout_id="t.0", execution_id="e", grading="strict", graders_sha256="",
         reward=1.0, started_at_ns=1, graded_at_ns=2,
     )  # fmt: skip
-    seed_store.insert(sql, [*seed_store.run("asked"), grade], database=sql.database or "")
+    seed_store.insert(
+        sql, [*seed_store.run("asked"), *seed_store.external_attempt("asked"), grade], database=sql.database or ""
+    )
     views = sql.query(
         "SELECT name FROM system.tables WHERE database = currentDatabase() AND engine = 'View'"
     ).result_rows

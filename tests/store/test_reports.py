@@ -44,6 +44,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, events: dict[str, list[Any]]
             seed_store.insert(built.sql, text, first=10_000 * seed + 1)
             seed_store.insert(built.sql, text[: len(text) // 2], first=10_000 * seed + 1)
             seed_store.insert(built.sql, grades(text))
+        seed_store.insert(built.sql, seed_store.external_attempt("outside"))
         yield built
 
 

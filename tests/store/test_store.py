@@ -195,7 +195,13 @@ def test_an_edited_migration_is_refused_and_a_new_one_applied_once(
     with pytest.raises(MigrationError, match=r"0001_a\.sql was applied to database other and edited since"):
         migrate(bare, "other", [edited, second])
     names = [migration.name for migration in migrations.load_migrations()]
-    assert names == ["0001_tables.sql", "0002_grades.sql", "0003_task_decisions.sql", "0004_reviews.sql"]
+    assert names == [
+        "0001_tables.sql",
+        "0002_grades.sql",
+        "0003_task_decisions.sql",
+        "0004_reviews.sql",
+        "0005_external_cost.sql",
+    ]
 
 
 @pytest.mark.usefixtures("bus")

@@ -59,7 +59,11 @@ EXCLUDED = (
 )
 
 
-JUDGES = "SELECT sum(cost) FROM grades WHERE run_id = {run_id:String}"
+CALLS = """
+SELECT (SELECT sum(cost) FROM grades WHERE run_id = {run_id:String}), sum(external_cost), sum(num_unpriced_calls)
+FROM attempts WHERE run_id = {run_id:String}
+"""
+"""Query of the cost of judges and of external model calls, and of the number of those without a price."""
 
 
 class Results(BaseModel):
@@ -84,7 +88,11 @@ class Results(BaseModel):
     )
     stop_reason: str = Field(default="", description="reason why training ended before `max_steps`; empty: it did not")
     cost: float | None = Field(
-        default=None, description="price of machines and judges so far, by `budget`; none: no prices"
+        default=None,
+        description="price so far of machines, judges and external model calls, by `budget`; none: no prices",
+    )
+    unpriced_calls: int = Field(
+        default=0, description="external model calls without a price in `model_prices`, which `cost` leaves out"
     )
     weight_versions: int = Field(default=0, description="weight versions published, of all models")
     rollouts: int = Field(default=0, description="rollouts that ended, evaluations included")
@@ -207,9 +215,9 @@ class Results(BaseModel):
         self.reward = None if reward is None else round(reward, 4)
 
     def count_cost(self, client: Client, budget: BudgetSettings) -> None:
-        """Add up what machines and judges cost until now, by the prices of a budget."""
-        ((judges,),) = client.query(JUDGES, parameters={"run_id": self.run}).result_rows
-        self.cost = round(budget.compute_cost(self.seconds, judges), 4)
+        """Add up what machines, judges and external model calls cost until now, by the prices of a budget."""
+        judges, external, self.unpriced_calls = query_row(client, CALLS, {"run_id": self.run})
+        self.cost = round(budget.compute_cost(self.seconds, judges + external), 4)
 
     def count(self, client: Client) -> None:
         """Read the figures that the store counts."""

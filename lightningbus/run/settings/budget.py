@@ -33,9 +33,9 @@ class BudgetSettings(BaseModel):
         """Price of the machines for an hour."""
         return self.num_gpus * self.gpu_hour_price + self.hour_price
 
-    def compute_cost(self, seconds: float, judges: float = 0.0) -> float:
-        """Compute what a job of so many seconds costs, with what its ``judges`` cost."""
-        return seconds / HOUR_SECONDS * self.price_per_hour + judges
+    def compute_cost(self, seconds: float, calls: float = 0.0) -> float:
+        """Compute what a job of so many seconds costs, with what its ``calls`` of judges and external models cost."""
+        return seconds / HOUR_SECONDS * self.price_per_hour + calls
 
     def find_overrun(self, seconds: float, cost: float) -> str:
         """Return the reason for which training ends after so many seconds and at such a cost; empty: none."""

@@ -149,8 +149,12 @@ class RunSettings(BaseModel):
         has_price = any(
             each.judge is not None and (each.judge.input_price or each.judge.output_price) for each in judges
         )
+        has_price = has_price or any(runner.model_prices for runner in self.runners)
         if self.budget is not None and self.budget.cost and not self.budget.price_per_hour and not has_price:
-            raise ValueError("budget.cost needs a price: budget.gpu_hour_price, budget.hour_price or that of a judge")
+            raise ValueError(
+                "budget.cost needs a price: budget.gpu_hour_price, budget.hour_price, that of a judge, or model_prices "
+                "of a runner"
+            )
         return self
 
     @model_validator(mode="after")

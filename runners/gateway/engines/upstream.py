@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
@@ -150,6 +150,11 @@ class Upstream:
         """Name all models that some node serves, or has served."""
         self._known_models |= {node.model for node in self._fleet.members() if node.model}
         return self._known_models
+
+    @property
+    def called_nodes(self) -> Collection[str]:
+        """Ids of the nodes that calls have gone to."""
+        return self._open.keys()
 
     def problem(self) -> str:
         """Explain why a node rejects this runner's calls; empty if none does."""

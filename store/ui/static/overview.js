@@ -13,7 +13,8 @@ export function overviewTiles(data, state) {
     data.rewards.map((set) => rewardTile(set)),
     progressTile(data, state),
     ["rollouts", "tokens"].map((name) => (data[`${name}_per_hour`] === null ? null : tile(NAMES[name], large(data[`${name}_per_hour`]), "over the last ten minutes of the run"))),
-    data.cost === null ? null : tile("cost", figure(data.cost), "of the judges, at the prices of the settings"),
+    data.cost === null ? null : tile("cost", figure(data.cost), "of judges and external models, at the prices of the settings",
+      data.unpriced_calls ? `without ${count(data.unpriced_calls)} model calls that have no price` : ""),
     settingsTile(data.settings));
 }
 

@@ -4,7 +4,7 @@ import { ask } from "./api.js";
 import { callsPanel } from "./calls.js";
 import { conversation } from "./conversation.js";
 import { empty, h, table } from "./dom.js";
-import { clock, count, reward, seconds, versions } from "./format.js";
+import { clock, count, figure, reward, seconds, versions } from "./format.js";
 import { groupPanel } from "./group.js";
 import { follow, showLive } from "./live.js";
 import { panel } from "./panel.js";
@@ -94,6 +94,7 @@ function facts({ attempt, task, uses, run_id: run }) {
     fact("took", seconds((attempt.ended_ms - attempt.started_ms) / 1000)),
     fact("in queue", seconds(Math.max(0, attempt.started_ms - attempt.enqueued_ms) / 1000)),
     fact("tokens", `${count(attempt.response_tokens)} sampled in ${count(attempt.num_calls)} calls`),
+    attempt.num_external_calls ? fact("external models", `${count(attempt.num_external_calls)} calls, cost ${figure(attempt.external_cost)}${attempt.num_unpriced_calls ? `, ${count(attempt.num_unpriced_calls)} without a price` : ""}`) : null,
     ...(uses.length ? uses.map((use) => fact(models.length > 1 ? `training of ${use.model}` : "training", training(use))) : [fact("training", "not trained on")]),
     attempt.error ? h("p", { class: "problem" }, attempt.error) : null,
   ].filter(Boolean);

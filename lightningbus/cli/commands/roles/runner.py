@@ -29,7 +29,7 @@ def runner(
         Path | None, typer.Option(help="directory that the agent runs in [default: the current one]")
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", "-n", help="concurrent rollouts [default: 4]")
+        int | None, typer.Option("--concurrency", "-n", help="concurrent rollouts [default: adapts, from 4 on]")
     ] = None,
     command: Annotated[
         str | None, typer.Option(help="command line of a program to run instead of a Python agent")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lightningbus.learner.engine.host_memory import available_bytes, has_room
+from lightningbus.common.processes.host_memory import available_bytes, has_room, total_bytes
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,10 @@ def test_the_smaller_of_machine_and_control_group_counts(tmp_path: Path, limit: 
     assert available_bytes(tmp_path / "meminfo", tmp_path) == expected
     assert available_bytes(tmp_path / "meminfo", tmp_path / "none") == 4096 * 1024
     assert available_bytes(tmp_path / "none", tmp_path) is None
+    most = 8192 * 1024
+    assert total_bytes(tmp_path / "meminfo", tmp_path) == (most if limit == "max" else int(limit))
+    assert total_bytes(tmp_path / "meminfo", tmp_path / "none") == most
+    assert total_bytes(tmp_path / "none", tmp_path) is None
 
 
 def test_no_room_is_taken_where_none_is_known() -> None:

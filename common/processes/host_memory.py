@@ -22,6 +22,18 @@ def available_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | Non
     return max(0, min(machine, limit - used + cached))
 
 
+def total_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
+    """Return the smaller of the machine's memory and the limit of the control group (version 2); None: not known."""
+    try:
+        machine = _read_field(meminfo.read_text(), "MemTotal:") * 1024
+    except (OSError, ValueError, StopIteration):
+        return None
+    try:
+        return min(machine, int((cgroup / "memory.max").read_text()))
+    except (OSError, ValueError):  # no group, or one without a limit
+        return machine
+
+
 def has_room(num_bytes: int, available: int | None) -> bool:
     """Return whether so many bytes may be taken; not where it is not known what is available."""
     return available is not None and num_bytes <= SHARE * available
