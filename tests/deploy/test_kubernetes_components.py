@@ -20,6 +20,8 @@ COMPONENTS = [
     DEPLOY / "kubernetes" / "ingress",
     DEPLOY / "kubernetes" / "backups",
 ]
+DEPLOYMENT = (ROOT / "docs" / "deployment.md").read_text()
+NAMESPACE = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())["namespace"]
 VERSIONS = ("1.37", "1.33")
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
 GRAFANA = COMPOSE["grafana"]
@@ -62,16 +64,14 @@ def test_each_document_is_valid_by_two_versions(document: Document, version: str
 
 @pytest.mark.integration
 @pytest.mark.parametrize("version", VERSIONS)
-def test_an_overlay_of_base_and_components_is_built(tmp_path: Path, version: str) -> None:
+def test_the_documented_overlay_of_base_and_components_is_built_in_one_namespace(tmp_path: Path, version: str) -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed, and nothing else builds a Kustomize overlay")
-    overlay = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "namespace": "lightningbus",
-        "resources": [os.path.relpath(DEPLOY / "kubernetes", tmp_path)],
-        "components": [os.path.relpath(component, tmp_path) for component in COMPONENTS],
-    }
+    (block,) = re.findall(r"```yaml\n(# kustomization.yaml\n[^`]*components:.*?)```", DEPLOYMENT, re.S)
+    overlay = yaml.safe_load(block)
+    assert [ROOT / path for path in overlay["components"]] == COMPONENTS
+    for field in ("resources", "components"):
+        overlay[field] = [os.path.relpath(ROOT / path, tmp_path) for path in overlay[field]]
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
     done = subprocess.run(
         ["kubectl", "kustomize", tmp_path], capture_output=True, text=True, timeout=HANG_SECONDS, check=False
@@ -82,12 +82,20 @@ def test_an_overlay_of_base_and_components_is_built(tmp_path: Path, version: str
         if document["kind"] != "ScaledObject":
             kubernetes_validate.validate(document, version, strict=True)
     names = {(document["kind"], document["metadata"]["name"]) for document in built}
+    assert {
+        document["metadata"].get("namespace") for document in built if document["kind"] != "Namespace"
+    } == {NAMESPACE}  # fmt: skip
     assert {(document["kind"], document["metadata"]["name"]) for document in DOCUMENTS} <= names
     templates = [document["spec"]["template"] for document in built if "template" in document.get("spec", {})]
     assert all(":" in actual["image"] for template in templates for actual in template["spec"]["containers"])
     configured = {name for kind, name in names if kind == "ConfigMap"}
     for name in re.findall(r"configMap:\n\s+name: (\S+)", done.stdout):
         assert name in configured
+
+
+def test_each_component_is_in_the_namespace_of_the_base() -> None:
+    for component in COMPONENTS:
+        assert yaml.safe_load((component / "kustomization.yaml").read_text())["namespace"] == NAMESPACE
 
 
 def test_the_pages_command_is_one_of_ours_and_listens_where_it_is_asked(commands: Commands) -> None:
@@ -107,7 +115,6 @@ def test_a_backup_is_a_command_of_ours_with_the_variables_that_it_reads(commands
 
 
 def test_no_pod_runs_as_root_or_holds_a_secret_of_its_own() -> None:
-    documented = (ROOT / "docs" / "deployment.md").read_text()
     assert not of("Secret")
     for name, pod in pods().items():
         assert pod["securityContext"]["runAsNonRoot"] and not pod["automountServiceAccountToken"]
@@ -117,15 +124,14 @@ def test_no_pod_runs_as_root_or_holds_a_secret_of_its_own() -> None:
     )))  # fmt: skip
     secrets |= {ingress["spec"]["tls"][0]["secretName"] for ingress in of("Ingress").values()}
     secrets |= {of("Ingress")["page"]["metadata"]["annotations"]["nginx.ingress.kubernetes.io/auth-secret"]}
-    assert secrets and all(re.search(rf"create secret \w+ {secret} ", documented) for secret in secrets)
+    assert secrets and all(re.search(rf"create secret \w+ {secret} ", DEPLOYMENT) for secret in secrets)
 
 
 def test_grafana_has_what_it_has_under_compose() -> None:
     grafana = container("grafana")
     assert grafana["image"] == GRAFANA["image"]
-    documented = (ROOT / "docs" / "deployment.md").read_text()
     named = {entry["name"] for entry in grafana["env"]}
-    assert all(variable in named or f"--from-literal {variable}=" in documented for variable in GRAFANA["environment"])
+    assert all(variable in named or f"--from-literal {variable}=" in DEPLOYMENT for variable in GRAFANA["environment"])
     generated = yaml.safe_load((DEPLOY / "grafana" / "kustomization.yaml").read_text())["configMapGenerator"]
     files = {file for entry in generated for file in entry["files"]}
     directory = DEPLOY / "grafana"
