@@ -130,10 +130,12 @@ def test_no_pod_runs_as_root_or_holds_a_secret_of_its_own() -> None:
 def test_grafana_has_what_it_has_under_compose() -> None:
     grafana = container("grafana")
     assert grafana["image"] == GRAFANA["image"]
-    named = {entry["name"] for entry in grafana["env"]}
-    assert all(variable in named or f"--from-literal {variable}=" in DEPLOYMENT for variable in GRAFANA["environment"])
     generated = yaml.safe_load((DEPLOY / "grafana" / "kustomization.yaml").read_text())["configMapGenerator"]
-    files = {file for entry in generated for file in entry["files"]}
+    literals = {literal.partition("=")[0] for entry in generated for literal in entry.get("literals", [])}
+    named = {entry["name"] for entry in grafana["env"]} | literals
+    assert all(variable in named or f"--from-literal {variable}=" in DEPLOYMENT for variable in GRAFANA["environment"])
+    assert [*map(list, grafana["envFrom"])] == [["configMapRef"], ["secretRef"]], "the last one counts"
+    files = {file for entry in generated for file in entry.get("files", [])}
     directory = DEPLOY / "grafana"
     assert files == {
         str(path.relative_to(directory)) for folder in ("dashboards", "provisioning")
