@@ -21,6 +21,9 @@ def flatten_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tu
 
 
 def without_secrets(url: str) -> str:
-    """Remove user and password from a URL."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    """Remove user, password and query from a URL; of what is no URL nothing is left but three dots."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "..."
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))

@@ -8,11 +8,11 @@ from cryptography import x509
 
 from lightningbus.bus.errors import CredentialsError
 from lightningbus.bus.security.certificates import CA, CERT, CLIENT, KEY, ROUTE_PREFIX, SERVER, CertificateAuthority
-from lightningbus.bus.security.credentials import read_policies
+from lightningbus.bus.security.credentials import FILE, read_policies
 from lightningbus.bus.security.identities import NKEY, PASSWORD, identity_of, new_certificate, new_nkey
 from lightningbus.bus.security.permissions import LEAF_ROLES
 from lightningbus.bus.security.secrets import CONF, SERVER_DIR
-from lightningbus.bus.security.users import roles_of, server_conf, write_leaf_conf
+from lightningbus.bus.security.users import add_users, roles_of, server_conf, write_leaf_conf
 
 PREVIOUS, NEXT = "previous", "next"
 """Below the users: what the roles were let in by before, and what the server shows after the second step."""
@@ -22,7 +22,7 @@ def begin_rotation(out: Path, site: bool = False) -> Iterator[str]:
     """Give each role new keys; the server takes old and new. Raise `CredentialsError` if a rotation is under way.
 
     With certificates, clients trust the old authority and the new one from now on, and the server shows the old
-    certificate until `finish_rotation`.
+    certificate until `finish_rotation`. A role that an older release did not know is given its first keys.
     """
     if not (out / CONF).exists():
         raise CredentialsError(
@@ -34,7 +34,8 @@ def begin_rotation(out: Path, site: bool = False) -> Iterator[str]:
     authority = CertificateAuthority.create() if server.exists() else None
     previous = out / PREVIOUS
     previous.mkdir(mode=0o700)
-    for role in roles:
+    added = [role for role in roles if not (out / role / FILE).exists()]
+    for role in (role for role in roles if role not in added):
         directory, kept = out / role, previous / role
         kept.mkdir(mode=0o700)
         # A reader meets the old files or the new ones; where it meets both it is refused once, and reads again.
@@ -52,6 +53,12 @@ def begin_rotation(out: Path, site: bool = False) -> Iterator[str]:
         if authority is not None:
             _add_certificate(authority, directory)
         yield f"{directory}: new keys"
+    if added:
+        add_users(out, added, authority)
+    for role in added:
+        if authority is not None:  # the server shows its old certificate until the second step
+            _replace(out / role / CA, authority.pem() + (server / CA).read_bytes())
+        yield f"{out / role}: what {role} is let in by"
     if authority is not None:
         names = _hosts(server / CERT)
         following = server / NEXT

@@ -117,15 +117,21 @@ def allow_policies(out: Path, policies: Sequence[str]) -> None:
         return
     for role in present - learners.keys():
         shutil.rmtree(out / role)
-    added = [role for role in learners if role not in present]
-    keys = SigningKeys.read(out / ADMIN).with_fresh(added)
-    for file in out.glob(f"*/{FILE}"):
-        keys.write_public(file.parent)
-    for role in added:
-        shutil.rmtree(out / role, ignore_errors=True)  # left by an interrupted run
-        _create_user(out / role, role, keys, authority=None)
+    add_users(out, [role for role in learners if role not in present], authority=None)
     server_conf(out, {role: [identity_of(out / role)] for role in make_permissions(policies)}, policies, site=False)
     _write_policies(out, policies)
+
+
+def add_users(out: Path, roles: Sequence[str], authority: CertificateAuthority | None) -> None:
+    """Create users of roles that have none yet; all roles learn the public keys of those that sign."""
+    keys = SigningKeys.read(out / ADMIN).with_fresh(
+        role for role in roles if role in SIGNER_ROLES or role.startswith(f"{LEARNER}-")
+    )
+    for file in out.glob(f"*/{FILE}"):
+        keys.write_public(file.parent)
+    for role in roles:
+        shutil.rmtree(out / role, ignore_errors=True)  # left by an interrupted run
+        _create_user(out / role, role, keys, authority)
 
 
 def _write_policies(out: Path, policies: Sequence[str]) -> None:

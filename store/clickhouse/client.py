@@ -1,7 +1,7 @@
 """A clickhouse-connect client, the same for the embedded engine and for a server."""
 
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import clickhouse_connect
 from clickhouse_connect.driver.client import Client
@@ -13,6 +13,8 @@ from lightningbus.store.clickhouse.query_limits import INTERACTIVE, QueryLimits,
 DATABASE = "lightningbus"
 TIMEOUT_SECONDS = 300
 SCHEMES = ("http", "https")
+TLS_PORTS = (443, 8443)
+"""Ports at which clickhouse-connect, given no scheme, asks by TLS."""
 
 
 class StoreUnreachableError(Exception):
@@ -30,11 +32,7 @@ def connect(url: str, database: str | None = DATABASE, timeout_seconds: int = TI
     several threads may share it; without compression on the same machine. The scheme alone decides whether the
     connection is encrypted: clickhouse-connect itself goes by the port.
     """
-    address = urlsplit(url)
-    if address.scheme not in SCHEMES:
-        raise StoreUnreachableError(
-            f"{without_secrets(url)} is no address of ClickHouse's HTTP interface: it begins with http:// or https://"
-        )
+    address = _parse_address(url)
     local = address.hostname in ("127.0.0.1", "::1", "localhost")
     try:
         return clickhouse_connect.get_client(
@@ -46,12 +44,32 @@ def connect(url: str, database: str | None = DATABASE, timeout_seconds: int = TI
             send_receive_timeout=timeout_seconds,
             compress=not local,
         )
+    except TypeError as error:  # of a field of the query that is no argument of the client
+        raise StoreUnreachableError(f"the query of {without_secrets(url)} is not to be used: {error}") from None
     except (OperationalError, OSError) as error:
         raise StoreUnavailableError(f"no ClickHouse answers at {without_secrets(url)}: {_root_cause(error)}") from error
     except ClickHouseError as error:
         raise StoreUnreachableError(
             f"ClickHouse at {without_secrets(url)} does not answer as it should: {_first_line(error)}"
         ) from error
+
+
+def _parse_address(url: str) -> SplitResult:
+    """Take an address apart; raise `StoreUnreachableError`, which repeats nothing of what may hold a password."""
+    try:
+        address = urlsplit(url)
+        port = address.port
+    except ValueError:
+        address, port = urlsplit(""), None
+    if address.scheme not in SCHEMES or not address.hostname:
+        raise StoreUnreachableError(
+            "this is no address of ClickHouse's HTTP interface: it has the form https://user:password@host:port"
+        )
+    if address.scheme == "http" and port in TLS_PORTS:
+        raise StoreUnreachableError(
+            f"{without_secrets(url)} would be asked without TLS at the port of TLS: write https://, or another port"
+        )
+    return address
 
 
 def connect_readonly(url: str, database: str | None = DATABASE, limits: QueryLimits = INTERACTIVE) -> Client:

@@ -1,6 +1,7 @@
 """Certificates belong to their users, and keys and authorities are rotated while a run goes on."""
 
 import asyncio
+import json
 import re
 import shutil
 import signal
@@ -134,6 +135,25 @@ async def test_rotation_cuts_nobody_off(tmp_path: Path, tls: bool) -> None:
                 assert (await admin.js.stream_info("TASKS")).state.messages >= published
         with pytest.raises(CredentialsError, match="no rotation"):
             list(finish_rotation(users))
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["keys", "keys and authorities"])
+async def test_a_role_that_an_older_release_did_not_know_is_let_in(tmp_path: Path, tls: bool) -> None:
+    users = tmp_path / "users"
+    assert list(create_users(users, tls=tls))
+    shutil.rmtree(users / "auditor")
+    for file in users.glob("*/signers.json"):
+        file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "auditor"}))
+    before = json.loads((users / "admin" / "signers.json").read_text())
+    assert f"{users / 'auditor'}: what auditor is let in by" in list(begin_rotation(users))
+    async with nats_server(tmp_path / "nats", users=users) as server:
+        await let_in(server.url, Credentials.read(users, "auditor"))
+        assert list(finish_rotation(users))
+        reload(server)
+        await reloaded(server.url, Credentials.read(users, "auditor"), refused=False)
+    after = json.loads((users / "inference" / "signers.json").read_text())
+    assert len(after.pop("auditor")) == 1 and after == before
+    assert (users / "auditor" / "signing.seed").exists()
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["keys", "keys and authorities"])

@@ -56,3 +56,13 @@ def test_boards_and_data_source_fit_each_other() -> None:
         assert len(local) == len(set(local))
         assert {panel["datasource"]["uid"] for panel in board["panels"]} == {source["uid"]}
     assert len(ids) == len(set(ids)) == 2
+
+
+def test_the_data_source_is_made_of_variables_that_are_set() -> None:
+    """Grafana expands them by Go's `os.ExpandEnv`, which has no defaults; in braces a value is expanded twice."""
+    (source,) = yaml.safe_load((GRAFANA / "provisioning/datasources/clickhouse.yaml").read_text())["datasources"]
+    values = [str(value) for value in (*source["jsonData"].values(), *source["secureJsonData"].values())]
+    variables = {value[1:] for value in values if "$" in value}
+    assert all(re.fullmatch(r"[A-Z_]+", name) for name in variables)
+    compose = yaml.safe_load((GRAFANA.parent / "compose.yaml").read_text())["services"]["grafana"]["environment"]
+    assert variables == {name for name in compose if name.startswith("LIGHTNINGBUS_SQL")}

@@ -168,6 +168,7 @@ def test_a_roles_command_is_one_of_ours_and_its_probes_ask_where_it_answers(comm
 
 def test_the_job_provisions_and_the_nodes_listen_where_runners_are_let_through(commands: Commands) -> None:
     assert begun(commands, "provision") is None
+    assert of("Job")["provision"]["spec"]["ttlSecondsAfterFinished"] == 3600, "the page says an hour"
     node = begun(commands, "inference")
     assert isinstance(node, InferenceSettings) and node.inference_api_key_file is not None
     assert (node.host, node.port) == (EXPANDED["POD_IP"], ports(container("inference"))["gateway"])

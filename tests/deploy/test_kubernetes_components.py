@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from lightningbus.cli.commands.roles.store import ADMIN_VARIABLE, BACKUP_KEYS, BACKUP_VARIABLE
+from lightningbus.learner.settings.learner import LearnerSettings
 from tests.deploy.commands import DEPLOY, ROOT, Commands, Document
 from tests.polling import HANG_SECONDS
 
@@ -19,6 +20,13 @@ COMPONENTS = [
     DEPLOY / "grafana",
     DEPLOY / "kubernetes" / "ingress",
     DEPLOY / "kubernetes" / "backups",
+]
+"""Those of the overlay that the page shows first."""
+WEIGHTS = DEPLOY / "kubernetes" / "weights"
+DEPLOYMENT = (ROOT / "docs" / "deployment.md").read_text()
+NAMESPACE = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())["namespace"]
+OVERLAYS: list[Document] = [
+    yaml.safe_load(block) for block in re.findall(r"```yaml\n(# kustomization.yaml.*?)```", DEPLOYMENT, re.S)
 ]
 VERSIONS = ("1.37", "1.33")
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
@@ -31,7 +39,7 @@ def documents_of(component: Path) -> list[Document]:
     return [document for name in listed for document in yaml.safe_load_all((component / name).read_text())]
 
 
-DOCUMENTS = [document for component in COMPONENTS for document in documents_of(component)]
+DOCUMENTS = [document for component in (*COMPONENTS, WEIGHTS) for document in documents_of(component)]
 
 
 def of(kind: str) -> dict[str, Document]:
@@ -60,34 +68,76 @@ def test_each_document_is_valid_by_two_versions(document: Document, version: str
     assert kubernetes_validate.validate(document, version, strict=True) == version
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize("version", VERSIONS)
-def test_an_overlay_of_base_and_components_is_built(tmp_path: Path, version: str) -> None:
+def build(overlay: Document, directory: Path) -> list[Document]:
+    """Build an overlay, whose paths are those of a checkout; skips the test without kubectl."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed, and nothing else builds a Kustomize overlay")
-    overlay = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "namespace": "lightningbus",
-        "resources": [os.path.relpath(DEPLOY / "kubernetes", tmp_path)],
-        "components": [os.path.relpath(component, tmp_path) for component in COMPONENTS],
-    }
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    for field in ("resources", "components"):
+        overlay[field] = [os.path.relpath(ROOT / path, directory) for path in overlay[field]]
+    (directory / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
     done = subprocess.run(
-        ["kubectl", "kustomize", tmp_path], capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+        ["kubectl", "kustomize", directory], capture_output=True, text=True, timeout=HANG_SECONDS, check=False
     )
     assert done.returncode == 0, done.stderr
-    built = list(yaml.safe_load_all(done.stdout))
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_documented_overlay_of_base_and_components_is_built_in_one_namespace(tmp_path: Path, version: str) -> None:
+    overlay = OVERLAYS[1]
+    assert [ROOT / path for path in overlay["components"]] == COMPONENTS
+    built = build({**overlay}, tmp_path)
     for document in built:
         if document["kind"] != "ScaledObject":
             kubernetes_validate.validate(document, version, strict=True)
     names = {(document["kind"], document["metadata"]["name"]) for document in built}
-    assert {(document["kind"], document["metadata"]["name"]) for document in DOCUMENTS} <= names
+    named = {document["metadata"].get("namespace") for document in built if document["kind"] != "Namespace"}
+    assert named == {NAMESPACE}
+    expected = {(each["kind"], each["metadata"]["name"]) for path in COMPONENTS for each in documents_of(path)}
+    assert expected <= names
     templates = [document["spec"]["template"] for document in built if "template" in document.get("spec", {})]
     assert all(":" in actual["image"] for template in templates for actual in template["spec"]["containers"])
     configured = {name for kind, name in names if kind == "ConfigMap"}
-    for name in re.findall(r"configMap:\n\s+name: (\S+)", done.stdout):
+    for name in re.findall(r"configMap:\n\s+name: (\S+)", yaml.safe_dump_all(built)):
         assert name in configured
+
+
+@pytest.mark.integration
+def test_the_documented_overlay_for_large_models_shares_a_volume(tmp_path: Path) -> None:
+    overlay = OVERLAYS[2]
+    assert [ROOT / path for path in overlay["components"]] == [WEIGHTS]
+    settings = (DEPLOY / "kubernetes" / "settings" / "learner.yaml").read_text()
+    (added,) = re.findall(r"with `(weights: .*?)` added", DEPLOYMENT)
+    (tmp_path / "learner.yaml").write_text(f"{settings}{added}\n")
+    built = build({**overlay}, tmp_path)
+    for document in built:
+        if document["kind"] != "ScaledObject":
+            kubernetes_validate.validate(document, VERSIONS[0], strict=True)
+    mounts = {
+        document["metadata"]["name"]: mount
+        for document in built
+        if document["kind"] in ("Deployment", "StatefulSet")
+        for mount in document["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+        if mount["name"] == "weights"
+    }
+    assert {name: mount.get("readOnly", False) for name, mount in mounts.items()} == {
+        "learner": False, "inference": True, "auditor": True,
+    }  # fmt: skip
+    (learner,) = (d for d in built if d["kind"] == "ConfigMap" and d["metadata"]["name"].startswith("learner-"))
+    weights = LearnerSettings.model_validate(yaml.safe_load(learner["data"]["learner.yaml"])).weights
+    assert weights.transport == "file" and {mount["mountPath"] for mount in mounts.values()} == {weights.location}
+    (volume,) = (d for d in built if d["kind"] == "PersistentVolumeClaim" and d["metadata"]["name"] == "weights")
+    assert volume["spec"]["accessModes"] == ["ReadWriteMany"]
+    (claim,) = next(d for d in built if (d["kind"], d["metadata"]["name"]) == ("StatefulSet", "learner"))["spec"][
+        "volumeClaimTemplates"
+    ]
+    assert claim["spec"]["resources"]["requests"]["storage"] in overlay["patches"][0]["patch"]
+
+
+def test_each_component_is_in_the_namespace_of_the_base() -> None:
+    for component in (*COMPONENTS, WEIGHTS):
+        assert yaml.safe_load((component / "kustomization.yaml").read_text())["namespace"] == NAMESPACE
 
 
 def test_the_pages_command_is_one_of_ours_and_listens_where_it_is_asked(commands: Commands) -> None:
@@ -107,7 +157,6 @@ def test_a_backup_is_a_command_of_ours_with_the_variables_that_it_reads(commands
 
 
 def test_no_pod_runs_as_root_or_holds_a_secret_of_its_own() -> None:
-    documented = (ROOT / "docs" / "deployment.md").read_text()
     assert not of("Secret")
     for name, pod in pods().items():
         assert pod["securityContext"]["runAsNonRoot"] and not pod["automountServiceAccountToken"]
@@ -117,17 +166,18 @@ def test_no_pod_runs_as_root_or_holds_a_secret_of_its_own() -> None:
     )))  # fmt: skip
     secrets |= {ingress["spec"]["tls"][0]["secretName"] for ingress in of("Ingress").values()}
     secrets |= {of("Ingress")["page"]["metadata"]["annotations"]["nginx.ingress.kubernetes.io/auth-secret"]}
-    assert secrets and all(re.search(rf"create secret \w+ {secret} ", documented) for secret in secrets)
+    assert secrets and all(re.search(rf"create secret \w+ {secret} ", DEPLOYMENT) for secret in secrets)
 
 
 def test_grafana_has_what_it_has_under_compose() -> None:
     grafana = container("grafana")
     assert grafana["image"] == GRAFANA["image"]
-    documented = (ROOT / "docs" / "deployment.md").read_text()
-    named = {entry["name"] for entry in grafana["env"]}
-    assert all(variable in named or f"--from-literal {variable}=" in documented for variable in GRAFANA["environment"])
     generated = yaml.safe_load((DEPLOY / "grafana" / "kustomization.yaml").read_text())["configMapGenerator"]
-    files = {file for entry in generated for file in entry["files"]}
+    literals = {literal.partition("=")[0] for entry in generated for literal in entry.get("literals", [])}
+    named = {entry["name"] for entry in grafana["env"]} | literals
+    assert all(variable in named or f"--from-literal {variable}=" in DEPLOYMENT for variable in GRAFANA["environment"])
+    assert [*map(list, grafana["envFrom"])] == [["configMapRef"], ["secretRef"]], "the last one counts"
+    files = {file for entry in generated for file in entry.get("files", [])}
     directory = DEPLOY / "grafana"
     assert files == {
         str(path.relative_to(directory)) for folder in ("dashboards", "provisioning")

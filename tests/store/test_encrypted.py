@@ -1,5 +1,6 @@
 """Connections to a ClickHouse that wants TLS, at any port."""
 
+import re
 import socket
 import socketserver
 import ssl
@@ -98,7 +99,20 @@ def test_the_scheme_decides_whether_a_password_is_sent_in_the_clear(scheme: str,
     assert SECRET not in str(error.value)
 
 
-def test_another_interface_is_refused_in_a_sentence() -> None:
-    with pytest.raises(StoreUnreachableError, match="begins with http:// or https://") as error:
-        connect(f"clickhouse://writer:{SECRET}@127.0.0.1:9000")
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("clickhouse://writer:topsecret@127.0.0.1:9000", "form https://user:password@host:port"),
+        ("writer:topsecret@127.0.0.1:8123", "form https://user:password@host:port"),
+        ("https:/writer:topsecret@127.0.0.1:8443", "form https://user:password@host:port"),
+        ("https://writer:topsecret@[::1", "form https://user:password@host:port"),
+        ("https://writer:topsecret@127.0.0.1:port", "form https://user:password@host:port"),
+        ("http://writer:topsecret@127.0.0.1:8443", "without TLS at the port of TLS: write https://"),
+        ("http://127.0.0.1:1?passwd=topsecret", "the query of http://127.0.0.1:1 is not to be used"),
+        ("http://127.0.0.1:1?query_limit=2", "no ClickHouse answers at http://127.0.0.1:1:"),
+    ],
+)
+def test_an_address_of_another_form_is_refused_without_its_password(url: str, reason: str) -> None:
+    with pytest.raises(StoreUnreachableError, match=re.escape(reason)) as error:
+        connect(url)
     assert SECRET not in str(error.value)

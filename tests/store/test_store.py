@@ -191,6 +191,7 @@ def test_an_edited_migration_is_refused_and_a_new_one_applied_once(
     assert migrate(bare, "other", [first]) == ["0001_a.sql"]
     assert migrate(bare, "other", [first, second]) == ["0002_b.sql"]
     assert migrate(bare, "other", [first, second]) == []
+    assert migrate(bare, "other", [first]) == [], "an older release starts on a newer database"
     edited = Migration("0001_a.sql", first.sql.replace("UInt8", "UInt16"))
     with pytest.raises(MigrationError, match=r"0001_a\.sql was applied to database other and edited since"):
         migrate(bare, "other", [edited, second])
