@@ -221,6 +221,8 @@ class Grader:
         status: dict[str, Any] = {"held": self._num_held, "graded": self._num_graded}
         if self._num_failed:
             status["failed"] = self._num_failed
+        if self._bus.blocked_subjects:
+            status["waits_for_room"] = self._bus.blocked_subjects
         if self._problem:
             status["problem"] = self._problem[:200]
         return {"state": STATE, "status": status}

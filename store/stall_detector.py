@@ -157,21 +157,21 @@ def _explain_missing_rollouts(snapshot: SystemSnapshot) -> Stall:
 
     if snapshot.store_problem:
         return stall("store", "store_cannot_write", problem=snapshot.store_problem)
-    if snapshot.num_ungraded and not [
-        beat for beat in snapshot.members_in("grader") if beat.state in READY_STATES["grader"]
-    ]:
+    runners, nodes, graders = (snapshot.members_in(role) for role in ("runner", "inference", "grader"))
+    if snapshot.num_ungraded and not [beat for beat in graders if beat.state in READY_STATES["grader"]]:
         return stall("grader", "no_grader")
-    if not snapshot.num_tasks:
+    blocked = (str(beat.status.get("waits_for_room") or "") for beat in (*graders, *runners))
+    full = next(filter(None, blocked), "")
+    if not snapshot.num_tasks and not full:
         return stall("grader", "graders_hang")
-    runners, nodes = snapshot.members_in("runner"), snapshot.members_in("inference")
-    if not [beat for beat in runners if beat.state == "running"]:
+    if snapshot.num_tasks and not [beat for beat in runners if beat.state == "running"]:
         return stall("runner", "no_runner")
-    if not [beat for beat in nodes if is_ready(beat.state)]:
+    if snapshot.num_tasks and not [beat for beat in nodes if is_ready(beat.state)]:
         return stall(
             "runner", "no_node", states=", ".join(f"{beat.id} is {beat.state}" for beat in nodes) or "there is none"
         )
-    if full := next((beat.status["waits_for_room"] for beat in runners if beat.status.get("waits_for_room")), ""):
-        lags = snapshot.lags.get(str(full).split(", ")[0], {})
+    if full:
+        lags = snapshot.lags.get(full.split(", ")[0], {})
         if not any(lags.values()):
             return stall("store", "store_behind", stream=full, num_pending=snapshot.num_pending)
         slowest = max(lags, key=lambda durable: lags[durable])

@@ -37,7 +37,7 @@ from tests.stream_limits import limit
 pytestmark = pytest.mark.integration
 
 FUNCTIONS = Path(__file__).parent / "functions"
-WAIT_SECONDS = 2.0
+SHORT_WAIT_SECONDS = 0.2
 BY_COMMAND = {"f": {"function": "scores:by_command"}}
 
 
@@ -152,9 +152,12 @@ async def test_a_grade_waits_for_room_in_the_stream_of_events_and_is_given_once(
     await TaskPublisher(bus).publish_task(task(id="other", mode="train"))
     await finish(bus, "t", 0, "good")
     assert Bus.publish.__kwdefaults__ is not None
-    monkeypatch.setitem(Bus.publish.__kwdefaults__, "timeout", WAIT_SECONDS / 10)
-    async with grading(bus, settings(BY_COMMAND)):
-        await asyncio.sleep(WAIT_SECONDS)  # ten times as long as a publisher waits if it is not asked to
+    monkeypatch.setitem(Bus.publish.__kwdefaults__, "timeout", SHORT_WAIT_SECONDS)
+    async with grading(bus, settings(BY_COMMAND)), bus.fleet("grader") as fleet, asyncio.timeout(HANG_SECONDS):
+        waiting_since: set[int] = set()
+        while len(waiting_since) < 2:  # a second apart: longer than a publisher waits if it is not asked to
+            await fleet.wait_for_change()
+            waiting_since |= {beat.sent_at_ns for beat in fleet.members() if "waits_for_room" in beat.status}
         await limit(bus, subjects.EVENTS, None)
         (rollout,), ends = await ended(bus, 1)
         await until_settled(bus)

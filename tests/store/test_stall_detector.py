@@ -73,6 +73,11 @@ def snapshot(*members: Heartbeat, **changes: Any) -> SystemSnapshot:
         (snapshot(RUNNER, NODE, GRADER, num_ungraded=9), "runner", "no agent comes to an end"),
         (snapshot(RUNNER, NODE, GRADER, num_tasks=0, num_ungraded=9), "grader", "and come to no end"),
         (
+            snapshot(other(GRADER, status={"waits_for_room": "lb.events"}), num_tasks=0, num_ungraded=9, num_pending=4),
+            "store",
+            "lb.events",
+        ),
+        (
             snapshot(absent={RoleKey("grader"): 31.0}, num_tasks=0, num_ungraded=9, seconds_since_rollout=31.0),
             "grader",
             "no grader has been there for 31 s",
