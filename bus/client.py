@@ -18,6 +18,7 @@ from lightningbus.bus.jetstream.object_store import ObjectStore
 from lightningbus.bus.jetstream.publish_batch import OutgoingMessage, encode_event, publish_batch
 from lightningbus.bus.jetstream.publisher import Publisher
 from lightningbus.bus.jetstream.pull_consumer import EXPIRES_SECONDS, PullConsumer
+from lightningbus.bus.jetstream.refusals import explain_refusal
 from lightningbus.bus.security.credentials import Credentials
 from lightningbus.bus.security.signing import EXPECTED_LAST_HEADER, Signing
 from lightningbus.bus.streams import provisioning
@@ -67,7 +68,8 @@ class Bus:
         """Connect, and reconnect for ever; raise `BusError` if no server answers within ``wait`` seconds at first.
 
         ``url`` may name several servers of a cluster, separated by commas; one ``tls://`` among them applies to all.
-        Raises `AddressError` for an invalid address, and `CredentialsError`, as `Connection.open`.
+        Raises `AddressError` for an invalid address, and `CredentialsError`, as `Connection.open`; an error of nats
+        that ends the block becomes a `BusError`.
         """
         async with Connection(url, credentials).open(name, wait) as connection:
             bus = cls(connection, credentials.build_signing() if credentials is not None else None)
@@ -75,6 +77,8 @@ class Bus:
             try:
                 await bus._publisher.start()
                 yield bus
+            except NatsError as error:
+                raise BusError(explain_refusal(error)) from error
             finally:
                 await cancel_and_wait(upkeep)
 

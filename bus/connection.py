@@ -18,6 +18,7 @@ from nats.js.errors import ServiceUnavailableError
 from lightningbus.bus.errors import BusError, CredentialsError
 from lightningbus.bus.jetstream.addresses import server_addresses, wants_tls, without_secrets
 from lightningbus.bus.jetstream.nats_client import FastReconnectClient
+from lightningbus.bus.jetstream.refusals import explain_refusal, is_lasting
 from lightningbus.bus.security import certificate_expiry
 from lightningbus.bus.security.auth_refusals import AuthRefusals
 from lightningbus.bus.security.credentials import Credentials, explain_connect_error
@@ -173,8 +174,10 @@ class Connection:
             try:
                 return await self._raise_if_denied(request())
             except NO_LEADER_ERRORS as error:
+                if is_lasting(error):
+                    raise BusError(explain_refusal(error)) from error
                 if asyncio.get_running_loop().time() > deadline:
-                    reason = error or type(error).__name__
+                    reason = explain_refusal(error)
                     raise BusError(f"JetStream has been without a leader for {LEADER_SECONDS:g} s: {reason}") from error
             await asyncio.sleep(LEADER_POLL_SECONDS)
 
