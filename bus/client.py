@@ -11,7 +11,7 @@ from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
 from lightningbus.bus.connection import CONNECT_SECONDS, LEADER_POLL_SECONDS, Connection
-from lightningbus.bus.errors import BusError, CredentialsError
+from lightningbus.bus.errors import NO_STORAGE, BusError, CredentialsError
 from lightningbus.bus.fleet.heartbeats import Fleet, HeartbeatPublisher, publish_heartbeats
 from lightningbus.bus.jetstream.addresses import DEFAULT_URL
 from lightningbus.bus.jetstream.object_store import ObjectStore
@@ -101,6 +101,11 @@ class Bus:
     def problem(self) -> str:
         """A sentence about a stream or durable that this process needs and the bus lacks; empty: nothing is missing."""
         return self._upkeep.problem
+
+    @property
+    def storage_problem(self) -> str:
+        """A sentence while messages of this process wait for storage of the server; empty: none do."""
+        return NO_STORAGE if self._publisher.without_storage else ""
 
     async def provision(
         self,
@@ -281,7 +286,8 @@ class Bus:
             yield publisher
 
     def _describe(self, fields: dict[str, Any]) -> dict[str, Any]:
-        return {**fields, "status": {**fields.get("status", {}), "bus": self.problem}} if self.problem else fields
+        problem = self.problem or self.storage_problem
+        return {**fields, "status": {**fields.get("status", {}), "bus": problem}} if problem else fields
 
     def fleet(self, role: str) -> Fleet:
         """Open a live view of the processes of a role (``*``: of any); an async context manager."""
