@@ -16,7 +16,7 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.settings.budget import BudgetSettings
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.optimize import OptimizeSettings
-from lightningbus.run.settings.sources import find_source, merge, read_environment
+from lightningbus.run.settings.sources import find_source, merge, read_environment, warn_about_variables
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas.ids import LATEST
 from lightningbus.schemas.subjects import DEFAULT_POLICY
@@ -209,8 +209,11 @@ def load_run_settings(path: Path) -> RunSettings:
 def load_run_fields(path: Path) -> dict[str, Any]:
     """Read the fields of a run file, with each role's environment variables, unvalidated; raises `UserError`."""
     fields = load_fields(path)
+    warn_about_variables(dict(ROLE_SECTIONS.values()))
     for section, (role, kind) in ROLE_SECTIONS.items():
-        variables, value = read_environment(kind, role), fields.get(section)
+        if (value := fields.get(section)) is None:  # the role is not started here
+            continue
+        variables = read_environment(kind, role)
         if variables and isinstance(value, dict):
             fields[section] = merge(value, variables)
         elif variables and isinstance(value, list):
