@@ -1,4 +1,4 @@
-"""JetStream's refusals of requests, as sentences that say what to do. Pure.
+"""JetStream's refusals of requests, as sentences that say what to do.
 
 The numbers are those of nats-server's ``server/errors.json``.
 """

@@ -57,7 +57,7 @@ class Credentials:
     def read(cls, directory: Path, role: str) -> "Credentials":
         """Read a role's credentials from its own directory, or from one of all roles; raises `CredentialsError`.
 
-        A client may come as ``admin``, and a learner by the credentials of any learner.
+        A client may come as the admin, and a learner by the credentials of any learner.
         """
         directory_of_role = next((folder for folder in (directory, directory / role) if (folder / FILE).exists()), None)
         if directory_of_role is None:
@@ -75,7 +75,12 @@ class Credentials:
                 f"{directory_of_role / FILE} is not a credentials file: a JSON object of {known}"
             ) from error
         owner = credentials.find_owner()
-        if owner and owner != role and (owner, role) != (ADMIN, "client") and not owner.startswith(f"{role}-"):
+        if (
+            owner
+            and credentials.inbox != inbox_prefix(role)
+            and (owner, role) != (ADMIN, "client")
+            and not owner.startswith(f"{role}-")
+        ):
             raise CredentialsError(f"{directory_of_role} has no credentials for role {role}: they are those of {owner}")
         credentials.build_options()
         return credentials
