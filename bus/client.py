@@ -11,13 +11,14 @@ from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
 from lightningbus.bus.connection import CONNECT_SECONDS, LEADER_POLL_SECONDS, Connection
-from lightningbus.bus.errors import BusError, CredentialsError
+from lightningbus.bus.errors import NO_STORAGE, BusError, CredentialsError
 from lightningbus.bus.fleet.heartbeats import Fleet, HeartbeatPublisher, publish_heartbeats
 from lightningbus.bus.jetstream.addresses import DEFAULT_URL
 from lightningbus.bus.jetstream.object_store import ObjectStore
 from lightningbus.bus.jetstream.publish_batch import OutgoingMessage, encode_event, publish_batch
 from lightningbus.bus.jetstream.publisher import Publisher
 from lightningbus.bus.jetstream.pull_consumer import EXPIRES_SECONDS, PullConsumer
+from lightningbus.bus.jetstream.refusals import explain_refusal
 from lightningbus.bus.security.credentials import Credentials
 from lightningbus.bus.security.signing import EXPECTED_LAST_HEADER, Signing
 from lightningbus.bus.streams import provisioning
@@ -67,7 +68,8 @@ class Bus:
         """Connect, and reconnect for ever; raise `BusError` if no server answers within ``wait`` seconds at first.
 
         ``url`` may name several servers of a cluster, separated by commas; one ``tls://`` among them applies to all.
-        Raises `AddressError` for an invalid address, and `CredentialsError`, as `Connection.open`.
+        Raises `AddressError` for an invalid address, and `CredentialsError`, as `Connection.open`; an error of nats
+        that ends the block becomes a `BusError`.
         """
         async with Connection(url, credentials).open(name, wait) as connection:
             bus = cls(connection, credentials.build_signing() if credentials is not None else None)
@@ -75,6 +77,8 @@ class Bus:
             try:
                 await bus._publisher.start()
                 yield bus
+            except NatsError as error:
+                raise BusError(explain_refusal(error)) from error
             finally:
                 await cancel_and_wait(upkeep)
 
@@ -97,6 +101,11 @@ class Bus:
     def problem(self) -> str:
         """A sentence about a stream or durable that this process needs and the bus lacks; empty: nothing is missing."""
         return self._upkeep.problem
+
+    @property
+    def storage_problem(self) -> str:
+        """A sentence while messages of this process wait for storage of the server; empty: none do."""
+        return NO_STORAGE if self._publisher.without_storage else ""
 
     async def provision(
         self,
@@ -277,7 +286,8 @@ class Bus:
             yield publisher
 
     def _describe(self, fields: dict[str, Any]) -> dict[str, Any]:
-        return {**fields, "status": {**fields.get("status", {}), "bus": self.problem}} if self.problem else fields
+        problem = self.problem or self.storage_problem
+        return {**fields, "status": {**fields.get("status", {}), "bus": problem}} if problem else fields
 
     def fleet(self, role: str) -> Fleet:
         """Open a live view of the processes of a role (``*``: of any); an async context manager."""

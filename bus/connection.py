@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -18,6 +19,7 @@ from nats.js.errors import ServiceUnavailableError
 from lightningbus.bus.errors import BusError, CredentialsError
 from lightningbus.bus.jetstream.addresses import server_addresses, wants_tls, without_secrets
 from lightningbus.bus.jetstream.nats_client import FastReconnectClient
+from lightningbus.bus.jetstream.refusals import explain_refusal, is_lasting
 from lightningbus.bus.security import certificate_expiry
 from lightningbus.bus.security.auth_refusals import AuthRefusals
 from lightningbus.bus.security.credentials import Credentials, explain_connect_error
@@ -74,6 +76,8 @@ class Connection:
         self._fatal_error = ""
         self._failure = ""
         self._hint = ""
+        self._unknown_name = ""
+        """The resolver's error, if every attempt to connect has met one."""
         self._last_error = ""
         self._is_connecting = True
         self._connect_failed = asyncio.Event()
@@ -108,6 +112,11 @@ class Connection:
             address = without_secrets(self._url)
             if self._fatal_error:
                 raise CredentialsError(f"the bus at {address} cannot be used: {self._fatal_error}") from error
+            if self._unknown_name:
+                raise BusError(
+                    f"the host name in {address} is not known here ({self._unknown_name}): correct it, or tell the "
+                    "machine's DNS"
+                ) from error
             sentence = f"no NATS server answers at {address}: start one with `lightningbus bus`{self._hint}"
             raise BusError(sentence) from error
         certificates = asyncio.create_task(self._watch_certificates())
@@ -173,8 +182,10 @@ class Connection:
             try:
                 return await self._raise_if_denied(request())
             except NO_LEADER_ERRORS as error:
+                if is_lasting(error):
+                    raise BusError(explain_refusal(error)) from error
                 if asyncio.get_running_loop().time() > deadline:
-                    reason = error or type(error).__name__
+                    reason = explain_refusal(error)
                     raise BusError(f"JetStream has been without a leader for {LEADER_SECONDS:g} s: {reason}") from error
             await asyncio.sleep(LEADER_POLL_SECONDS)
 
@@ -195,6 +206,9 @@ class Connection:
     async def _on_error(self, error: Exception) -> None:
         message = str(error) or type(error).__name__
         if self._is_connecting:
+            is_first = not self._connect_failed.is_set()
+            is_unknown = isinstance(error, socket.gaierror) and (is_first or bool(self._unknown_name))
+            self._unknown_name = message if is_unknown else ""
             self._connect_failed.set()
             if NO_INFO_ERROR in message and not self._has_user:
                 self._hint = TLS_HINT

@@ -24,6 +24,10 @@ class StreamFullError(BusError):
     """The stream is at its limit and stayed there until the deadline: readers are too slow or gone."""
 
 
+class StorageFullError(StreamFullError):
+    """The server, or the account, had no storage left for the message until the deadline."""
+
+
 class DlqLimitExceededError(Exception):
     """Most messages are invalid. The reader stops instead of dead-lettering them all."""
 
@@ -40,16 +44,25 @@ class ChecksumMismatchError(BusError):
     """A blob's bytes do not match its manifest."""
 
 
+NO_STORAGE = (
+    "the storage of the bus's server is full: raise max_file_store in nats-server's configuration, or the account's "
+    "limit, and restart it; or keep fewer weight versions (keep_weight_versions), or off the bus (weights.transport)"
+)
+
+
 class PublishFailure(Enum):
     """The reaction to a failed publish."""
 
     RETRY = "retry"
     FULL = "full"
+    NO_STORAGE = "no storage"
     FENCED = "fenced"
     FATAL = "fatal"
 
 
 _FENCED = {10071, 10164}
+_NO_STORAGE = {10002, 10023, 10047}
+"""Limits of the account and of the server. The stream itself has room, and no reader of it can make more."""
 _FATAL = {10060, 10054, 10201}
 DUPLICATE_IN_PROCESS = "is in process"
 """Server error while an earlier publish with this id is being replicated. The retry is then answered as a duplicate."""
@@ -64,6 +77,8 @@ def classify(error: dict[str, Any]) -> PublishFailure:
     description = str(error.get("description", ""))
     if number in _FENCED:
         return PublishFailure.FENCED
+    if number in _NO_STORAGE:
+        return PublishFailure.NO_STORAGE
     if number in _FATAL:
         return PublishFailure.FATAL
     if DUPLICATE_IN_PROCESS in description:

@@ -15,7 +15,7 @@ from lightningbus.bus.fleet.heartbeats import default_instance_id
 from lightningbus.bus.fleet.node_state import DONE, is_ready
 from lightningbus.bus.weights.audit_log import AuditLog
 from lightningbus.common import disk_space
-from lightningbus.common.aio import first_completed
+from lightningbus.common.aio import WorkInterruptedError, first_completed, run_unless
 from lightningbus.common.observability import metrics
 from lightningbus.learner.accounting import ExcludedRollouts
 from lightningbus.learner.backend import make_builder, make_trainer, record_reference
@@ -89,6 +89,7 @@ class Learner:
         self._thread = ThreadPoolExecutor(1, "trainer")  # one, because torch's thread count belongs to a thread
         self._initial_state = LearnerState(run_id=settings.run, model=settings.model)
         self._loop: TrainingLoop | None = None
+        self._trainer: Trainer | None = None
         self._teachers: Teachers | None = None
         self._is_leaving = False
 
@@ -97,7 +98,13 @@ class Learner:
         name = default_instance_id(self._settings.id)
         async with self._nodes, self._bus.heartbeat("learner", name, self._describe) as heartbeat, self._broadcaster:
             try:
-                loop = self._loop = await self._start()
+                try:
+                    loop = self._loop = await run_unless(stop.wait(), self._start())
+                except WorkInterruptedError:  # a bus without room may hold up the first version for long
+                    self._is_leaving = True
+                    await heartbeat.send_now()
+                    await self._in_thread(self._stop_workers)
+                    return
                 await first_completed(
                     loop.consumer.run(),
                     loop.dispatcher.run(),
@@ -114,7 +121,7 @@ class Learner:
                 self._is_leaving = True
                 await heartbeat.send_now()
                 await loop.committer.writer.close()
-                await self._in_thread(loop.trainer.stop_workers)
+                await self._in_thread(self._stop_workers)
             finally:
                 # A step that is interrupted is lost: the last checkpoint counts.
                 if self._loop is not None:
@@ -227,11 +234,16 @@ class Learner:
 
     def _load_trainer(self, checkpoint: Path | None) -> tuple[BatchBuilder, Trainer, ModelProbe | None]:
         builder, trainer = make_builder(self._settings), make_trainer(self._settings)
+        self._trainer = trainer
         probe = trainer.check_model()
         record_reference(trainer, builder)
         if checkpoint is not None:
             trainer.load(checkpoint)
         return builder, trainer, probe
+
+    def _stop_workers(self) -> None:
+        if self._trainer is not None:
+            self._trainer.stop_workers()
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)

@@ -19,3 +19,12 @@ def shorten(text: str, limit: int) -> str:
         half = (limit - len(mark)) // 2
         text = text[:half] + mark + text[-half:]
     return replace_surrogates(text)
+
+
+def cut_at_word(text: str, limit: int) -> str:
+    """Put a text on one line of at most ``limit`` characters; a longer one ends after a word, with an ellipsis."""
+    line = " ".join(text.split())
+    if len(line) <= limit:
+        return line
+    words, _, _ = line[: limit - 1].rpartition(" ")
+    return f"{words or line[: limit - 2]} …"

@@ -10,7 +10,8 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +23,7 @@ from nats.errors import NoRespondersError
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError, ObjectNotFoundError
 
-from lightningbus.bus.errors import BusError
+from lightningbus.bus.errors import BusError, StreamFullError
 from lightningbus.bus.jetstream.batch_get import batch_get, sequence_of
 from lightningbus.bus.jetstream.publisher import Publisher
 from lightningbus.bus.jetstream.verified_download import open_verified_writer
@@ -60,7 +61,10 @@ class ObjectStore:
         self._publisher = publisher
 
     async def put(self, bucket: str, name: str, source: Path | bytes) -> Blob:
-        """Store an object under a name, replacing an older one; returns its manifest."""
+        """Store an object under a name, replacing an older one; returns its manifest.
+
+        Storage that is full is waited for without a limit.
+        """
         old = await self._entry(bucket, name)
         nuid = self._nc._nuid.next().decode()
         digest, size, count = hashlib.sha256(), 0, 0
@@ -69,8 +73,7 @@ class ObjectStore:
             for chunk in _read_chunks(source):
                 digest.update(chunk)
                 size, count = size + len(chunk), count + 1
-                task = self._publisher.publish(f"$O.{bucket}.C.{nuid}", chunk, {}, PUBLISH_SECONDS)
-                pending.add(asyncio.create_task(task))
+                pending.add(asyncio.create_task(self._publish(f"$O.{bucket}.C.{nuid}", chunk, {})))
                 if len(pending) >= MAX_CHUNKS_IN_FLIGHT:
                     done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                     for finished in done:
@@ -161,7 +164,12 @@ class ObjectStore:
 
     async def _write_info(self, bucket: str, name: str, info: dict[str, Any]) -> None:
         payload = json.dumps(info).encode()
-        await self._publisher.publish(_meta_subject(bucket, name), payload, {"Nats-Rollup": "sub"}, PUBLISH_SECONDS)
+        await self._publish(_meta_subject(bucket, name), payload, {"Nats-Rollup": "sub"})
+
+    async def _publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> int:
+        while True:
+            with suppress(StreamFullError):  # the publisher says what is full
+                return await self._publisher.publish(subject, payload, headers, PUBLISH_SECONDS)
 
     async def _purge(self, bucket: str, nuid: str) -> None:
         await self._js.purge_stream(f"OBJ_{bucket}", subject=f"$O.{bucket}.C.{nuid}")

@@ -19,12 +19,14 @@ from nats.errors import Error as NatsError
 from nats.errors import MaxPayloadError
 
 from lightningbus.bus.errors import (
+    NO_STORAGE,
     BusError,
     CredentialsError,
     DuplicateMessageError,
     FencedError,
     PublishFailure,
     PublishTimeoutError,
+    StorageFullError,
     StreamFullError,
     classify,
 )
@@ -40,6 +42,9 @@ ATTEMPT_SECONDS = 5.0
 """Seconds that one attempt waits for its acknowledgement."""
 RETRY_POLICY = RetryPolicy(0.05, 2.0)
 """First and longest pause between attempts; the pause is drawn from zero up to it."""
+
+FULL = frozenset([PublishFailure.FULL, PublishFailure.NO_STORAGE])
+"""Failures that end by themselves once somebody makes room."""
 
 
 class PublishAck(NamedTuple):
@@ -66,7 +71,9 @@ class Publisher:
         self._pending_acks: dict[str, tuple[str, asyncio.Future[Msg]]] = {}
         self._tokens = itertools.count()
         self.blocked: Counter[str] = Counter()
-        """Messages that wait for room, by subject."""
+        """Messages that wait for room in their stream, by subject."""
+        self.without_storage: Counter[str] = Counter()
+        """Messages that wait for storage of the server, by subject."""
 
     async def start(self) -> None:
         """Listen for acknowledgements; under the connection's own prefix, so once it is made."""
@@ -78,7 +85,8 @@ class Publisher:
     ) -> int:
         """Stream sequence of the stored message.
 
-        Raises `StreamFullError`, `FencedError`, `CredentialsError`, `PublishTimeoutError` or `BusError`.
+        Raises `StreamFullError`, `StorageFullError`, `FencedError`, `CredentialsError`, `PublishTimeoutError` or
+        `BusError`.
         ``timeout``: seconds, with the wait for a free place in the pipeline; may be infinite. With ``unique`` it raises
         `DuplicateMessageError` when the first try meets a message of the same id; a retry may meet its own.
         """
@@ -108,7 +116,8 @@ class Publisher:
         earlier = iter(replies)
         loop = asyncio.get_running_loop()
         backoff = Backoff(RETRY_POLICY)
-        full, first = False, True
+        waits_for: PublishFailure | None = None
+        first = True
         try:
             while (left := deadline - loop.time()) > 0:
                 try:
@@ -122,32 +131,45 @@ class Publisher:
                         )
                     return ack.sequence
                 failure = PublishFailure.RETRY if ack is None else classify(ack)
-                first = first and failure is PublishFailure.FULL  # a full stream has stored nothing
+                first = first and failure in FULL  # what is full has stored nothing
                 if ack is not None and failure is PublishFailure.FENCED:
                     raise FencedError(f"{subject}: another writer got there first ({ack.get('description')})")
                 if ack is not None and failure is PublishFailure.FATAL:
                     raise BusError(f"{subject}: the server refused the message ({ack.get('description')})")
-                if failure is PublishFailure.FULL and not full:
-                    full = True
-                    self._count_blocked(subject, 1)
+                if failure in FULL and failure is not waits_for:
+                    self._count_blocked(subject, waits_for, -1)
+                    waits_for = failure
+                    self._count_blocked(subject, waits_for, 1)
                 await asyncio.sleep(min(random.uniform(0, backoff.next_delay()), max(0.0, deadline - loop.time())))
         finally:
-            if full:
-                self._count_blocked(subject, -1)
-        if full:
+            self._count_blocked(subject, waits_for, -1)
+        if waits_for is PublishFailure.NO_STORAGE:
+            raise StorageFullError(f"{subject}: not stored within {timeout:g} s: {NO_STORAGE}")
+        if waits_for is PublishFailure.FULL:
             raise StreamFullError(f"{subject}: the stream stayed full for {timeout:g} s; its readers are slow or gone")
         raise PublishTimeoutError(
             f"{subject}: no acknowledgement within {timeout:g} s; is the bus running and provisioned?"
         )
 
-    def _count_blocked(self, subject: str, change: int) -> None:
-        before, now = self.blocked[subject], self.blocked[subject] + change
-        self.blocked[subject] = now
+    def _count_blocked(self, subject: str, reason: PublishFailure | None, change: int) -> None:
+        """Count a message that begins or ends to wait for a reason; None: it does not wait."""
+        if reason is None:
+            return
         metrics.publishes_blocked.inc(change)
-        if before == 0:
+        counts = self.without_storage if reason is PublishFailure.NO_STORAGE else self.blocked
+        was_waiting, is_first = bool(self.without_storage), not counts[subject]
+        counts[subject] += change
+        is_last = not counts[subject]
+        if is_last:
+            del counts[subject]
+        if reason is PublishFailure.NO_STORAGE:
+            if was_waiting != bool(self.without_storage):
+                log.warning(
+                    "%s", "no message waits for storage any more" if was_waiting else f"{NO_STORAGE}; waiting for room"
+                )
+        elif is_first:
             log.warning("%s: the stream is full; waiting until its readers have made room", subject)
-        elif now == 0:
-            del self.blocked[subject]
+        elif is_last:
             log.warning("%s: there is room again", subject)
 
     async def _attempt(self, subject: str, payload: bytes, headers: dict[str, str], timeout: float) -> Reply:

@@ -12,9 +12,10 @@ import nkeys
 
 from lightningbus.bus.errors import CredentialsError
 from lightningbus.bus.jetstream.nats_client import PlaintextServerError
+from lightningbus.bus.security.permissions import PERMISSIONS, inbox_prefix
 from lightningbus.bus.security.secrets import read_secret
 from lightningbus.bus.security.signing import Signing
-from lightningbus.schemas.signers import LEARNER, learner_role
+from lightningbus.schemas.signers import ADMIN, LEARNER, learner_role
 
 FILE = "credentials.json"
 POLICIES = "policies.json"
@@ -54,7 +55,10 @@ class Credentials:
 
     @classmethod
     def read(cls, directory: Path, role: str) -> "Credentials":
-        """Read a role's credentials from its own directory, or from one of all roles; raises `CredentialsError`."""
+        """Read a role's credentials from its own directory, or from one of all roles; raises `CredentialsError`.
+
+        A client may come as the admin, and a learner by the credentials of any learner.
+        """
         directory_of_role = next((folder for folder in (directory, directory / role) if (folder / FILE).exists()), None)
         if directory_of_role is None:
             raise CredentialsError(f"{directory} has no credentials for role {role}: it is not {HELP}")
@@ -70,8 +74,21 @@ class Credentials:
             raise CredentialsError(
                 f"{directory_of_role / FILE} is not a credentials file: a JSON object of {known}"
             ) from error
+        owner = credentials.find_owner()
+        if (
+            owner
+            and credentials.inbox != inbox_prefix(role)
+            and (owner, role) != (ADMIN, "client")
+            and not owner.startswith(f"{role}-")
+        ):
+            raise CredentialsError(f"{directory_of_role} has no credentials for role {role}: they are those of {owner}")
         credentials.build_options()
         return credentials
+
+    def find_owner(self) -> str:
+        """Return the role that these credentials were written for; empty where somebody else wrote them."""
+        _, _, owner = self.inbox.partition(inbox_prefix(""))
+        return owner if owner in PERMISSIONS or owner.startswith(learner_role("")) else ""
 
     @classmethod
     def read_learner(cls, directory: Path, model: str) -> "Credentials":

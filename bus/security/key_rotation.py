@@ -29,7 +29,10 @@ def begin_rotation(out: Path, site: bool = False) -> Iterator[str]:
             f"{out} holds no {CONF}: it is not a directory that `lightningbus bus create-users` wrote"
         )
     if (out / PREVIOUS).exists():
-        raise CredentialsError(f"a rotation of {out} is under way: end it with --finish")
+        raise CredentialsError(
+            f"a rotation of {out} is under way: reload each server (`kill -HUP`), give each role its new keys, "
+            "and then end the rotation with --finish"
+        )
     roles, server = roles_of(out, site), out / SERVER_DIR
     authority = CertificateAuthority.create() if server.exists() else None
     previous = out / PREVIOUS

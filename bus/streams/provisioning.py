@@ -6,8 +6,10 @@ from dataclasses import replace
 
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
-from nats.js.errors import BadRequestError, NotFoundError, ServerError
+from nats.js.errors import APIError, BadRequestError, NotFoundError, ServerError, ServiceUnavailableError
 
+from lightningbus.bus.errors import BusError
+from lightningbus.bus.jetstream.refusals import explain_refusal, is_lasting
 from lightningbus.bus.streams.sizes import StreamSizes
 from lightningbus.bus.streams.specs import (
     DEFAULT_POLICIES,
@@ -95,14 +97,18 @@ async def provision(
     """Create all streams, then all durables that must exist before the first publish, and ``more``; safe to repeat.
 
     ``policies`` are the models that learners train. ``replicas`` None, and sizes missing from ``sizes``, leave existing
-    streams unchanged.
+    streams unchanged. Raises `BusError` for a stream that the server refuses.
     """
     sizes = sizes or StreamSizes()
-    for stream in STREAMS:
-        name = stream.name or ""
-        now = await _config_of(js, name) or stream
-        bound = sizes.bytes_of(name) or now.max_bytes
-        await ensure_stream(js, replace(stream, num_replicas=replicas or now.num_replicas or 1, max_bytes=bound))
+    configs = [await _wanted_config(js, stream, replicas, sizes) for stream in STREAMS]
+    num_bytes = sum(max(0, config.max_bytes or 0) for config in configs)
+    for config in configs:
+        try:
+            await ensure_stream(js, config)
+        except APIError as error:
+            if isinstance(error, ServiceUnavailableError) and not is_lasting(error):  # a cluster without a leader
+                raise
+            raise BusError(f"stream {config.name} cannot be made: {explain_refusal(error, num_bytes)}") from error
     for consumer in durable_consumers(policies):
         pending = None
         if consumer.ack == AckPolicy.ALL:  # a learner's
@@ -110,6 +116,16 @@ async def provision(
         await ensure_consumer(js, replace(consumer, max_ack_pending=pending or consumer.max_ack_pending))
     for consumer in more:
         await ensure_consumer(js, consumer)
+
+
+async def _wanted_config(
+    js: JetStreamContext, stream: StreamConfig, replicas: int | None, sizes: StreamSizes
+) -> StreamConfig:
+    name = stream.name or ""
+    now = await _config_of(js, name) or stream
+    return replace(
+        stream, num_replicas=replicas or now.num_replicas or 1, max_bytes=sizes.bytes_of(name) or now.max_bytes
+    )
 
 
 async def _config_of(js: JetStreamContext, stream: str) -> StreamConfig | None:

@@ -29,8 +29,9 @@ publish_duration = register(
     "Slow: a slow disk of the broker (`sync_interval: always`), or a full stream.", buckets=SHORT_BUCKETS,
 )  # fmt: skip
 publishes_blocked = register(
-    Gauge, "common", "bus_publishes_blocked", "Events that wait because their stream is full.",
-    "Above 0: a reader of that stream is slow or gone: the store or the learner for rollouts, runners for TASKS.",
+    Gauge, "common", "bus_publishes_blocked", "Events that wait because their stream or the server's storage is full.",
+    "Above 0: a reader of that stream is slow or gone: the store or the learner for rollouts, runners for TASKS. "
+    "`lightningbus status` names full storage.",
 )  # fmt: skip
 dead_letters = register(
     Counter, "common", "dead_letters_total", "A message that cannot be processed is kept as a dead letter.",

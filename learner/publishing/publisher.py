@@ -12,7 +12,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from lightningbus.bus.client import Bus
-from lightningbus.bus.errors import BusError, FencedError
+from lightningbus.bus.errors import BusError, FencedError, StreamFullError
 from lightningbus.bus.jetstream.verified_download import sha256_of
 from lightningbus.bus.weights.registry import WeightRegistry
 from lightningbus.bus.weights.signed_log import Entry, SignedLog
@@ -270,6 +270,8 @@ class WeightPublisher:
                     raise
                 log.warning("%s ends at %d now, which is no version", self._subject, sequence)
                 self._last_sequence = sequence
+            except StreamFullError as error:  # the step is made: it waits for room
+                log.warning("%s", error)
             else:
                 return
 

@@ -110,7 +110,15 @@ def load_settings(kind: type[S], role: str, file: Path | None, flags: Sequence[s
 
 def _load_settings(kind: type[S], role: str, file: Path | None, flags: Sequence[str], options: Mapping[str, Any]) -> S:
     from lightningbus.run.settings.run_file import load_fields, validate_settings
-    from lightningbus.run.settings.sources import merge, name_origins, read_environment, read_flags
+    from lightningbus.run.settings.sources import (
+        merge,
+        name_origins,
+        read_environment,
+        read_flags,
+        warn_about_variables,
+    )
+
+    warn_about_variables({role: kind})
 
     on_line = merge(
         read_flags(kind, role, flags), {name: value for name, value in options.items() if value is not None}

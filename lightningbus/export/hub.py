@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from lightningbus.run.errors import UserError
+from lightningbus.schemas.text import cut_at_word
 
 
 def push_to_hub(directory: Path, repo: str, *, is_public: bool) -> str:
@@ -26,6 +27,6 @@ def push_to_hub(directory: Path, repo: str, *, is_public: bool) -> str:
             f"{repo} cannot be uploaded: the Hub answered {status}; {advice}; the model is in {directory}"
         ) from error
     except (HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled, HTTPError, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = cut_at_word(str(error), 200)
         raise UserError(f"{repo} cannot be uploaded: {reason}; the model is in {directory}") from error
     return str(address)

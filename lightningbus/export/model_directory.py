@@ -125,8 +125,9 @@ async def _select_version(
     if not request.is_forced:
         if is_revoked(release, manifest.version):
             raise UserError(f"version {manifest.version} is revoked: give --force to export it all the same")
-        if is_pending_canary(release, manifest):
-            raise UserError(f"version {manifest.version} awaits its canary: give --force to export it all the same")
+        if manifest.canary is not None and is_pending_canary(release, manifest):
+            awaited = manifest.canary.title
+            raise UserError(f"version {manifest.version} awaits {awaited}: give --force to export it all the same")
     return manifest
 
 

@@ -65,6 +65,11 @@ class CanarySpec(Event, frozen=True, kw_only=True):
         """Whether the engine is on trial, not the version."""
         return self.max_difference is not None
 
+    @property
+    def title(self) -> str:
+        """A name for the check that a version waits for."""
+        return "the check of an engine" if self.is_engine_check else "its canary"
+
 
 class BroadcastCapability(Event, frozen=True, kw_only=True):
     """The engine of a node, in its heartbeat, so that the learner can assign it ranks in a broadcast."""

@@ -8,7 +8,8 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, OperationalError
 
 from lightningbus.common.flat_settings import without_secrets
-from lightningbus.store.clickhouse.query_limits import INTERACTIVE, QueryLimits, settings_for
+from lightningbus.schemas.text import cut_at_word
+from lightningbus.store.clickhouse.query_limits import INTERACTIVE, QueryLimits, explain_error, settings_for
 
 DATABASE = "lightningbus"
 TIMEOUT_SECONDS = 300
@@ -50,7 +51,7 @@ def connect(url: str, database: str | None = DATABASE, timeout_seconds: int = TI
         raise StoreUnavailableError(f"no ClickHouse answers at {without_secrets(url)}: {_root_cause(error)}") from error
     except ClickHouseError as error:
         raise StoreUnreachableError(
-            f"ClickHouse at {without_secrets(url)} does not answer as it should: {_first_line(error)}"
+            f"ClickHouse at {without_secrets(url)} does not answer as it should: {explain_error(error)}"
         ) from error
 
 
@@ -92,7 +93,7 @@ def _root_cause(error: BaseException) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+    return cut_at_word(next(iter(str(error).strip().splitlines()), type(error).__name__), 200)
 
 
 def query_row(client: Client, sql: str, parameters: dict[str, Any] | None = None) -> tuple[Any, ...]:

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Mapping
 
+from lightningbus.schemas.text import cut_at_word
+
 QueryLimits = Mapping[str, int]
 
 INTERACTIVE: QueryLimits = {
@@ -66,6 +68,7 @@ def explain_error(error: Exception) -> str:
     text = " ".join(str(error).split())
     if is_unreachable(error):
         return "the store does not answer any more"
-    message = ERROR_SUFFIX.sub("", text.rsplit(EXCEPTION_MARK, 1)[-1].split(". Stack trace", 1)[0]).rstrip(". ")[:400]
+    message = ERROR_SUFFIX.sub("", text.rsplit(EXCEPTION_MARK, 1)[-1].split(". Stack trace", 1)[0]).rstrip(". ")
     hint = next((HINTS[name] for name in ERROR_NAME.findall(text) if name in HINTS), "")
+    message = cut_at_word(message, 400)
     return f"{message}: {hint}" if hint else message

@@ -381,6 +381,19 @@ async def test_nobody_answering_is_one_sentence(tmp_path: Path) -> None:
     assert "secret" not in str(caught.value)
 
 
+async def test_a_host_name_that_nobody_knows_is_one_sentence() -> None:
+    with pytest.raises(BusError, match=r"host name in nats://bus9\.invalid:4222 is not known here"):
+        async with Bus.connect("nats://bus9.invalid:4222", wait=1.0):
+            pass
+
+
+async def test_of_two_servers_one_unknown_name_is_not_the_reason() -> None:
+    for urls in ("nats://bus9.invalid:4222,nats://127.0.0.1:1", "nats://127.0.0.1:1,nats://bus9.invalid:4222"):
+        with pytest.raises(BusError, match="no NATS server answers"):
+            async with Bus.connect(urls, wait=1.0):
+                pass
+
+
 async def test_a_port_in_use_is_one_sentence(nats: NatsServer, tmp_path: Path) -> None:
     """A second server on the same port says which port and what to do."""
     second = NatsServer(tmp_path / "second", port=nats.port)

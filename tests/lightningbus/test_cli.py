@@ -116,6 +116,10 @@ def test_a_question_to_a_dead_address_is_answered_by_its_sentence_only(tmp_path:
     assert sentence == "no ClickHouse answers at http://127.0.0.1:1: Connection refused"
 
 
+def test_provision_that_the_server_refuses_says_what_to_do(nats: NatsServer) -> None:
+    assert "not in a cluster: leave out --replicas" in says(run("provision", "--bus", nats.url, "--replicas", 3))
+
+
 def test_a_reward_that_cannot_be_loaded_is_not_blamed_on_the_agent(tmp_path: Path, nats: NatsServer) -> None:
     (tmp_path / "agent.py").write_text("def solve(task): return 1.0\n")
     options = [

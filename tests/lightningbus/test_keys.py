@@ -1,5 +1,6 @@
 """The keys of a run: where they lie, who finds them, and that nobody says them."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -156,6 +157,32 @@ def test_a_learner_finds_its_own_folder_or_is_given_it(tmp_path: Path) -> None:
     for place in ("one", "two"):
         with pytest.raises(CredentialsError, match="and not third: make new users, with --policy for each model"):
             Credentials.read_learner(tmp_path / place, "third")
+
+
+def test_credentials_of_another_role_are_named_at_once(tmp_path: Path) -> None:
+    list(create_users(tmp_path, tls=False))
+    for folder, role in (("runner", "client"), ("store", "runner"), ("client", "inference"), ("client", "admin")):
+        with pytest.raises(CredentialsError, match=f"no credentials for role {role}: they are those of {folder}"):
+            Credentials.read(tmp_path / folder, role)
+    assert Credentials.read(tmp_path / "admin", "client").inbox == "_INBOX_admin"
+
+
+def test_credentials_that_somebody_else_wrote_are_of_any_role(tmp_path: Path) -> None:
+    for inbox in ("_INBOX", "_INBOX_team", "acme.runner"):
+        (tmp_path / "credentials.json").write_text(json.dumps({"inbox": inbox}))
+        assert Credentials.read(tmp_path, "client").inbox == inbox
+
+
+async def test_status_says_that_a_user_may_not_see_who_is_alive(tmp_path: Path) -> None:
+    directory = RunDirectory(Path("runs/one")).create()
+    async with start_stack(directory, BusSettings(port=0), "test") as stack:
+        folder = directory.path / "credentials" / "runner"
+        file = json.loads((folder / "credentials.json").read_text())
+        (folder / "credentials.json").write_text(json.dumps({**file, "inbox": "_INBOX"}))  # an operator's own file
+        line = [sys.executable, "-m", "lightningbus", "--credentials", str(folder), "status", "--bus", stack.url]
+        done = await asyncio.to_thread(subprocess.run, line, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 2 and not done.stdout
+    assert "this user has no right to see who is alive" in done.stderr.splitlines()[-1]
 
 
 def test_a_secret_is_there_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -85,10 +85,43 @@ def test_a_wrong_value_is_one_sentence_and_exit_code_2(file: Path, capsys: pytes
     assert end.value.code == 2 and "group_size: Input should be a valid integer" in capsys.readouterr().err
 
 
-def test_a_misspelt_variable_is_a_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_misspelt_variable_of_the_role_is_refused_once(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("LIGHTNINGBUS_LEARNER_GROUPSIZE", "4")
-    assert read_environment(LearnerSettings, "learner") == {}
-    assert "did you mean 'LIGHTNINGBUS_LEARNER_GROUP_SIZE'?" in caplog.text
+    with pytest.raises(SystemExit) as end:
+        load(file)
+    sentence = "$LIGHTNINGBUS_LEARNER_GROUPSIZE: no such setting; did you mean 'LIGHTNINGBUS_LEARNER_GROUP_SIZE'?"
+    assert end.value.code == 2 and capsys.readouterr().err.count(sentence) == 1 and not caplog.text
+
+
+def test_a_misspelt_variable_of_no_role_is_one_warning(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LIGHTNINGBUS_LERNER_GROUP_SIZE", "4")
+    load(file)
+    assert [record.getMessage() for record in caplog.records] == [
+        "$LIGHTNINGBUS_LERNER_GROUP_SIZE: no such variable; without LIGHTNINGBUS_, did you mean 'LEARNER_GROUP_SIZE'?"
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "LIGHTNINGBUS_LEARNER_SERVICE_HOST",
+        "LIGHTNINGBUS_LEARNER_PORT_8123_TCP_ADDR",
+        "LIGHTNINGBUS_LEARNER_PORT",
+        "LIGHTNINGBUS_BUS",
+        "LIGHTNINGBUS_RUNNER_CONCURRENCY",
+        "LIGHTNINGBUS_GRAFANA_VERSION",
+    ],
+)
+def test_variables_of_others_are_left_alone(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    monkeypatch.setenv(name, "tcp://10.0.0.1:8123")
+    load(file)
+    assert not caplog.text
 
 
 def test_the_store_takes_flags_beside_its_subcommands(monkeypatch: pytest.MonkeyPatch) -> None:

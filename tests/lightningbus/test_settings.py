@@ -1,7 +1,8 @@
 """What is wrong with a file of settings: everything at once, each with the nearest right key."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pydantic import ValidationError
@@ -10,7 +11,8 @@ from lightningbus.auditor.settings import AuditorSettings
 from lightningbus.run.errors import UserError
 from lightningbus.run.preflight.job_checks import parse_job
 from lightningbus.run.processes.stack import child_specs
-from lightningbus.run.settings.run_file import RunSettings, validate_settings
+from lightningbus.run.settings.run_file import PATTERN_ERRORS, RunSettings, validate_settings
+from lightningbus.store.settings import StoreSettings
 
 
 def problems_of(fields: dict[str, Any]) -> list[str]:
@@ -96,3 +98,19 @@ def test_an_auditor_recomputes_as_the_nodes_of_its_model_compute() -> None:
 def test_a_run_cannot_have_the_name_that_stands_for_the_newest() -> None:
     with pytest.raises(ValidationError, match="'latest' stands for the newest run: choose another name"):
         RunSettings(name="latest")
+
+
+def test_every_form_that_a_setting_must_have_is_explained() -> None:
+    def collect_patterns(schema: object) -> Iterator[str]:
+        for name, inner in schema.items() if isinstance(schema, dict) else enumerate(cast("list[object]", schema)):
+            if name == "pattern" and isinstance(inner, str):
+                yield inner
+            elif isinstance(inner, dict | list):
+                yield from collect_patterns(inner)
+
+    assert {*collect_patterns(RunSettings.model_json_schema())} - PATTERN_ERRORS.keys() == set()
+
+
+def test_an_address_of_clickhouses_other_port_is_told_the_form_it_should_have() -> None:
+    with pytest.raises(UserError, match="url: it is not of the form http://host:port or https://host:port"):
+        validate_settings(StoreSettings, {"url": "clickhouse://x:9000"}, "--url")

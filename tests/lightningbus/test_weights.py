@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from lightningbus.bus.client import Bus
@@ -88,6 +89,12 @@ async def test_versions_are_listed_shown_revoked_released_and_pinned(
     assert displayed["manifest"]["blobs"][0]["name"] == "policy-2"
     assert "has no version 9 on this bus" in await weights(nats_url, "show", 9, code=2)
     assert "has no version 9 on this bus" in await weights(nats_url, "revoke", 9, "--reason", "x", code=2)
+
+
+async def test_a_version_that_waits_for_the_check_of_an_engine_says_so(bus: Bus, nats_url: str, tmp_path: Path) -> None:
+    await publish(bus, tmp_path, 0, canary=replace(trial_of(-1.0, -2.0), max_difference=0.1))
+    (row,) = await listed(nats_url)
+    assert row["state"] == "awaits the check of an engine"
 
 
 async def test_a_trial_is_shown_with_its_figures(bus: Bus, nats_url: str, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ FROM_ELSEWHERE = {
     "model … is not served; served: …",
     "no NATS server answers at …: start one with lightningbus bus…",
     "no inference node serves …, which the task may call (served: …) until the rollout's deadline",
+    "the storage of the bus's server is full: …",
+    "…: not stored within … s: the storage of the bus's server is full: …",
     "this installation of lightningbus is incomplete: … cannot be found; install it again by pip install "
     "--force-reinstall --no-deps and what you installed it from",
     "version … of … on the bus is ignored: this node is frozen",

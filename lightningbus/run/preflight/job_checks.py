@@ -16,6 +16,7 @@ from lightningbus.run.preflight.learner_checks import check_learner
 from lightningbus.run.preflight.memory_check import Target, check_memory
 from lightningbus.run.preflight.model_checks import check_configuration, check_model, find_weights
 from lightningbus.run.preflight.port_checks import check_ports
+from lightningbus.run.preflight.server_checks import check_servers
 from lightningbus.run.preflight.setting_conflicts import find_differences, find_inconsistencies, find_oddities
 from lightningbus.run.preflight.trial_rollout import TrialTask, WantedReward, try_agent
 from lightningbus.run.processes.stack import complete_learner_settings
@@ -82,6 +83,7 @@ def run_checks(
     is_here = target.gpu_memory_gib is None
     if is_here:
         check_ports(settings)
+    yield from check_servers(settings)
     for path in (*job.learner.task_sources, *(each.tasks for each in job.eval.sets)):
         problems = load_tasks(path)
         yield f"{path}: {len(problems)} tasks"

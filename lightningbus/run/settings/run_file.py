@@ -16,7 +16,7 @@ from lightningbus.run.errors import UserError
 from lightningbus.run.settings.budget import BudgetSettings
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.optimize import OptimizeSettings
-from lightningbus.run.settings.sources import find_source, merge, read_environment
+from lightningbus.run.settings.sources import find_source, merge, read_environment, warn_about_variables
 from lightningbus.runners.settings import RunnerSettings
 from lightningbus.schemas.ids import LATEST
 from lightningbus.schemas.subjects import DEFAULT_POLICY
@@ -31,7 +31,15 @@ if TYPE_CHECKING:
 PATTERN_ERRORS = {
     r"^[A-Za-z0-9_-]{1,64}$": "it is no name: letters, digits, _ and -, at most 64",
     r"^[A-Za-z0-9_-]{1,56}$": "it is no name of a suite: letters, digits, _ and -, at most 56",
+    r"^[A-Za-z0-9_.-]{1,64}$": "it is no name: letters, digits, _, . and -, at most 64",
+    r"^[A-Za-z_][A-Za-z0-9_]{0,63}$": "it is no name: letters, digits and _, at most 64, and no digit first",
+    r"^[A-Za-z_][A-Za-z0-9_]*$": "it is no name: letters, digits and _, and no digit first",
+    r"^[A-Za-z0-9.-]{1,253}$": "it is no host: a name of letters, digits, . and -, or an IPv4 address",
+    r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$": "it is no name of Kubernetes: small letters, digits and -, at most 63",
     r"^[\w.]+:[\w.]+$": "it is not of the form module:function",
+    r"^(\S+:)?\d{1,5}$": "it is neither a port nor of the form address:port",
+    r"^https?://": "it is not of the form http://host:port or https://host:port",
+    r"^https?://.+": "it is not of the form http://host:port or https://host:port, such as ClickHouse's HTTP port 8123",
 }
 """Explanation of each pattern that settings must match."""
 M = TypeVar("M", bound=BaseModel)
@@ -213,8 +221,11 @@ def load_run_settings(path: Path) -> RunSettings:
 def load_run_fields(path: Path) -> dict[str, Any]:
     """Read the fields of a run file, with each role's environment variables, unvalidated; raises `UserError`."""
     fields = load_fields(path)
+    warn_about_variables(dict(ROLE_SECTIONS.values()))
     for section, (role, kind) in ROLE_SECTIONS.items():
-        variables, value = read_environment(kind, role), fields.get(section)
+        if (value := fields.get(section)) is None:  # the role is not started here
+            continue
+        variables = read_environment(kind, role)
         if variables and isinstance(value, dict):
             fields[section] = merge(value, variables)
         elif variables and isinstance(value, list):
@@ -270,7 +281,7 @@ def _explain(kind: type[BaseModel], error: "ErrorDetails") -> str:
         near = suggest_name(str(name), _fields_at(kind, above))
         return "no such setting" + (f"; {near}" if near else "")
     if error["type"] == "string_pattern_mismatch":
-        return PATTERN_ERRORS.get(str(context.get("pattern")), "it has another form than it should")
+        return PATTERN_ERRORS.get(str(context.get("pattern")), f"it does not match {context.get('pattern')}")
     if error["type"] == "value_error":
         return str(context.get("error", error["msg"]))
     return "it is needed" if error["type"] == "missing" else error["msg"]

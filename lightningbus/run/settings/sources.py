@@ -19,10 +19,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+PREFIX = "LIGHTNINGBUS_"
 LEVEL = "__"
 """Separator of levels in a variable's name, as in ``LIGHTNINGBUS_LEARNER_ACTOR__OPTIM__LR``."""
 OTHER_VARIABLES = frozenset(["LIGHTNINGBUS_INFERENCE_API_KEY_FILE"])
 """Variables with a role's prefix that are no settings."""
+GLOBAL_VARIABLES = frozenset(
+    f"{PREFIX}{name}"
+    for name in (
+        "BUS", "CREDENTIALS", "SQL", "ADMIN_SQL", "INFERENCE_API_KEY_FILE", "LOG_FORMAT", "READER_PASSWORD",
+        "WRITER_PASSWORD", "BACKUP_URL", "BACKUP_ACCESS", "BACKUP_SECRET", "FILES_OPEN_SECONDS",
+    )
+)  # fmt: skip
+"""Variables that are of no role."""
+SERVICE_LINK = re.compile(rf"{PREFIX}[A-Z]+_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_(TCP|UDP)\w*)?)")
+"""Matches a variable by which Kubernetes and Docker name the address of a service, such as ``lightningbus-store``."""
 
 
 RENAMED_FLAGS = {
@@ -41,25 +52,48 @@ RENAMED_FLAGS = {
 
 def variable_prefix(role: str) -> str:
     """Return the prefix of a role's environment variables, such as ``LIGHTNINGBUS_LEARNER_``."""
-    return f"LIGHTNINGBUS_{role.upper()}_"
+    return f"{PREFIX}{role.upper()}_"
 
 
 def read_environment(kind: type[BaseModel], role: str) -> dict[str, Any]:
-    """Read settings from the environment, unvalidated; raises `UserError` for a list or mapping that is no JSON."""
+    """Read settings from the environment, unvalidated.
+
+    Raises `UserError` for a variable that is no setting, and for a list or mapping that is no JSON.
+    """
     prefix = variable_prefix(role)
     names = [name for name in os.environ if name.startswith(prefix) and name not in OTHER_VARIABLES]
     if not names:
         return {}
     from pydantic_settings import EnvSettingsSource, SettingsError
 
-    fields = {f"{prefix}{name.upper()}": name for name in kind.model_fields}
-    for name in names:
-        if name.partition(LEVEL)[0] not in fields:
-            log.warning("%s: no such setting; %s", name, suggest_name(name, fields))
+    fields = list_variables(kind, role)
+    unknown = (name for name in names if name.partition(LEVEL)[0] not in fields)
+    if wrong := next((name for name in unknown if not SERVICE_LINK.fullmatch(name)), None):
+        near = suggest_name(wrong, fields)
+        raise UserError(f"${wrong}: no such setting" + (f"; {near}" if near else ""))
     try:
         return dict(EnvSettingsSource(_as_settings_class(kind, prefix))())
     except SettingsError as error:
         raise UserError(f"${prefix}...: {error}") from error
+
+
+def list_variables(kind: type[BaseModel], role: str) -> list[str]:
+    """List the variables of a role's settings, without those of nested ones."""
+    return [f"{variable_prefix(role)}{name.upper()}" for name in kind.model_fields]
+
+
+def warn_about_variables(kinds: Mapping[str, type[BaseModel]]) -> None:
+    """Warn about variables that look like a misspelt one of ours, and are of no role; ``kinds`` are settings by role.
+
+    A name that is like none of ours may be somebody else's.
+    """
+    known = {*GLOBAL_VARIABLES, *(name for role, kind in kinds.items() for name in list_variables(kind, role))}
+    prefixes = tuple(variable_prefix(role) for role in kinds)
+    for name in os.environ:
+        if name.startswith(PREFIX) and name not in known and not name.startswith(prefixes):
+            near = suggest_name(name.removeprefix(PREFIX), (each.removeprefix(PREFIX) for each in known))
+            if near and not SERVICE_LINK.fullmatch(name):
+                log.warning("$%s: no such variable; without %s, %s", name, PREFIX, near)
 
 
 def read_flags(kind: type[BaseModel], role: str, arguments: Sequence[str]) -> dict[str, Any]:

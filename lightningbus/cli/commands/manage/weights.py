@@ -193,8 +193,8 @@ def _fields(manifest: WeightManifest, release: ReleaseState, nodes: Sequence[Hea
 def _state(manifest: WeightManifest, release: ReleaseState) -> str:
     if release.pinned == manifest.version:
         return "pinned"
-    if is_pending_canary(release, manifest):
-        return "awaits its canary"
+    if manifest.canary is not None and is_pending_canary(release, manifest):
+        return f"awaits {manifest.canary.title}"
     verdict = latest_verdict(release, manifest.version)
     return verdict.action if verdict is not None else "approved"
 

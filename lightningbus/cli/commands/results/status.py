@@ -6,6 +6,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from lightningbus.bus.errors import CredentialsError
 from lightningbus.bus.fleet.node_state import SUSPECT_SECONDS
 from lightningbus.cli.options import BusOption, run_async
 from lightningbus.common.printable import printable_json
@@ -36,6 +37,8 @@ def status(
                 return
             await asyncio.sleep(SUSPECT_SECONDS)  # who lives has said so by then
             members = fleet.members()
+            if not members and at.permission_errors:
+                raise CredentialsError(f"this user has no right to see who is alive: {at.permission_errors[-1]}")
             if as_json:
                 print(printable_json([msgspec.to_builtins(beat) for beat in members]))
                 return

@@ -21,7 +21,7 @@ def train(
     config: Annotated[Path, typer.Option("--config", "-c", help="run file with a learner and held-out tasks")],
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="only check the run file, model, engine and agent; run the agent once"),
+        typer.Option("--dry-run", help="only check the run file, servers, model, engine and agent; run the agent once"),
     ] = False,
     engine: Annotated[
         bool,
