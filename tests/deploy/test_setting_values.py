@@ -89,8 +89,8 @@ def listed_in(comment: str, choices: set[str]) -> list[str]:
 
 
 def code_in(page: str) -> str:
-    """The YAML blocks of a page, and its lines with inline code."""
-    blocks = re.findall(r"```ya?ml\n(.*?)```", page, re.S)
+    """The YAML blocks of a page but those of Kubernetes, and its lines with inline code."""
+    blocks = [block for block in re.findall(r"```ya?ml\n(.*?)```", page, re.S) if "resources:" not in block]
     prose = re.sub(r"```.*?```", "", page, flags=re.S)
     return "\n".join([*blocks, *(line for line in prose.splitlines() if "`" in line)])
 
