@@ -29,6 +29,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
             recorder.finish(outcome, 1.0, "", "null", final=outcome == "ok")  # type: ignore[arg-type]
             for _ in range(2):  # a batch that is written twice counts once
                 seed_store.insert(built.sql, recorder.outbox, first=10 * number)
+        seed_store.insert(built.sql, seed_store.external_attempt("unpriced"), first=100)
         yield built
 
 
@@ -45,8 +46,9 @@ def test_the_report_has_cost_and_unpriced_calls_by_model(store: StoreProcess) ->
 def test_the_page_has_the_cost_and_what_it_leaves_out(store: StoreProcess) -> None:
     (row,) = store.sql.query(progress.COST, parameters={"run_id": "mine"}).named_results()
     assert row == {"cost": 3.0, "num_unpriced_calls": 2}
-    (row,) = store.sql.query(progress.COST, parameters={"run_id": "none"}).named_results()
-    assert row == {"cost": None, "num_unpriced_calls": 0}
+    for run, num_unpriced in (("unpriced", 1), ("none", 0)):
+        (row,) = store.sql.query(progress.COST, parameters={"run_id": run}).named_results()
+        assert row == {"cost": None, "num_unpriced_calls": num_unpriced}, "no price is no cost of 0"
 
 
 def test_a_budget_is_spent_by_them(store: StoreProcess, tmp_path: Path) -> None:
