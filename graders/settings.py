@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from lightningbus.common.role_settings import RoleSettings
+from lightningbus.common.token_price import TokenPrice
 
 AGENT_REWARD = "agent"
 """Name of the reward that an agent gave itself, beside those of graders."""
@@ -63,8 +64,7 @@ class JudgeSettings(BaseModel):
         ge=0,
         description="most calls that one process makes; beyond it grading fails; answers from the cache are none",
     )
-    input_price: float = Field(default=0.0, ge=0, description="price of a million tokens of prompts")
-    output_price: float = Field(default=0.0, ge=0, description="price of a million tokens of answers")
+    price: TokenPrice | None = Field(default=None, description="price of its tokens; default: its calls cost nothing")
 
     @field_validator("url")
     @classmethod

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from lightningbus.common.role_settings import RoleSettings
+from lightningbus.common.token_price import TokenPrice
 from lightningbus.schemas.tasks import AUTO_MODEL
 
 ONE_AGENT = "give either an agent (module:function) or a command"
@@ -41,15 +42,6 @@ class EndpointSettings(BaseModel):
         if parts.username is not None or parts.query or parts.fragment:
             raise ValueError("it has a user, a query or a fragment; api_key_env names the key")
         return value
-
-
-class ModelPrice(BaseModel):
-    """Price of a model's tokens, in the currency of `budget`."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    input: float = Field(ge=0, description="price of a million tokens of prompts")
-    output: float = Field(ge=0, description="price of a million tokens of answers")
 
 
 class WorkspaceSettings(BaseModel):
@@ -215,7 +207,7 @@ class RunnerSettings(RoleSettings):
         description="model, with a role if wanted, that answers calls to a name which agents use: "
         "{claude-haiku-*: policy:small, '*': policy}; the first pattern that fits counts, a served model keeps its own",
     )
-    model_prices: dict[str, ModelPrice] = Field(
+    model_prices: dict[str, TokenPrice] = Field(
         default={},
         description="prices of the models that no node answers: of `endpoints`, and of calls past the gateway that "
         "agents record as spans; by pattern of the model's name, of which the first that fits counts: "

@@ -18,6 +18,7 @@ from lightningbus.bus.jetstream.message import Message
 from lightningbus.bus.lease import Lease, LeaseRenewer
 from lightningbus.common.observability import metrics, tracing
 from lightningbus.common.observability.faults import count_fault
+from lightningbus.common.token_price import TokenPrice
 from lightningbus.runners import retry_policy
 from lightningbus.runners.agent.executors import AgentExecutor
 from lightningbus.runners.concurrency.adaptation import RolloutTimer
@@ -25,7 +26,6 @@ from lightningbus.runners.recording.attempt import MAX_ERROR, AttemptRecorder
 from lightningbus.runners.recording.sending import send
 from lightningbus.runners.retry_policy import RetryDecision
 from lightningbus.runners.rollout import ChoosePrompts, RolloutResult, run_agent
-from lightningbus.runners.settings import ModelPrice
 from lightningbus.runners.slots import SlotLease, Slots, SlotsClosedError
 from lightningbus.schemas import subjects
 from lightningbus.schemas.base import Mode, Outcome
@@ -61,7 +61,7 @@ class TaskHandler:
         choose_prompts: ChoosePrompts,
         is_graded: bool = False,
         timer: RolloutTimer | None = None,
-        model_prices: Mapping[str, ModelPrice] = MappingProxyType({}),
+        model_prices: Mapping[str, TokenPrice] = MappingProxyType({}),
     ) -> None:
         """Prepare; ``executors`` are by number of their slot, ``stop`` is called when most tasks are unreadable.
 

@@ -18,6 +18,8 @@ from lightningbus.schemas.base import (
 )
 
 MAX_ENGINE_ID = 128
+MAX_MODEL_NAME = 200
+MAX_EXTERNAL_MODELS = 65
 MAX_REWARDS = 64
 """Named rewards of one rollout, beside those of `RUNNER_REWARDS`."""
 PATCH_APPLIES = "patch_applies"
@@ -98,6 +100,18 @@ class Span(Event, frozen=True, kw_only=True):
     call: ModelCall | None = None
 
 
+class ExternalUsage(Event, frozen=True, kw_only=True):
+    """Calls of an attempt to one model that no node answers; its agent counts the tokens, or an endpoint does."""
+
+    num_calls: NonNegativeInt = 0
+    num_unpriced_calls: NonNegativeInt = 0
+    """Calls among them whose price is not known."""
+    prompt_tokens: NonNegativeInt = 0
+    response_tokens: NonNegativeInt = 0
+    cost: float = 0.0
+    """Price of the others."""
+
+
 class Usage(Event, frozen=True, kw_only=True):
     """Resources that an attempt used."""
 
@@ -122,6 +136,10 @@ class Usage(Event, frozen=True, kw_only=True):
     """Calls among them whose price is not known."""
     external_cost: float = 0.0
     """Price of the others."""
+    external_models: Annotated[
+        dict[Annotated[str, Meta(max_length=MAX_MODEL_NAME)], ExternalUsage], Meta(max_length=MAX_EXTERNAL_MODELS)
+    ] = field(default_factory=dict)
+    """All of these calls, by model."""
 
 
 class AttemptResult(Event, frozen=True, kw_only=True):

@@ -25,7 +25,6 @@ REFUSED_STATUS = frozenset({401, 403})
 RETRY_STATUS = frozenset({408, 425, 429})
 """Statuses after which a judge is asked again, as after every 5xx."""
 MAX_ERROR_CHARS = 300
-MILLION = 1_000_000
 
 
 class UnansweredError(Exception):
@@ -57,7 +56,8 @@ class Judge:
         cached = self._cache.get(digest)
         answer = cached or await self._ask_until_answered(request)
         metrics.judge_calls.labels("endpoint" if cached is None else "cache").inc()
-        cost = self._price(answer) if cached is None else 0.0
+        price = self.settings.price if cached is None else None
+        cost = price.compute_cost(answer.prompt_tokens, answer.response_tokens) if price is not None else 0.0
         metrics.judge_cost.inc(cost)
         return JudgeCall(
             self.name, self.settings.model, digest, answer, cached is not None, cost, started_ns, time.time_ns()
@@ -66,10 +66,6 @@ class Judge:
     def keep(self, call: JudgeCall) -> None:
         """Keep an answer in the cache: one that was usable."""
         self._cache.put(call.request_sha256, call.answer)
-
-    def _price(self, answer: JudgeAnswer) -> float:
-        prices = (self.settings.input_price, self.settings.output_price)
-        return (answer.prompt_tokens * prices[0] + answer.response_tokens * prices[1]) / MILLION
 
     async def _ask_until_answered(self, request: Mapping[str, Any]) -> JudgeAnswer:
         backoff, loop = Backoff(RETRY_POLICY), asyncio.get_running_loop()

@@ -9,13 +9,13 @@ from types import MappingProxyType
 from msgspec.structs import replace
 
 from lightningbus.common.observability import metrics
+from lightningbus.common.token_price import TokenPrice
 from lightningbus.runners.protocol.answers.choice import SampledChoice
 from lightningbus.runners.protocol.token_history import TokenHistory
 from lightningbus.runners.recording.external_cost import ExternalCosts
 from lightningbus.runners.recording.grading_request import build_grading_request
 from lightningbus.runners.recording.refusals import InvalidSpanError, Refusal, Refusals
 from lightningbus.runners.recording.usage import UsageMeter
-from lightningbus.runners.settings import ModelPrice
 from lightningbus.schemas import ids
 from lightningbus.schemas.base import MAX_TIME_NS, Outcome
 from lightningbus.schemas.codec import MAX_BYTES, EncodeError, EncodeTooLargeError, encode
@@ -80,7 +80,7 @@ class AttemptRecorder:
     """The runner's own span of this attempt, where its traces are exported."""
     is_graded: bool = False
     """Whether graders on the bus give the reward, and so end the attempt."""
-    model_prices: Mapping[str, ModelPrice] = field(default_factory=dict)
+    model_prices: Mapping[str, TokenPrice] = field(default_factory=dict)
     """Prices of the models that no node answers, by pattern of their names."""
     output_tail: str = ""
     """The end of what the agent printed; empty also where its process ended with other rollouts in it."""
@@ -121,11 +121,11 @@ class AttemptRecorder:
         """Keep a span, unless it is refused for the reason returned; one that an exporter sends again is kept once."""
         if span.span_id in self._ids:
             return None
-        span = self._costs.price(span)
-        if refusal := self._keep(span):
+        refusal = self._keep(span)
+        self._costs.add(span, is_kept=refusal is None)
+        if refusal is not None:
             metrics.spans_refused.labels(refusal.kind).inc()
             return refusal
-        self._costs.add(span)
         self._meter.add(span)
         if any(True for _ in extract_rewards(span)):
             self.reward_spans.append(span)
@@ -226,11 +226,7 @@ class AttemptRecorder:
             attributes=span_attributes,
             call=call,
         )
-        if part.external is None:
-            self._costs.exclude(span)
-        else:
-            span = self._costs.price(span)
-            self._costs.add(span)
+        self._costs.add_call(span, is_external=part.external is not None)
         self._meter.add_call(call, prompt_tokens, span)
         if part.missing_tokens:
             metrics.calls_without_tokens.inc()
@@ -265,7 +261,7 @@ class AttemptRecorder:
         metrics.attempt_duration.observe((ended_ns - self.started_ns) / 1e9)
         if self._pending_bytes > BATCH_BYTES:
             self.flush()
-        named = dict(rewards or {})
+        named, external = dict(rewards or {}), self._costs.settle()
         self._pending.append(self._root(outcome, reward, named, error, ended_ns))
         end = AttemptResult(
             outcome=outcome,
@@ -277,9 +273,10 @@ class AttemptRecorder:
             num_spans=self.num_spans + 1,
             usage=replace(
                 self._meter.usage(),
-                num_external_calls=self._costs.num_calls,
-                num_unpriced_calls=self._costs.num_unpriced,
-                external_cost=self._costs.cost,
+                num_external_calls=sum(each.num_calls for each in external.values()),
+                num_unpriced_calls=sum(each.num_unpriced_calls for each in external.values()),
+                external_cost=sum(each.cost for each in external.values()),
+                external_models=external,
             ),
             enqueued_ns=self.published_ns,
             started_ns=self.started_ns,

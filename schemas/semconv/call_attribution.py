@@ -11,6 +11,10 @@ from lightningbus.schemas.semconv import attributes, span_kinds
 
 WORD = re.compile(r"[\w-]{6,}")
 """A word of a text that may be the id of a tool call."""
+RESPONSE_WORD = re.compile(r"[0-9A-Za-z]{8,}")
+"""A word of a text that may be the key of a response; a shorter word may match by chance."""
+PREFIXED_ID = re.compile(r"\b(?:chatcmpl|resp|msg)[-_][\w-]{0,64}?([0-9A-Za-z]{8,64})(?![\w-])")
+"""A word that is an id of a response, by its prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,7 @@ class RecordedCall:
     @property
     def response_key(self) -> str:
         """The part of its response id that is the same in every API."""
-        return span_kinds.normalize_response_id(str(self.attributes.get(attributes.RESPONSE_ID, "")))
+        return get_response_key(self.attributes)
 
     @property
     def tool_call_ids(self) -> list[str]:
@@ -70,6 +74,23 @@ class CallIndex:
         """Find the last call to end before a span started; None before the first."""
         num_ended = bisect_right(self._by_end, start_time, key=lambda ended: ended[0])
         return self._by_end[num_ended - 1][1] if num_ended else None
+
+
+def get_response_key(span_attributes: Mapping[str, Any]) -> str:
+    """Return the part of a span's response id that is the same in every API; empty: it has none."""
+    return span_kinds.normalize_response_id(str(span_attributes.get(attributes.RESPONSE_ID, "")))
+
+
+def find_response_keys(span_attributes: Mapping[str, Any]) -> set[str]:
+    """Find the keys of responses that a span may name: by its response id, else all words of its outputs."""
+    key = get_response_key(span_attributes)
+    return {key} if key else set(RESPONSE_WORD.findall(span_kinds.output_text(span_attributes)))
+
+
+def find_prefixed_key(span_attributes: Mapping[str, Any]) -> str:
+    """Find the first id of a response in a span's outputs, by its prefix; empty: there is none."""
+    match = PREFIXED_ID.search(span_kinds.output_text(span_attributes))
+    return match[1] if match else ""
 
 
 def _linkable(call: RecordedCall) -> Iterator[tuple[str, str]]:

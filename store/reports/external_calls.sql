@@ -1,16 +1,17 @@
 -- title: External model calls and their cost
--- about: Calls to models that no node answers: of endpoints, and past the gateway where agents record them as spans. Cost is by `model_prices` of the runners; unpriced calls have no price there, or say no tokens, and are not in the cost.
+-- about: Calls to models that no node answers: of endpoints, and past the gateway where agents record them as spans. Their tokens are what agents and endpoints say. Cost is by `model_prices` of the runners; unpriced calls have no price there, or no usable count of tokens, and are not in the cost.
 -- plot: bar x=model y=cost series=run_id
 SELECT
-    run_id, r.agent AS agent, r.mode AS mode,
-    coalesce(nullIf(attributes['gen_ai.request.model'], ''), nullIf(attributes['gen_ai.response.model'], ''), nullIf(attributes['llm.model_name'], ''), '') AS model,
-    count() AS num_calls,
-    sum(toUInt64OrZero(coalesce(nullIf(attributes['gen_ai.usage.input_tokens'], ''), nullIf(attributes['gen_ai.usage.prompt_tokens'], ''), nullIf(attributes['llm.token_count.prompt'], ''), ''))) AS prompt_tokens,
-    sum(toUInt64OrZero(coalesce(nullIf(attributes['gen_ai.usage.output_tokens'], ''), nullIf(attributes['gen_ai.usage.completion_tokens'], ''), nullIf(attributes['llm.token_count.completion'], ''), ''))) AS response_tokens,
-    countIf(mapContains(attributes, 'lightningbus.external.unpriced')) AS unpriced_calls,
-    sum(toFloat64OrZero(attributes['lightningbus.external.cost'])) AS cost
-FROM spans AS s
-INNER JOIN attempts AS r USING (run_id, rollout_id, attempt, execution_id)
-WHERE mapContains(attributes, 'lightningbus.external.cost') OR mapContains(attributes, 'lightningbus.external.unpriced')
+    run_id, agent, mode, model,
+    sum(JSONExtractUInt(figures, 'num_calls')) AS num_calls,
+    sum(JSONExtractUInt(figures, 'prompt_tokens')) AS prompt_tokens,
+    sum(JSONExtractUInt(figures, 'response_tokens')) AS response_tokens,
+    sum(JSONExtractUInt(figures, 'num_unpriced_calls')) AS num_unpriced_calls,
+    sum(JSONExtractFloat(figures, 'cost')) AS cost
+FROM
+(
+    SELECT run_id, agent, mode, named.1 AS model, named.2 AS figures
+    FROM attempts ARRAY JOIN CAST(external_models, 'Array(Tuple(String, String))') AS named
+)
 GROUP BY run_id, agent, mode, model
 ORDER BY run_id, cost DESC, agent, mode, model

@@ -40,11 +40,11 @@ GROUP BY bounds
 """Rollouts and sampled tokens of the run's last ten minutes, and how many seconds these were."""
 
 COST = """
-SELECT (SELECT sum(cost) FROM grades WHERE run_id = {run_id:String}) + sum(external_cost) AS cost,
-    sum(num_unpriced_calls) AS unpriced
-FROM attempts WHERE run_id = {run_id:String} HAVING cost > 0 OR unpriced > 0
+SELECT nullIf((SELECT sum(cost) FROM grades WHERE run_id = {run_id:String}) + sum(external_cost), 0) AS cost,
+    sum(num_unpriced_calls) AS num_unpriced_calls
+FROM attempts WHERE run_id = {run_id:String}
 """
-"""Query of the cost of judges and of external model calls, and of calls without a price; no row without either."""
+"""Query of the cost of judges and of external model calls, NULL if there is none, and of calls without a price."""
 
 
 def build_overview(
@@ -69,7 +69,7 @@ def build_overview(
         "rollouts_per_hour": _per_hour(speed, "rollouts"),
         "tokens_per_hour": _per_hour(speed, "tokens"),
         "cost": cost[0]["cost"] if cost else None,
-        "unpriced_calls": cost[0]["unpriced"] if cost else 0,
+        "num_unpriced_calls": cost[0]["num_unpriced_calls"] if cost else 0,
         "settings": summarize_settings(in_force),
         "rewards": [summarize_rewards(rows) for rows in _by_set(rewards)],
     }

@@ -167,7 +167,13 @@ async def test_a_grade_waits_for_room_in_the_stream_of_events_and_is_given_once(
 
 async def test_rollouts_of_a_group_are_compared_and_judges_calls_are_spans_and_no_rewards_of_calls(bus: Bus) -> None:
     async with judging(greater_of) as endpoint:
-        judge = {"url": endpoint.url, "model": "m", "rubric": "more", "compare": "pairs", "input_price": 1.0}
+        judge = {
+            "url": endpoint.url,
+            "model": "m",
+            "rubric": "more",
+            "compare": "pairs",
+            "price": {"input": 1.0, "output": 0.0},
+        }
         for number, outcome in enumerate(["ok", "ok", "agent_error"]):
             await finish(bus, "t", number, number, samples=3, outcome=outcome)
         async with grading(bus, settings({"j": {"judge": judge}}, id="first")):

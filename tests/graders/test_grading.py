@@ -64,8 +64,7 @@ def judge(url: str, **changes: Any) -> dict[str, Any]:
             "url": url,
             "model": "m",
             "rubric": "more is better",
-            "input_price": 2.0,
-            "output_price": 5.0,
+            "price": {"input": 2.0, "output": 5.0},
             **changes,
         }
     }

@@ -53,6 +53,14 @@ def test_a_single_model_is_exported_without_its_name(tmp_path: Path) -> None:
     assert RunDirectory(run).list_export_commands() == [f"lightningbus weights export --run {run} pair-model"]
 
 
+def test_calls_without_a_price_are_named_with_and_without_a_cost(tmp_path: Path) -> None:
+    figures, sentence = FIGURES | {"num_unpriced_calls": 2}, "; 2 external model calls have no price"
+    run = run_of(tmp_path, "policy")
+    assert sentence in (printed := " ".join(repr(TrainResult(run, figures | {"cost": None}, [])).split()))
+    assert "cost" not in printed
+    assert f"; cost 1.5{sentence}" in " ".join(repr(TrainResult(run, figures | {"cost": 1.5}, [])).split())
+
+
 def test_the_table_has_the_own_reward_of_each_model() -> None:
     first = {"label": "greedy", "version": 7, "mean_reward": 0.125, "standard_error": None}
     models = {"checker": {"evaluations": [first]}, "writer": {"evaluations": [{**first, "mean_reward": 0.5}]}}

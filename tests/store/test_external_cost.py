@@ -8,6 +8,7 @@ import pytest
 from lightningbus.run.machine.hardware import read_hardware
 from lightningbus.run.results.results import Results
 from lightningbus.run.settings.budget import BudgetSettings
+from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.runners.recording.attempt import AttemptRecorder
 from lightningbus.store.reports import REPORTS
 from lightningbus.store.ui import progress
@@ -28,13 +29,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
             recorder.finish(outcome, 1.0, "", "null", final=outcome == "ok")  # type: ignore[arg-type]
             for _ in range(2):  # a batch that is written twice counts once
                 seed_store.insert(built.sql, recorder.outbox, first=10 * number)
+        seed_store.insert(built.sql, seed_store.external_attempt("unpriced"), first=100)
         yield built
 
 
 def test_the_report_has_cost_and_unpriced_calls_by_model(store: StoreProcess) -> None:
     report = REPORTS["external_calls"]
     rows = store.sql.query(report.query("lightningbus"), parameters=report.values({}, "mine")).named_results()
-    names = ("model", "num_calls", "prompt_tokens", "response_tokens", "unpriced_calls", "cost")
+    names = ("model", "num_calls", "prompt_tokens", "response_tokens", "num_unpriced_calls", "cost")
     assert [tuple(row[name] for name in names) for row in rows] == [
         ("gpt-4o-mini", 2, 2_000_000, 1_000_000, 0, 3.0),
         ("claude", 2, 20, 40, 2, 0.0),
@@ -43,8 +45,10 @@ def test_the_report_has_cost_and_unpriced_calls_by_model(store: StoreProcess) ->
 
 def test_the_page_has_the_cost_and_what_it_leaves_out(store: StoreProcess) -> None:
     (row,) = store.sql.query(progress.COST, parameters={"run_id": "mine"}).named_results()
-    assert row == {"cost": 3.0, "unpriced": 2}
-    assert not list(store.sql.query(progress.COST, parameters={"run_id": "none"}).named_results())
+    assert row == {"cost": 3.0, "num_unpriced_calls": 2}
+    for run, num_unpriced in (("unpriced", 1), ("none", 0)):
+        (row,) = store.sql.query(progress.COST, parameters={"run_id": run}).named_results()
+        assert row == {"cost": None, "num_unpriced_calls": num_unpriced}, "no price is no cost of 0"
 
 
 def test_a_budget_is_spent_by_them(store: StoreProcess, tmp_path: Path) -> None:
@@ -59,7 +63,9 @@ def test_a_budget_is_spent_by_them(store: StoreProcess, tmp_path: Path) -> None:
         hardware=read_hardware(),
         packages={},
     )
+    results.count_cost(store.sql, RunSettings())
+    assert (results.cost, results.num_unpriced_calls) == (None, 2), "no prices, and no budget either"
     budget = BudgetSettings(cost=3, hour_price=1)
-    results.count_cost(store.sql, budget)
-    assert (results.cost, results.unpriced_calls) == (3.0, 2)
+    results.count_cost(store.sql, RunSettings(budget=budget))
+    assert (results.cost, results.num_unpriced_calls) == (3.0, 2)
     assert budget.find_overrun(0, results.cost or 0.0) == "3 of 3 is spent (budget.cost)"

@@ -202,6 +202,7 @@ def test_an_edited_migration_is_refused_and_a_new_one_applied_once(
         "0003_task_decisions.sql",
         "0004_reviews.sql",
         "0005_external_cost.sql",
+        "0006_external_models.sql",
     ]
 
 

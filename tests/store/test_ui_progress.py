@@ -60,9 +60,11 @@ def test_the_head_has_the_last_and_the_best_point_of_each_set() -> None:
     rows = [point(0, 8, 0.25), point(1, 8, 0.75), point(2, 8, 0.5), point(0, 4, 0.0, mode="eval", evaluation="greedy")]
     speed = [{"rollouts": 60, "tokens": 6000, "seconds": 600.0}]
     settings = [{"settings": '{"max_steps": 9, "max_staleness": 0, "model_path": "runs/a/model"}'}]
-    head = build_overview([step(1, 1), step(2, 2)], speed, [{"cost": 0.5, "unpriced": 2}], settings, rows, 2000)
+    head = build_overview(
+        [step(1, 1), step(2, 2)], speed, [{"cost": 0.5, "num_unpriced_calls": 2}], settings, rows, 2000
+    )
     (training, greedy) = head["rewards"]
     assert (training["now"]["version"], training["best"]["version"], greedy["best"]["mean_reward"]) == (2, 1, 0.0)
     assert (head["rollouts_per_hour"], head["tokens_per_hour"], head["cost"]) == (360, 36000, 0.5)
-    assert head["unpriced_calls"] == 2
+    assert head["num_unpriced_calls"] == 2
     assert head["settings"] == {"model": "a/model", "max staleness": 0} and head["seconds_left"] == 7

@@ -217,11 +217,10 @@ class _Training:
 
     async def _keep_budget(self) -> None:
         """Add up the cost, and end training once the budget is spent. Raises `ClickHouseError` without a store."""
+        await asyncio.to_thread(self._results.count_cost, self._client, self._settings)
         budget = self._settings.budget
-        if budget is not None:
-            await asyncio.to_thread(self._results.count_cost, self._client, budget)
-            if reason := budget.find_overrun(self._results.seconds, self._results.cost or 0.0):
-                self._callbacks.stop(reason)
+        if budget is not None and (reason := budget.find_overrun(self._results.seconds, self._results.cost or 0.0)):
+            self._callbacks.stop(reason)
 
     async def _optimize_prompts(self) -> None:
         """Run the round that an earlier start left, or the first one."""

@@ -18,7 +18,6 @@ from lightningbus.run.results.model_results import ModelResults, count_models
 from lightningbus.run.results.prompt_files import PromptFile
 from lightningbus.run.results.prompt_round import PromptRound
 from lightningbus.run.run_directory.whole_file import write_whole
-from lightningbus.run.settings.budget import BudgetSettings
 from lightningbus.run.settings.evaluation import EvalSettings
 from lightningbus.run.settings.run_file import RunSettings
 from lightningbus.store.clickhouse.client import query_row
@@ -89,9 +88,9 @@ class Results(BaseModel):
     stop_reason: str = Field(default="", description="reason why training ended before `max_steps`; empty: it did not")
     cost: float | None = Field(
         default=None,
-        description="price so far of machines, judges and external model calls, by `budget`; none: no prices",
+        description="price so far of machines by `budget`, of judges and of external model calls; none: no prices",
     )
-    unpriced_calls: int = Field(
+    num_unpriced_calls: int = Field(
         default=0, description="external model calls without a price in `model_prices`, which `cost` leaves out"
     )
     weight_versions: int = Field(default=0, description="weight versions published, of all models")
@@ -214,10 +213,14 @@ class Results(BaseModel):
         _, reward = steps.get(self.model, (0, None))
         self.reward = None if reward is None else round(reward, 4)
 
-    def count_cost(self, client: Client, budget: BudgetSettings) -> None:
-        """Add up what machines, judges and external model calls cost until now, by the prices of a budget."""
-        judges, external, self.unpriced_calls = query_row(client, CALLS, {"run_id": self.run})
-        self.cost = round(budget.compute_cost(self.seconds, judges + external), 4)
+    def count_cost(self, client: Client, settings: RunSettings) -> None:
+        """Add up what machines, judges and external model calls cost until now, by the prices of a run file."""
+        judges, external, self.num_unpriced_calls = query_row(client, CALLS, {"run_id": self.run})
+        if not settings.has_prices:
+            self.cost = None
+            return
+        machines = 0.0 if settings.budget is None else settings.budget.compute_cost(self.seconds)
+        self.cost = round(machines + judges + external, 4)
 
     def count(self, client: Client) -> None:
         """Read the figures that the store counts."""

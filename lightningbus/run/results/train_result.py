@@ -61,8 +61,8 @@ class TrainResult:
         ]
         if figures.get("cost") is not None:
             sentence += f"; cost {figures['cost']:.4g}"
-            if figures.get("unpriced_calls"):
-                sentence += f", without {figures['unpriced_calls']} model calls that have no price"
+        if figures.get("num_unpriced_calls"):
+            sentence += f"; {figures['num_unpriced_calls']} external model calls have no price"
         if figures.get("stop_reason"):
             sentence += f"; training ended early: {figures['stop_reason']}"
         picture = f"picture: {self.directory / PICTURE}"

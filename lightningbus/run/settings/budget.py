@@ -33,9 +33,9 @@ class BudgetSettings(BaseModel):
         """Price of the machines for an hour."""
         return self.num_gpus * self.gpu_hour_price + self.hour_price
 
-    def compute_cost(self, seconds: float, calls: float = 0.0) -> float:
-        """Compute what a job of so many seconds costs, with what its ``calls`` of judges and external models cost."""
-        return seconds / HOUR_SECONDS * self.price_per_hour + calls
+    def compute_cost(self, seconds: float) -> float:
+        """Compute what the machines of a job of so many seconds cost."""
+        return seconds / HOUR_SECONDS * self.price_per_hour
 
     def find_overrun(self, seconds: float, cost: float) -> str:
         """Return the reason for which training ends after so many seconds and at such a cost; empty: none."""

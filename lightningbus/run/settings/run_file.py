@@ -153,12 +153,7 @@ class RunSettings(BaseModel):
 
     @model_validator(mode="after")
     def _budget(self) -> Self:
-        judges = self.grader.graders.values() if self.grader is not None else ()
-        has_price = any(
-            each.judge is not None and (each.judge.input_price or each.judge.output_price) for each in judges
-        )
-        has_price = has_price or any(runner.model_prices for runner in self.runners)
-        if self.budget is not None and self.budget.cost and not self.budget.price_per_hour and not has_price:
+        if self.budget is not None and self.budget.cost and not self.has_prices:
             raise ValueError(
                 "budget.cost needs a price: budget.gpu_hour_price, budget.hour_price, that of a judge, or model_prices "
                 "of a runner"
@@ -174,6 +169,15 @@ class RunSettings(BaseModel):
                 for runner in self.runners
             ]
         return self
+
+    @property
+    def has_prices(self) -> bool:
+        """Whether anything costs money: machines, judges, or models that no node answers."""
+        judges = [each.judge for each in self.grader.graders.values()] if self.grader is not None else []
+        prices = [judge.price for judge in judges if judge is not None and judge.price is not None]
+        prices += [price for runner in self.runners for price in runner.model_prices.values()]
+        is_paid = self.budget is not None and self.budget.price_per_hour > 0
+        return is_paid or not all(price.is_free for price in prices)
 
     @property
     def all_learners(self) -> list[LearnerSettings]:

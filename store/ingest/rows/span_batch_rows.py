@@ -69,6 +69,7 @@ def span_batch_rows(batch: SpanBatch, metadata: EventMetadata) -> Iterator[tuple
                 "num_external_calls": usage.num_external_calls,
                 "num_unpriced_calls": usage.num_unpriced_calls,
                 "external_cost": usage.external_cost,
+                "external_models": usage.external_models,
                 "enqueued_at": batch.end.enqueued_ns,
                 "started_at": batch.end.started_ns,
                 "ended_at": batch.end.ended_ns,

@@ -10,19 +10,15 @@ gateway recorded is the same call as the span of an instrumentation, so it becom
 A span that links to a model call, as Agent Lightning's links do, becomes a child of that call.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from lightningbus.schemas.semconv import attributes
-from lightningbus.schemas.semconv.call_attribution import CallIndex, RecordedCall
+from lightningbus.schemas.semconv.call_attribution import CallIndex, RecordedCall, find_response_keys
 from lightningbus.schemas.semconv.span_kinds import (
     agl_links,
     entity_name,
     kind_of,
-    normalize_response_id,
-    output_text,
     payload_keys,
     summarize,
 )
@@ -31,8 +27,6 @@ QueryRow = dict[str, Any]
 
 OWN_SCOPE_PREFIX = "lightningbus."
 """Prefix of the scopes of our own spans."""
-RESPONSE_ID = re.compile(r"[0-9A-Za-z]{8,}")
-"""Possible response ids in a text; a shorter word may match by chance."""
 
 
 def build_tree(
@@ -127,9 +121,7 @@ def _match_instrumented_spans(
     for row in spans:
         if kinds[row["span_id"]] != "model" or not _is_agent_span(row):
             continue
-        span_attributes = row["attributes"]
-        named = normalize_response_id(str(span_attributes.get(attributes.RESPONSE_ID, "")))
-        for key in {named} if named else set(RESPONSE_ID.findall(output_text(span_attributes))):
+        for key in find_response_keys(row["attributes"]):
             for call in answers.get(key, ()):
                 if call not in matched or _duration_ms(row) < _duration_ms(matched[call]):
                     matched[call] = row

@@ -13,13 +13,19 @@ export function overviewTiles(data, state) {
     data.rewards.map((set) => rewardTile(set)),
     progressTile(data, state),
     ["rollouts", "tokens"].map((name) => (data[`${name}_per_hour`] === null ? null : tile(NAMES[name], large(data[`${name}_per_hour`]), "over the last ten minutes of the run"))),
-    data.cost === null ? null : tile("cost", figure(data.cost), "of judges and external models, at the prices of the settings",
-      data.unpriced_calls ? `without ${count(data.unpriced_calls)} model calls that have no price` : ""),
+    costTile(data.cost, data.num_unpriced_calls),
     settingsTile(data.settings));
 }
 
 function tile(name, value, ...about) {
   return h("dl", { class: "tile" }, h("dt", {}, name), h("dd", { class: "value" }, value), about.filter(Boolean).map((line) => h("dd", { class: "about" }, line)));
+}
+
+/** The cost, which is null where nothing has had a price, and the calls that it leaves out. */
+function costTile(cost, unpriced) {
+  if (cost === null) return unpriced ? tile("calls without a price", count(unpriced), "to external models, by the settings") : null;
+  return tile("cost", figure(cost), "of judges and external models, at the prices of the settings",
+    unpriced ? `without ${count(unpriced)} model calls that have no price` : "");
 }
 
 const interval = (point) => (point.standard_error === null ? "" : ` ± ${figure(point.standard_error)}`);

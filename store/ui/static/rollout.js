@@ -94,10 +94,15 @@ function facts({ attempt, task, uses, run_id: run }) {
     fact("took", seconds((attempt.ended_ms - attempt.started_ms) / 1000)),
     fact("in queue", seconds(Math.max(0, attempt.started_ms - attempt.enqueued_ms) / 1000)),
     fact("tokens", `${count(attempt.response_tokens)} sampled in ${count(attempt.num_calls)} calls`),
-    attempt.num_external_calls ? fact("external models", `${count(attempt.num_external_calls)} calls, cost ${figure(attempt.external_cost)}${attempt.num_unpriced_calls ? `, ${count(attempt.num_unpriced_calls)} without a price` : ""}`) : null,
+    attempt.num_external_calls ? fact("external models", externalCalls(attempt)) : null,
     ...(uses.length ? uses.map((use) => fact(models.length > 1 ? `training of ${use.model}` : "training", training(use))) : [fact("training", "not trained on")]),
     attempt.error ? h("p", { class: "problem" }, attempt.error) : null,
   ].filter(Boolean);
+}
+
+/** The calls to external models in words; a cost only where one of them has a price. */
+function externalCalls({ num_external_calls: calls, num_unpriced_calls: unpriced, external_cost: cost }) {
+  return [`${count(calls)} calls`, unpriced < calls ? `cost ${figure(cost)}` : "", unpriced ? `${count(unpriced)} without a price` : ""].filter(Boolean).join(", ");
 }
 
 /** The models that answered an attempt. */
