@@ -40,7 +40,7 @@ class Cohort:
 
     seconds: float
     """Typical duration."""
-    running: float
+    num_running: float
     """Mean number of rollouts that ran meanwhile."""
     error: float = 0.0
     """Standard error of the typical duration, as a share of it."""
@@ -51,7 +51,7 @@ class Cohort:
 
         So pauses without tasks do not count, nor do rollouts that began with other slots.
         """
-        return self.running / self.seconds
+        return self.num_running / self.seconds
 
 
 class SlotSearch:
@@ -65,9 +65,9 @@ class SlotSearch:
 
     def __init__(self, num_first: int = FIRST_SLOTS, max_slots: int = MAX_SLOTS) -> None:
         self._max_slots = max_slots
-        self._base = min(num_first, max_slots)
-        self._trial: int | None = None
-        self._goal = 0  # the slots before relief, while there are fewer
+        self._num_base = min(num_first, max_slots)
+        self._num_trial: int | None = None
+        self._num_goal = 0  # the slots before relief, while there are fewer
         self._direction: Direction = "more"
         self._is_doubling = True
         self._base_throughput: _Throughput | None = None
@@ -79,25 +79,25 @@ class SlotSearch:
     @property
     def num_slots(self) -> int:
         """Slots to use now: at least 1."""
-        return self._base if self._trial is None else self._trial
+        return self._num_base if self._num_trial is None else self._num_trial
 
     @property
     def num_warm(self) -> int:
         """Slots whose agents stay warm: those to go back to after a trial of fewer are among them."""
-        return max(self._base, self.num_slots)
+        return max(self._num_base, self.num_slots)
 
     @property
     def cohort_size(self) -> int:
         """Number of rollouts whose measurement `decide` gets next."""
-        if self._is_doubling or self._base < self._goal:
+        if self._is_doubling or self._num_base < self._num_goal:
             return max(2 * self.num_slots, FIRST_COHORT)
         return max(self.num_slots, min(COHORT, FIRST_COHORT * self.num_slots))
 
     def relieve(self, pressure: str, num_least: int = 1) -> None:
         """Take a quarter of the slots, but leave ``num_least``; the ``pressure`` is named in a few words."""
-        self._goal = max(self._goal, self._base)
-        self._base = max(min(num_least, self.num_slots), int(self.num_slots * RELIEF))
-        self._trial = self._trial_throughput = self._base_throughput = None
+        self._num_goal = max(self._num_goal, self._num_base)
+        self._num_base = max(min(num_least, self.num_slots), int(self.num_slots * RELIEF))
+        self._num_trial = self._trial_throughput = self._base_throughput = None
         self._is_doubling = False
         self._direction = "more"
         self._num_rests = self._num_refused = self._num_raised = 0
@@ -105,24 +105,25 @@ class SlotSearch:
 
     def withdraw(self, num_open: int, reason: str) -> None:
         """Go back to at most ``num_open`` slots from a step that could not be made; ``reason`` in a few words."""
-        self._trial = self._trial_throughput = None
-        self._goal = 0
-        if num_open < self._base:
-            self._base, self._base_throughput = num_open, None
+        self._num_trial = self._trial_throughput = None
+        self._num_goal = 0
+        if num_open < self._num_base:
+            self._num_base, self._base_throughput = num_open, None
         self.reason = reason
         self._refuse()
 
     def decide(self, cohort: Cohort, num_more: int, obstacle: str = "") -> None:
         """Choose `num_slots` by the last measurement; at most ``num_more`` may be added, because of ``obstacle``."""
-        if self._trial is not None:
+        if self._num_trial is not None:
             self._judge(cohort, num_more)
-            if self._trial is not None or not self._is_doubling:
+            if self._num_trial is not None or not self._is_doubling:
                 return
-        elif self._base >= self._goal:
+        elif self._num_base >= self._num_goal:
+            self._num_goal = 0
             self._measure(cohort)
-        if cohort.running < MIN_USE * self._base:
+        if cohort.num_running < MIN_USE * self._num_base:
             self.reason = "not all slots are used"
-        elif self._base < self._goal:
+        elif self._num_base < self._num_goal:
             self._recover(num_more, obstacle)
         elif self._num_rests:
             self._num_rests -= 1
@@ -131,13 +132,13 @@ class SlotSearch:
 
     def _recover(self, num_more: int, obstacle: str) -> None:
         """Go back towards the slots before relief, as far as there is room."""
-        num_added = min(self._double(num_more), self._goal - self._base)
-        self._base += num_added
+        num_added = min(self._count_doubling(num_more), self._num_goal - self._num_base)
+        self._num_base += num_added
         self.reason = "back after relief" if num_added else obstacle
 
-    def _double(self, num_more: int) -> int:
+    def _count_doubling(self, num_more: int) -> int:
         """Count the slots that doubling adds: half of those that there is room for at most, as memory lags behind."""
-        return min(self._base, (num_more + 1) // 2)
+        return min(self._num_base, (num_more + 1) // 2)
 
     def _measure(self, cohort: Cohort) -> None:
         now = _Throughput(cohort)
@@ -154,41 +155,41 @@ class SlotSearch:
 
     def _try(self, num_more: int, obstacle: str) -> None:
         """Begin a step, unless there is no room for it."""
-        step = max(1, self._base // STEP)
+        step = max(1, self._num_base // STEP)
         if self._direction == "more":
-            step = self._double(num_more) if self._is_doubling else min(step, num_more)
-            trial = min(self._base + step, self._max_slots)
+            step = self._count_doubling(num_more) if self._is_doubling else min(step, num_more)
+            num_trial = min(self._num_base + step, self._max_slots)
         else:
-            trial = max(1, self._base - step)
-        if trial == self._base:
+            num_trial = max(1, self._num_base - step)
+        if num_trial == self._num_base:
             if self._direction == "more":
-                self.reason = obstacle if self._base < self._max_slots else "the most there may be"
+                self.reason = obstacle if self._num_base < self._max_slots else "the most there may be"
             self._refuse()
             return
-        self._trial = trial
-        self.reason = f"trial of {trial} after {self._base}"
+        self._num_trial = num_trial
+        self.reason = f"trial of {num_trial} after {self._num_base}"
 
     def _judge(self, cohort: Cohort, num_more: int) -> None:
         """Keep the step or go back."""
-        assert self._trial is not None and self._base_throughput is not None
+        assert self._num_trial is not None and self._base_throughput is not None
         if self._trial_throughput is None:
             self._trial_throughput = _Throughput(cohort)
         else:
             self._trial_throughput.add(cohort)
-        trial, throughput = self._trial, self._trial_throughput
+        num_trial, throughput = self._num_trial, self._trial_throughput
         gain, more_running, error = throughput.compare(self._base_throughput)
-        is_used = abs(more_running) >= abs(math.log(trial / self._base)) / 2
+        is_used = abs(more_running) >= abs(math.log(num_trial / self._num_base)) / 2
         surplus = gain - MIN_ELASTICITY * more_running
         is_decided = abs(surplus) >= CERTAINTY * error
         if is_used and not is_decided and throughput.num_cohorts < MAX_COHORTS:
             return
-        self._trial = self._trial_throughput = None
+        self._num_trial = self._trial_throughput = None
         if not is_used:
             self.reason = "not all slots are used"
             self._refuse()
         elif surplus > 0 or (self._direction == "more" and not is_decided and num_more > 0):
             self.reason = "more throughput" if self._direction == "more" else "the same throughput with fewer"
-            self._base, self._base_throughput = trial, throughput
+            self._num_base, self._base_throughput = num_trial, throughput
             self._num_rests = self._num_refused = 0
             self._num_raised = self._num_raised + 1 if self._direction == "more" else 0
             self._is_doubling = self._is_doubling or self._num_raised >= MIN_RAISES
@@ -219,25 +220,25 @@ class _Throughput:
     """Mean measurement of the last cohorts with the same slots."""
 
     def __init__(self, cohort: Cohort) -> None:
-        self._log_rate, self._log_running, self._variance = _logarithms(cohort)
+        self._log_rate, self._log_num_running, self._variance = _logarithms(cohort)
         self.num_cohorts = 1
 
     def compare(self, before: "_Throughput") -> _Comparison:
         """Compare this measurement with one before it."""
         return _Comparison(
             self._log_rate - before._log_rate,
-            self._log_running - before._log_running,
+            self._log_num_running - before._log_num_running,
             math.sqrt(self._variance / self.num_cohorts + before._variance / before.num_cohorts),
         )
 
     def add(self, cohort: Cohort) -> None:
         """Average another cohort with the same slots."""
         self.num_cohorts = min(self.num_cohorts + 1, MAX_COHORTS)
-        log_rate, log_running, variance = _logarithms(cohort)
+        log_rate, log_num_running, variance = _logarithms(cohort)
         self._log_rate += (log_rate - self._log_rate) / self.num_cohorts
-        self._log_running += (log_running - self._log_running) / self.num_cohorts
+        self._log_num_running += (log_num_running - self._log_num_running) / self.num_cohorts
         self._variance += (variance - self._variance) / self.num_cohorts
 
 
 def _logarithms(cohort: Cohort) -> tuple[float, float, float]:
-    return math.log(cohort.rate), math.log(cohort.running), cohort.error**2
+    return math.log(cohort.rate), math.log(cohort.num_running), cohort.error**2

@@ -141,6 +141,18 @@ def test_after_relief_slots_double_to_the_number_before_without_a_trial() -> Non
     assert runner.num_ended - num_ended < 6 * before, "rollouts that it takes"
 
 
+def test_fewer_slots_that_suffice_after_relief_are_kept() -> None:
+    search = SlotSearch(16)
+    search.relieve("memory is short")
+    search.decide(Cohort(1, 12), 99)
+    search.decide(Cohort(1, 16), 0)
+    search.decide(Cohort(1, 16), 99)
+    search.decide(Cohort(0.75, 12), 99)
+    assert (search.num_slots, search.reason) == (12, "the same throughput with fewer")
+    search.decide(Cohort(0.75, 12), 99)
+    assert search.num_slots == 9, "a trial of still fewer"
+
+
 def test_pressure_leaves_as_many_slots_as_it_says() -> None:
     search = SlotSearch(5)
     search.relieve("calls queue at the nodes", 4)
@@ -206,7 +218,7 @@ def test_rollouts_that_end_first_do_not_make_a_cohort_seem_fast() -> None:
     meter.end(long, 9.0, "whole")
     cohort = meter.measure(9.0)
     assert cohort is not None
-    assert cohort.seconds == pytest.approx(3.0) and cohort.running == pytest.approx((3 * 1 + 3 * 1 + 8 * 1) / 10)
+    assert cohort.seconds == pytest.approx(3.0) and cohort.num_running == pytest.approx((3 * 1 + 3 * 1 + 8 * 1) / 10)
 
 
 def test_a_cohort_waits_for_no_rollout_that_takes_four_times_the_usual() -> None:
@@ -252,7 +264,7 @@ def test_a_rollout_that_fails_early_leaves_its_place_to_another() -> None:
     assert meter.measure(0.1) is None
     meter.end(meter.begin(1.0), 3.0, "whole")
     cohort = meter.measure(3.0)
-    assert cohort is not None and (cohort.seconds, cohort.running) == (pytest.approx(2.0), 1.0)
+    assert cohort is not None and (cohort.seconds, cohort.num_running) == (pytest.approx(2.0), 1.0)
 
 
 def test_a_rollout_from_before_counts_as_running_and_not_as_measured() -> None:
@@ -264,7 +276,7 @@ def test_a_rollout_from_before_counts_as_running_and_not_as_measured() -> None:
     assert meter.measure(2.0) is None
     meter.end(number, 3.0, "whole")
     cohort = meter.measure(3.0)
-    assert cohort is not None and (cohort.seconds, cohort.running) == (pytest.approx(2.0), 1.5)
+    assert cohort is not None and (cohort.seconds, cohort.num_running) == (pytest.approx(2.0), 1.5)
 
 
 def test_memory_bounds_further_slots_by_what_one_takes() -> None:
