@@ -160,16 +160,11 @@ class Runner:
 
     async def _resize(self, limit: int) -> None:
         """Open so many slots; raise `AgentStartError` where the agent of a further one cannot be started."""
-        further = [number for number in self._slots.idle_numbers() if self._slots.limit <= number < limit]
-        try:
-            for error in await asyncio.gather(
-                *(self._executors[number].start() for number in further), return_exceptions=True
-            ):
-                if error is not None:
-                    raise error
-        except BaseException:
-            await self._trim(self._slots.limit)
-            raise
+        idle = [number for number in self._slots.idle_numbers() if number < limit]
+        starts = (self._executors[number].start() for number in idle if number >= self._slots.limit)
+        for error in await asyncio.gather(*starts, return_exceptions=True):
+            if error is not None:
+                raise error
         self._slots.resize(limit)
         metrics.slots.set(limit)
 

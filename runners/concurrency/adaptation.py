@@ -91,7 +91,7 @@ class ConcurrencyAdaptation:
     async def look(self) -> None:
         """Sample memory and nodes, and change the number of slots if they or a measurement ask for it."""
         self._add_sample()
-        await self._trim(self._search.num_warm)
+        await self._trim(self._search.num_warm)  # also those of a step that could not be made
         cohort = self._timer.meter.measure(time.monotonic())
         if self._can_relieve():
             self._search.relieve(self._pressure.sign, self._num_least)
@@ -136,7 +136,7 @@ class ConcurrencyAdaptation:
                 raise
             log.warning("%s: %s", NO_AGENTS, error)
         finally:
-            await cancel_and_wait(resizing, retry_after=None)  # it ends agents that have started
+            await cancel_and_wait(resizing)
             self._timer.meter.restart(self._search.cohort_size)
             log.debug("%d slots: %s", self.num_slots, self.reason)
 
