@@ -66,6 +66,8 @@ class Runner:
         self._state = "starting"
         self._slots = Slots(self._rate_limits)
         self._timer = RolloutTimer()
+        # Nothing says how many calls an endpoint computes at once, so its runner does not try for more.
+        num_fixed = settings.concurrency or (FIRST_SLOTS if settings.endpoints else None)
         self._adaptation = (
             ConcurrencyAdaptation(
                 self._timer,
@@ -73,13 +75,13 @@ class Runner:
                 self._trim,
                 lambda: self._slots.busy,
                 self._find_load,
-                self._watchdog.measure_memory,
+                self._measure_slot,
             )
-            if settings.concurrency is None
+            if num_fixed is None
             else None
         )
-        self._num_slots = settings.concurrency or MAX_SLOTS  # the most there may be
-        self._num_first = settings.concurrency or FIRST_SLOTS
+        self._max_slots = num_fixed or MAX_SLOTS
+        self._num_first = num_fixed or FIRST_SLOTS
         self._gateway: Gateway
         self._fleet: Fleet
         self._prompts = AgentPrompts(bus, settings.agent_name)
@@ -110,7 +112,7 @@ class Runner:
             Gateway(
                 self._fleet,
                 partial(send, self._bus),
-                self._num_slots,
+                self._max_slots,
                 settings.host,
                 settings.token_in_token_out,
                 key,
@@ -158,18 +160,25 @@ class Runner:
 
     async def _resize(self, limit: int) -> None:
         """Open so many slots; raise `AgentStartError` where the agent of a further one cannot be started."""
-        further = (self._executors[number].start() for number in range(self._slots.limit, limit))
-        for error in await asyncio.gather(*further, return_exceptions=True):
+        idle = [number for number in self._slots.idle_numbers() if number < limit]
+        starts = (self._executors[number].start() for number in idle if number >= self._slots.limit)
+        for error in await asyncio.gather(*starts, return_exceptions=True):
             if error is not None:
                 raise error
         self._slots.resize(limit)
         metrics.slots.set(limit)
 
-    async def _trim(self) -> None:
-        """End the warm agents of idle slots beyond the limit, where each slot has a process of its own."""
+    async def _trim(self, num_warm: int) -> None:
+        """End the agents of idle slots beyond so many, where each slot has a process of its own."""
         if self._settings.max_concurrent_per_process == 1 and self._settings.workspace is None:
-            idle = [number for number in self._slots.idle_numbers() if number >= self._slots.limit]
+            idle = [number for number in self._slots.idle_numbers() if number >= num_warm]
             await asyncio.gather(*(self._executors[number].stop() for number in idle))
+
+    async def _measure_slot(self) -> float:
+        """Return the bytes that a slot takes on average: its share of an agent, and of a reward function."""
+        num_sharing = min(self._settings.max_concurrent_per_process, self._slots.limit)
+        num_processes = 1 if self._settings.reward_fn is None else 2
+        return await self._watchdog.measure_memory() * num_processes / num_sharing
 
     def _find_load(self) -> NodeLoad | None:
         return find_fullest(self._fleet.members(), self._gateway.upstream.called_nodes)

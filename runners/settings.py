@@ -138,7 +138,7 @@ class RunnerSettings(RoleSettings):
         ge=1,
         le=16384,
         description="rollouts that run at once; default: 4 at first, then as many as throughput, memory and nodes "
-        "allow, at most 256",
+        "allow, at most 256; with `endpoints` it stays 4",
     )
     max_concurrent_per_process: int = Field(
         default=1,

@@ -1,42 +1,97 @@
 """Memory of the host that is free for more: of the machine, or of this process's control group."""
 
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
 MEMINFO = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+"""Control groups of this process, a line each: number, controllers, path (cgroups(7))."""
+CGROUPS = Path("/sys/fs/cgroup")
 SHARE = 0.8
 """Part of the available memory that may be taken at once."""
 
 
-def available_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
-    """Return the smaller of what the machine and the control group (version 2) have left; None: not known."""
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """Names of a version of control groups: of files, and of a field of ``memory.stat``."""
+
+    limit: str
+    usage: str
+    cache: str
+
+
+_FIRST = _Version("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_SECOND = _Version("memory.max", "memory.current", "inactive_file")
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """Limit of a control group, and what is left of it once the kernel drops files that it has cached."""
+
+    total_bytes: int
+    available_bytes: int
+
+
+def available_bytes(meminfo: Path = MEMINFO, membership: Path = MEMBERSHIP, cgroups: Path = CGROUPS) -> int | None:
+    """Return the least of what the machine and the control groups of this process have left; None: not known.
+
+    Groups of both versions count, each with all groups above it that are visible.
+    """
     try:
         machine = _read_field(meminfo.read_text(), "MemAvailable:") * 1024
     except (OSError, ValueError, StopIteration):
         return None
-    try:
-        limit, used = int((cgroup / "memory.max").read_text()), int((cgroup / "memory.current").read_text())
-        cached = _read_field((cgroup / "memory.stat").read_text(), "inactive_file")
-    except (OSError, ValueError, StopIteration):  # no group, or one without a limit
-        return machine
-    return max(0, min(machine, limit - used + cached))
+    limits = _find_limits(membership, cgroups)
+    return max(0, min([machine, *(limit.available_bytes for limit in limits)]))
 
 
-def total_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
-    """Return the smaller of the machine's memory and the limit of the control group (version 2); None: not known."""
+def total_bytes(meminfo: Path = MEMINFO, membership: Path = MEMBERSHIP, cgroups: Path = CGROUPS) -> int | None:
+    """Return the least of the machine's memory and the limits of the groups, as in `available_bytes`."""
     try:
         machine = _read_field(meminfo.read_text(), "MemTotal:") * 1024
     except (OSError, ValueError, StopIteration):
         return None
-    try:
-        return min(machine, int((cgroup / "memory.max").read_text()))
-    except (OSError, ValueError):  # no group, or one without a limit
-        return machine
+    return min([machine, *(limit.total_bytes for limit in _find_limits(membership, cgroups))])
 
 
 def has_room(num_bytes: int, available: int | None) -> bool:
     """Return whether so many bytes may be taken; not where it is not known what is available."""
     return available is not None and num_bytes <= SHARE * available
+
+
+def _find_limits(membership: Path, cgroups: Path) -> list[_Limit]:
+    limits = []
+    for group, version in _find_groups(membership, cgroups):
+        try:
+            total, usage = int((group / version.limit).read_text()), int((group / version.usage).read_text())
+            cache = _read_field((group / "memory.stat").read_text(), version.cache)
+        except (OSError, ValueError, StopIteration):  # one without a limit, or that a container does not see
+            continue
+        limits.append(_Limit(total, total - usage + cache))
+    return limits
+
+
+def _find_groups(membership: Path, cgroups: Path) -> Iterator[tuple[Path, _Version]]:
+    """Yield the groups of this process that bound memory, and those above them; a container sees its own as the root.
+
+    The layout is that of cgroups(7): version 2 has no controllers in its line, version 1 a root for each controller.
+    """
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, version = cgroups, _SECOND
+        elif "memory" in controllers.split(","):
+            root, version = cgroups / "memory", _FIRST
+        else:
+            continue
+        group = PurePosixPath(path.lstrip("/"))
+        for part in (group, *group.parents) if ".." not in group.parts else [PurePosixPath()]:
+            yield root / part, version
 
 
 def _read_field(text: str, name: str) -> int:

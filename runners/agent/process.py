@@ -168,10 +168,10 @@ class ProcessWatchdog:
         """Enforce the limits of this agent until it ends."""
         self._agents.add(agent)
 
-    async def measure_memory(self) -> int:
-        """Return the bytes of memory (RSS) that the agents take with all processes they have started."""
+    async def measure_memory(self) -> float:
+        """Return the bytes of memory (RSS) that an agent takes on average with all processes it has started."""
         heads = [agent.process.pid for agent in self._agents if agent.is_running]
-        return await asyncio.to_thread(lambda: sum(map(_measure_tree, heads)))
+        return await asyncio.to_thread(lambda: sum(map(_measure_tree, heads)) / max(1, len(heads)))
 
     async def __aenter__(self) -> "ProcessWatchdog":
         self._watching = asyncio.create_task(self._watch())

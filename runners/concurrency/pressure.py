@@ -26,22 +26,20 @@ NO_MEMORY, FULL_NODES = "memory is short", "calls queue at the nodes"
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory of the machine or the control group in bytes, and what the agents of a slot take of it on average."""
+    """Memory of the machine or the control group."""
 
-    available: int
-    total: int
-    slot: float = 0.0
+    available_bytes: int
+    total_bytes: int
 
     @property
     def is_full(self) -> bool:
         """Whether so little is left that the machine may fail."""
-        return self.available < MEMORY_FULL * self.total
+        return self.available_bytes < MEMORY_FULL * self.total_bytes
 
-    @property
-    def num_more(self) -> int:
-        """Slots that it has room for."""
-        expected = max(MIN_SLOT_BYTES, SLOT_MARGIN * self.slot)
-        return max(0, int((self.available - MEMORY_RESERVE * self.total) // expected))
+    def count_more(self, bytes_per_slot: float) -> int:
+        """Count the slots that it has room for, where one takes so much on average."""
+        expected_bytes = max(MIN_SLOT_BYTES, SLOT_MARGIN * bytes_per_slot)
+        return max(0, int((self.available_bytes - MEMORY_RESERVE * self.total_bytes) // expected_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +55,9 @@ class NodeLoad:
         return self.num_calls / self.num_seats
 
 
-def find_fullest(nodes: Iterable[Heartbeat], used: Collection[str]) -> NodeLoad | None:
-    """Return the load of the model whose nodes are fullest, among ready nodes in ``used``, by id; None: not known."""
-    known = [node for node in nodes if node.id in used and is_ready(node.state) and _count(node, "max_num_seqs")]
+def find_fullest(nodes: Iterable[Heartbeat], called: Collection[str]) -> NodeLoad | None:
+    """Return the load of the model whose nodes are fullest, among ready nodes in ``called``, by id; None: not known."""
+    known = [node for node in nodes if node.id in called and is_ready(node.state) and _count(node, "max_num_seqs")]
     by_model = groupby(sorted(known, key=lambda node: node.model), key=lambda node: node.model)
     loads = []
     for _, group in by_model:
@@ -78,7 +76,7 @@ class Pressure:
         self._num_seats = 0
 
     def add(self, memory: Memory | None, load: NodeLoad | None) -> None:
-        """Add a sample; None: not known."""
+        """Add a sample, a second after the last one; None: not known."""
         self._memory = memory
         if load is None:
             self.clear_nodes()
@@ -99,11 +97,11 @@ class Pressure:
             return FULL_NODES
         return ""
 
-    def room(self, ceiling: int) -> tuple[int, str]:
-        """Return how many slots may be added, at most ``ceiling``, and what allows no more."""
-        rooms = [(ceiling, "")]
+    def find_room(self, max_slots: int, bytes_per_slot: float = 0.0) -> tuple[int, str]:
+        """Return how many slots may be added, at most ``max_slots``, and what allows no more."""
+        rooms = [(max_slots, "")]
         if self._memory is not None:
-            rooms.append((self._memory.num_more, NO_MEMORY))
+            rooms.append((self._memory.count_more(bytes_per_slot), NO_MEMORY))
         if self._ratios:
             rooms.append((max(0, round(self._num_seats * (1 - fmean(self._ratios)))), FULL_NODES))
         return min(rooms, key=lambda room: room[0])

@@ -153,8 +153,8 @@ class Upstream:
 
     @property
     def called_nodes(self) -> Collection[str]:
-        """Ids of the nodes that calls have gone to."""
-        return self._open.keys()
+        """Ids of the nodes at which calls of this runner are open."""
+        return (+self._open).keys()
 
     def problem(self) -> str:
         """Explain why a node rejects this runner's calls; empty if none does."""

@@ -29,7 +29,10 @@ def runner(
         Path | None, typer.Option(help="directory that the agent runs in [default: the current one]")
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", "-n", help="concurrent rollouts [default: adapts, from 4 on]")
+        int | None,
+        typer.Option(
+            "--concurrency", "-n", help="concurrent rollouts [default: 4 at first, then 1 to 256 as it adapts]"
+        ),
     ] = None,
     command: Annotated[
         str | None, typer.Option(help="command line of a program to run instead of a Python agent")
