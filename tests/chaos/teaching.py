@@ -182,7 +182,7 @@ def read_scores(directory: Path) -> dict[str, list[list[float]]]:
     connection.close()
     file, scores = ScoreFile(directory), dict[str, list[list[float]]]()
     for name in names:
-        found = file.find(name, TEACHER_NAME, 0)
-        scores.setdefault(name, []).append([] if found is None else found.logprobs.tolist())
+        known = file.find(name, TEACHER_NAME, 0)
+        scores.setdefault(name, []).append([] if known is None else known.logprobs.tolist())
     file.close()
     return scores
