@@ -6,6 +6,7 @@ that validate run files: docs/settings.md describes each field.
 
 from lightningbus.auditor.settings import AuditorSettings
 from lightningbus.bus.streams.sizes import StreamSizes
+from lightningbus.common.token_price import TokenPrice
 from lightningbus.graders.settings import GraderSettings, JudgeSettings, NamedGraderSettings
 from lightningbus.inference.settings import AdapterSettings, InferenceSettings
 from lightningbus.learner.settings.algorithm import (
@@ -91,6 +92,7 @@ __all__ = [
     "TeacherList",
     "TeacherSettings",
     "TensorBoardSettings",
+    "TokenPrice",
     "TrackerSettings",
     "TrackioSettings",
     "VerlSettings",
