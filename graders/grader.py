@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from contextlib import suppress
 from typing import Any
 
@@ -182,7 +183,10 @@ class Grader:
         return errors
 
     async def _publish(self, request: GradingRequest, grade: Grade | None) -> None:
-        """Publish the event about a grade, then the end of its attempt; a second time changes nothing."""
+        """Publish the event about a grade, then the end of its attempt; a second time changes nothing.
+
+        Waits for room in their streams as long as it takes: an attempt that is given back counts as one more delivery.
+        """
         batch = request.ending
         traceparent = ids.traceparent(
             ids.trace_id(batch.rollout_id), ids.root_span_id(batch.rollout_id, batch.execution_id)
@@ -192,12 +196,14 @@ class Grader:
             msg_id = ids.graded_msg_id(batch.execution_id, LIVE, self._sha256) + (
                 f":{event.graded_at_ns}" if request.is_replay else ""
             )
-            await self._bus.publish(subjects.ROLLOUT_GRADED, event, msg_id=msg_id, traceparent=traceparent)
+            await self._bus.publish(
+                subjects.ROLLOUT_GRADED, event, msg_id=msg_id, traceparent=traceparent, timeout=math.inf
+            )
         ending = build_ending(request, grade, request.problem)
         if not request.is_replay:
             msg_id = ids.batch_msg_id(batch.execution_id, batch.sequence)
             subject = subjects.rollout(batch.mode)
-            await self._bus.publish(subject, ending, msg_id=msg_id, traceparent=traceparent, timeout=float("inf"))
+            await self._bus.publish(subject, ending, msg_id=msg_id, traceparent=traceparent, timeout=math.inf)
         assert ending.end is not None
         self._num_graded += 1
         self._num_failed += ending.end.outcome == FAILED

@@ -15,7 +15,7 @@ from lightningbus.bus.errors import BusError
 from lightningbus.bus.fleet.heartbeats import Fleet
 from lightningbus.bus.fleet.node_state import DONE, is_ready
 from lightningbus.bus.fleet.readiness import READY_STATES
-from lightningbus.bus.streams.specs import rollout_consumers
+from lightningbus.bus.streams.specs import GRADERS, rollout_consumers
 from lightningbus.common.observability import metrics
 from lightningbus.schemas import subjects
 from lightningbus.schemas.fleet import Heartbeat
@@ -57,6 +57,8 @@ class SystemSnapshot:
     """Learners that have started since the last training step of their model, by model."""
     lags: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Messages that a role has not acknowledged, by the subject they are on."""
+    num_ungraded: int = 0
+    """Attempts that wait for a grade, with those that a grader works on."""
     num_failed_attempts: int = 0
     """Attempts of training rollouts in a row that did not end well."""
     last_failure: str = ""
@@ -76,9 +78,14 @@ class SystemSnapshot:
         return [beat for beat in self.members if beat.role == role]
 
     @property
+    def is_rollout_left(self) -> bool:
+        """Whether a task or an attempt is on the bus that is to become the end of a rollout."""
+        return self.num_tasks > 0 or self.num_ungraded > 0
+
+    @property
     def is_work_left(self) -> bool:
-        """Whether there is something to do for runners and nodes."""
-        return self.num_tasks > 0 or any(beat.state in READY_STATES["learner"] for beat in self.members_in("learner"))
+        """Whether there is something to do for runners, nodes and graders."""
+        return self.is_rollout_left or any(beat.state in READY_STATES["learner"] for beat in self.members_in("learner"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +130,7 @@ def _find_missing_roles(snapshot: SystemSnapshot, limits: StallThresholds) -> It
 
 
 def _find_stalled_roles(snapshot: SystemSnapshot, limits: StallThresholds) -> Iterator[Stall]:
-    if snapshot.seconds_since_rollout >= limits.stall_timeout_seconds and snapshot.num_tasks > 0:
+    if snapshot.seconds_since_rollout >= limits.stall_timeout_seconds and snapshot.is_rollout_left:
         yield _explain_missing_rollouts(snapshot)
     learners = [beat for beat in snapshot.members_in("learner") if beat.state in READY_STATES["learner"]]
     for model, learner in {beat.model: beat for beat in reversed(learners)}.items():
@@ -141,11 +148,21 @@ def _find_stalled_roles(snapshot: SystemSnapshot, limits: StallThresholds) -> It
 
 def _explain_missing_rollouts(snapshot: SystemSnapshot) -> Stall:
     def stall(role: str, rule: str, model: str = "", **values: object) -> Stall:
-        waited = {"seconds": snapshot.seconds_since_rollout, "num_tasks": snapshot.num_tasks}
+        waited = {
+            "seconds": snapshot.seconds_since_rollout,
+            "num_tasks": snapshot.num_tasks,
+            "num_ungraded": snapshot.num_ungraded,
+        }
         return Stall(role, describe(rule, **waited, **values), model)
 
     if snapshot.store_problem:
         return stall("store", "store_cannot_write", problem=snapshot.store_problem)
+    if snapshot.num_ungraded and not [
+        beat for beat in snapshot.members_in("grader") if beat.state in READY_STATES["grader"]
+    ]:
+        return stall("grader", "no_grader")
+    if not snapshot.num_tasks:
+        return stall("grader", "graders_hang")
     runners, nodes = snapshot.members_in("runner"), snapshot.members_in("inference")
     if not [beat for beat in runners if beat.state == "running"]:
         return stall("runner", "no_runner")
@@ -194,9 +211,10 @@ class StallDetector:
             await asyncio.sleep(CHECK_INTERVAL_SECONDS)
             try:
                 num_tasks = (await self._bus.stream_state(subjects.TASKS)).num_messages
-                await self._update_alerts(
-                    diagnose(self._take_snapshot(num_tasks, await self._consumer_lags()), self._limits)
-                )
+                grading = await self._bus.backlog(GRADERS)
+                num_ungraded = grading.num_ack_pending + grading.num_pending
+                snapshot = self._take_snapshot(num_tasks, num_ungraded, await self._consumer_lags())
+                await self._update_alerts(diagnose(snapshot, self._limits))
             except (NatsError, BusError) as error:  # without the bus no alert can be published
                 log.warning("the bus cannot be reached for a stall check: %s", str(error) or type(error).__name__)
             except Exception:
@@ -221,10 +239,12 @@ class StallDetector:
             lags.setdefault(reader.filter_subject, {})[reader.durable] = backlog.num_ack_pending + backlog.num_pending
         return lags
 
-    def _take_snapshot(self, num_tasks: int, lags: Mapping[str, Mapping[str, int]]) -> SystemSnapshot:
+    def _take_snapshot(
+        self, num_tasks: int, num_ungraded: int, lags: Mapping[str, Mapping[str, int]]
+    ) -> SystemSnapshot:
         metrics.queue_tasks.set(num_tasks)
         now, writer, members = time.monotonic(), self._writer, tuple(self._fleet.members())
-        if not num_tasks:
+        if not num_tasks and not num_ungraded:
             self._work_since = now
         self._liveness.observe(members, now)
         models = self._liveness.models_of("learner")
@@ -245,6 +265,7 @@ class StallDetector:
                 for model in models
             },
             lags=lags,
+            num_ungraded=num_ungraded,
             num_failed_attempts=writer.num_failed_attempts,
             last_failure=writer.last_failure,
             training_bias=self.training_bias,

@@ -33,6 +33,7 @@ class AlertRule:
 
 STALL, ABSENT = "`stall_timeout_seconds` of the store", "`absent_seconds` of the store"
 NO_ROLLOUT = "no rollout has finished for {seconds:.0f} s and {num_tasks} tasks wait: "
+NO_GRADE = "no rollout has finished for {seconds:.0f} s and {num_ungraded} wait for a grade: "
 
 ALERT_RULES = {
     "disk_full": AlertRule(
@@ -72,6 +73,13 @@ ALERT_RULES = {
     "agents_hang": AlertRule(
         "store", "No rollout finishes, and all runners are busy.", STALL,
         NO_ROLLOUT + "the runners are busy, but no agent comes to an end",
+    ),
+    "no_grader": AlertRule(
+        "store", "No rollout finishes, and no grader is up.", STALL, NO_GRADE + "no grader is there to give it"
+    ),
+    "graders_hang": AlertRule(
+        "store", "No rollout finishes, and a grader is at work.", STALL,
+        NO_GRADE + "the graders are there, and come to no end",
     ),
     "no_step": AlertRule(
         "store", "A learner that has work makes no training step.", STALL,

@@ -162,11 +162,15 @@ SELECT * FROM
     SELECT 'runner' AS role, runner AS id, '' AS model, NULL AS version, toUInt64(uniqExact(execution_id)) AS work,
         toUnixTimestamp64Milli(max(toDateTime64(ended_at, 3))) AS last_ms
     FROM raw_attempts WHERE run_id = {run_id:String} GROUP BY runner
+    UNION ALL
+    SELECT 'grader' AS role, '' AS id, '' AS model, NULL AS version, toUInt64(uniqExact(execution_id)) AS work,
+        toUnixTimestamp64Milli(max(toDateTime64(graded_at, 3))) AS last_ms
+    FROM raw_grades WHERE run_id = {run_id:String} AND grading = 'live' HAVING work > 0
 )
-ORDER BY indexOf(['learner', 'inference', 'runner'], role), id, model
+ORDER BY indexOf(['learner', 'inference', 'runner', 'grader'], role), id, model
 """
-"""Processes that worked for a run: ``work`` is the last step of a learner, the model calls of a node, and the attempts
-of a runner. The learner of a model has no name there."""
+"""Processes that worked for a run: ``work`` is the last step of a learner, the model calls of a node, the attempts of
+a runner, and those that the graders of the run have graded. Learners and graders have no names there."""
 ACTIVATIONS = """
 SELECT node, model, version, fetch_seconds, pause_seconds, toUnixTimestamp64Milli(at) AS activated_ms,
     count() OVER of_node AS swaps, avg(fetch_seconds) OVER of_node AS mean_fetch_seconds,

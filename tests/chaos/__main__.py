@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.chaos.report import Report, filled, markdown
 from tests.chaos.running_system import CALCULATOR
-from tests.chaos.scenarios import SCENARIOS
+from tests.chaos.scenarios import DEFAULT_KILLS, KILLS, SCENARIOS
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "chaos.json"
@@ -27,7 +27,7 @@ PAGE = ROOT / "docs" / "guarantees.md"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--kills", type=int, help=f"default: {DEFAULT_KILLS}, but {KILLS}")
     parser.add_argument("--rollouts", type=int, default=2048)
     parser.add_argument("--only", nargs="*", choices=sorted(SCENARIOS), default=list(SCENARIOS))
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -48,7 +48,8 @@ def main() -> None:
         for name in args.only:
             place = (args.keep or Path(directory)) / name
             prepare(place)
-            asyncio.run(SCENARIOS[name](place, report, random.Random(args.seed), args.kills, args.rollouts))
+            kills = KILLS.get(name, DEFAULT_KILLS) if args.kills is None else args.kills
+            asyncio.run(SCENARIOS[name](place, report, random.Random(args.seed), kills, args.rollouts))
             print(f"[{time.monotonic() - started:.0f} s] {name}: {report.verdicts[name]}", flush=True)
             save(report, command, args.out)
     print(report.table(), flush=True)

@@ -2,18 +2,18 @@
 
 import asyncio
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from lightningbus.common.aio import cancel_and_wait
+from lightningbus.common.aio import cancel_and_wait, first_completed
 from lightningbus.run.evaluation.publishing import publish_all
 from lightningbus.run.evaluation.request import expand_samples
 from lightningbus.schemas import ids
 from lightningbus.tasks.task_loading import TaskInput
 from tests.chaos.faults import Log
-from tests.chaos.oracle import judge
+from tests.chaos.oracle import Verdict, judge
 from tests.chaos.report import Report
 from tests.chaos.running_system import GROUPS, RUN, SAMPLES, RunningSystem, run_system
 
@@ -21,6 +21,7 @@ FINISH_SECONDS = 900.0
 WARM_UP = 16
 TOGETHER, FEW = 16, 4
 MEMORY_SECONDS = 1.0
+Examine = Callable[[RunningSystem, Verdict], Awaitable[None]]
 
 
 def steps_for(rollouts: int) -> int:
@@ -92,11 +93,13 @@ async def at_work(
     token_seconds: float,
     evaluate: bool = True,
     bound: int | None = None,
+    examine: Examine | None = None,
     **more: Any,
 ) -> AsyncIterator[tuple[RunningSystem, Log]]:
     """A system with work to do while the block runs; then it is let finish, and judged.
 
     ``evaluate``: evaluation tasks are published beside the learner's. ``bound``: no trained token may be older.
+    ``examine`` adds to the verdict.
     """
     log = Log()
     async with (
@@ -105,10 +108,13 @@ async def at_work(
     ):
         busy = Busy(system)
         async with busy.kept() if evaluate else nullcontext():
-            await system.tap.rollouts(WARM_UP)
+            await first_completed(system.tap.rollouts(WARM_UP), system.failed())
             yield system, log
         await system.finished(FINISH_SECONDS)
-        report.add(name, log, await judge(system, busy.rollouts, system.vocabulary, bound), memory.seen)
+        verdict = await judge(system, busy.rollouts, system.vocabulary, bound)
+        if examine is not None:
+            await examine(system, verdict)
+        report.add(name, log, verdict, memory.seen)
 
 
 @contextmanager

@@ -12,6 +12,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from lightningbus.bus.fleet.readiness import READY_STATES
+from lightningbus.common.aio import first_completed
 from lightningbus.schemas import subjects
 from lightningbus.schemas.base import Outcome
 from lightningbus.schemas.fleet import Heartbeat
@@ -19,7 +21,7 @@ from lightningbus.schemas.tasks import Task
 from lightningbus.schemas.weights.events import WeightManifest
 from lightningbus.tasks.task_publisher import TaskPublisher
 from tests.chaos.proxy import Fault
-from tests.chaos.running_system import LEASE_SECONDS, RUN, RunningSystem
+from tests.chaos.running_system import LEASE_SECONDS, RUN, TEACHER, RunningSystem
 from tests.polling import HANG_SECONDS, until_answered
 from tests.stream_limits import limit
 
@@ -27,6 +29,11 @@ STOP_SECONDS = 3 * LEASE_SECONDS
 LINK_SECONDS = 6.0
 DOWN_SECONDS = 8.0
 RECOVERY_SECONDS = 120.0
+ENGINE_OF_TEACHER = TEACHER.replace("inference", "engine")
+IN_TURN = ((TEACHER, ENGINE_OF_TEACHER), ("grader",), ("learner",))
+"""What `kills_in_turn` hits: of each line one."""
+MOST_STEPS, MOST_ROLLOUTS = 3, 8
+"""What may be done between two kills in turn."""
 ROLLOUT_STREAMS = (subjects.TRAIN_ROLLOUTS, subjects.EVAL_ROLLOUTS)
 
 
@@ -51,8 +58,13 @@ class Log:
         self.note(fault, time.monotonic() - started)
 
 
+BY_NAME = {TEACHER: "teacher", ENGINE_OF_TEACHER: "teacher's engine process"}
+
+
 def kind(target: str) -> str:
     """What a target is, without its number."""
+    if target in BY_NAME:
+        return BY_NAME[target]
     return {"inference": "inference gateway", "engine": "engine process", "nats": "nats-server"}.get(
         target.split("-")[0], target.split("-")[0]
     )
@@ -73,6 +85,46 @@ async def kills(system: RunningSystem, log: Log, rng: random.Random, count: int,
         pid = system.signal(target, signal.SIGKILL)
         recovering[target] = asyncio.create_task(_recovered(system, log, f"kill -9 {chosen}", target, since, pid))
     await asyncio.gather(*recovering.values())
+
+
+async def kills_in_turn(system: RunningSystem, log: Log, rng: random.Random, count: int) -> dict[str, int]:
+    """``kill -9`` of the teacher, the grader and the learner in turn; returns how many hit a target amid work, by kind.
+
+    Half of the kills wait until all three work and the target is amid work, the others only until the target is back
+    from the kill before.
+    """
+    recovering: dict[int, asyncio.Task[None]] = {}
+    hits: dict[str, int] = {}
+    for number in range(count):
+        turn = number % len(IN_TURN)
+        target = rng.choice(IN_TURN[turn])
+        waits = rng.random() < 0.5
+        learner = system.learners["learner"]
+        await asyncio.gather(*(task for key, task in recovering.items() if waits or key == turn))
+        async with asyncio.timeout(RECOVERY_SECONDS):
+            if target == "learner":
+                await system.tap.steps_made(min(system.tap.steps + rng.randint(0, MOST_STEPS), system.steps))
+            num_ended = len(system.tap.ended) + rng.randint(0, MOST_ROLLOUTS)
+            await first_completed(system.tap.rollouts(num_ended), asyncio.shield(learner))
+            while waits and not learner.done() and not _is_amid_work(system, target):
+                await system.fleet.wait_for_change()
+        assert not learner.done(), f"training is over after {number} of {count} kills"
+        hits[kind(target)] = hits.get(kind(target), 0) + _is_amid_work(system, target)
+        since = time.monotonic()
+        pid = system.signal(target, signal.SIGKILL)
+        assert pid is not None, f"{target} has no process"
+        recovering[turn] = asyncio.create_task(_recovered(system, log, f"kill -9 {kind(target)}", target, since, pid))
+    await asyncio.gather(*recovering.values())
+    return hits
+
+
+def _is_amid_work(system: RunningSystem, target: str) -> bool:
+    """Whether it scores, grades or trains, as it was heard to say last."""
+    name = target.replace("engine", "inference")
+    beat = next((beat for beat in system.fleet.members() if beat.id == name), None)
+    if beat is None or beat.state not in READY_STATES[beat.role]:
+        return False
+    return beat.role == "learner" or bool(beat.status.get("inflight") or beat.status.get("held"))
 
 
 async def kill(system: RunningSystem, log: Log, target: str) -> None:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -21,13 +21,15 @@ from lightningbus.bus.client import Bus
 from lightningbus.bus.embedded.nats_server import NatsServer, free_port
 from lightningbus.bus.fleet.heartbeats import Fleet
 from lightningbus.bus.fleet.readiness import READY_STATES
-from lightningbus.bus.streams.specs import DEFAULT_POLICIES
-from lightningbus.common.aio import cancel_and_wait
+from lightningbus.bus.streams.specs import DEFAULT_POLICIES, GRADERS
+from lightningbus.common.aio import cancel_and_wait, first_completed
+from lightningbus.graders.settings import GraderSettings
 from lightningbus.inference.settings import InferenceSettings
 from lightningbus.learner.settings.learner import LearnerSettings
 from lightningbus.run.processes.supervisor import ChildSpec, Supervisor
 from lightningbus.run.run_directory.directory import RunDirectory
 from lightningbus.runners.settings import RunnerSettings
+from lightningbus.schemas import subjects
 from lightningbus.store.clickhouse.client import connect
 from lightningbus.store.embedded.serving import writer_url
 from lightningbus.store.settings import StoreSettings
@@ -36,12 +38,14 @@ from tests.chaos.tap import CONSUMERS, Tap
 from tests.polling import until_answered
 
 ROOT = Path(__file__).resolve().parents[2]
+AGENTS = ROOT / "tests" / "agents"
 CALCULATOR = ROOT / "examples" / "calculator"
 STAND_IN = [sys.executable, str(ROOT / "tests" / "chaos" / "vllm.py")]
 CLICKHOUSE = [sys.executable, "-P", "-m", "tests.chaos.clickhouse"]
 RUN, SAMPLES, GROUPS = "chaos", 8, 8
 LEASE_SECONDS = 5.0
 ENTRYPOINT = "steady:solve"
+TEACHER = "inference-teacher"
 
 
 @dataclass
@@ -154,11 +158,10 @@ class RunningSystem:
 
     async def runner(self, name: str, **settings: Any) -> None:
         """One more runner, of an agent of its own; stopped with the system."""
-        path = ROOT / "tests" / "agents"
         fields = {
             "agent_name": name,
             "id": name,
-            "working_dir": path,
+            "working_dir": AGENTS,
             "ack_wait": LEASE_SECONDS,
             "concurrency": 2,
             **settings,
@@ -169,6 +172,10 @@ class RunningSystem:
             while not any(beat.id == name and beat.state == "running" for beat in self.fleet.members()):
                 await self.fleet.wait_for_change()
 
+    async def failed(self) -> None:
+        """Wait until a role has failed for good, and raise what it says; never returns otherwise."""
+        await first_completed(*(supervisor.wait_for_failure() for supervisor in self.supervisors.values()))
+
     async def finished(self, seconds: float) -> None:
         """Wait until each learner has made its last step and everything published has been written."""
         assert self.learners
@@ -177,16 +184,19 @@ class RunningSystem:
             await self.drained()
 
     async def drained(self) -> None:
-        """Wait until no task is left and the store has written every event."""
+        """Wait until no task is left, none waits for a grade, and the store has written every event."""
         js = self.bus.js
         while True:
-            tasks = (await until_answered(lambda: js.stream_info("TASKS"))).state
+            queues = [
+                (await until_answered(partial(js.stream_info, stream))).state.messages
+                for stream in (subjects.TASKS, subjects.GRADING)
+            ]
             readers = [
                 await until_answered(partial(js.consumer_info, consumer.stream, name))
                 for consumer in CONSUMERS
                 for name in ("store", "tap")
             ]
-            if not tasks.messages and not any(reader.num_pending or reader.num_ack_pending for reader in readers):
+            if not any(queues) and not any(reader.num_pending or reader.num_ack_pending for reader in readers):
                 return
             await asyncio.sleep(0.2)
 
@@ -217,12 +227,14 @@ async def run_system(
     store: Mapping[str, Any] | None = None,
     models: Sequence[str] = DEFAULT_POLICIES,
     entrypoint: str = ENTRYPOINT,
+    more: Sequence[ChildSpec] = (),
 ) -> AsyncIterator[RunningSystem]:
     """Everything started and working; gone at the end.
 
     ``server``: ClickHouse apart from the store, behind a proxy. ``brokers``: a cluster that runs already, which
     everybody reaches without a proxy. ``token_seconds``: how long the engines take for a token. ``learner``, ``store``:
-    more of their settings. ``models``: each has a learner, and ``nodes`` of its own.
+    more of their settings. ``models``: each has a learner, and ``nodes`` of its own. ``more``: further processes, which
+    start before the runners; with a grader among them the runners leave the rewards to it.
     """
     async with AsyncExitStack() as exits:
         skews = directory / "skews"
@@ -235,6 +247,8 @@ async def run_system(
         url = ",".join(item.url for item in brokers or [broker])
         bus = await exits.enter_async_context(Bus.connect(url, name="chaos"))
         await bus.provision(len(brokers) or None, policies=models)
+        if any(child.role == "grader" for child in more):  # whose settings have no lease
+            await bus.ensure_consumer(replace(GRADERS, ack_wait=LEASE_SECONDS))
         fleet = await exits.enter_async_context(bus.fleet("*"))
         tap = await exits.enter_async_context(Tap(bus).listening())
         system = RunningSystem(
@@ -244,7 +258,7 @@ async def run_system(
         for item in brokers or [broker]:
             exits.push_async_callback(cancel_and_wait, asyncio.create_task(item.supervise()))
         nodes_and_learners = policy_children(directory, steps, nodes, token_seconds, learner or {}, models)
-        for child in children(nodes_and_learners, runners, system.store, entrypoint):
+        for child in children(nodes_and_learners, runners, system.store, entrypoint, more):
             proxy = await exits.enter_async_context(Proxy(lambda: ("127.0.0.1", broker.port)))
             system.proxies[child.name] = proxy
             reach = url if brokers else f"nats://127.0.0.1:{proxy.port}"
@@ -293,13 +307,19 @@ async def _behind(
 
 
 def children(
-    policies: Sequence[ChildSpec], runners: int, store: StoreSettings, entrypoint: str = ENTRYPOINT
+    policies: Sequence[ChildSpec],
+    runners: int,
+    store: StoreSettings,
+    entrypoint: str = ENTRYPOINT,
+    more: Sequence[ChildSpec] = (),
 ) -> list[ChildSpec]:
-    """The processes of the run, in the order they start: the store, nodes, runners, learners."""
+    """The processes of the run, in the order they start: the store, nodes, ``more``, runners, learners."""
+    is_graded = any(child.role == "grader" for child in more)
     specs = [ChildSpec("store", "store", store)]
-    specs += [child for child in policies if child.role == "inference"]
+    specs += [*(child for child in policies if child.role == "inference"), *more]
     for number in range(runners):
-        specs.append(ChildSpec(f"runner-{number}", "runner", runner_settings(f"runner-{number}", entrypoint)))
+        settings = runner_settings(f"runner-{number}", entrypoint, is_graded)
+        specs.append(ChildSpec(f"runner-{number}", "runner", settings))
     return specs + [child for child in policies if child.role == "learner"]
 
 
@@ -344,11 +364,24 @@ def node_settings(
     )  # fmt: skip
 
 
-def runner_settings(name: str, entrypoint: str = ENTRYPOINT) -> RunnerSettings:
+def runner_settings(name: str, entrypoint: str = ENTRYPOINT, is_graded: bool = False) -> RunnerSettings:
     """A runner of one of the agents for tests."""
     return RunnerSettings(
-        entrypoint=entrypoint, working_dir=ROOT / "tests" / "agents", concurrency=4, id=name, ack_wait=LEASE_SECONDS
+        entrypoint=entrypoint, working_dir=AGENTS, concurrency=4, id=name, ack_wait=LEASE_SECONDS, graded=is_graded
     )
+
+
+def teacher_child(directory: Path, seconds: float) -> ChildSpec:
+    """A frozen node whose engine is a stand-in that takes so long to score a prompt."""
+    settings = node_settings(directory, TEACHER, 0.0, "teacher")
+    command = [*(settings.vllm_command or STAND_IN), "--teacher-seconds", str(seconds)]
+    return ChildSpec(TEACHER, "inference", settings.model_copy(update={"frozen": True, "vllm_command": command}))
+
+
+def grader_child(function: str) -> ChildSpec:
+    """The grader of a run, by a function beside the agents for tests."""
+    fields = {"id": "grader", "graders": {"mark": {"function": function}}, "working_dir": AGENTS}
+    return ChildSpec("grader", "grader", GraderSettings.model_validate(fields))
 
 
 def learner_settings(directory: Path, steps: int, more: Mapping[str, Any]) -> LearnerSettings:

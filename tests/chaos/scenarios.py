@@ -17,8 +17,9 @@ from tests.chaos.at_work import FINISH_SECONDS, at_work, small_disk, steps_for
 from tests.chaos.faults import Log
 from tests.chaos.oracle import Verdict, judge
 from tests.chaos.report import Report
-from tests.chaos.running_system import GROUPS, RUN, SAMPLES, run_system
+from tests.chaos.running_system import GROUPS, RUN, SAMPLES, grader_child, run_system, teacher_child
 from tests.chaos.soak import Resources, find_slopes
+from tests.chaos.teaching import examine_teaching
 
 Scenario = Callable[[Path, Report, random.Random, int, int], Awaitable[None]]
 DISK_MIB = 96
@@ -26,6 +27,8 @@ STORE_DISK_MIB = 256
 STALL_SECONDS = 10.0
 ABSENCE_STEPS, BUS_LOSS_STEPS = 12, 12
 RESTART_STEPS, RESTART_BOUND, RESTART_GROUPS, RESTART_SAMPLES = 16, 1, 2, 4
+TEACHERS_STEPS, TEACHERS_BOUND, TEACHERS_GROUPS, TEACHERS_SAMPLES = 12, 2, 2, 4
+TEACHER_SECONDS = 0.2
 TWO_LEARNERS_STEPS, STEPS_ALONE = 12, 3
 SOAK_ROLLOUTS, SOAK_STEPS = 20_000, 16
 SOAK_MIB, SOAK_DESCRIPTORS, SOAK_DISK_KIB = 100.0, 40, 40.0
@@ -176,6 +179,21 @@ async def two_learners(place: Path, report: Report, rng: random.Random, kills: i
                 await faults.kill(system, log, target)
 
 
+async def teachers(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
+    """The teacher, the grader and the learner killed in turn: each trained rollout is graded once and scored once."""
+    learner = {
+        "loss_weights": {"rl": 1, "kl": 1}, "teacher": {"model": "teacher"}, "max_staleness": TEACHERS_BOUND,
+        "groups_per_step": TEACHERS_GROUPS, "group_size": TEACHERS_SAMPLES, "checkpoint_interval": 3,
+    }  # fmt: skip
+    more = (teacher_child(place, TEACHER_SECONDS), grader_child("marks:mark"))
+    async with at_work(
+        place, report, "teachers", TEACHERS_STEPS + 3 * kills, 0.02, learner=learner, entrypoint="marked:solve",
+        nodes=1, more=more, bound=TEACHERS_BOUND, evaluate=False, examine=examine_teaching,
+    ) as (system, log):  # fmt: skip
+        hits = await faults.kills_in_turn(system, log, rng, kills)
+        print(f"kills amid work: {hits}", flush=True)
+
+
 async def soak(place: Path, report: Report, rng: random.Random, kills: int, rollouts: int) -> None:
     """20,000 rollouts in one run: nothing is lost, and nothing grows without end."""
     fields = {"run_id": RUN, "agent": "default", "mode": "eval", "deadline": 300.0, "max_attempts": 30}
@@ -208,5 +226,9 @@ SCENARIOS: dict[str, Scenario] = {
     "bus_loss": bus_loss,
     "absences": absences,
     "two_learners": two_learners,
+    "teachers": teachers,
     "soak": soak,
 }
+DEFAULT_KILLS = 100
+KILLS = {"teachers": 50}
+"""How many times a scenario kills, where that is not `DEFAULT_KILLS`."""

@@ -11,6 +11,7 @@ from nats.js.errors import NotFoundError
 from lightningbus.bus.client import Bus
 from lightningbus.bus.streams.specs import STORE_EVAL, STORE_EVENTS, STORE_TRAIN, ConsumerSpec
 from lightningbus.common.aio import cancel_and_wait
+from lightningbus.schemas.grading import RolloutGraded
 from lightningbus.schemas.spans import SpanBatch
 from lightningbus.schemas.subjects import DEFAULT_POLICY
 from lightningbus.schemas.tasks import TaskBatchRecord
@@ -44,6 +45,7 @@ class Tap:
     spans: set[tuple[str, str, str]] = field(default_factory=set)
     """(rollout, execution, span id)"""
     ends: list[End] = field(default_factory=list)
+    grades: list[RolloutGraded] = field(default_factory=list)
     ended: dict[str, float] = field(default_factory=dict)
     """Rollouts that have had their last word, and when it was heard."""
     steps_by_model: dict[str, int] = field(default_factory=dict)
@@ -120,6 +122,8 @@ class Tap:
             for span in event.spans:
                 rollout = str(span.attributes["lightningbus.rollout.id"])
                 self.spans.add((rollout, by_rollout[rollout], span.span_id))
+        elif isinstance(event, RolloutGraded):
+            self.grades.append(event)
         elif isinstance(event, SpanBatch):
             self.spans |= {(event.rollout_id, event.execution_id, span.span_id) for span in event.spans}
             if event.end is not None:

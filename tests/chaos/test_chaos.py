@@ -20,6 +20,7 @@ from tests.chaos.scenarios import (
     random_kills,
     storage,
     store_disk,
+    teachers,
     two_learners,
 )
 
@@ -115,3 +116,10 @@ async def test_of_two_learners_each_goes_on_while_the_other_is_killed(place: Pat
     report = Report(SEED)
     await two_learners(place, report, random.Random(SEED), kills=30, rollouts=0)
     assert report.good, str(report.verdicts["two_learners"])
+
+
+async def test_each_trained_rollout_is_graded_once_and_scored_once_whoever_is_killed(place: Path) -> None:
+    report = Report(SEED)
+    await teachers(place, report, random.Random(SEED), kills=6, rollouts=0)
+    assert report.good, f"seed {SEED}: {report.verdicts['teachers']}"
+    assert sum(len(seconds) for seconds in report.logs["teachers"].recoveries.values()) == 6

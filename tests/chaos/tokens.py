@@ -31,6 +31,11 @@ def version_of(logprob: float) -> int:
     return round(-logprob * 1000) - 1
 
 
+def teacher_logprob(context: Sequence[int], token: int) -> float:
+    """Log-probability that the teacher gives a token after those before it, in nats."""
+    return -(1 + crc32(array("I", [*context, token]).tobytes()) % 4000) / 1000
+
+
 def prompt_of(text: str, vocabulary: int) -> list[int]:
     """A prompt's tokens."""
     return [crc32(f"{place}{text}".encode()) % vocabulary for place in range(6)]

@@ -19,7 +19,7 @@ from safetensors import safe_open
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.chaos.tokens import LONGEST, ends, logprob, next_token, prompt_of
+from tests.chaos.tokens import LONGEST, ends, logprob, next_token, prompt_of, teacher_logprob
 
 
 class Engine:
@@ -35,6 +35,9 @@ class Engine:
         self.running = asyncio.Event()
         self.running.set()
         self.load_seconds = load_seconds
+        self.model = model
+        self.teacher_seconds: float | None = None
+        """How long it takes to score a prompt as a teacher; None: it is no teacher."""
         self.dies_amid = False
         """It is killed when it has the first tensor of a broadcast."""
 
@@ -106,6 +109,14 @@ class Engine:
     async def models(self, request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "policy", "max_model_len": self.context}]})
 
+    async def tokenize(self, request: web.Request) -> web.Response:
+        from tokenizers import Tokenizer  # only teachers are asked
+
+        body = await request.json()
+        tokenizer = Tokenizer.from_file(str(self.model / "tokenizer.json"))
+        tokens = tokenizer.encode(body["prompt"], add_special_tokens=body["add_special_tokens"]).ids
+        return web.json_response({"count": len(tokens), "max_model_len": self.context, "tokens": tokens})
+
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         adapters = self.adapters.get(body["model"])
@@ -115,8 +126,10 @@ class Engine:
         question = json.dumps(body["messages"]) if chat else body["prompt"]
         prompt = prompt_of(question, self.vocabulary) if isinstance(question, str) else question
         if not body.get("stream"):  # runners stream, nodes do not
-            version = self.version if adapters is None else adapters
-            return web.json_response({"choices": list(_scores(body, prompt, logprob(version)))})
+            value = logprob(self.version if adapters is None else adapters)
+            is_teacher = self.teacher_seconds is not None
+            await asyncio.sleep(self.teacher_seconds or 0.0)  # as long as a forward pass takes
+            return web.json_response({"choices": list(_scores(body, prompt, value, is_teacher))})
         limit = body.get("max_tokens") or LONGEST
         if len(prompt) + limit > self.context:
             return web.json_response({"error": {"message": "too long"}}, status=400)
@@ -139,15 +152,25 @@ class Engine:
         return response
 
 
-def _scores(body: dict[str, Any], prompts: list[Any], value: float) -> Iterator[dict[str, Any]]:
-    """One choice for each prompt, which gives every token the same log-probability."""
+def _scores(body: dict[str, Any], prompts: list[Any], value: float, is_teacher: bool) -> Iterator[dict[str, Any]]:
+    """One choice for each prompt. A teacher gives each of its tokens another log-probability, others ``value``."""
     for index, prompt in enumerate(prompts if isinstance(prompts[0], list) else [prompts]):
         choice: dict[str, Any] = {"index": index, "text": "", "finish_reason": "length"}
         if body.get("logprobs") is not None:
             choice["logprobs"] = {"token_logprobs": [value] * body["max_tokens"]}
         if body.get("prompt_logprobs") is not None:
-            choice["prompt_logprobs"] = [None, *({str(token): {"logprob": value}} for token in prompt[1:])]
+            choice["prompt_logprobs"] = [
+                None,
+                *(_entry(prompt, place, value, is_teacher) for place in range(1, len(prompt))),
+            ]
         yield choice
+
+
+def _entry(prompt: list[int], place: int, value: float, is_teacher: bool) -> dict[str, Any]:
+    """What vLLM says of a prompt's token with ``prompt_logprobs: 0``: the token alone, none likelier."""
+    token = prompt[place]
+    value = teacher_logprob(prompt[:place], token) if is_teacher else value
+    return {str(token): {"logprob": value, "rank": 1, "decoded_token": f"{token} "}}
 
 
 def _chunk(chat: bool, token: int, over: str | None, value: float, prompt: list[int] | None) -> dict[str, Any]:
@@ -171,11 +194,13 @@ async def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=256)
     parser.add_argument("--token-seconds", type=float, default=0.01)
     parser.add_argument("--load-seconds", type=float, default=0.0)
+    parser.add_argument("--teacher-seconds", type=float)
     parser.add_argument("--receives", action="store_true")
     parser.add_argument("--dies-amid", action="store_true")
     fields, _ = parser.parse_known_args()
     engine = Engine(fields.model, fields.max_model_len, fields.token_seconds, fields.load_seconds)
     engine.dies_amid = fields.dies_amid
+    engine.teacher_seconds = fields.teacher_seconds
     if fields.receives:
         engine.receives()
     app = web.Application()
@@ -190,6 +215,7 @@ async def main() -> None:
     app.router.add_post("/finish_weight_update", engine.finish)
     app.router.add_post("/v1/load_lora_adapter", engine.add)
     app.router.add_post("/v1/unload_lora_adapter", engine.remove)
+    app.router.add_post("/tokenize", engine.tokenize)
     app.router.add_post("/v1/chat/completions", engine.answer)
     app.router.add_post("/v1/completions", engine.answer)
     runner = web.AppRunner(app, handler_cancellation=True)

@@ -32,10 +32,12 @@ from tests.factories import batches
 from tests.graders.endpoint import greater_of, judging
 from tests.polling import HANG_SECONDS
 from tests.runners.conftest import running, task
+from tests.stream_limits import limit
 
 pytestmark = pytest.mark.integration
 
 FUNCTIONS = Path(__file__).parent / "functions"
+WAIT_SECONDS = 2.0
 BY_COMMAND = {"f": {"function": "scores:by_command"}}
 
 
@@ -137,6 +139,26 @@ async def test_a_replayed_letter_gives_another_grade_and_no_second_end(bus: Bus,
     assert (event.reward, event.error) == (0.5, "")
     (rollout,), ends = await ended(bus, 1)
     assert rollout.outcome == "grading_failed" and len(ends) == 1
+    assert (await bus.stream_state(subjects.DLQ)).num_messages == 0
+
+
+async def test_a_grade_waits_for_room_in_the_stream_of_events_and_is_given_once(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that is away for long, and graders that might be taken for dead, cost no rollout its grade."""
+    monkeypatch.setattr(grader, "MAX_DELIVERIES", 1)
+    monkeypatch.setattr(grader, "GIVE_BACK_SECONDS", 0.0)
+    await limit(bus, subjects.EVENTS, 1)
+    await TaskPublisher(bus).publish_task(task(id="other", mode="train"))
+    await finish(bus, "t", 0, "good")
+    assert Bus.publish.__kwdefaults__ is not None
+    monkeypatch.setitem(Bus.publish.__kwdefaults__, "timeout", WAIT_SECONDS / 10)
+    async with grading(bus, settings(BY_COMMAND)):
+        await asyncio.sleep(WAIT_SECONDS)  # ten times as long as a publisher waits if it is not asked to
+        await limit(bus, subjects.EVENTS, None)
+        (rollout,), ends = await ended(bus, 1)
+        await until_settled(bus)
+    assert (rollout.outcome, rollout.reward, len(ends)) == ("ok", 0.5, 1), rollout.error
     assert (await bus.stream_state(subjects.DLQ)).num_messages == 0
 
 

@@ -8,6 +8,7 @@ import pytest
 from lightningbus.bus.client import Bus
 from lightningbus.schemas import subjects
 from lightningbus.schemas.fleet import Heartbeat
+from lightningbus.schemas.grading import GradingRequest
 from lightningbus.schemas.tasks import Task
 from lightningbus.store.role_liveness import RoleKey, RoleLiveness
 from lightningbus.store.stall_detector import StallThresholds, SystemSnapshot, diagnose
@@ -19,6 +20,7 @@ from tests.stream_limits import limit
 
 RUNNER = Heartbeat(role="runner", id="r", state="running", status={"busy": "4/4", "agent": "a"}, sent_at_ns=1)
 NODE = Heartbeat(role="inference", id="n", state="ready", sent_at_ns=1)
+GRADER = Heartbeat(role="grader", id="g", state="grading", sent_at_ns=1)
 TRAIN = subjects.TRAIN_ROLLOUT
 ROOMLESS = Heartbeat(role="runner", id="r", state="running", status={"waits_for_room": TRAIN}, sent_at_ns=1)
 LEARNER = Heartbeat(role="learner", id="l", state="waiting", status={"groups": "3/8"}, sent_at_ns=1)
@@ -66,6 +68,15 @@ def snapshot(*members: Heartbeat, **changes: Any) -> SystemSnapshot:
         ),
         (snapshot(ROOMLESS, NODE, lags={TRAIN: {"learner": 9, "store": 700}}), "store", "learner 9, store 700"),
         (snapshot(RUNNER, NODE), "runner", "no agent comes to an end"),
+        (snapshot(RUNNER, NODE, num_tasks=0, num_ungraded=9), "grader", "9 wait for a grade: no grader is there"),
+        (snapshot(RUNNER, NODE, num_ungraded=9), "grader", "9 wait for a grade: no grader is there"),
+        (snapshot(RUNNER, NODE, GRADER, num_ungraded=9), "runner", "no agent comes to an end"),
+        (snapshot(RUNNER, NODE, GRADER, num_tasks=0, num_ungraded=9), "grader", "and come to no end"),
+        (
+            snapshot(absent={RoleKey("grader"): 31.0}, num_tasks=0, num_ungraded=9, seconds_since_rollout=31.0),
+            "grader",
+            "no grader has been there for 31 s",
+        ),
         (snapshot(absent={RoleKey("learner"): 31.0}, num_tasks=0), "learner", "no learner has been there for 31 s"),
         (snapshot(absent={RoleKey("learner"): 9.0}, num_tasks=0), None, ""),
         (snapshot(absent={RoleKey("runner"): 31.0}, num_tasks=0), None, ""),
@@ -186,6 +197,17 @@ async def test_an_alert_is_an_event_and_is_over_when_work_goes_on(bus: Bus, nats
             await fleet.wait_for_change()
     await bus.js.purge_stream(subjects.TASKS)
     await asyncio.to_thread(store.until, "SELECT count() FROM alerts WHERE resolved", 1)
+
+
+async def test_a_rollout_that_no_grader_takes_is_an_alert_that_names_the_grader(
+    bus: Bus, nats_url: str, start_store: Start
+) -> None:
+    (whole,) = batches("t", 0, parts=1)
+    await bus.publish(subjects.grading("train"), GradingRequest(ending=whole), msg_id="t")
+    store = await asyncio.to_thread(start_store, nats_url, stall_timeout_seconds=1.0)
+    await asyncio.to_thread(store.until, "SELECT count() FROM alerts WHERE NOT resolved", 1)
+    ((role, reason),) = store.sql.query("SELECT role, reason FROM alerts").result_rows
+    assert role == "grader" and "1 wait for a grade: no grader is there" in reason
 
 
 async def test_a_learner_that_is_gone_is_an_alert_also_when_its_stream_is_full(

@@ -18,6 +18,7 @@ from clickhouse_connect.driver.exceptions import OperationalError
 
 from benchmarks.store import ui
 from lightningbus.bus.client import Bus
+from lightningbus.schemas.grading import RolloutGraded
 from lightningbus.schemas.spans import SpanBatch
 from lightningbus.store.clickhouse import migrations
 from lightningbus.store.clickhouse.client import connect_readonly
@@ -145,6 +146,20 @@ async def test_processes_of_a_run_are_known_after_their_end(ask: Ask, ends: list
     last = max(span.end_ns for batch in ends for span in batch.spans if span.end_ns)
     assert max(row["last_ms"] for row in runners.values()) == pytest.approx(last / 1e6, abs=1.0)
     assert await ask("run/last_seen", run_id="nobody") == []
+
+
+async def test_graders_of_a_run_are_known_after_its_end(ask: Ask, store: StoreProcess) -> None:
+    grades = [
+        RolloutGraded(
+            run_id="graded", task_id="t", rollout_id=f"t.{number}", execution_id=f"e{number}", grading=grading,
+            graders_sha256="", reward=1.0, started_at_ns=1, graded_at_ns=2_000_000_000 + number,
+        )
+        for grading in ("live", "strict") for number in range(3)
+    ]  # fmt: skip
+    for _ in range(2):
+        seed_store.insert(store.sql, grades, first=400_000)
+    (grader,) = await ask("run/last_seen", run_id="graded")
+    assert (grader["role"], grader["work"], grader["last_ms"]) == ("grader", 3, 2000), "later gradings are no role's"
 
 
 async def test_evaluations_have_results_of_their_own_in_which_a_failure_counts_as_0(

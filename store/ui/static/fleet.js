@@ -8,7 +8,7 @@ import { follow } from "./live.js";
 import { fill, panel } from "./panel.js";
 import { storeState } from "./store_state.js";
 
-const RANK = ["learner", "inference", "runner", "store"];
+const RANK = ["learner", "inference", "runner", "grader", "store"];
 const COLOURS = ["var(--one)", "var(--two)", "var(--three)", "var(--four)"];
 
 /** Two panels side by side; `seen` and `served` ask the store again, `seen` only where the past is shown. */
@@ -33,7 +33,7 @@ export function fleetPanel(run, signal) {
   };
 }
 
-const WORK = { learner: (row) => `step ${count(row.work)}`, inference: (row) => `${count(row.work)} calls`, runner: (row) => `${count(row.work)} attempts` };
+const WORK = { learner: (row) => `step ${count(row.work)}`, inference: (row) => `${count(row.work)} calls`, runner: (row) => `${count(row.work)} attempts`, grader: (row) => `${count(row.work)} grades` };
 
 /** Whether those are shown that have worked for the run, not the living. */
 const isPast = ({ problem }) => storeState() === "finished" || Boolean(problem);
