@@ -5,9 +5,9 @@ that an experiment that was stopped goes on.
 """
 
 import argparse
+import itertools
 import json
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "results" / "distillation.json"
 SAMPLES = 4
 """Answers to each held-out problem, where transformers answers."""
 EPOCHS = 4
+SHARES = (0.8, 0.9, SHARE)
 
 
 def main() -> None:
@@ -61,49 +62,36 @@ def _measure(job: Job, model: Path, seed: int) -> float:
     return measure_accuracy(model, job.held_out, SAMPLES, seed)
 
 
-def find_reached(row: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the first evaluation at the target; None: none was."""
-    at_target = (at for at in row["curve"] if at["label"] == "sampled" and at["reward"] >= row["target"])
-    return next(at_target, None)
+def find_reached(row: dict[str, Any], reward: float) -> dict[str, Any] | None:
+    """Return the first sampled evaluation with at least a reward; None: there is none."""
+    return next((at for at in row["curve"] if at["label"] == "sampled" and at["reward"] >= reward), None)
 
 
 def tables(rows: list[dict[str, Any]]) -> str:
-    """Render the runs as Markdown: rollouts to the target of each way, then the accuracies by good answers."""
+    """Render the runs as Markdown: rollouts to shares of the teacher's accuracy, then accuracies by good answers."""
     by_run = {(row["arm"], row["seed"]): row for row in rows}
-    seeds = sorted({row["seed"] for row in rows})
+    starts = {row["seed"]: row for row in rows if row["arm"] == "teacher's accuracy"}
+    arms = [arm for arm in ARMS if any(row["arm"] == arm for row in rows)]
     lines = [
-        "| seed | model | teacher | rollouts to the target: rewards | teacher | share | recorded states | share "
-        "| agent's rollouts there | seconds to the target: rewards | answers, then rewards |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        f"| seed | of the teacher's accuracy | {' | '.join(f'rollouts, {arm}' for arm in arms)} |",
+        "|---|---|" + "---|" * len(arms),
     ]
-    shares: dict[str, list[float]] = {"teacher": [], "states": []}
-    for seed in seeds:
-        if any((arm, seed) not in by_run for arm in ("teacher's accuracy", *ARMS)):
-            continue
-        start = by_run["teacher's accuracy", seed]
-        reached = {arm: find_reached(by_run[arm, seed]) for arm in ARMS}
-        rewards = reached["rewards"]
-        most = by_run["rewards", seed]["curve"][-1]["rollouts"]
-        cells = [f"{seed}", f"{start['before']:.2f}", f"{start['accuracy']:.2f}"]
-        cells.append(f"not in {most:,}" if rewards is None else f"{rewards['rollouts']:,}")
-        for arm, of_arm in shares.items():
-            at = reached[arm]
-            share = None if at is None else at["rollouts"] / (most if rewards is None else rewards["rollouts"])
-            of_arm += [] if share is None else [share]
-            cells += ["never" if at is None else f"{at['rollouts']:,}", "–" if share is None else f"{share:.0%}"]
-        cells.append(str(by_run["states", seed]["curve"][-1]["agent_rollouts"]))
-        for arm in ("rewards", "answers, then rewards"):
-            at, row = reached[arm], by_run[arm, seed]
-            cells.append("never" if at is None else f"{at['seconds'] + row['seconds_before']:.0f}")
+    for (seed, start), share in itertools.product(sorted(starts.items()), SHARES):
+        cells = [str(seed), f"{share} × {start['accuracy']:.2f}"]
+        for arm in arms:
+            if row := by_run.get((arm, seed)):
+                at = find_reached(row, share * start["accuracy"])
+                cells.append(f"not in {row['curve'][-1]['rollouts']:,}" if at is None else f"{at['rollouts']:,}")
+            else:
+                cells.append("–")
         lines.append(f"| {' | '.join(cells)} |")
-    if all(len(each) > 1 for each in shares.values()):
-        means = {arm: f"{mean(each):.0%}" for arm, each in shares.items()}
-        lines.append(f"| mean | | | | | {means['teacher']} | | {means['states']} | | | |")
-    lines += ["", "| seed | model | best rollouts, `lightningbus sft` | plain torch |", "|---|---|---|---|"]
-    for seed in seeds:
-        if ("best answers", seed) in by_run:
-            row, before = by_run["best answers", seed], by_run["teacher's accuracy", seed]["before"]
-            lines.append(f"| {seed} | {before:.2f} | {row['ours']:.2f} | {row['plain']:.2f} |")
+    imitated = {seed: by_run["best answers", seed] for seed in starts if ("best answers", seed) in by_run}
+    if imitated:
+        lines += ["", "| seed | model | best rollouts, `lightningbus sft` | plain torch |", "|---|---|---|---|"]
+        lines += [
+            f"| {seed} | {starts[seed]['before']:.2f} | {row['ours']:.2f} | {row['plain']:.2f} |"
+            for seed, row in imitated.items()
+        ]
     return "\n".join(lines)
 
 

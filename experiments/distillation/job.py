@@ -41,12 +41,19 @@ class Arm:
     """Versions between two evaluations."""
 
 
-TAUGHT: dict[str, Any] = {"teacher": {"model": "teacher", "top_k": 8}, "loss_weights": {"rl": 0, "kl": 1}}
+REWARDED: dict[str, Any] = {"actor": {"optim": {"lr": 4e-4, "lr_scheduler_type": "cosine", "min_lr_ratio": 0.1}}}
+"""The learning rate of `lightningbus demo --model tiny`."""
+TAUGHT: dict[str, Any] = {
+    "actor": {"optim": {"lr": 1e-3, "lr_warmup_steps": 3, "lr_scheduler_type": "cosine", "min_lr_ratio": 0.1}},
+    "algorithm": {"adv_estimator": "reinforce_plus_plus"},  # it takes groups of one; without rewards it is idle
+    "teacher": {"model": "teacher", "top_k": 8},
+    "loss_weights": {"rl": 0, "kl": 1},
+}
 ARMS = {
-    "rewards": Arm(8, 8, 40, {"actor": {"optim": {"lr": 5e-4}}}),
-    "teacher": Arm(8, 2, 24, {"actor": {"optim": {"lr": 1e-3}}, **TAUGHT}),
-    "states": Arm(8, 2, 24, {"actor": {"optim": {"lr": 1e-3}}, **TAUGHT, "agent": "states"}),
-    "answers, then rewards": Arm(8, 8, 40, {"actor": {"optim": {"lr": 5e-4}}}),
+    "rewards": Arm(8, 8, 72, REWARDED, every=4),
+    "teacher": Arm(16, 1, 52, TAUGHT, every=4),
+    "states": Arm(16, 1, 52, {**TAUGHT, "agent": "states"}, every=4),
+    "answers, then rewards": Arm(8, 8, 72, REWARDED, every=4),
 }
 
 
