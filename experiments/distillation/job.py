@@ -170,9 +170,9 @@ class Job:
         }
 
     def write_states(self) -> Path:
-        """Write the prompts of the first rollouts on record, those of the model as it was, as tasks."""
+        """Write the prompts of the first right rollouts on record, of the model nearly as it was, as tasks."""
         path = self._work / "states.jsonl"
-        first = "SELECT execution_id FROM rollouts WHERE mode = 'train' AND outcome = 'ok' ORDER BY ended_at LIMIT 128"
+        first = "SELECT execution_id FROM rollouts WHERE mode = 'train' AND reward = 1 ORDER BY ended_at LIMIT 128"
         _ours("rollouts", "export", path, "--prompts", "--run", self._work / "runs" / "rewards", "--query", first)
         return path
 
