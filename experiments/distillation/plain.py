@@ -39,8 +39,8 @@ def measure_accuracy(model_path: Path, held_out: Path, samples: int, seed: int) 
     chats = [[{"role": "user", "content": task["question"]}] for task in tasks]
     for chat, text in zip(chats, _sample(model, tokenizer, chats), strict=True):
         chat += [{"role": "assistant", "content": text}, {"role": "user", "content": _use_tool(text)}]
-    found = [NUMBER.search(text) for text in _sample(model, tokenizer, chats)]
-    right = [each is not None and each[0] == task["answer"] for each, task in zip(found, tasks, strict=True)]
+    numbers = [NUMBER.search(text) for text in _sample(model, tokenizer, chats)]
+    right = [each is not None and each[0] == task["answer"] for each, task in zip(numbers, tasks, strict=True)]
     return sum(right) / len(right)
 
 
